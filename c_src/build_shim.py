@@ -1,0 +1,45 @@
+"""Build the shim twice from one source: once for each kind of MPI handle.
+
+``_shim_int`` serves MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH), whose handles are 32-bit
+integers; ``_shim_ptr`` serves Open MPI and the MPI-5 standard ABI, whose handles are pointers. Neither
+needs an MPI installation to build: every MPI function is looked up at run time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent
+SOURCES = ("mpi_api.c", "engine.c", "p2p.c", "shm.c", "collectives.c", "reduce.c")
+HEADERS = ("reduce.h", "shim.h")
+
+
+def _declarations() -> str:
+    """The two public headers without their preprocessor lines: cffi reads the rest as it stands."""
+    text = "\n".join((HERE / header).read_text() for header in HEADERS)
+    return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+
+
+def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
+    ffi = FFI()
+    ffi.cdef(_declarations())
+    ffi.set_source(
+        f"torchmpi_plugin.{name}",
+        '#include "shim.h"',
+        # setuptools wants paths relative to setup.py
+        sources=[f"c_src/{source}" for source in SOURCES],
+        include_dirs=["c_src"],
+        define_macros=macros,
+        libraries=["dl", "pthread"],
+        extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", *os.environ.get("MPIPLUS_CFLAGS", "").split()],
+        extra_link_args=os.environ.get("MPIPLUS_LDFLAGS", "").split(),
+    )
+    return ffi
+
+
+shim_int = _builder("_shim_int", [])
+shim_ptr = _builder("_shim_ptr", [("MPP_HANDLES_ARE_POINTERS", None)])

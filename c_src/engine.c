@@ -1,0 +1,374 @@
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+size_t mpp_chunk_limit = (size_t)1 << 30;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work;      /* the progress thread sleeps here when nothing is active */
+    pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
+    mpp_op *active, *active_tail;
+    mpp_op *done, *done_tail;
+    int64_t count;        /* active operations */
+    _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
+    _Atomic int starters; /* threads that want the lock to start something: pollers make room */
+    _Atomic int stopping;
+    int running, asleep, woken;
+    pthread_t thread;
+} engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .completed = PTHREAD_COND_INITIALIZER};
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void nap(int64_t ns) {
+    struct timespec t = {.tv_sec = 0, .tv_nsec = ns};
+    nanosleep(&t, NULL);
+}
+
+static inline void cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+void mpp_lock(void) {
+    if (pthread_mutex_trylock(&engine.lock) == 0) return;
+    /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
+     * without this hint a starter could wait for as long as somebody polls. */
+    atomic_fetch_add(&engine.starters, 1);
+    pthread_mutex_lock(&engine.lock);
+    atomic_fetch_sub(&engine.starters, 1);
+}
+
+void mpp_unlock(void) { pthread_mutex_unlock(&engine.lock); }
+
+int mpp_fail(mpp_op *op, int failure, int mpi_error) {
+    if (!op->failure) {
+        op->failure = failure;
+        op->mpi_error = mpi_error;
+    }
+    return MPP_FAILED;
+}
+
+int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag) {
+    *flag = 0;
+    int error = mpp_mpi.Test(request, flag, status);
+    if (!error) return MPP_PENDING;
+    *flag = 1; /* an error completes the request */
+    *request = mpp_mpi.request_null;
+    return mpp_fail(op, MPP_FAILURE_MPI, error);
+}
+
+/* ---- the list of active operations (under the lock) ---- */
+
+static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
+    op->next = NULL;
+    if (*tail) (*tail)->next = op;
+    else *head = op;
+    *tail = op;
+}
+
+static void complete(mpp_op *op, int state) {
+    op->group->active--;
+    if (op->notify) {
+        op->queued = 1;
+        push(&engine.done, &engine.done_tail, op);
+        pthread_cond_signal(&engine.completed);
+    }
+    /* Last: from here a waiter may release the operation. */
+    atomic_store_explicit(&op->state, state, memory_order_release);
+}
+
+static int progress_all(void) {
+    int completions = 0;
+    mpp_op *previous = NULL;
+    for (mpp_op *op = engine.active, *next; op; op = next) {
+        next = op->next;
+        int state = op->step(op);
+        if (state == MPP_PENDING) {
+            previous = op;
+            continue;
+        }
+        if (previous) previous->next = next;
+        else engine.active = next;
+        if (engine.active_tail == op) engine.active_tail = previous;
+        engine.count--;
+        completions++;
+        complete(op, state);
+    }
+    return completions;
+}
+
+/* ---- starting and waiting ---- */
+
+void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *)) {
+    mpp_op *op = calloc(1, size);
+    if (!op) return NULL;
+    op->group = group;
+    op->step = step;
+    op->source = -1;
+    return op;
+}
+
+static int failed_step(mpp_op *op) { return mpp_fail(op, MPP_FAILURE_MEMORY, 0); }
+
+/* The last resort: one operation that says so, so that Python has a place to read the reason from. */
+uintptr_t mpp_out_of_memory(mpp_group *group) {
+    mpp_op *op = mpp_new_op(sizeof *op, group, failed_step);
+    if (!op) abort();
+    return mpp_start(op, 0);
+}
+
+static void discard(mpp_op *op) {
+    if (op->discard) op->discard(op);
+    free(op);
+}
+
+/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
+static void wake_progress(void) {
+    if (!engine.running || !engine.asleep) return;
+    engine.woken = 1;
+    pthread_cond_signal(&engine.work);
+}
+
+uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
+    mpp_lock();
+    int state = op->step(op);
+    if (state == MPP_DONE && wait_ns >= 0) {
+        mpp_unlock();
+        discard(op);
+        return 0;
+    }
+    op->group->active++;
+    if (state == MPP_PENDING) {
+        push(&engine.active, &engine.active_tail, op);
+        engine.count++;
+        if (wait_ns <= 0) wake_progress();
+    } else {
+        complete(op, state);
+    }
+    mpp_unlock();
+    if (wait_ns > 0 && mpp_wait((uintptr_t)op, wait_ns) == MPP_DONE) {
+        discard(op);
+        return 0;
+    }
+    return (uintptr_t)op;
+}
+
+int mpp_wait(uintptr_t handle, int64_t wait_ns) {
+    mpp_op *op = (mpp_op *)handle;
+    /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
+     * to run; with fewer cores than ranks every spin takes the core from the rank that is waited for. */
+    const int spins = op->group->yield_early ? 4 : 400;
+    int64_t deadline = 0;
+    int state;
+    atomic_fetch_add(&engine.waiters, 1);
+    for (int polls = 0;; polls++) {
+        state = atomic_load_explicit(&op->state, memory_order_acquire);
+        if (state != MPP_PENDING) break;
+        if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) {
+            state = MPP_ABORTED;
+            break;
+        }
+        if (atomic_load_explicit(&engine.starters, memory_order_relaxed) == 0 &&
+            pthread_mutex_trylock(&engine.lock) == 0) {
+            progress_all();
+            pthread_mutex_unlock(&engine.lock);
+        }
+        if (polls < spins) {
+            cpu_relax();
+            continue;
+        }
+        if ((polls & 15) == 0) {
+            int64_t now = now_ns();
+            if (!deadline) deadline = now + wait_ns;
+            else if (now >= deadline) break;
+        }
+        sched_yield();
+    }
+    atomic_fetch_sub(&engine.waiters, 1);
+    return state;
+}
+
+int mpp_state_of(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    int state = atomic_load_explicit(&op->state, memory_order_acquire);
+    if (state != MPP_PENDING) return state;
+    mpp_lock();
+    progress_all();
+    mpp_unlock();
+    return atomic_load_explicit(&op->state, memory_order_acquire);
+}
+
+/* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. */
+int mpp_watch(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    int pending = atomic_load(&op->state) == MPP_PENDING;
+    op->notify = pending;
+    mpp_unlock();
+    return pending;
+}
+
+/* A waiter takes the operation back from the background: 0 if its completion is being reported already. */
+int mpp_unwatch(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    op->notify = 0;
+    int queued = op->queued;
+    mpp_unlock();
+    return !queued;
+}
+
+void mpp_cancel(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    if (op->cancel && atomic_load(&op->state) == MPP_PENDING) op->cancel(op);
+    mpp_unlock();
+}
+
+int mpp_failure_of(uintptr_t handle, int *mpi_error, int64_t *first, int64_t *second) {
+    mpp_op *op = (mpp_op *)handle;
+    *mpi_error = op->mpi_error;
+    *first = op->detail[0];
+    *second = op->detail[1];
+    return op->failure;
+}
+
+int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
+
+void mpp_release(uintptr_t handle) { discard((mpp_op *)handle); }
+
+/* ---- background ---- */
+
+/* How long the thread stays half awake after its last operation. A start that is waited for at once (every
+ * dist.recv) then costs no wake-up, which would take longer than the message. */
+enum { LIGHT_SLEEPS = 100, LIGHT_NAP_NS = 500000, MAX_NAP_NS = 200000 };
+
+static void sleep_until_work(void) {
+    engine.asleep = 1;
+    while (!engine.woken && !atomic_load(&engine.stopping)) pthread_cond_wait(&engine.work, &engine.lock);
+    engine.asleep = engine.woken = 0;
+}
+
+static void *progress_thread(void *unused) {
+    (void)unused;
+    int idle = 0, quiet = 0;
+    while (!atomic_load(&engine.stopping)) {
+        mpp_lock();
+        if (engine.count == 0 && ++quiet > LIGHT_SLEEPS) {
+            sleep_until_work();
+            quiet = 0;
+        }
+        int others = atomic_load(&engine.waiters) > 0;
+        int worked = 0, empty = engine.count == 0;
+        if (!empty && !others) worked = progress_all();
+        mpp_unlock();
+        if (empty || others) {
+            if (!empty) quiet = 0;
+            nap(LIGHT_NAP_NS);
+            idle = 0;
+            continue;
+        }
+        quiet = 0;
+        idle = worked ? 0 : idle + 1;
+        /* The user's own computation wants this core: poll briskly only while something moves. */
+        if (idle < 50) sched_yield();
+        else nap(idle < 200 ? 20000 : MAX_NAP_NS);
+    }
+    return NULL;
+}
+
+int mpp_engine_start(int background) {
+    mpp_lock();
+    int error = 0;
+    if (background && !engine.running) {
+        atomic_store(&engine.stopping, 0);
+        error = pthread_create(&engine.thread, NULL, progress_thread, NULL);
+        engine.running = !error;
+    }
+    mpp_unlock();
+    return error;
+}
+
+void mpp_engine_stop(void) {
+    mpp_lock();
+    int running = engine.running;
+    engine.running = 0;
+    atomic_store(&engine.stopping, 1);
+    pthread_cond_broadcast(&engine.work);
+    pthread_cond_broadcast(&engine.completed);
+    mpp_unlock();
+    if (running) pthread_join(engine.thread, NULL);
+}
+
+uintptr_t mpp_next_completed(int64_t timeout_ns) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + timeout_ns;
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    mpp_lock();
+    while (!engine.done && !atomic_load(&engine.stopping))
+        if (pthread_cond_timedwait(&engine.completed, &engine.lock, &until) == ETIMEDOUT) break;
+    mpp_op *op = engine.done;
+    if (op) {
+        engine.done = op->next;
+        if (!engine.done) engine.done_tail = NULL;
+    }
+    mpp_unlock();
+    return (uintptr_t)op;
+}
+
+int64_t mpp_active_count(void) {
+    mpp_lock();
+    int64_t count = engine.count;
+    mpp_unlock();
+    return count;
+}
+
+void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }
+size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
+
+/* ---- groups ---- */
+
+uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early) {
+    mpp_group *group = calloc(1, sizeof *group);
+    if (!group) return 0;
+    group->comm = mpp_to_handle(communicator);
+    group->rank = rank;
+    group->size = size;
+    group->first_tag = first_tag;
+    group->tag_count = tag_count;
+    group->yield_early = yield_early;
+    return (uintptr_t)group;
+}
+
+int64_t mpp_group_active(uintptr_t handle) {
+    mpp_lock();
+    int64_t active = ((mpp_group *)handle)->active;
+    mpp_unlock();
+    return active;
+}
+
+void mpp_group_abort(uintptr_t handle) { atomic_store(&((mpp_group *)handle)->aborted, 1); }
+
+/* Refuses (-1) while an operation is active: MPI or a neighbour may still touch its buffers. */
+int mpp_group_free(uintptr_t handle) {
+    mpp_group *group = (mpp_group *)handle;
+    if (mpp_group_active(handle)) return -1;
+    mpp_channel_free(group->channel);
+    free(group);
+    return 0;
+}

@@ -1,0 +1,73 @@
+/* The engine: one lock, one list of active operations, and whoever waits advances all of them.
+ *
+ * Rules that keep it right:
+ *  - every MPI call of this library is made under the lock, so any thread level from SERIALIZED up will do;
+ *  - an operation is started (its first MPI call made, or its place in the group's shared-memory queue
+ *    taken) before the starting function returns, so program order is start order on every rank;
+ *  - `step` never blocks: it does what can be done now and says whether the operation is complete;
+ *  - an operation's buffers may be touched until `step` has returned something other than MPP_PENDING.
+ */
+#ifndef MPP_ENGINE_H
+#define MPP_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "mpi_api.h"
+#include "shim.h"
+
+typedef struct mpp_op mpp_op;
+typedef struct mpp_group mpp_group;
+typedef struct mpp_channel mpp_channel; /* shared memory of a group, shm.c */
+
+struct mpp_op {
+    mpp_op *next; /* in the list of active operations, later in that of completed ones */
+    mpp_group *group;
+    int (*step)(mpp_op *);     /* under the lock */
+    void (*cancel)(mpp_op *);  /* under the lock; NULL where an operation cannot be taken back */
+    void (*discard)(mpp_op *); /* frees what the operation owns besides itself; may be NULL */
+    _Atomic int state;
+    int notify; /* report completion through mpp_next_completed */
+    int queued; /* stands in the list of completed operations */
+    int failure;
+    int mpi_error;
+    int source;
+    int64_t detail[2];
+};
+
+struct mpp_group {
+    mpi_handle comm;
+    int rank, size;
+    int first_tag, tag_count; /* tags of exchanges, above every tag a user may give */
+    unsigned sequence;
+    int yield_early;
+    _Atomic int aborted;
+    int64_t active;
+    mpp_channel *channel; /* NULL where the group spans several nodes */
+    struct mpi_collective *launching; /* collectives with calls still to make, in program order */
+};
+
+extern size_t mpp_chunk_limit;
+
+/* Both return what step should return. */
+int mpp_fail(mpp_op *op, int failure, int mpi_error);
+int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
+
+void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *));
+uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
+uintptr_t mpp_out_of_memory(mpp_group *group);
+mpi_handle mpp_to_handle(int64_t value);
+void mpp_lock(void);
+void mpp_unlock(void);
+
+/* shm.c */
+void mpp_channel_free(mpp_channel *channel);
+uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns);
+uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                         int64_t wait_ns);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes,
+                            int64_t wait_ns);
+uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
+                                 const mpp_reduction *how, int64_t wait_ns);
+
+#endif

@@ -1,0 +1,61 @@
+/* The MPI functions and constants the shim uses, without an MPI header.
+ *
+ * The two handle families differ only in what a handle is: an int (MPICH and its relatives) or a
+ * pointer (Open MPI, the MPI-5 standard ABI). This file is compiled once for each; the functions are
+ * found at run time in the library that mpi4py has loaded, and every constant comes from mpi4py.
+ */
+#ifndef MPP_MPI_API_H
+#define MPP_MPI_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef MPP_HANDLES_ARE_POINTERS
+typedef void *mpi_handle;
+#else
+typedef int mpi_handle;
+#endif
+
+/* Large enough for every MPI_Status known (20 to 32 bytes); mpp_load refuses a larger one. */
+typedef union {
+    unsigned char bytes[64];
+    int64_t align;
+} mpi_status;
+
+/* X(return type is always int, name, arguments) */
+#define MPP_MPI_FUNCTIONS(X)                                                                         \
+    X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                    \
+    X(Irecv, (void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                          \
+    X(Test, (mpi_handle *, int *, mpi_status *))                                                     \
+    X(Cancel, (mpi_handle *))                                                                        \
+    X(Test_cancelled, (const mpi_status *, int *))                                                   \
+    X(Get_count, (const mpi_status *, mpi_handle, int *))                                            \
+    X(Ibarrier, (mpi_handle, mpi_handle *))                                                          \
+    X(Ibcast, (void *, int, mpi_handle, int, mpi_handle, mpi_handle *))                              \
+    X(Iallreduce, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))     \
+    X(Ireduce, (const void *, void *, int, mpi_handle, mpi_handle, int, mpi_handle, mpi_handle *))   \
+    X(Iallgather, (const void *, int, mpi_handle, void *, int, mpi_handle, mpi_handle, mpi_handle *)) \
+    X(Ireduce_scatter_block,                                                                         \
+      (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))                 \
+    X(Error_string, (int, char *, int *))                                                            \
+    X(Error_class, (int, int *))                                                                     \
+    X(Abort, (mpi_handle, int))
+
+typedef struct {
+#define MPP_MEMBER(name, arguments) int(*name) arguments;
+    MPP_MPI_FUNCTIONS(MPP_MEMBER)
+#undef MPP_MEMBER
+    /* Constants, set through mpp_set_constant. */
+    mpi_handle byte;
+    mpi_handle request_null;
+    void *in_place;
+    int any_source;
+    int err_truncate;
+    int status_source_offset;
+    mpi_handle datatype[32]; /* indexed by enum mpp_dtype; only the types MPI reduces are set */
+    mpi_handle op[16];       /* indexed by enum mpp_redop */
+} mpi_api;
+
+extern mpi_api mpp_mpi;
+
+#endif

@@ -1,0 +1,71 @@
+/* What Python calls (through cffi). Addresses travel as uintptr_t, MPI handles as int64_t.
+ *
+ * Thread safety: every function below may be called from any thread; those that start or advance an
+ * operation take the engine's lock. None of them touches a Python object.
+ */
+#ifndef MPP_SHIM_H
+#define MPP_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "reduce.h"
+
+enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 };
+
+/* Why an operation failed: an MPI error code, or one of these. */
+enum mpp_failure { MPP_FAILURE_MPI = 1, MPP_FAILURE_MEMORY = 2, MPP_FAILURE_LENGTH = 3, MPP_FAILURE_CANCELLED = 4 };
+
+/* library */
+int mpp_handle_size(void);
+int mpp_load(const char *path, char *message, int length);
+int mpp_set_constant(const char *name, int index, int64_t value);
+void mpp_error_text(int code, char *text, int length);
+void mpp_abort(int64_t communicator, int code);
+
+/* engine */
+int mpp_engine_start(int background);
+void mpp_engine_stop(void);
+void mpp_set_chunk_limit(size_t bytes);
+size_t mpp_get_chunk_limit(void);
+int64_t mpp_active_count(void);
+uintptr_t mpp_next_completed(int64_t timeout_ns);
+
+/* groups */
+uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes);
+size_t mpp_segment_size(int size, int slots, size_t slot_bytes);
+int64_t mpp_group_active(uintptr_t group);
+void mpp_group_abort(uintptr_t group);
+int mpp_group_free(uintptr_t group);
+
+/* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
+ * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
+ * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
+uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns);
+uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns);
+uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                       const size_t *recv_bytes, int64_t wait_ns);
+uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns);
+uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, int64_t wait_ns);
+uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
+                        int64_t wait_ns);
+uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
+                        int64_t wait_ns);
+uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, int64_t wait_ns);
+uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
+                             int64_t wait_ns);
+uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
+                             const mpp_reduction *how, int64_t wait_ns);
+
+/* waiting */
+int mpp_wait(uintptr_t op, int64_t wait_ns);
+int mpp_state_of(uintptr_t op);
+int mpp_watch(uintptr_t op);
+int mpp_unwatch(uintptr_t op);
+void mpp_cancel(uintptr_t op);
+int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
+int mpp_source_of(uintptr_t op);
+void mpp_release(uintptr_t op);
+
+#endif

@@ -1,0 +1,32 @@
+"""mpiplus: a ``torch.distributed`` backend on MPI.
+
+Scripts need not import this package: ``init_process_group(backend="mpiplus")`` is enough. It offers what
+torch's interface has no place for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    __version__: str
+    from .groups import get_comm, monitored_barrier
+    from .options import Options
+
+# Loaded when asked for: torch imports this package at every `import torch`.
+_PUBLIC = {"Options": "options", "get_comm": "groups", "monitored_barrier": "groups"}
+
+__all__ = ["Options", "__version__", "get_comm", "monitored_barrier"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(f"torchmpi_plugin.{_PUBLIC[name]}"), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("torchmpi-plugin")
+    if name in ("engine", "dist", "launch"):
+        return import_module(f"torchmpi_plugin.{name}")
+    raise AttributeError(f"module 'torchmpi_plugin' has no attribute {name!r}")

@@ -1,0 +1,56 @@
+"""What runs at ``import torch``: register two names, import nothing, start nothing.
+
+torch turns an exception in here into a broken ``import torch`` for every program of the environment, so
+whatever goes wrong becomes one warning and an unregistered backend.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+BACKEND = "mpiplus"
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from .creation import create_process_group
+
+    return create_process_group(options, backend_options)
+
+
+def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
+    from .rendezvous import mpi_rendezvous
+
+    return mpi_rendezvous(url, **arguments)
+
+
+def _env_rendezvous(url: str, **arguments: Any) -> Any:
+    """torch's own ``env://``, unless mpiplus asks and a variable that torch needs is missing."""
+    from .rendezvous import env_rendezvous
+
+    return env_rendezvous(_torch_env_rendezvous, url, **arguments)
+
+
+_torch_env_rendezvous: Any = None
+
+
+def _register() -> None:
+    global _torch_env_rendezvous  # noqa: PLW0603
+    import torch.distributed as dist
+
+    if not dist.is_available() or BACKEND in dist.Backend.backend_list:
+        return
+    # The attribute torch.distributed.rendezvous is the function; the handlers live in the module.
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    dist.register_rendezvous_handler("mpi", _mpi_rendezvous)
+    _torch_env_rendezvous, handlers["env"] = handlers["env"], _env_rendezvous
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+
+
+def autoload() -> None:
+    """Entry point of the groups ``torch.backends`` and ``torch.distributed.backends``."""
+    try:
+        _register()
+    except Exception as error:  # noqa: BLE001
+        warnings.warn(f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}", stacklevel=2)

@@ -1,0 +1,147 @@
+"""Checks of what the user passed, and tensors as memory: everything before an operation may start.
+
+All of it raises on the rank that made the mistake, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Finish = Callable[[], None] | None
+
+
+def single(tensors: Any, operation: str) -> torch.Tensor:
+    """The one tensor of an argument that c10d passes as a list of one."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
+    return check(tensors[0], operation)
+
+
+def check(tensor: Any, operation: str) -> torch.Tensor:
+    """A dense CPU tensor, or an exception that says what else it is."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"{operation}: mpiplus moves CPU tensors; this one is on {tensor.device}. Move it with .cpu(), or use a "
+            f"backend for {tensor.device.type}"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{operation}: expected a dense tensor, not one with layout {tensor.layout}")
+    return tensor
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements in order in memory: itself where they are, else a copy."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[torch.Tensor, Finish]:
+    """Memory for a result, and what then puts it into the tensor (None: it is the tensor's own).
+
+    Args:
+        load: the memory must hold the tensor's elements already.
+    """
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor, None
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(
+            f"{operation}: the result cannot be written to a tensor whose elements share memory (from expand()?); "
+            f"pass a .clone()"
+        )
+    target = tensor.detach()
+    if load:
+        buffer = readable(target)
+    else:
+        buffer = torch.empty(target.shape, dtype=target.dtype)
+
+    def finish() -> None:
+        target.copy_(buffer)
+
+    return buffer, finish
+
+
+def all_of(finishes: Sequence[Finish]) -> Finish:
+    """One function for several, or None where there is nothing to do."""
+    todo = [finish for finish in finishes if finish is not None]
+    if not todo:
+        return None
+
+    def finish_all() -> None:
+        for finish in todo:
+            finish()
+
+    return finish_all
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The length of a contiguous tensor in memory."""
+    return tensor.numel() * tensor.element_size()
+
+
+def check_root(root: int, size: int, operation: str) -> int:
+    """A rank of the group."""
+    if not 0 <= root < size:
+        raise ValueError(f"{operation}: root rank {root} is not in the group, whose ranks are 0 to {size - 1}")
+    return root
+
+
+def check_peer(peer: int, size: int, operation: str) -> int:
+    """A rank of the group, for a message."""
+    if not 0 <= peer < size:
+        raise ValueError(f"{operation}: rank {peer} is not in the group, whose ranks are 0 to {size - 1}")
+    return peer
+
+
+def check_tag(tag: int, largest: int, operation: str) -> int:
+    """A tag MPI can carry."""
+    if not 0 <= tag <= largest:
+        raise ValueError(f"{operation}: tag {tag} is out of range; this MPI carries tags 0 to {largest}")
+    return tag
+
+
+def check_count(found: int, expected: int, what: str, operation: str) -> None:
+    """A list with one entry per rank."""
+    if found != expected:
+        raise ValueError(f"{operation}: {what} must have {expected} entries, one for each rank, not {found}")
+
+
+def check_dtype(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:
+    """Two tensors of one operation."""
+    if tensor.dtype != like.dtype:
+        raise TypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
+
+
+def check_numel(tensor: torch.Tensor, expected: int, what: str, operation: str) -> None:
+    """A buffer of the right length."""
+    if tensor.numel() != expected:
+        raise ValueError(f"{operation}: {what} must have {expected} elements, not {tensor.numel()}")
+
+
+def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: str, operation: str) -> list[int]:
+    """Elements for each rank, from rows along dimension 0 (no sizes: equal parts)."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    row = tensor.numel() // rows if rows else 0
+    if not sizes:
+        if rows % ranks:
+            raise ValueError(
+                f"{operation}: dimension 0 of the {what} ({rows}) cannot be divided by {ranks} ranks; pass split sizes"
+            )
+        return [rows // ranks * row] * ranks
+    check_count(len(sizes), ranks, f"{what} split sizes", operation)
+    if any(size < 0 for size in sizes) or sum(sizes) != rows:
+        raise ValueError(f"{operation}: {what} split sizes {list(sizes)} do not add up to its dimension 0 ({rows})")
+    return [size * row for size in sizes]
+
+
+def check_numel_pair(sent: int, received: int, operation: str) -> None:
+    """What a rank sends to itself must be what it expects from itself."""
+    if sent != received:
+        raise ValueError(f"{operation}: this rank sends itself {sent} elements but expects {received}")

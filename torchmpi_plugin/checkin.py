@@ -1,0 +1,115 @@
+"""Who has come, over torch's store: for the moments when MPI cannot be asked with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from .errors import DistBackendError, describe_ranks
+
+
+class CheckIn:
+    """One group's corner of the store.
+
+    Args:
+        store: the group's own prefix of torch's store.
+        name: unique in the store over the life of the job, equal on all ranks.
+        rank, size: this process in the group.
+    """
+
+    def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
+        self._store = store
+        self._prefix = f"mpiplus/{name}"
+        self._rank = rank
+        self._size = size
+        self._barriers = 0
+
+    def _key(self, *parts: object) -> str:
+        return "/".join((self._prefix, *map(str, parts)))
+
+    def _present(self, what: str, ranks: list[int]) -> list[int]:
+        with contextlib.suppress(RuntimeError):
+            return [r for r in ranks if self._store.check([self._key(what, r)])]
+        return []
+
+    def missing(self, what: str) -> list[int]:
+        """The ranks that have not checked in for ``what``."""
+        everybody = list(range(self._size))
+        present = self._present(what, everybody)
+        return [r for r in everybody if r not in present]
+
+    def arrive(self, what: str, value: str) -> None:
+        """Say that this rank has come."""
+        self._store.set(self._key(what, self._rank), value)
+
+    def gather(self, what: str, value: str, timeout: timedelta, doing: str) -> list[str]:
+        """Every rank's value, on every rank.
+
+        Args:
+            what: names this meeting; each name is used once.
+            value: this rank's contribution.
+            timeout: how long to wait for the others.
+            doing: what the user is waiting for, for the error message.
+
+        Raises:
+            DistBackendError: some ranks did not come; the message names them.
+        """
+        if self._size == 1:
+            return [value]
+        start = time.monotonic()
+        try:
+            self.arrive(what, value)
+            keys = [self._key(what, r) for r in range(self._size)]
+            self._store.wait(keys, timeout)
+            return [item.decode() for item in self._read(keys)]
+        except RuntimeError as error:  # DistStoreError and its relatives
+            raise self._timed_out(what, doing, time.monotonic() - start, error) from error
+
+    def barrier(self, timeout: timedelta, doing: str) -> None:
+        """Wait until all ranks have come.
+
+        Raises:
+            DistBackendError: some did not come; the message names them.
+        """
+        self._barriers += 1
+        self.gather(f"barrier/{self._barriers}", "", timeout, doing)
+        # Everybody is past the one before: coming to this one took it.
+        if self._barriers > 1:
+            with contextlib.suppress(RuntimeError):
+                self._store.delete_key(self._key("barrier", self._barriers - 1, self._rank))
+
+    def _read(self, keys: list[str]) -> list[bytes]:
+        if self._store.has_extended_api():
+            return list(self._store.multi_get(keys))
+        return [self._store.get(key) for key in keys]  # file:// knows no multi_get
+
+    def _timed_out(self, what: str, doing: str, elapsed: float, error: Exception) -> DistBackendError:
+        absent = self.missing(what)
+        if absent and absent != list(range(self._size)):
+            reason = f"{describe_ranks(absent)} did not come"
+        else:
+            reason = f"the store failed: {str(error).splitlines()[0]}"
+        return DistBackendError(
+            f"{doing}: rank {self._rank} of {self._size} gave up after {elapsed:.1f} s: {reason}. Either they failed "
+            f"earlier, or they do not make this call."
+        )
+
+    # ---- what a rank is waiting for ----
+
+    def report(self, sequence: int, doing: str) -> None:
+        """Tell the others that this rank has long been waiting in operation ``sequence``."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(self._key("waiting", self._rank), json.dumps([sequence, doing]))
+
+    def reports(self) -> dict[int, tuple[int, str]]:
+        """What the ranks that wait, or waited long, said last."""
+        found: dict[int, tuple[int, str]] = {}
+        for rank in self._present("waiting", list(range(self._size))):
+            with contextlib.suppress(RuntimeError, ValueError):
+                sequence, doing = json.loads(self._store.get(self._key("waiting", rank)))
+                found[rank] = (sequence, doing)
+        return found

@@ -1,0 +1,202 @@
+"""Communicators of our own: one for each group, in torch's rank order, with its shared memory.
+
+Everything in here happens while a group is made or freed; operations use only ``Communicator.handle``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import mmap
+import os
+import secrets
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed import Store
+
+from . import mpi_runtime
+from .checkin import CheckIn
+from .errors import DistBackendError
+
+log = logging.getLogger("torchmpi_plugin")
+
+# Tags that exchanges take, counted down from the largest the MPI allows; a user's tags lie below.
+EXCHANGE_TAGS = 1024
+SLOTS = 4
+SEGMENT_LIMIT = 64 << 20
+
+
+class Place(NamedTuple):
+    """Where the group's ranks live; computed once from one exchange, so all answers agree."""
+
+    local_rank: int
+    local_size: int
+    node_rank: int
+    node_count: int
+    cpus_on_node: int
+
+
+def _place(rank: int, everybody: list[tuple[str, list[int]]]) -> Place:
+    nodes = list(dict.fromkeys(node for node, _ in everybody))  # in the order of their first ranks
+    node = everybody[rank][0]
+    mates = [r for r, (other, _) in enumerate(everybody) if other == node]
+    cpus = set().union(*(everybody[r][1] for r in mates))
+    return Place(mates.index(rank), len(mates), nodes.index(node), len(nodes), len(cpus))
+
+
+class Segment:
+    """A file in /dev/shm that all ranks of a one-node group have mapped, already without a name."""
+
+    def __init__(self, descriptor: int, size: int, ffi: Any) -> None:
+        self._map = mmap.mmap(descriptor, size)
+        self._view: Any = ffi.from_buffer(self._map, require_writable=True)
+        self.address = int(ffi.cast("uintptr_t", self._view))
+        self._ffi = ffi
+
+    def close(self) -> None:
+        """Unmap; nothing may use the address any more."""
+        self._ffi.release(self._view)
+        self._map.close()
+
+
+def _create_file(path: Path, size: int) -> int:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        # Not ftruncate: a full /dev/shm (64 MB in many containers) must be an error now, not a SIGBUS later.
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        path.unlink()
+        raise
+    return descriptor
+
+
+def _open_shared(comm: Any, size: int) -> int | None:
+    """The descriptor of a new file that every rank of ``comm`` has open, or None on every rank."""
+    rank, descriptor, path = comm.Get_rank(), None, None
+    if rank == 0:
+        path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}")
+        try:
+            descriptor = _create_file(path, size) if os.environ.get("MPIPLUS_SHM", "1") != "0" else None
+        except OSError as error:
+            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
+    name = comm.bcast(str(path) if descriptor is not None else None)
+    if name is None:
+        return None
+    if rank != 0:
+        # One node by name need not mean one /dev/shm: containers may each have their own.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(name, os.O_RDWR)
+    everywhere = all(comm.allgather(descriptor is not None))
+    if rank == 0:
+        assert path is not None
+        path.unlink()
+    if everywhere:
+        return descriptor
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
+
+
+class Communicator:
+    """An MPI communicator with the C group that runs operations on it.
+
+    Attributes:
+        comm: the ``mpi4py`` communicator. Ours alone: nobody else sends on it.
+        handle: the C group, as an integer.
+        place: where this rank is among the nodes.
+        largest_tag: the largest tag a user may give.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self.comm = comm
+        self._lib = shim.lib
+        self._segment: Segment | None = None
+        rank, size = comm.Get_rank(), comm.Get_size()
+        everybody = comm.allgather((mpi_runtime.node_identity(), mpi_runtime.allowed_cpus()))
+        self.place = _place(rank, everybody)
+        self.largest_tag = comm.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
+        self.handle: int = self._lib.mpp_group_new(
+            mpi_runtime.handle_of(comm),
+            rank,
+            size,
+            self.largest_tag + 1,
+            EXCHANGE_TAGS - 1,
+            self.place.local_size > self.place.cpus_on_node,
+        )
+        if not self.handle:
+            raise MemoryError("mpiplus: no memory for a group")
+        if self.place.node_count == 1:
+            self._share_memory(size, shim.ffi)
+
+    def _share_memory(self, size: int, ffi: Any) -> None:
+        slot_bytes = 64 << 10
+        while size * SLOTS * slot_bytes > SEGMENT_LIMIT and slot_bytes > 4 << 10:
+            slot_bytes //= 2
+        length = self._lib.mpp_segment_size(size, SLOTS, slot_bytes)
+        descriptor = _open_shared(self.comm, length)
+        if descriptor is None:
+            return
+        self._segment = Segment(descriptor, length, ffi)
+        os.close(descriptor)
+        if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes):
+            raise MemoryError("mpiplus: no memory for a group")
+
+    @property
+    def shared(self) -> bool:
+        """Whether collectives go over shared memory."""
+        return self._segment is not None
+
+    def free(self) -> bool:
+        """Give everything back; False (and nothing freed) while an operation is unfinished."""
+        if not self.handle:
+            return True
+        if self._lib.mpp_group_free(self.handle):
+            return False
+        self.handle = 0
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self.comm.Free()
+        return True
+
+
+# How often each group name was used: a second group of that name must not see the first one's store keys.
+_generations: collections.Counter[str] = collections.Counter()
+
+
+def create(base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> tuple[Communicator, CheckIn]:
+    """Make the communicator of a group whose members are all here or on their way.
+
+    Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline, hence
+    the check-in over the store before it, which has one and knows who is missing.
+
+    Args:
+        base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
+        store: the group's own prefix of torch's store.
+        name: torch's name for the group; equal on all members.
+        rank, size: this process in the new group.
+        timeout: how long to wait for the other members.
+
+    Raises:
+        DistBackendError: members did not come, or do not agree with MPI on who they are.
+    """
+    _generations[name] += 1
+    checkin = CheckIn(store, f"{name}/{_generations[name]}", rank, size)
+    ranks = checkin.gather("create", str(base.Get_rank()), timeout, f"creating group {name!r}")
+    members = [int(r) for r in ranks]
+    if len(set(members)) != size:
+        raise DistBackendError(
+            f"creating group {name!r}: its {size} members are MPI ranks {members}, so some process takes part twice "
+            f"or two processes were given one rank"
+        )
+    group = base.Get_group().Incl(members)
+    comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+    group.Free()
+    return Communicator(comm), checkin

@@ -1,0 +1,67 @@
+"""From torch's request for a group to a group."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from . import communicator, mpi_runtime, rendezvous, shutdown
+from .options import Options
+from .process_group import ProcessGroupMPI
+
+# The communicator that the ranks of the current world come from.
+_base: Any = None
+
+
+def _check_alone() -> None:
+    """Refuse a group that other backends share: torch would silently give all devices to us.
+
+    ``_new_process_group_helper`` returns a Python process group as soon as it has one, and drops the rest.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and "backend_config" not in frame.f_locals:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return
+    backends = set(frame.f_locals["backend_config"].get_device_backend_map().values())
+    if len(backends) > 1:
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot combine mpiplus with other backends in one group "
+            f"({frame.f_locals['backend_config']}); make one group for each: init_process_group('mpiplus') and "
+            f"new_group(backend=...)"
+        )
+
+
+def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
+    """Called by torch on every member of a new group.
+
+    Args:
+        opts: torch's DistributedBackendOptions.
+        options: the user's ``pg_options``.
+
+    Raises:
+        TypeError: ``pg_options`` that are not ours.
+        ValueError: a world size that is not MPI's.
+        DistBackendError: members that do not come in time.
+    """
+    global _base  # noqa: PLW0603
+    _check_alone()
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
+    ranks = list(opts.global_ranks_in_group)
+    is_world = not ranks
+    if is_world:
+        ranks = list(range(opts.group_size))
+        _base = rendezvous.base_communicator(options)
+        rendezvous.check_world_size(opts.group_size, _base.Get_size())
+    base = _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
+    comm, checkin = communicator.create(
+        base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout
+    )
+    group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
+    shutdown.remember(group)
+    if is_world:
+        rendezvous.export_environment(comm)
+    return group

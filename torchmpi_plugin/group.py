@@ -1,0 +1,359 @@
+"""What every group has besides its operations: identity, life, and what happens when one takes too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import arguments, engine
+from .checkin import CheckIn
+from .communicator import Communicator
+from .dtypes import DTYPES, OPERATIONS, kind_of, premul_factor
+from .engine import SLICE_NS
+from .errors import DistBackendError, describe_ranks
+from .work import Call, CoalescedWork, Work
+
+_AVG, _PREMUL = dist.ReduceOp.RedOpType.AVG, dist.ReduceOp.RedOpType.PREMUL_SUM
+#: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
+_REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0
+#: At a deadline, the others' reports are given this long to come in.
+_REPORT_GRACE = 0.5
+
+_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED = 2, 3, 4
+
+
+class Group(dist.ProcessGroup):
+    """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
+
+    Thread safety: operations may be called from several threads, on one group only in an order that all
+    ranks share, which is the caller's affair.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        checkin: CheckIn,
+        store: dist.Store,
+        name: str,
+        global_ranks: Sequence[int],
+        timeout: timedelta,
+    ) -> None:
+        rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
+        super().__init__(rank, size)
+        self._engine = engine.start()
+        self._lib, self._ffi = self._engine.lib, self._engine.ffi
+        self._communicator = communicator
+        self._checkin = checkin
+        self._store = store
+        self._rank, self._size = rank, size
+        self._global_ranks = list(global_ranks)
+        self._name = name
+        self._description = ""
+        self._timeout = timeout.total_seconds()
+        self._handle = communicator.handle
+        self._sequence = 0
+        self._broken: str | None = None
+        self._reported = -1
+        self._reductions: dict[Any, Any] = {}
+        self._coalescing: list[Work | CoalescedWork] | None = None
+        #: The duplicate that torchmpi_plugin.get_comm hands out.
+        self.user_communicator: Any = None
+
+    # ---- identity, as torch asks for it ----
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "mpiplus"
+
+    getBackendName = _get_backend_name = name  # noqa: N815
+
+    @property
+    def group_name(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    @property
+    def pg_name(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group was made for."""
+        return self._description
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """torch's name for the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group was made for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
+        return self
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        pass  # there is only one
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def get_group_store(self) -> dist.Store:
+        """The group's prefix of torch's store."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # every rank counts from zero
+
+    @property
+    def supports_splitting(self) -> bool:
+        """NCCL's kind of splitting."""
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work."""
+        return True
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        """NCCL's estimate of a collective's time."""
+        return False
+
+    @property
+    def options(self) -> Any:
+        """The group's settings as torch's base class has them."""
+        options = dist.Backend.Options("mpiplus", timedelta(seconds=self._timeout))
+        options.global_ranks_in_group = self._global_ranks
+        options.group_name = self._name
+        return options
+
+    @property
+    def label(self) -> str:
+        """How messages call the group."""
+        what = f" ({self._description})" if self._description not in ("", "undefined", self._name) else ""
+        return f"group {self._name!r}{what}"
+
+    @property
+    def communicator(self) -> Communicator:
+        """MPI's side of the group."""
+        return self._communicator
+
+    @property
+    def checkin(self) -> CheckIn:
+        """The group's corner of the store."""
+        return self._checkin
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was destroyed."""
+        return self._handle == 0
+
+    # ---- life ----
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of operations started from now on."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of an operation that is given none."""
+        return timedelta(seconds=self._timeout)
+
+    def shutdown(self) -> None:
+        """Free the group's communicator and memory; with operations pending, at exit. Idempotent."""
+        if self._handle and not engine.forked:
+            self._handle = 0
+            self._broken = self._broken or f"{self.label} is destroyed"
+            if self._communicator.free() and self.user_communicator is not None:
+                self.user_communicator.Free()
+                self.user_communicator = None
+
+    def abort(self) -> None:
+        """Free everybody who waits in this group on this rank; no operation can follow."""
+        self._broken = f"{self.label} was aborted"
+        if self._handle:
+            self._lib.mpp_group_abort(self._handle)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        works, self._coalescing = self._coalescing or [], None
+        return CoalescedWork(works, [tensor for work in works for tensor in work._tensors])
+
+    # ---- starting an operation ----
+
+    def _begin(self, operation: str) -> int:
+        """Check that an operation may start here and now; the C group."""
+        if engine.forked:
+            raise RuntimeError(
+                f"{operation} in a process forked from an MPI rank: MPI does not survive a fork. Communicate in the "
+                f"parent only, or start workers with the spawn method"
+            )
+        if self._broken is not None:
+            raise DistBackendError(f"{operation}: {self._broken}; make a new group")
+        only = self._engine.only_thread
+        if only is not None and only != threading.get_ident():
+            raise RuntimeError(
+                f"{operation}: MPI was initialised with a thread level that allows calls from the main thread only; "
+                f"initialise it with MPI_THREAD_MULTIPLE"
+            )
+        self._sequence += 1
+        return self._handle
+
+    def _issue(
+        self,
+        operation: str,
+        handle: int,
+        sync: bool,
+        tensors: list[torch.Tensor],
+        opts: Any = None,
+        finish: arguments.Finish = None,
+        keep: Any = None,
+        peer: str | None = None,
+    ) -> Work:
+        """Make the Work of an operation that C has started (``handle``) or already completed (0)."""
+        if handle == 0:
+            if finish is not None:
+                finish()
+            work = Work(tensors)
+        else:
+            call = Call(self, operation, self._sequence, tensors, self._seconds(opts), peer)
+            work = Work(tensors, handle, call, finish, keep)
+            if sync:
+                work.wait()
+            else:
+                self._engine.watch(work)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _seconds(self, opts: Any) -> float:
+        """The deadline: the call's own, else the group's."""
+        own = opts.timeout.total_seconds() if opts is not None else 0.0
+        return own if own > 0 else self._timeout
+
+    def _reduction(self, dtype: torch.dtype, op: Any, operation: str) -> Any:
+        """The C description of a reduction.
+
+        Raises:
+            TypeError: a dtype that cannot be reduced.
+            ValueError: an operation that makes no sense for it.
+        """
+        kind = kind_of(op)
+        how = self._reductions.get((dtype, kind))
+        if how is not None:
+            return how
+        code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
+        if code is None or operation_code is None:
+            raise TypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
+        boolean_sum = dtype is torch.bool and kind in (_AVG, _PREMUL)
+        if boolean_sum or not self._lib.mpp_reduction_supported(code, operation_code):
+            raise ValueError(f"{operation}: {kind.name} makes no sense for {dtype}")
+        how = self._ffi.new("mpp_reduction *")
+        how.dtype, how.op, how.premul, how.divisor = code, operation_code, 1.0, 1
+        if kind == _AVG:
+            how.divisor = self._size
+        if kind == _PREMUL:
+            how.has_premul, how.premul = 1, premul_factor(op)
+        else:
+            self._reductions[dtype, kind] = how
+        return how
+
+    @staticmethod
+    def _wait_ns(sync: bool) -> int:
+        return SLICE_NS if sync else 0
+
+    # ---- when it takes long, or fails ----
+
+    def report_waiting(self, call: Call, elapsed: float) -> None:
+        """Let the others know, once per operation, that this rank waits."""
+        if elapsed > min(_REPORT_AFTER, _REPORT_SHARE * call.timeout) and call.sequence > self._reported:
+            self._reported = call.sequence
+            self._checkin.report(call.sequence, call.name)
+
+    def timed_out(self, call: Call, handle: int) -> Exception:
+        """The error of an operation whose time is up."""
+        elapsed = call.elapsed()
+        text = f"{call} timed out on rank {self._rank} after {elapsed:.1f} s (timeout {call.timeout:g} s)"
+        if call.peer is not None:
+            self._lib.mpp_cancel(handle)  # a receive is taken back: the group stays usable
+            return DistBackendError(f"{text}: no matching message from or to that rank")
+        self._broken = f"{self.label} is out of step since {call} timed out"
+        self._checkin.report(call.sequence, call.name)
+        time.sleep(min(_REPORT_GRACE, 0.1 * call.timeout))
+        return DistBackendError(f"{text}. {self._who_is_missing(call)}")
+
+    def _who_is_missing(self, call: Call) -> str:
+        reports = self._checkin.reports()
+        reports[self._rank] = (call.sequence, call.name)
+        waiting = [r for r, (sequence, _) in reports.items() if sequence >= call.sequence]
+        missing = [r for r in range(self._size) if r not in waiting]
+        others = sorted({f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.sequence and
+                         name != call.name})
+        parts = []
+        if missing:
+            parts.append(f"Not arrived: {describe_ranks(missing)} (still computing, stopped, dead, or never calling it)")
+        if waiting:
+            parts.append(f"waiting: {describe_ranks(sorted(waiting))}")
+        if others:
+            parts.append(f"and they call different operations: {', '.join(others)}")
+        return "; ".join(parts)
+
+    def failure_of(self, call: Call, handle: int) -> Exception:
+        """The error of an operation that C or MPI gave up."""
+        code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
+        failure = self._lib.mpp_failure_of(handle, code, first, second)
+        text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
+        if failure == _FAILURE_MEMORY:
+            return MemoryError(f"{text}: out of memory")
+        if failure == _FAILURE_LENGTH:
+            return DistBackendError(
+                f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
+            )
+        if failure == _FAILURE_CANCELLED:
+            return DistBackendError(f"{text}: cancelled")
+        if call.peer is None:
+            self._broken = f"{self.label} is out of step since {call} failed"
+        return DistBackendError(f"{text}: {engine.mpi_error_text(code[0])}")

@@ -1,0 +1,63 @@
+"""Public functions on groups that torch's interface has no place for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from . import mpi_runtime
+from .process_group import ProcessGroupMPI
+
+
+def _resolve(group: dist.ProcessGroup | None) -> ProcessGroupMPI:
+    found = dist.group.WORLD if group is None else group
+    if found is None:
+        raise ValueError("the default process group is not initialised; call init_process_group first")
+    if not isinstance(found, ProcessGroupMPI):
+        raise TypeError(f"expected a group of the mpiplus backend, not {type(found).__name__}")
+    return found
+
+
+def get_comm(group: dist.ProcessGroup | None = None) -> Any:
+    """An ``mpi4py`` communicator with the group's ranks in torch's order, for your own messages.
+
+    The first call for a group is collective over it: MPI makes a duplicate, so that your messages and ours
+    can never meet. Later calls return the same communicator. Do not free it; it is freed with the group.
+
+    Args:
+        group: a group of the mpiplus backend; the world if None.
+
+    Returns:
+        ``mpi4py.MPI.Intracomm``.
+
+    Raises:
+        TypeError: a group of another backend.
+        DistBackendError: not all ranks of the group made the call within its timeout.
+    """
+    ours = _resolve(group)
+    if ours.user_communicator is None:
+        ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
+        ours.user_communicator = ours.communicator.comm.Dup()
+        ours.user_communicator.Set_errhandler(mpi_runtime.mpi().ERRORS_RETURN)
+    return ours.user_communicator
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks that did not come; torch's own is for gloo only.
+
+    It goes over torch's store, not over MPI: slower than ``barrier()``, but it works when MPI does not.
+
+    Args:
+        group: a group of the mpiplus backend; the world if None.
+        timeout: how long to wait; the group's timeout if None.
+        wait_all_ranks: accepted for compatibility: all missing ranks are always named.
+
+    Raises:
+        DistBackendError: some ranks did not come in time; every rank that came gets this error.
+    """
+    ours = _resolve(group)
+    ours.checkin.barrier(timeout or ours.timeout, "monitored_barrier")

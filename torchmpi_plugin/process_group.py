@@ -1,0 +1,401 @@
+"""The operations of c10d, one method each: check the arguments, pick buffers, hand over to C.
+
+Every method returns a Work. With ``asyncOp`` false the operation is complete when the method returns.
+Older torch calls some operations by other names; both are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from . import arguments, sparse
+from .arguments import bytes_of, check, readable, single, writable
+from .group import Group
+from .work import CoalescedWork, Work
+
+Tensors = list[torch.Tensor]
+
+
+def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
+    """c10d's options of an operation, from whichever of its overloads was called."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if timeout is not None:
+        options.timeout = timeout
+    for name, value in fields.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options
+
+
+def _first(lists: Any) -> Any:
+    """The one inner list of an argument that c10d passes as a list of lists."""
+    return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
+
+
+class ProcessGroupMPI(Group):
+    """A ``torch.distributed`` process group on MPI.
+
+    The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
+    or TypeError for arguments that cannot work, before anything is sent, and its Work raises
+    DistBackendError when the operation fails or its time is up.
+    """
+
+    # ---- to and from all ----
+
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Work:
+        """Wait until every rank has come."""
+        opts = _options(c10d.BarrierOptions, opts, timeout)
+        sync = not getattr(opts, "asyncOp", True)
+        group = self._begin("barrier")
+        return self._issue("barrier", self._lib.mpp_barrier(group, self._wait_ns(sync)), sync, [], opts)
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, *, root: int | None = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Copy the root's tensor to every rank's."""
+        root = opts if isinstance(opts, int) else root
+        opts = _options(c10d.BroadcastOptions, opts, timeout, rootRank=root)
+        tensor = single(tensors, "broadcast")
+        root = arguments.check_root(opts.rootRank, self._size, "broadcast")
+        sync = not opts.asyncOp
+        buffer, finish = writable(tensor, "broadcast", load=root == self._rank)
+        group = self._begin("broadcast")
+        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, self._wait_ns(sync))
+        return self._issue("broadcast", handle, sync, [tensor], opts, finish, buffer)
+
+    def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
+        """Reduce every rank's tensor elementwise, in place, to bitwise the same result everywhere.
+
+        bfloat16, float16 and float8 are summed in float32 and rounded once. AVG of integers truncates;
+        SUM of bool is "or".
+        """
+        if type(opts) is not c10d.AllreduceOptions:
+            op = opts if opts is not None and not hasattr(opts, "reduceOp") else op
+            opts = _options(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
+        if not isinstance(tensors, torch.Tensor) and len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return sparse.all_reduce(self, tensors[0], opts)
+        return self._allreduce(single(tensors, "all_reduce"), opts, not opts.asyncOp)
+
+    def _allreduce(self, tensor: torch.Tensor, opts: Any, sync: bool) -> Work:
+        how = self._reduction(tensor.dtype, opts.reduceOp, "all_reduce")
+        buffer, finish = writable(tensor, "all_reduce", load=True)
+        address = buffer.data_ptr()
+        group = self._begin("all_reduce")
+        handle = self._lib.mpp_allreduce(group, address, address, buffer.numel(), how, self._wait_ns(sync))
+        return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CoalescedWork:
+        """``allreduce`` of each tensor, as one Work."""
+        opts = _options(c10d.AllreduceCoalescedOptions, opts, None)
+        for tensor in tensors:
+            self._reduction(check(tensor, "all_reduce_coalesced").dtype, opts.reduceOp, "all_reduce_coalesced")
+        return CoalescedWork([self._allreduce(tensor, opts, not opts.asyncOp) for tensor in tensors], list(tensors))
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        *,
+        root: int | None = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduce every rank's tensor elementwise into the root's; the others' stay as they are."""
+        root = opts if isinstance(opts, int) else root
+        opts = _options(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
+        tensor = single(tensors, "reduce")
+        root = arguments.check_root(opts.rootRank, self._size, "reduce")
+        how = self._reduction(tensor.dtype, opts.reduceOp, "reduce")
+        sync, finish = not opts.asyncOp, None
+        if root == self._rank:
+            buffer, finish = writable(tensor, "reduce", load=True)
+        else:
+            buffer = readable(tensor)
+        address = buffer.data_ptr()
+        group = self._begin("reduce")
+        handle = self._lib.mpp_reduce_to(group, address, address, buffer.numel(), how, root, self._wait_ns(sync))
+        return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
+
+    # ---- gathering ----
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, *, timeout: timedelta | None = None
+    ) -> Work:
+        """Every rank's tensor into the output list; ranks may have different shapes."""
+        opts = _options(c10d.AllgatherOptions, opts, timeout)
+        return self._allgather(_first(output_tensors), single(input_tensors, "all_gather"), opts)
+
+    def _allgather(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Work:
+        arguments.check_count(len(outputs), self._size, "the output list", "all_gather")
+        for output in outputs:
+            arguments.check_dtype(check(output, "all_gather"), tensor, "all_gather")
+        arguments.check_numel(outputs[self._rank], tensor.numel(), "this rank's output", "all_gather")
+        sync = not opts.asyncOp
+        source = readable(tensor)
+        buffers, finishes = zip(*(writable(output, "all_gather") for output in outputs), strict=True)
+        addresses, lengths = self._addresses(buffers), self._lengths(buffers)
+        group = self._begin("all_gather")
+        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, self._wait_ns(sync))
+        finish = arguments.all_of(finishes)
+        return self._issue("all_gather", handle, sync, list(outputs), opts, finish, (source, buffers))
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Every rank's tensor, one after the other, into one output of ``size`` times its elements."""
+        opts = _options(c10d.AllgatherOptions, opts, None)
+        name = "all_gather_into_tensor"
+        arguments.check_dtype(check(output, name), check(input, name), name)
+        arguments.check_numel(output, input.numel() * self._size, "the output", name)
+        sync = not opts.asyncOp
+        source = readable(input)
+        buffer, finish = writable(output, name)
+        group = self._begin(name)
+        handle = self._lib.mpp_allgather(
+            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), self._wait_ns(sync)
+        )
+        return self._issue(name, handle, sync, [output], opts, finish, (source, buffer))
+
+    all_gather_single = allgather_into_tensor = _allgather_base
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
+        """``all_gather_single`` of each pair, as one Work."""
+        arguments.check_count(len(outputs), len(inputs), "the output list", "all_gather_into_tensor_coalesced")
+        works = [self._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        return CoalescedWork(works, list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> CoalescedWork:
+        """``allgather`` of each input: ``output_lists[rank][i]`` receives that rank's ``inputs[i]``."""
+        opts = _options(c10d.AllgatherOptions, opts, None)
+        arguments.check_count(len(output_lists), self._size, "the output lists", "all_gather_coalesced")
+        for outputs in output_lists:
+            arguments.check_count(len(outputs), len(inputs), "each output list", "all_gather_coalesced")
+        columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+        works = [
+            self._allgather(column, check(tensor, "all_gather_coalesced"), opts)
+            for column, tensor in zip(columns, inputs, strict=True)
+        ]
+        return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        *,
+        root: int | None = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Every rank's tensor into the root's output list."""
+        root = opts if isinstance(opts, int) else root
+        opts = _options(c10d.GatherOptions, opts, timeout, rootRank=root)
+        root = arguments.check_root(opts.rootRank, self._size, "gather")
+        tensor = single(input_tensors, "gather")
+        outputs: Tensors = list(_first(output_tensors)) if root == self._rank else []
+        if root == self._rank:
+            arguments.check_count(len(outputs), self._size, "the root's output list", "gather")
+        elif output_tensors and _first(output_tensors):
+            raise ValueError("gather: only the root may pass an output list")
+        for output in outputs:
+            arguments.check_dtype(check(output, "gather"), tensor, "gather")
+            arguments.check_numel(output, tensor.numel(), "each output", "gather")
+        source = readable(tensor)
+        send = [source if r == root else None for r in range(self._size)]
+        pairs = [writable(output, "gather") for output in outputs]
+        receive = [buffer for buffer, _ in pairs] or [None] * self._size
+        finish = arguments.all_of([done for _, done in pairs])
+        return self._exchange("gather", send, receive, outputs or [tensor], opts, finish)
+
+    # ---- scattering ----
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        *,
+        root: int | None = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Entry ``r`` of the root's input list into rank ``r``'s tensor."""
+        root = opts if isinstance(opts, int) else root
+        opts = _options(c10d.ScatterOptions, opts, timeout, rootRank=root)
+        root = arguments.check_root(opts.rootRank, self._size, "scatter")
+        tensor = single(output_tensors, "scatter")
+        inputs: Tensors = list(_first(input_tensors)) if root == self._rank else []
+        if root == self._rank:
+            arguments.check_count(len(inputs), self._size, "the root's input list", "scatter")
+        elif input_tensors and _first(input_tensors):
+            raise ValueError("scatter: only the root may pass an input list")
+        for item in inputs:
+            arguments.check_dtype(check(item, "scatter"), tensor, "scatter")
+            arguments.check_numel(item, tensor.numel(), "each input", "scatter")
+        send = [readable(item) for item in inputs] or [None] * self._size
+        buffer, finish = writable(tensor, "scatter")
+        receive = [buffer if r == root else None for r in range(self._size)]
+        return self._exchange("scatter", send, receive, [tensor], opts, finish)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        *,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduce entry ``r`` of every rank's input list into rank ``r``'s tensor; entries may differ in length."""
+        if type(opts) is not c10d.ReduceScatterOptions:
+            op = opts if opts is not None and not hasattr(opts, "reduceOp") else op
+            opts = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
+        output, inputs = single(output_tensors, "reduce_scatter"), _first(input_tensors)
+        arguments.check_count(len(inputs), self._size, "the input list", "reduce_scatter")
+        for item in inputs:
+            arguments.check_dtype(check(item, "reduce_scatter"), output, "reduce_scatter")
+        arguments.check_numel(output, inputs[self._rank].numel(), "the output", "reduce_scatter")
+        sources = [readable(item) for item in inputs]
+        addresses, counts = [s.data_ptr() for s in sources], [s.numel() for s in sources]
+        return self._reduce_blocks("reduce_scatter", output, sources, addresses, counts, False, opts)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce block ``r`` of every rank's input, of ``size`` equal blocks, into rank ``r``'s output."""
+        opts = _options(c10d.ReduceScatterOptions, opts, None)
+        name = "reduce_scatter_tensor"
+        arguments.check_dtype(check(input, name), check(output, name), name)
+        arguments.check_numel(input, output.numel() * self._size, "the input", name)
+        source, count = readable(input), output.numel()
+        step = count * source.element_size()
+        addresses = [source.data_ptr() + r * step for r in range(self._size)]
+        return self._reduce_blocks(name, output, source, addresses, [count] * self._size, True, opts)
+
+    reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
+
+    def _reduce_blocks(
+        self, name: str, output: torch.Tensor, keep: Any, addresses: list[int], counts: list[int], flat: bool, opts: Any
+    ) -> Work:
+        how = self._reduction(output.dtype, opts.reduceOp, name)
+        sync = not opts.asyncOp
+        buffer, finish = writable(output, name)
+        group = self._begin(name)
+        handle = self._lib.mpp_reduce_scatter(
+            group, addresses, buffer.data_ptr(), counts, flat, how, self._wait_ns(sync)
+        )
+        return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
+        """``reduce_scatter_single`` of each pair, as one Work."""
+        arguments.check_count(len(outputs), len(inputs), "the output list", "reduce_scatter_tensor_coalesced")
+        works = [self._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        return CoalescedWork(works, list(outputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- all to all ----
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Rows of the input to each rank, rows of the output from each; equal parts where no sizes are given."""
+        name = "all_to_all_single"
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        arguments.check_dtype(check(output, name), check(input, name), name)
+        ins = arguments.split_sizes(input_split_sizes or (), input, self._size, "input", name)
+        outs = arguments.split_sizes(output_split_sizes or (), output, self._size, "output", name)
+        arguments.check_numel_pair(ins[self._rank], outs[self._rank], name)
+        source = readable(input)
+        buffer, finish = writable(output, name)
+        send, receive = source.view(-1).split(ins), buffer.view(-1).split(outs)
+        return self._exchange(name, send, receive, [output], opts, finish, (source, buffer))
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, *, timeout: timedelta | None = None
+    ) -> Work:
+        """Entry ``r`` of the input list to rank ``r``, entry ``r`` of the output list from it."""
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        for what, tensors in (("the output list", output_tensors), ("the input list", input_tensors)):
+            arguments.check_count(len(tensors), self._size, what, "all_to_all")
+            for tensor in tensors:
+                arguments.check_dtype(check(tensor, "all_to_all"), input_tensors[0], "all_to_all")
+        mine = (input_tensors[self._rank].numel(), output_tensors[self._rank].numel())
+        arguments.check_numel_pair(*mine, "all_to_all")
+        pairs = [writable(tensor, "all_to_all") for tensor in output_tensors]
+        finish = arguments.all_of([done for _, done in pairs])
+        send = [readable(tensor) for tensor in input_tensors]
+        return self._exchange("all_to_all", send, [b for b, _ in pairs], list(output_tensors), opts, finish)
+
+    def _exchange(
+        self,
+        name: str,
+        send: Sequence[torch.Tensor | None],
+        receive: Sequence[torch.Tensor | None],
+        tensors: Tensors,
+        opts: Any,
+        finish: arguments.Finish,
+        keep: Any = None,
+    ) -> Work:
+        """Contiguous tensors to and from each rank; None and empty ones are not sent."""
+        sync = not opts.asyncOp
+        group = self._begin(name)
+        handle = self._lib.mpp_exchange(
+            group,
+            self._addresses(send),
+            self._lengths(send),
+            self._addresses(receive),
+            self._lengths(receive),
+            self._wait_ns(sync),
+        )
+        return self._issue(name, handle, sync, tensors, opts, finish, (send, receive, keep))
+
+    @staticmethod
+    def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+        return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+    @staticmethod
+    def _lengths(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+        return [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
+
+    # ---- pairs ----
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Send to one rank. Complete when the tensor may be written to again."""
+        tensor = single(tensors, "send")
+        arguments.check_peer(dst, self._size, "send")
+        arguments.check_tag(tag, self._communicator.largest_tag, "send")
+        source = readable(tensor)
+        group = self._begin("send")
+        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, 0)
+        return self._issue("send", handle, False, [tensor], None, None, source, f"to rank {dst}")
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receive from one rank a message of exactly the tensor's length."""
+        arguments.check_peer(src, self._size, "recv")
+        return self._recv(tensors, src, tag, f"from rank {src}")
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
+        return self._recv(tensors, -1, tag, "from any rank")
+
+    def _recv(self, tensors: Any, src: int, tag: int, peer: str) -> Work:
+        tensor = single(tensors, "recv")
+        arguments.check_tag(tag, self._communicator.largest_tag, "recv")
+        buffer, finish = writable(tensor, "recv")
+        group = self._begin("recv")
+        # -1: keep the operation even if it is complete, to ask it where the message came from
+        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
+        return self._issue("recv", handle, False, [tensor], None, finish, buffer, peer)

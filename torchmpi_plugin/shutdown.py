@@ -1,0 +1,120 @@
+"""The end of the process: threads first, then our communicators, then MPI; or the whole job, at once.
+
+A rank that leaves while others wait for it would hang them, or itself in MPI_Finalize. So an uncaught
+exception, or operations that do not complete within a grace, end the job with MPI_Abort.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import engine as engine_module
+from . import mpi_runtime
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .group import Group
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_uncaught = False
+_done = False
+
+
+def _grace() -> float:
+    """Seconds that pending operations are given at exit."""
+    try:
+        return float(os.environ.get("MPIPLUS_EXIT_GRACE", "10"))
+    except ValueError:
+        return 10.0
+
+
+def remember(group: Group) -> None:
+    """Free ``group`` at exit if the user does not."""
+    _groups.add(group)
+
+
+def finalize_mpi_at_exit(mpi: Any) -> None:
+    """Register MPI_Finalize for an MPI that we initialised; runs after :func:`_at_exit`, registered later."""
+
+    def finalize() -> None:
+        if not engine_module.forked and not mpi.Is_finalized():
+            mpi.Finalize()
+
+    atexit.register(finalize)
+
+
+def install(engine: Engine) -> None:
+    """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
+    _watch_for_uncaught_exceptions()
+    atexit.register(_at_exit, engine)
+    # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
+    with contextlib.suppress(AttributeError, RuntimeError):
+        threading._register_atexit(_abort_after_exception)  # type: ignore[attr-defined]
+
+
+def _watch_for_uncaught_exceptions() -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        global _uncaught  # noqa: PLW0603
+        _uncaught = True
+        previous(kind, value, traceback)
+
+    sys.excepthook = hook
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def abort_job(reason: str) -> None:
+    """End all ranks, exit code 1, with ``reason`` as the last word."""
+    mpi = mpi_runtime.mpi()
+    rank = mpi.COMM_WORLD.Get_rank()
+    print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
+    _flush()
+    mpi.COMM_WORLD.Abort(1)
+
+
+def _abort_after_exception() -> None:
+    if not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
+        return
+    if any(group.size() > 1 and not group.closed for group in _groups):
+        abort_job("an uncaught exception (above) while its process groups were in use")
+
+
+def _at_exit(engine: Engine) -> None:
+    global _done  # noqa: PLW0603
+    if engine_module.forked or _done:
+        return
+    _done = True
+    if mpi_runtime.mpi().Is_finalized():
+        engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
+        return
+    _abort_after_exception()
+    _drain(engine)
+    engine.stop()
+    for group in list(_groups):
+        group.shutdown()
+
+
+def _drain(engine: Engine) -> None:
+    until = time.monotonic() + _grace()
+    while (pending := engine.pending()) and time.monotonic() < until and not all(w.abandoned for w in pending):
+        time.sleep(0.001)
+    if pending:
+        names = ", ".join(dict.fromkeys(str(work) for work in pending[:4]))
+        abort_job(
+            f"{len(pending)} operation(s) still pending at exit ({names}); wait() for them and call "
+            f"destroy_process_group() before the program ends"
+        )

@@ -1,0 +1,71 @@
+"""Sparse (COO) all-reduce: gather everybody's entries, add up those with equal indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from .dtypes import kind_of
+from .errors import DistBackendError, describe_ranks
+from .work import Work
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def _gather(group: ProcessGroupMPI, tensor: torch.Tensor, shapes: list[list[int]]) -> list[torch.Tensor]:
+    outputs = [tensor.new_empty(shape) for shape in shapes]
+    group.allgather([outputs], [tensor]).wait()
+    return outputs
+
+
+def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
+    """Add up every rank's sparse tensor, in place; complete when it returns.
+
+    Args:
+        tensor: COO, on the CPU; the same shape, dtype and number of sparse dimensions on all ranks.
+        opts: c10d's AllreduceOptions; SUM and AVG.
+
+    Raises:
+        ValueError: another reduction.
+        DistBackendError: the ranks' tensors do not agree.
+    """
+    kind = kind_of(opts.reduceOp)
+    if kind not in (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG):
+        raise ValueError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
+    if not tensor.is_cpu:
+        raise ValueError(f"all_reduce: mpiplus moves CPU tensors; this one is on {tensor.device}")
+    mine = tensor.detach().coalesce()
+    indices, values = mine.indices(), mine.values()
+    about = torch.tensor([mine.sparse_dim(), mine._nnz(), *mine.shape], dtype=torch.int64)
+    headers = _agree(group, about)
+    entries = [int(header[1]) for header in headers]
+    all_indices = _gather(group, indices.contiguous(), [[mine.sparse_dim(), n] for n in entries])
+    all_values = _gather(group, values.contiguous(), [[n, *values.shape[1:]] for n in entries])
+    total = torch.cat(all_values)
+    if total.dtype in _LOW_PRECISION:
+        total = total.float()  # one rounding, as for dense tensors
+    result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape).coalesce()
+    if kind == ReduceOp.RedOpType.AVG:
+        result = result / group.size()
+    tensor.detach().copy_(result.to(tensor.dtype))
+    return Work([tensor])
+
+
+def _agree(group: ProcessGroupMPI, about: torch.Tensor) -> list[torch.Tensor]:
+    """Everybody's header, or an error on every rank alike."""
+    lengths = _gather(group, torch.tensor([len(about)]), [[1]] * group.size())
+    shapes = [[int(length)] for length in lengths]
+    headers = _gather(group, about, shapes)
+    fixed = [[int(header[0]), *header[2:].tolist()] for header in headers]
+    others = [rank for rank, item in enumerate(fixed) if item != fixed[0]]
+    if others:
+        raise DistBackendError(
+            f"all_reduce: {describe_ranks(others)} passed a sparse tensor of another shape or number of sparse "
+            f"dimensions than rank 0 ({fixed[0][1:]})"
+        )
+    return headers

@@ -1,0 +1,275 @@
+"""Work: one operation as the user sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from . import engine
+from .errors import DistBackendError
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
+
+# One lock for all: completing is short, and a reentrant lock lets a completion start another operation.
+_completing = threading.RLock()
+
+
+class Call:
+    """What an error message needs to know about one call; made only when something takes long or fails."""
+
+    __slots__ = ("group", "name", "peer", "sequence", "started", "tensors", "timeout")
+
+    def __init__(
+        self,
+        group: ProcessGroupMPI,
+        name: str,
+        sequence: int,
+        tensors: list[torch.Tensor],
+        timeout: float,
+        peer: str | None,
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.sequence = sequence
+        self.tensors = tensors
+        self.timeout = timeout
+        self.peer = peer
+        self.started = time.monotonic()
+
+    def __str__(self) -> str:
+        if self.tensors:
+            shapes = f" of {tuple(self.tensors[0].shape)} {str(self.tensors[0].dtype).removeprefix('torch.')}"
+            shapes += f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
+        else:
+            shapes = ""
+        peer = f" {self.peer}" if self.peer else ""
+        return f"{self.name}{shapes}{peer} (sequence number {self.sequence}, {self.group.label})"
+
+    def elapsed(self) -> float:
+        """Seconds since the call."""
+        return time.monotonic() - self.started
+
+
+class Work(dist.Work):
+    """An operation that has been started.
+
+    Attributes:
+        handle: the C operation, 0 where it was complete at once.
+        finished: results are in place, or ``exception()`` says why not.
+        abandoned: failed for the user, while MPI may still use the buffers.
+    """
+
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        handle: int = 0,
+        call: Call | None = None,
+        finish: Callable[[], None] | None = None,
+        keep: Any = None,
+    ) -> None:
+        super().__init__()
+        self.handle = handle
+        self.finished = handle == 0
+        self.abandoned = False
+        self._tensors = tensors
+        self._call = call
+        self._finish = finish
+        self._keep = keep
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._source = -1
+
+    def __del__(self) -> None:
+        # Never while pending: then the engine's registry still refers to this object.
+        if self.handle and not self.abandoned and not engine.forked:
+            running = engine.running()
+            if running is not None:
+                running.lib.mpp_release(self.handle)
+
+    def __str__(self) -> str:
+        return str(self._call) if self._call is not None else "a completed operation"
+
+    # ---- the c10d interface ----
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result.
+
+        Args:
+            timeout: how long to wait for it now; none or zero: to the operation's own deadline.
+
+        Raises:
+            DistBackendError: the operation failed, or the time is up. After a ``timeout`` of this call
+                the operation goes on and may be waited for again.
+        """
+        if not self.finished:
+            seconds = timeout.total_seconds() if timeout else 0.0
+            until = time.monotonic() + seconds if seconds > 0 else None
+            if not engine.start().wait(self, until):
+                raise DistBackendError(f"{self._call}: not complete after waiting {seconds:g} s; it is still pending")
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as ``wait()``: CPU tensors know no streams."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """The same as ``wait()``: CPU tensors know no streams."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation is over, for better or worse. Becomes True without any call."""
+        return self.finished or engine.start().poll(self)
+
+    def is_success(self) -> bool:
+        """Whether the operation is over and went well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Why the operation failed, if it has."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The result tensors; waits for them."""
+        self.wait()
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the result tensors, which resolves without a wait."""
+        with _completing:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self.finished:
+                    self._resolve()
+            return self._future
+
+    def source_rank(self) -> int:
+        """The rank, in the group, that a message from any source came from; -1 before it came."""
+        return self._source
+
+    _source_rank = source_rank
+
+    # ---- completion ----
+
+    def _resolve(self) -> None:
+        assert self._future is not None
+        if self._error is not None:
+            self._future.set_exception(self._error)
+        else:
+            self._future.set_result(self._tensors)
+
+    def complete(self, state: int) -> None:
+        """C is done with the operation: put the result in place and tell whoever waits. Idempotent."""
+        with _completing:
+            if self.finished:
+                self.abandoned = False  # C has let go of the buffers after all
+                return
+            self._source = self._lib().mpp_source_of(self.handle)
+            if state == engine.DONE:
+                try:
+                    if self._finish is not None:
+                        self._finish()
+                except Exception as error:  # noqa: BLE001 - raised where the user waits
+                    self._error = error
+            else:
+                self._error = self._failure()
+            self._end()
+
+    def _end(self) -> None:
+        self.finished = True
+        if not self.abandoned:
+            self._finish = self._keep = None
+        if self._future is not None:
+            self._resolve()
+
+    def _lib(self) -> Any:
+        return engine.start().lib
+
+    def _failure(self) -> Exception:
+        assert self._call is not None
+        return self._call.group.failure_of(self._call, self.handle)
+
+    def _abandon(self, error: Exception) -> None:
+        with _completing:
+            if not self.finished:
+                self._error = error
+                self.abandoned = True
+                self._end()
+
+    def abandon_aborted(self) -> None:
+        """The group was aborted while this waited."""
+        self._abandon(DistBackendError(f"{self._call}: the group was aborted"))
+
+    def check_deadline(self) -> None:
+        """Report a long wait to the others; give up when the operation's time is up."""
+        call = self._call
+        assert call is not None
+        elapsed = call.elapsed()
+        if elapsed >= call.timeout:
+            self._abandon(call.group.timed_out(call, self.handle))
+        else:
+            call.group.report_waiting(call, elapsed)
+
+
+class CoalescedWork(dist.Work):
+    """Several operations waited for as one."""
+
+    def __init__(self, works: list[Work], tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all of them; the first error is raised once all are over."""
+        errors = []
+        for work in self._works:
+            try:
+                work.wait(timeout)
+            except DistBackendError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return True
+
+    synchronize = block_current_stream = wait
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all([work.is_completed() for work in self._works])  # noqa: C419 - each poll makes progress
+
+    def is_success(self) -> bool:
+        """Whether all went well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """The first failure, if any."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The result tensors; waits for them."""
+        self.wait()
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of all result tensors."""
+        tensors = self._tensors
+        if not self._works:
+            done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            done.set_result(tensors)
+            return done
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+
+        def results(all_of_them: Any) -> list[torch.Tensor]:
+            for part in all_of_them.value():
+                part.value()  # raises a part's failure
+            return tensors
+
+        return together.then(results)
