@@ -246,6 +246,12 @@ int mpp_failure_of(uintptr_t handle, int *mpi_error, int64_t *first, int64_t *se
     return op->failure;
 }
 
+/* Whether `rank` has come to this operation: 1, 0, or -1 where that cannot be seen from here. */
+int mpp_arrived(uintptr_t handle, int rank) {
+    mpp_op *op = (mpp_op *)handle;
+    return op->arrived ? op->arrived(op, rank) : -1;
+}
+
 int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
 void mpp_release(uintptr_t handle) { discard((mpp_op *)handle); }

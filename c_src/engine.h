@@ -24,6 +24,7 @@ struct mpp_op {
     mpp_group *group;
     int (*step)(mpp_op *);     /* under the lock */
     void (*cancel)(mpp_op *);  /* under the lock; NULL where an operation cannot be taken back */
+    int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
     void (*discard)(mpp_op *); /* frees what the operation owns besides itself; may be NULL */
     _Atomic int state;
     int notify; /* report completion through mpp_next_completed */

@@ -65,6 +65,7 @@ int mpp_watch(uintptr_t op);
 int mpp_unwatch(uintptr_t op);
 void mpp_cancel(uintptr_t op);
 int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
+int mpp_arrived(uintptr_t op, int rank);
 int mpp_source_of(uintptr_t op);
 void mpp_release(uintptr_t op);
 

@@ -192,6 +192,11 @@ static int step(mpp_op *op) {
     return MPP_DONE;
 }
 
+static int arrived(mpp_op *op, int rank) {
+    rank_counters *theirs = &op->group->channel->counters[rank];
+    return atomic_load_explicit(&theirs->in, memory_order_acquire) > ((shm_op *)op)->first;
+}
+
 static void discard_lists(mpp_op *op) {
     shm_op *s = (shm_op *)op;
     free((void *)s->in_list);
@@ -203,6 +208,7 @@ static shm_op *new_shm_op(mpp_group *g) {
     shm_op *s = mpp_new_op(sizeof *s, g, step);
     if (!s) return NULL;
     s->op.discard = discard_lists;
+    s->op.arrived = arrived;
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
     return s;

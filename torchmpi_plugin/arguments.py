@@ -13,17 +13,17 @@ import torch
 Finish = Callable[[], None] | None
 
 
-def single(tensors: Any, operation: str) -> torch.Tensor:
-    """The one tensor of an argument that c10d passes as a list of one."""
+def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
+    """The one tensor of an argument that c10d passes as a list of one, checked."""
     if isinstance(tensors, torch.Tensor):
-        return tensors
+        return check(tensors, operation, sparse)
     if len(tensors) != 1:
         raise ValueError(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
-    return check(tensors[0], operation)
+    return check(tensors[0], operation, sparse)
 
 
-def check(tensor: Any, operation: str) -> torch.Tensor:
-    """A dense CPU tensor, or an exception that says what else it is."""
+def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
+    """A CPU tensor, dense (or COO where ``sparse``), or an exception that says what else it is."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
     if not tensor.is_cpu:
@@ -31,7 +31,7 @@ def check(tensor: Any, operation: str) -> torch.Tensor:
             f"{operation}: mpiplus moves CPU tensors; this one is on {tensor.device}. Move it with .cpu(), or use a "
             f"backend for {tensor.device.type}"
         )
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided and not (sparse and tensor.layout is torch.sparse_coo):
         raise ValueError(f"{operation}: expected a dense tensor, not one with layout {tensor.layout}")
     return tensor
 

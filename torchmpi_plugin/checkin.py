@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import Store
 
 from .errors import DistBackendError, describe_ranks
+
+T = TypeVar("T")
 
 
 class CheckIn:
@@ -27,6 +32,7 @@ class CheckIn:
         self._rank = rank
         self._size = size
         self._barriers = 0
+        self._asking: threading.Thread | None = None
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
@@ -98,18 +104,59 @@ class CheckIn:
             f"earlier, or they do not make this call."
         )
 
-    # ---- what a rank is waiting for ----
+    # ---- what the others are doing ----
+    #
+    # Asked while something is late, perhaps because the store's own host is stopped or cut off: then a
+    # store call may block for as long as the store's timeout, so each runs on a thread of its own and is
+    # given up after a moment.
+
+    def _briefly(self, ask: Callable[[], T], default: T, seconds: float = 1.0) -> T:
+        if self._asking is not None and self._asking.is_alive():
+            return default
+        answer = [default]
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                answer[0] = ask()
+
+        self._asking = threading.Thread(target=run, name="mpiplus-store", daemon=True)
+        self._asking.start()
+        self._asking.join(seconds)
+        return answer[0]
+
+    def _say(self, subject: str, sequence: int, what: str) -> None:
+        self._store.set(self._key(subject, self._rank), json.dumps([sequence, what]))
+
+    def _heard(self, subject: str) -> dict[int, tuple[int, str]]:
+        found: dict[int, tuple[int, str]] = {}
+        for rank in self._present(subject, list(range(self._size))):
+            sequence, what = json.loads(self._store.get(self._key(subject, rank)))
+            found[rank] = (sequence, what)
+        return found
 
     def report(self, sequence: int, doing: str) -> None:
-        """Tell the others that this rank has long been waiting in operation ``sequence``."""
-        with contextlib.suppress(RuntimeError):
-            self._store.set(self._key("waiting", self._rank), json.dumps([sequence, doing]))
+        """Tell the others that this rank has long been waiting in collective number ``sequence``."""
+        self._briefly(lambda: self._say("waiting", sequence, doing), None)
 
     def reports(self) -> dict[int, tuple[int, str]]:
         """What the ranks that wait, or waited long, said last."""
-        found: dict[int, tuple[int, str]] = {}
-        for rank in self._present("waiting", list(range(self._size))):
-            with contextlib.suppress(RuntimeError, ValueError):
-                sequence, doing = json.loads(self._store.get(self._key("waiting", rank)))
-                found[rank] = (sequence, doing)
-        return found
+        return self._briefly(lambda: self._heard("waiting"), {})
+
+    def leave(self, sequence: int) -> None:
+        """Tell the others that this rank's program ends after collective number ``sequence``."""
+
+        def say() -> None:
+            self._say("left", sequence, "")
+            self._store.add(self._key("left"), 1)
+
+        self._briefly(say, None)
+
+    def departed(self) -> dict[int, int]:
+        """The ranks whose programs have ended, with the number of their last collective."""
+
+        def ask() -> dict[int, int]:
+            if self._store.add(self._key("left"), 0) == 0:
+                return {}
+            return {rank: sequence for rank, (sequence, _) in self._heard("left").items()}
+
+        return self._briefly(ask, {})

@@ -53,7 +53,7 @@ OPERATIONS: dict[Any, int] = {
 
 def kind_of(op: Any) -> Any:
     """The ``RedOpType`` of a ``ReduceOp``, which torch passes in either form."""
-    return op if isinstance(op, _Kind) else op.op
+    return op if type(op) is _Kind else op.op
 
 
 def premul_factor(op: Any) -> float:

@@ -15,15 +15,16 @@ from . import arguments, engine
 from .checkin import CheckIn
 from .communicator import Communicator
 from .dtypes import DTYPES, OPERATIONS, kind_of, premul_factor
-from .engine import SLICE_NS
 from .errors import DistBackendError, describe_ranks
-from .work import Call, CoalescedWork, Work
+from .work import Call, CoalescedWork, PendingWork, Work
 
 _AVG, _PREMUL = dist.ReduceOp.RedOpType.AVG, dist.ReduceOp.RedOpType.PREMUL_SUM
 #: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
 _REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0
 #: At a deadline, the others' reports are given this long to come in.
 _REPORT_GRACE = 0.5
+#: Seconds between two looks at who has left.
+_LOOK_EVERY = 1.0
 
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED = 2, 3, 4
 
@@ -57,7 +58,9 @@ class Group(dist.ProcessGroup):
         self._description = ""
         self._timeout = timeout.total_seconds()
         self._handle = communicator.handle
-        self._sequence = 0
+        self._sequence = 0  # of collectives: the same on all ranks
+        self._messages = 0
+        self._looked = 0.0
         self._broken: str | None = None
         self._reported = -1
         self._reductions: dict[Any, Any] = {}
@@ -200,6 +203,11 @@ class Group(dist.ProcessGroup):
         """The deadline of an operation that is given none."""
         return timedelta(seconds=self._timeout)
 
+    def leave(self) -> None:
+        """At the end of the program: nobody need wait for this rank any longer."""
+        if self._handle and self._size > 1:
+            self._checkin.leave(self._sequence)
+
     def shutdown(self) -> None:
         """Free the group's communicator and memory; with operations pending, at exit. Idempotent."""
         if self._handle and not engine.forked:
@@ -239,8 +247,13 @@ class Group(dist.ProcessGroup):
                 f"{operation}: MPI was initialised with a thread level that allows calls from the main thread only; "
                 f"initialise it with MPI_THREAD_MULTIPLE"
             )
-        self._sequence += 1
         return self._handle
+
+    def _begin_collective(self, operation: str) -> int:
+        """:meth:`_begin` for what all ranks call: counts, so that ranks can tell how far each other is."""
+        group = self._begin(operation)
+        self._sequence += 1
+        return group
 
     def _issue(
         self,
@@ -251,16 +264,20 @@ class Group(dist.ProcessGroup):
         opts: Any = None,
         finish: arguments.Finish = None,
         keep: Any = None,
-        peer: str | None = None,
+        peer: int | None = None,
     ) -> Work:
         """Make the Work of an operation that C has started (``handle``) or already completed (0)."""
         if handle == 0:
             if finish is not None:
                 finish()
-            work = Work(tensors)
+            work = Work()
+            work._tensors = tensors
         else:
-            call = Call(self, operation, self._sequence, tensors, self._seconds(opts), peer)
-            work = Work(tensors, handle, call, finish, keep)
+            if peer is not None:
+                self._messages += 1
+            number = self._sequence if peer is None else self._messages
+            call = Call(self, operation, number, tensors, self._seconds(opts), peer)
+            work = PendingWork(handle, call, tensors, finish, keep)
             if sync:
                 work.wait()
             else:
@@ -282,7 +299,8 @@ class Group(dist.ProcessGroup):
             ValueError: an operation that makes no sense for it.
         """
         kind = kind_of(op)
-        how = self._reductions.get((dtype, kind))
+        key = dtype, int(kind)  # the enum itself is ten times slower to look up
+        how = self._reductions.get(key)
         if how is not None:
             return how
         code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
@@ -298,20 +316,36 @@ class Group(dist.ProcessGroup):
         if kind == _PREMUL:
             how.has_premul, how.premul = 1, premul_factor(op)
         else:
-            self._reductions[dtype, kind] = how
+            self._reductions[key] = how
         return how
-
-    @staticmethod
-    def _wait_ns(sync: bool) -> int:
-        return SLICE_NS if sync else 0
 
     # ---- when it takes long, or fails ----
 
-    def report_waiting(self, call: Call, elapsed: float) -> None:
-        """Let the others know, once per operation, that this rank waits."""
-        if elapsed > min(_REPORT_AFTER, _REPORT_SHARE * call.timeout) and call.sequence > self._reported:
+    def check_others(self, call: Call, elapsed: float) -> Exception | None:
+        """While ``call`` waits: let the others know, and see whether it waits for somebody who has left."""
+        if elapsed < min(_REPORT_AFTER, _REPORT_SHARE * call.timeout):
+            return None
+        if call.peer is None and call.sequence > self._reported:
             self._reported = call.sequence
             self._checkin.report(call.sequence, call.name)
+        if time.monotonic() - self._looked < _LOOK_EVERY:
+            return None
+        self._looked = time.monotonic()
+        left = self._checkin.departed()
+        if call.peer is None:
+            gone = sorted(rank for rank, last in left.items() if last < call.sequence)
+        elif call.peer < 0:
+            gone = sorted(left) if len(left) == self._size - 1 else []
+        else:
+            gone = [call.peer] if call.peer in left else []
+        if not gone:
+            return None
+        if call.peer is None:
+            self._broken = f"{self.label} is out of step since {call} failed"
+        return DistBackendError(
+            f"{call} on rank {self._rank}: waiting for {describe_ranks(gone)}, whose program has ended without taking "
+            f"part; look for what ended it"
+        )
 
     def timed_out(self, call: Call, handle: int) -> Exception:
         """The error of an operation whose time is up."""
@@ -319,16 +353,17 @@ class Group(dist.ProcessGroup):
         text = f"{call} timed out on rank {self._rank} after {elapsed:.1f} s (timeout {call.timeout:g} s)"
         if call.peer is not None:
             self._lib.mpp_cancel(handle)  # a receive is taken back: the group stays usable
-            return DistBackendError(f"{text}: no matching message from or to that rank")
+            return DistBackendError(f"{text}: the matching call was not made there, or that rank is stopped or dead")
         self._broken = f"{self.label} is out of step since {call} timed out"
         self._checkin.report(call.sequence, call.name)
         time.sleep(min(_REPORT_GRACE, 0.1 * call.timeout))
-        return DistBackendError(f"{text}. {self._who_is_missing(call)}")
+        return DistBackendError(f"{text}. {self._who_is_missing(call, handle)}")
 
-    def _who_is_missing(self, call: Call) -> str:
+    def _who_is_missing(self, call: Call, handle: int) -> str:
         reports = self._checkin.reports()
         reports[self._rank] = (call.sequence, call.name)
-        waiting = [r for r, (sequence, _) in reports.items() if sequence >= call.sequence]
+        seen = {r for r in range(self._size) if self._lib.mpp_arrived(handle, r) == 1}
+        waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.sequence}
         missing = [r for r in range(self._size) if r not in waiting]
         others = sorted({f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.sequence and
                          name != call.name})
@@ -336,7 +371,7 @@ class Group(dist.ProcessGroup):
         if missing:
             parts.append(f"Not arrived: {describe_ranks(missing)} (still computing, stopped, dead, or never calling it)")
         if waiting:
-            parts.append(f"waiting: {describe_ranks(sorted(waiting))}")
+            parts.append(f"arrived: {describe_ranks(sorted(waiting))}")
         if others:
             parts.append(f"and they call different operations: {', '.join(others)}")
         return "; ".join(parts)

@@ -15,10 +15,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from . import arguments, sparse
 from .arguments import bytes_of, check, readable, single, writable
+from .engine import SLICE_NS
 from .group import Group
 from .work import CoalescedWork, Work
 
 Tensors = list[torch.Tensor]
+ANY_SOURCE = -1
 
 
 def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
@@ -53,8 +55,8 @@ class ProcessGroupMPI(Group):
         """Wait until every rank has come."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
         sync = not getattr(opts, "asyncOp", True)
-        group = self._begin("barrier")
-        return self._issue("barrier", self._lib.mpp_barrier(group, self._wait_ns(sync)), sync, [], opts)
+        group = self._begin_collective("barrier")
+        return self._issue("barrier", self._lib.mpp_barrier(group, SLICE_NS if sync else 0), sync, [], opts)
 
     def broadcast(
         self, tensors: Any, opts: Any = None, *, root: int | None = None, timeout: timedelta | None = None
@@ -66,8 +68,8 @@ class ProcessGroupMPI(Group):
         root = arguments.check_root(opts.rootRank, self._size, "broadcast")
         sync = not opts.asyncOp
         buffer, finish = writable(tensor, "broadcast", load=root == self._rank)
-        group = self._begin("broadcast")
-        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, self._wait_ns(sync))
+        group = self._begin_collective("broadcast")
+        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, SLICE_NS if sync else 0)
         return self._issue("broadcast", handle, sync, [tensor], opts, finish, buffer)
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
@@ -79,16 +81,18 @@ class ProcessGroupMPI(Group):
         if type(opts) is not c10d.AllreduceOptions:
             op = opts if opts is not None and not hasattr(opts, "reduceOp") else op
             opts = _options(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
-        if not isinstance(tensors, torch.Tensor) and len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
-            return sparse.all_reduce(self, tensors[0], opts)
-        return self._allreduce(single(tensors, "all_reduce"), opts, not opts.asyncOp)
+        tensor = single(tensors, "all_reduce", sparse=True)
+        if tensor.layout is not torch.strided:
+            return sparse.all_reduce(self, tensor, opts)
+        return self._allreduce(tensor, opts, not opts.asyncOp)
 
     def _allreduce(self, tensor: torch.Tensor, opts: Any, sync: bool) -> Work:
         how = self._reduction(tensor.dtype, opts.reduceOp, "all_reduce")
         buffer, finish = writable(tensor, "all_reduce", load=True)
         address = buffer.data_ptr()
-        group = self._begin("all_reduce")
-        handle = self._lib.mpp_allreduce(group, address, address, buffer.numel(), how, self._wait_ns(sync))
+        group = self._begin_collective("all_reduce")
+        wait = SLICE_NS if sync else 0
+        handle = self._lib.mpp_allreduce(group, address, address, buffer.numel(), how, wait)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CoalescedWork:
@@ -119,8 +123,8 @@ class ProcessGroupMPI(Group):
         else:
             buffer = readable(tensor)
         address = buffer.data_ptr()
-        group = self._begin("reduce")
-        handle = self._lib.mpp_reduce_to(group, address, address, buffer.numel(), how, root, self._wait_ns(sync))
+        group = self._begin_collective("reduce")
+        handle = self._lib.mpp_reduce_to(group, address, address, buffer.numel(), how, root, SLICE_NS if sync else 0)
         return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
 
     # ---- gathering ----
@@ -141,8 +145,8 @@ class ProcessGroupMPI(Group):
         source = readable(tensor)
         buffers, finishes = zip(*(writable(output, "all_gather") for output in outputs), strict=True)
         addresses, lengths = self._addresses(buffers), self._lengths(buffers)
-        group = self._begin("all_gather")
-        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, self._wait_ns(sync))
+        group = self._begin_collective("all_gather")
+        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, SLICE_NS if sync else 0)
         finish = arguments.all_of(finishes)
         return self._issue("all_gather", handle, sync, list(outputs), opts, finish, (source, buffers))
 
@@ -155,9 +159,9 @@ class ProcessGroupMPI(Group):
         sync = not opts.asyncOp
         source = readable(input)
         buffer, finish = writable(output, name)
-        group = self._begin(name)
+        group = self._begin_collective(name)
         handle = self._lib.mpp_allgather(
-            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), self._wait_ns(sync)
+            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), SLICE_NS if sync else 0
         )
         return self._issue(name, handle, sync, [output], opts, finish, (source, buffer))
 
@@ -283,9 +287,9 @@ class ProcessGroupMPI(Group):
         how = self._reduction(output.dtype, opts.reduceOp, name)
         sync = not opts.asyncOp
         buffer, finish = writable(output, name)
-        group = self._begin(name)
+        group = self._begin_collective(name)
         handle = self._lib.mpp_reduce_scatter(
-            group, addresses, buffer.data_ptr(), counts, flat, how, self._wait_ns(sync)
+            group, addresses, buffer.data_ptr(), counts, flat, how, SLICE_NS if sync else 0
         )
         return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
 
@@ -351,14 +355,14 @@ class ProcessGroupMPI(Group):
     ) -> Work:
         """Contiguous tensors to and from each rank; None and empty ones are not sent."""
         sync = not opts.asyncOp
-        group = self._begin(name)
+        group = self._begin_collective(name)
         handle = self._lib.mpp_exchange(
             group,
             self._addresses(send),
             self._lengths(send),
             self._addresses(receive),
             self._lengths(receive),
-            self._wait_ns(sync),
+            SLICE_NS if sync else 0,
         )
         return self._issue(name, handle, sync, tensors, opts, finish, (send, receive, keep))
 
@@ -380,22 +384,22 @@ class ProcessGroupMPI(Group):
         source = readable(tensor)
         group = self._begin("send")
         handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, 0)
-        return self._issue("send", handle, False, [tensor], None, None, source, f"to rank {dst}")
+        return self._issue("send", handle, False, [tensor], None, None, source, dst)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive from one rank a message of exactly the tensor's length."""
         arguments.check_peer(src, self._size, "recv")
-        return self._recv(tensors, src, tag, f"from rank {src}")
+        return self._recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
-        return self._recv(tensors, -1, tag, "from any rank")
+        return self._recv(tensors, ANY_SOURCE, tag)
 
-    def _recv(self, tensors: Any, src: int, tag: int, peer: str) -> Work:
+    def _recv(self, tensors: Any, src: int, tag: int) -> Work:
         tensor = single(tensors, "recv")
         arguments.check_tag(tag, self._communicator.largest_tag, "recv")
         buffer, finish = writable(tensor, "recv")
         group = self._begin("recv")
         # -1: keep the operation even if it is complete, to ask it where the message came from
         handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
-        return self._issue("recv", handle, False, [tensor], None, finish, buffer, peer)
+        return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)

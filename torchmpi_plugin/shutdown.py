@@ -84,6 +84,7 @@ def abort_job(reason: str) -> None:
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     _flush()
     mpi.COMM_WORLD.Abort(1)
+    os._exit(1)  # MPICH's Abort comes back where the launcher is slow to kill us
 
 
 def _abort_after_exception() -> None:
@@ -102,6 +103,8 @@ def _at_exit(engine: Engine) -> None:
         engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
         return
     _abort_after_exception()
+    for group in list(_groups):
+        group.leave()
     _drain(engine)
     engine.stop()
     for group in list(_groups):

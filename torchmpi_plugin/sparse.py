@@ -53,7 +53,9 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
     if kind == ReduceOp.RedOpType.AVG:
         result = result / group.size()
     tensor.detach().copy_(result.to(tensor.dtype))
-    return Work([tensor])
+    work = Work()
+    work._tensors = [tensor]
+    return work
 
 
 def _agree(group: ProcessGroupMPI, about: torch.Tensor) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ class Call:
         sequence: int,
         tensors: list[torch.Tensor],
         timeout: float,
-        peer: str | None,
+        peer: int | None,
     ) -> None:
         self.group = group
         self.name = name
@@ -49,7 +49,10 @@ class Call:
             shapes += f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
         else:
             shapes = ""
-        peer = f" {self.peer}" if self.peer else ""
+        peer = ""
+        if self.peer is not None:
+            direction = "to" if self.name == "send" else "from"
+            peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
         return f"{self.name}{shapes}{peer} (sequence number {self.sequence}, {self.group.label})"
 
     def elapsed(self) -> float:
@@ -58,7 +61,7 @@ class Call:
 
 
 class Work(dist.Work):
-    """An operation that has been started.
+    """An operation that has been started; this class itself: one that was complete at once.
 
     Attributes:
         handle: the C operation, 0 where it was complete at once.
@@ -66,32 +69,17 @@ class Work(dist.Work):
         abandoned: failed for the user, while MPI may still use the buffers.
     """
 
-    def __init__(
-        self,
-        tensors: list[torch.Tensor],
-        handle: int = 0,
-        call: Call | None = None,
-        finish: Callable[[], None] | None = None,
-        keep: Any = None,
-    ) -> None:
-        super().__init__()
-        self.handle = handle
-        self.finished = handle == 0
-        self.abandoned = False
-        self._tensors = tensors
-        self._call = call
-        self._finish = finish
-        self._keep = keep
-        self._error: Exception | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        self._source = -1
-
-    def __del__(self) -> None:
-        # Never while pending: then the engine's registry still refers to this object.
-        if self.handle and not self.abandoned and not engine.forked:
-            running = engine.running()
-            if running is not None:
-                running.lib.mpp_release(self.handle)
+    # Defaults in the class: making a Work is a good part of a small operation's time.
+    handle = 0
+    finished = True
+    abandoned = False
+    _tensors: list[torch.Tensor] = []  # noqa: RUF012 - never changed in place
+    _call: Call | None = None
+    _finish: Callable[[], None] | None = None
+    _keep: Any = None
+    _error: Exception | None = None
+    _future: torch.futures.Future[list[torch.Tensor]] | None = None
+    _source = -1
 
     def __str__(self) -> str:
         return str(self._call) if self._call is not None else "a completed operation"
@@ -216,7 +204,36 @@ class Work(dist.Work):
         if elapsed >= call.timeout:
             self._abandon(call.group.timed_out(call, self.handle))
         else:
-            call.group.report_waiting(call, elapsed)
+            error = call.group.check_others(call, elapsed)
+            if error is not None:
+                self._abandon(error)
+
+
+class PendingWork(Work):
+    """An operation that C is still busy with, or was when it started.
+
+    Args:
+        handle: the C operation, released with this object.
+        finish: puts the result into the user's tensors.
+        keep: buffers that must live until the operation is complete.
+    """
+
+    def __init__(
+        self, handle: int, call: Call, tensors: list[torch.Tensor], finish: Callable[[], None] | None, keep: Any
+    ) -> None:
+        super().__init__()
+        self.handle = handle
+        self.finished = False
+        self._call = call
+        self._tensors = tensors
+        self._finish = finish
+        self._keep = keep
+
+    def __del__(self) -> None:
+        # Never while pending: then the engine's registry still refers to this object.
+        running = engine.running()
+        if running is not None and self.finished and not self.abandoned:
+            running.lib.mpp_release(self.handle)
 
 
 class CoalescedWork(dist.Work):

@@ -1,0 +1,177 @@
+"""The operations that ``mpiplus bench`` measures: one table, each row in raw mpi4py and in torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import Tensor
+
+from .measure import Call
+from .sizes import fit_size
+
+Share = Literal["whole", "part"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table.
+
+    Attributes:
+        name: torch.distributed's name.
+        raw: the call on a communicator, given the tensors to send from and to receive into.
+        torch: the same on a process group.
+        dtypes: what to measure it with; none for an operation without data.
+        send: whether the tensor sent is the whole of the data or one rank's part of it.
+        recv: the same of the tensor received; None where both are one tensor.
+        least_ranks: the fewest ranks it makes sense on.
+    """
+
+    name: str
+    raw: Callable[[MPI.Intracomm, Tensor, Tensor], Call]
+    torch: Callable[[dist.ProcessGroup, Tensor, Tensor], Call]
+    dtypes: tuple[str, ...] = ("float32",)
+    send: Share = "whole"
+    recv: Share | None = None
+    least_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation on one dtype and size.
+
+    Attributes:
+        operation: what is measured.
+        dtype: the name of the dtype; empty for an operation without data.
+        size: bytes of the whole of the data.
+    """
+
+    operation: Operation
+    dtype: str
+    size: int
+
+    def tensors(self, ranks: int) -> tuple[Tensor, Tensor]:
+        """Return this rank's tensors to send from and to receive into."""
+        if not self.dtype:
+            return torch.empty(0), torch.empty(0)
+        send = self._tensor(self.operation.send, ranks)
+        return send, send if self.operation.recv is None else self._tensor(self.operation.recv, ranks)
+
+    def _tensor(self, share: Share, ranks: int) -> Tensor:
+        dtype = DTYPES[self.dtype]
+        whole = self.size // dtype.itemsize
+        # Written to, not torch.zeros: untouched zeros are one page of the kernel's, always in the cache.
+        return torch.empty(whole if share == "whole" else whole // ranks, dtype=dtype).fill_(0)
+
+
+def raw_message(tensor: Tensor) -> list[object]:
+    """Return a tensor's memory with its datatype, the form that mpi4py reads fastest.
+
+    Raises:
+        TypeError: this MPI has no datatype for the tensor's.
+    """
+    bfloat16 = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL)
+    datatype = {torch.float32: MPI.FLOAT, torch.bfloat16: bfloat16}[tensor.dtype]
+    if datatype == MPI.DATATYPE_NULL:
+        raise TypeError(f"this MPI has no datatype for {tensor.dtype}")
+    return [tensor.view(torch.uint8).numpy(), datatype]
+
+
+def _ping_pong(rank: int, ranks: int, send: Callable[[int], Call], recv: Callable[[int], Call]) -> Call:
+    """Ranks 0 and 1 play, 2 and 3, and so on; the last of an odd number looks on."""
+    peer = rank ^ 1
+    if peer >= ranks:
+        return lambda: None
+    first, second = (send(peer), recv(peer)) if rank < peer else (recv(peer), send(peer))
+
+    def round_trip() -> None:
+        first()
+        second()
+
+    return round_trip
+
+
+def _raw_ping_pong(comm: MPI.Intracomm, ball: Tensor, _: Tensor) -> Call:
+    message = raw_message(ball)
+    return _ping_pong(
+        comm.rank,
+        comm.size,
+        lambda peer: partial(comm.Send, message, peer),
+        lambda peer: partial(comm.Recv, message, peer),
+    )
+
+
+def _torch_ping_pong(group: dist.ProcessGroup, ball: Tensor, _: Tensor) -> Call:
+    return _ping_pong(
+        dist.get_rank(group),
+        dist.get_world_size(group),
+        lambda peer: partial(dist.send, ball, peer, group=group),
+        lambda peer: partial(dist.recv, ball, peer, group=group),
+    )
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            "all_reduce",
+            raw=lambda comm, _, data: partial(comm.Allreduce, MPI.IN_PLACE, raw_message(data)),
+            torch=lambda group, _, data: partial(dist.all_reduce, data, group=group),
+            dtypes=("float32", "bfloat16"),
+        ),
+        Operation("ping_pong", raw=_raw_ping_pong, torch=_torch_ping_pong, least_ranks=2),
+        Operation(
+            "barrier",
+            raw=lambda comm, *_: comm.Barrier,
+            torch=lambda group, *_: partial(dist.barrier, group=group),
+            dtypes=(),
+        ),
+        Operation(
+            "broadcast",
+            raw=lambda comm, _, data: partial(comm.Bcast, raw_message(data), 0),
+            torch=lambda group, _, data: partial(dist.broadcast, data, 0, group=group),
+        ),
+        Operation(
+            "all_gather_into_tensor",
+            raw=lambda comm, send, recv: partial(comm.Allgather, raw_message(send), raw_message(recv)),
+            torch=lambda group, send, recv: partial(dist.all_gather_into_tensor, recv, send, group=group),
+            send="part",
+            recv="whole",
+        ),
+        Operation(
+            "reduce_scatter_tensor",
+            raw=lambda comm, send, recv: partial(comm.Reduce_scatter_block, raw_message(send), raw_message(recv)),
+            torch=lambda group, send, recv: partial(dist.reduce_scatter_tensor, recv, send, group=group),
+            send="whole",
+            recv="part",
+        ),
+        Operation(
+            "all_to_all_single",
+            raw=lambda comm, send, recv: partial(comm.Alltoall, raw_message(send), raw_message(recv)),
+            torch=lambda group, send, recv: partial(dist.all_to_all_single, recv, send, group=group),
+            send="whole",
+            recv="whole",
+        ),
+    )
+}
+
+
+def plan(operations: Sequence[Operation], sizes: Sequence[int], ranks: int) -> list[Case]:
+    """Return the cases to measure on ``ranks`` ranks, each size rounded up to whole elements for every rank."""
+    cases = []
+    for operation in operations:
+        if ranks < operation.least_ranks:
+            continue
+        cases += [] if operation.dtypes else [Case(operation, "", 0)]
+        parts = 1 if operation.recv is None else ranks
+        for dtype in operation.dtypes:
+            fitting = {fit_size(size, DTYPES[dtype].itemsize, parts) for size in sizes}
+            cases += [Case(operation, dtype, size) for size in sorted(fitting)]
+    return cases

@@ -1,0 +1,49 @@
+"""How far an asynchronous all_reduce gets by itself while the caller does something else."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import Tensor
+
+from .measure import Call
+from .operations import OPERATIONS, Case, raw_message
+from .results import RAW, Overlap
+from .session import Session
+
+SIZE = 16 * 1024**2
+SLEEP_SECONDS = 0.5
+
+
+def measure_overlap(session: Session, repeats: int, block_seconds: float) -> list[Overlap]:
+    """Measure every contestant in turns; the times are medians of the slowest rank's."""
+    case = Case(OPERATIONS["all_reduce"], "float32", SIZE)
+    calls, _ = session.calls(case)
+    sync = session.measure(calls, repeats, block_seconds)
+    data, _ = case.tensors(session.comm.size)
+    waits: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, seconds in waits.items():
+            seconds.append(_wait_seconds(session, name, data))
+    return [Overlap(name, 1e6 * sync[name].median, 1e6 * statistics.median(waits[name])) for name in calls]
+
+
+def _wait_seconds(session: Session, name: str, data: Tensor) -> float:
+    session.synchronise()
+    wait = _start(session, name, data)
+    time.sleep(SLEEP_SECONDS)
+    start = time.perf_counter()
+    wait()
+    return session.slowest(time.perf_counter() - start)
+
+
+def _start(session: Session, name: str, data: Tensor) -> Call:
+    if name == RAW:
+        wait: Call = session.comm.Iallreduce(MPI.IN_PLACE, raw_message(data)).Wait
+        return wait
+    work = dist.all_reduce(data, group=session.groups[name], async_op=True)
+    assert work is not None
+    return work.wait

@@ -1,0 +1,163 @@
+"""A run of ``mpiplus bench`` as tables for people and as one JSON object for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .results import RAW, Overlap, Row, comparisons
+from .sizes import format_size
+
+_WIDTH = 120
+
+
+def machine_facts(ranks: int, nodes: int, library: str) -> dict[str, str | int]:
+    """Return what the numbers depend on, by name."""
+    return {
+        "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "host": platform.node(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "cores of rank 0": len(os.sched_getaffinity(0)),
+        "ranks": ranks,
+        "nodes": nodes,
+        "MPI": library,
+        "mpi4py": version("mpi4py"),
+        "torch": version("torch"),
+        "torchmpi-plugin": version("torchmpi-plugin"),
+        "Python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def format_us(us: float | None) -> str:
+    """Return microseconds to about three digits; a dash for None."""
+    if us is None:
+        return "-"
+    digits = 2 if abs(us) < 10 else 1 if abs(us) < 100 else 0
+    return f"{us:,.{digits}f}"
+
+
+def table_header(contestants: Sequence[str]) -> list[str]:
+    """Return the column titles of the table of operations."""
+    pairs = comparisons(contestants)
+    return [
+        *("operation", "dtype", "size"),
+        *(f"{name} us" for name in contestants),
+        *(f"{above}/{below}" for above, below in pairs),
+        *(f"{above}-{below} us" for above, below in pairs if below == RAW),
+    ]
+
+
+def table_cells(row: Row, contestants: Sequence[str]) -> list[str]:
+    """Return one row of the table of operations, a cell for each title of :func:`table_header`."""
+    pairs = comparisons(contestants)
+    ratios = [row.ratio(above, below) for above, below in pairs]
+    return [
+        *(row.operation, row.dtype or "-", format_size(row.size) if row.size else "-"),
+        *(format_us(row.us.get(name)) for name in contestants),
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        *(format_us(row.extra_us(above)) for above, below in pairs if below == RAW),
+    ]
+
+
+def open_console(rank: int) -> Console:
+    """Return a console that prints on rank 0 only, wide enough for the tables where mpirun stands for a terminal."""
+    return Console(quiet=rank != 0, width=max(Console().width, _WIDTH), highlight=False)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of ``mpiplus bench``.
+
+    Attributes:
+        facts: what the numbers depend on, by name.
+        settings: how it was measured, by name.
+        contestants: raw MPI if it was measured, then the backends.
+        rows: the times of the operations.
+        overlaps: the asynchronous operations.
+    """
+
+    facts: Mapping[str, str | int]
+    settings: Mapping[str, Any]
+    contestants: Sequence[str]
+    rows: Sequence[Row]
+    overlaps: Sequence[Overlap]
+
+    def notes(self) -> list[str]:
+        """Return a line for each operation and dtype that a contestant refused."""
+        lines = [
+            f"{name} has no {row.operation} of {row.dtype or 'nothing'}: {reason}"
+            for row in self.rows
+            for name, reason in row.refusals.items()
+        ]
+        return list(dict.fromkeys(lines))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that is printed, and every single turn, as plain data."""
+        return {
+            "facts": dict(self.facts),
+            "settings": dict(self.settings),
+            "contestants": list(self.contestants),
+            "operations": [row.to_json(self.contestants) for row in self.rows],
+            "overlap": [overlap.to_json() for overlap in self.overlaps],
+            "notes": self.notes(),
+        }
+
+    def print(self, console: Console) -> None:
+        """Print the facts, the tables and the notes."""
+        console.print(_facts_table(self.facts))
+        console.print(_operations_table(self.rows, self.contestants))
+        for note in self.notes():
+            console.print(note, style="dim")
+        console.print(_overlap_table(self.overlaps))
+
+
+def _facts_table(facts: Mapping[str, str | int]) -> Table:
+    """Return the facts, one on a line."""
+    table = Table(box=None, show_header=False, title="mpiplus bench", title_justify="left")
+    for name, fact in facts.items():
+        table.add_row(name, str(fact))
+    return table
+
+
+def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="time per call: median of the turns, slowest rank", title_justify="left")
+    for index, title in enumerate(table_header(contestants)):
+        table.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
+    previous = rows[0] if rows else None
+    for row in rows:
+        if previous and (row.operation, row.dtype) != (previous.operation, previous.dtype):
+            table.add_section()
+        table.add_row(*table_cells(row, contestants))
+        previous = row
+    return table
+
+
+def _overlap_table(overlaps: Sequence[Overlap]) -> Table:
+    title = "async overlap: all_reduce of 16 MiB, then time.sleep(0.5), then wait()"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for index, name in enumerate(("", "synchronous us", "wait() us", "left to wait()")):
+        table.add_column(name, justify="right" if index else "left")
+    for found in overlaps:
+        cells = (found.contestant, format_us(found.sync_us), format_us(found.wait_us), f"{found.percent:.1f} %")
+        table.add_row(*cells)
+    return table
