@@ -142,32 +142,8 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
-uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
-    mpp_lock();
-    int state = op->step(op);
-    if (state == MPP_DONE && wait_ns >= 0) {
-        mpp_unlock();
-        discard(op);
-        return 0;
-    }
-    op->group->active++;
-    if (state == MPP_PENDING) {
-        push(&engine.active, &engine.active_tail, op);
-        engine.count++;
-        if (wait_ns <= 0) wake_progress();
-    } else {
-        complete(op, state);
-    }
-    mpp_unlock();
-    if (wait_ns > 0 && mpp_wait((uintptr_t)op, wait_ns) == MPP_DONE) {
-        discard(op);
-        return 0;
-    }
-    return (uintptr_t)op;
-}
-
-int mpp_wait(uintptr_t handle, int64_t wait_ns) {
-    mpp_op *op = (mpp_op *)handle;
+/* Polls until `op` is complete, its group aborted, or the time up; what it found. */
+static int poll(mpp_op *op, int64_t wait_ns) {
     /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
      * to run; with fewer cores than ranks every spin takes the core from the rank that is waited for. */
     const int spins = op->group->yield_early ? 4 : 400;
@@ -201,14 +177,54 @@ int mpp_wait(uintptr_t handle, int64_t wait_ns) {
     return state;
 }
 
+uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
+    mpp_lock();
+    int state = op->step(op);
+    if (state == MPP_DONE && wait_ns >= 0) {
+        mpp_unlock();
+        discard(op);
+        return 0;
+    }
+    op->group->active++;
+    if (state == MPP_PENDING) {
+        push(&engine.active, &engine.active_tail, op);
+        engine.count++;
+        if (wait_ns <= 0) wake_progress();
+    } else {
+        complete(op, state);
+    }
+    mpp_unlock();
+    if (wait_ns > 0 && poll(op, wait_ns) == MPP_DONE) {
+        discard(op);
+        return 0;
+    }
+    return (uintptr_t)op;
+}
+
+static int state_of(const mpp_op *op) {
+    int state = atomic_load_explicit(&op->state, memory_order_acquire);
+    return state != MPP_PENDING && op->queued ? state | MPP_REPORTED : state;
+}
+
+/* The waiter will see the completion first: no need to wake the background for it. The caller watches the
+ * operation again if it gives up. */
+int mpp_wait(uintptr_t handle, int64_t wait_ns) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    op->notify = 0;
+    mpp_unlock();
+    int state = poll(op, wait_ns);
+    return state == MPP_DONE || state == MPP_FAILED ? state_of(op) : state;
+}
+
 int mpp_state_of(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
-    int state = atomic_load_explicit(&op->state, memory_order_acquire);
-    if (state != MPP_PENDING) return state;
-    mpp_lock();
-    progress_all();
-    mpp_unlock();
-    return atomic_load_explicit(&op->state, memory_order_acquire);
+    if (atomic_load_explicit(&op->state, memory_order_acquire) == MPP_PENDING) {
+        mpp_lock();
+        progress_all();
+        mpp_unlock();
+    }
+    return state_of(op);
 }
 
 /* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. */
@@ -219,16 +235,6 @@ int mpp_watch(uintptr_t handle) {
     op->notify = pending;
     mpp_unlock();
     return pending;
-}
-
-/* A waiter takes the operation back from the background: 0 if its completion is being reported already. */
-int mpp_unwatch(uintptr_t handle) {
-    mpp_op *op = (mpp_op *)handle;
-    mpp_lock();
-    op->notify = 0;
-    int queued = op->queued;
-    mpp_unlock();
-    return !queued;
 }
 
 void mpp_cancel(uintptr_t handle) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shim.h"
 
@@ -63,5 +64,18 @@ void mpp_error_text(int code, char *text, int length) {
 }
 
 void mpp_abort(int64_t communicator, int code) { mpp_mpi.Abort(to_handle(communicator), code); }
+
+static pid_t owner;
+
+void mpp_own_mpi(void) { owner = getpid(); }
+
+/* For Py_AtExit: finalizes the MPI that mpp_own_mpi took over. Not in a forked child, where MPI_Finalize
+ * would speak to the launcher in its parent's name and hang or end the job. */
+void mpp_finalize(void) {
+    int finalized = 0;
+    if (getpid() != owner) return;
+    mpp_mpi.Finalized(&finalized);
+    if (!finalized) mpp_mpi.Finalize();
+}
 
 mpi_handle mpp_to_handle(int64_t value) { return to_handle(value); }

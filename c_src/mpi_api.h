@@ -39,6 +39,8 @@ typedef union {
       (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))                 \
     X(Error_string, (int, char *, int *))                                                            \
     X(Error_class, (int, int *))                                                                     \
+    X(Finalized, (int *))                                                                     \
+    X(Finalize, (void))                                                                     \
     X(Abort, (mpi_handle, int))
 
 typedef struct {

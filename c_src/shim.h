@@ -13,6 +13,9 @@
 
 enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 };
 
+/* Added to the state of a complete operation that mpp_next_completed reports, or has reported. */
+enum { MPP_REPORTED = 4 };
+
 /* Why an operation failed: an MPI error code, or one of these. */
 enum mpp_failure { MPP_FAILURE_MPI = 1, MPP_FAILURE_MEMORY = 2, MPP_FAILURE_LENGTH = 3, MPP_FAILURE_CANCELLED = 4 };
 
@@ -22,6 +25,8 @@ int mpp_load(const char *path, char *message, int length);
 int mpp_set_constant(const char *name, int index, int64_t value);
 void mpp_error_text(int code, char *text, int length);
 void mpp_abort(int64_t communicator, int code);
+void mpp_own_mpi(void);
+void mpp_finalize(void);
 
 /* engine */
 int mpp_engine_start(int background);
@@ -62,7 +67,6 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
 int mpp_wait(uintptr_t op, int64_t wait_ns);
 int mpp_state_of(uintptr_t op);
 int mpp_watch(uintptr_t op);
-int mpp_unwatch(uintptr_t op);
 void mpp_cancel(uintptr_t op);
 int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
 int mpp_arrived(uintptr_t op, int rank);

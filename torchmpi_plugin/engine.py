@@ -1,7 +1,7 @@
 """The Python face of the C engine: its lifetime, who waits, and what happens when an operation completes.
 
 The C engine starts operations, advances them and knows no Python. Here a pending operation is tied to its
-:class:`~torchmpi_plugin.work.Work`, which keeps its tensors alive: ``_registry`` holds every Work that MPI or
+:class:`~torchmpi_plugin.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every PendingWork that MPI or
 a neighbour may still be writing to, whether or not the user kept it.
 """
 
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from . import mpi_runtime
 
 if TYPE_CHECKING:
-    from .work import Work
+    from .work import PendingWork
 
 PENDING, DONE, FAILED, ABORTED = 0, 1, 2, 3
+_REPORTED = 4  # added to the state where the background thread completes the operation too
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = 50_000_000
 _HOUSEKEEPING_NS = 250_000_000
@@ -39,14 +40,14 @@ class Engine:
         self.background = mpi_runtime.progress_allowed(mpi)
         #: The only thread that may call MPI, where MPI wants that.
         self.only_thread = None if self.background else threading.main_thread().ident
-        self._registry: dict[int, Work] = {}
+        self._registry: dict[int, PendingWork] = {}
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._stopping = False
 
     # ---- pending operations ----
 
-    def watch(self, work: Work) -> None:
+    def watch(self, work: PendingWork) -> None:
         """Keep ``work`` alive until it is complete, and complete it in the background."""
         self._registry[work.handle] = work
         if not self.background:
@@ -55,40 +56,43 @@ class Engine:
         if self._thread is None:
             self._start_background()
         if not self.lib.mpp_watch(work.handle):
-            self._finish(work)
+            self._finish(work, self.lib.mpp_state_of(work.handle))
 
-    def _finish(self, work: Work) -> None:
-        """``work.handle`` is no longer pending: complete it, and let go of it if C has."""
-        work.complete(self.lib.mpp_state_of(work.handle))
-        if self.lib.mpp_unwatch(work.handle):
+    def _finish(self, work: PendingWork, state: int) -> None:
+        """C is done with ``work``: complete it, and forget it unless the background thread will."""
+        work.complete(state & ~_REPORTED)
+        if not state & _REPORTED:
             self._registry.pop(work.handle, None)
 
     def _reap(self) -> None:
         """Without a thread of our own, every call completes what has become complete."""
         for work in list(self._registry.values()):
-            if self.lib.mpp_state_of(work.handle) != PENDING:
-                self._finish(work)
+            self._try(work)
 
-    def poll(self, work: Work) -> bool:
+    def _try(self, work: PendingWork) -> None:
+        state = self.lib.mpp_state_of(work.handle)
+        if state != PENDING:
+            self._finish(work, state)
+
+    def poll(self, work: PendingWork) -> bool:
         """Whether ``work`` is complete, after a try to make it so."""
-        if not work.finished and self.lib.mpp_state_of(work.handle) != PENDING:
-            self._finish(work)
+        if not work.finished:
+            self._try(work)
         return work.finished
 
-    def wait(self, work: Work, until: float | None) -> bool:
+    def wait(self, work: PendingWork, until: float | None) -> bool:
         """Wait for ``work``; False once ``until`` (time.monotonic) has passed. Deadlines of its own fail it.
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
         lib, handle = self.lib, work.handle
-        lib.mpp_unwatch(handle)  # no need to wake the background thread for what this one will see first
         try:
             while not work.finished:
                 state = lib.mpp_wait(handle, SLICE_NS if until is None else self._slice(until))
-                if state in (DONE, FAILED):
-                    self._finish(work)
-                elif state == ABORTED:
+                if state == ABORTED:
                     work.abandon_aborted()
+                elif state != PENDING:
+                    self._finish(work, state)
                 else:
                     work.check_deadline()
                     if until is not None and not work.finished and time.monotonic() >= until:
@@ -102,7 +106,7 @@ class Engine:
     def _slice(until: float) -> int:
         return max(0, min(SLICE_NS, int((until - time.monotonic()) * 1e9)))
 
-    def pending(self) -> list[Work]:
+    def pending(self) -> list[PendingWork]:
         """Operations whose buffers are still in use."""
         return [work for work in list(self._registry.values()) if self.lib.mpp_state_of(work.handle) == PENDING]
 
@@ -124,7 +128,7 @@ class Engine:
             handle = self.lib.mpp_next_completed(_HOUSEKEEPING_NS if self._registry else 1_000_000_000)
             work = self._registry.pop(handle, None) if handle else None
             if work is not None:
-                work.complete(self.lib.mpp_state_of(handle))
+                work.complete(self.lib.mpp_state_of(handle) & ~_REPORTED)
             del work  # or the last tensor would live until the next one completes
             if time.monotonic() - housekeeping > _HOUSEKEEPING_NS / 1e9:
                 housekeeping = time.monotonic()

@@ -16,7 +16,7 @@ from .checkin import CheckIn
 from .communicator import Communicator
 from .dtypes import DTYPES, OPERATIONS, kind_of, premul_factor
 from .errors import DistBackendError, describe_ranks
-from .work import Call, CoalescedWork, PendingWork, Work
+from .work import CoalescedWork, PendingWork, Work
 
 _AVG, _PREMUL = dist.ReduceOp.RedOpType.AVG, dist.ReduceOp.RedOpType.PREMUL_SUM
 #: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
@@ -276,8 +276,8 @@ class Group(dist.ProcessGroup):
             if peer is not None:
                 self._messages += 1
             number = self._sequence if peer is None else self._messages
-            call = Call(self, operation, number, tensors, self._seconds(opts), peer)
-            work = PendingWork(handle, call, tensors, finish, keep)
+            seconds = self._seconds(opts)
+            work = PendingWork(handle, self, operation, number, peer, seconds, tensors, finish, keep)
             if sync:
                 work.wait()
             else:
@@ -321,19 +321,19 @@ class Group(dist.ProcessGroup):
 
     # ---- when it takes long, or fails ----
 
-    def check_others(self, call: Call, elapsed: float) -> Exception | None:
+    def check_others(self, call: PendingWork) -> Exception | None:
         """While ``call`` waits: let the others know, and see whether it waits for somebody who has left."""
-        if elapsed < min(_REPORT_AFTER, _REPORT_SHARE * call.timeout):
+        if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
             return None
-        if call.peer is None and call.sequence > self._reported:
-            self._reported = call.sequence
-            self._checkin.report(call.sequence, call.name)
+        if call.peer is None and call.number > self._reported:
+            self._reported = call.number
+            self._checkin.report(call.number, call.name)
         if time.monotonic() - self._looked < _LOOK_EVERY:
             return None
         self._looked = time.monotonic()
         left = self._checkin.departed()
         if call.peer is None:
-            gone = sorted(rank for rank, last in left.items() if last < call.sequence)
+            gone = sorted(rank for rank, last in left.items() if last < call.number)
         elif call.peer < 0:
             gone = sorted(left) if len(left) == self._size - 1 else []
         else:
@@ -347,25 +347,25 @@ class Group(dist.ProcessGroup):
             f"part; look for what ended it"
         )
 
-    def timed_out(self, call: Call, handle: int) -> Exception:
+    def timed_out(self, call: PendingWork) -> Exception:
         """The error of an operation whose time is up."""
         elapsed = call.elapsed()
-        text = f"{call} timed out on rank {self._rank} after {elapsed:.1f} s (timeout {call.timeout:g} s)"
+        text = f"{call} timed out on rank {self._rank} after {elapsed:.1f} s (timeout {call.seconds:g} s)"
         if call.peer is not None:
-            self._lib.mpp_cancel(handle)  # a receive is taken back: the group stays usable
+            self._lib.mpp_cancel(call.handle)  # a receive is taken back: the group stays usable
             return DistBackendError(f"{text}: the matching call was not made there, or that rank is stopped or dead")
         self._broken = f"{self.label} is out of step since {call} timed out"
-        self._checkin.report(call.sequence, call.name)
-        time.sleep(min(_REPORT_GRACE, 0.1 * call.timeout))
-        return DistBackendError(f"{text}. {self._who_is_missing(call, handle)}")
+        self._checkin.report(call.number, call.name)
+        time.sleep(min(_REPORT_GRACE, 0.1 * call.seconds))
+        return DistBackendError(f"{text}. {self._who_is_missing(call)}")
 
-    def _who_is_missing(self, call: Call, handle: int) -> str:
+    def _who_is_missing(self, call: PendingWork) -> str:
         reports = self._checkin.reports()
-        reports[self._rank] = (call.sequence, call.name)
-        seen = {r for r in range(self._size) if self._lib.mpp_arrived(handle, r) == 1}
-        waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.sequence}
+        reports[self._rank] = (call.number, call.name)
+        seen = {r for r in range(self._size) if self._lib.mpp_arrived(call.handle, r) == 1}
+        waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.number}
         missing = [r for r in range(self._size) if r not in waiting]
-        others = sorted({f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.sequence and
+        others = sorted({f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and
                          name != call.name})
         parts = []
         if missing:
@@ -376,10 +376,10 @@ class Group(dist.ProcessGroup):
             parts.append(f"and they call different operations: {', '.join(others)}")
         return "; ".join(parts)
 
-    def failure_of(self, call: Call, handle: int) -> Exception:
+    def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
         code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
-        failure = self._lib.mpp_failure_of(handle, code, first, second)
+        failure = self._lib.mpp_failure_of(call.handle, code, first, second)
         text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
         if failure == _FAILURE_MEMORY:
             return MemoryError(f"{text}: out of memory")

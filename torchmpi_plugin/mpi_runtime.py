@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,8 +30,22 @@ class Shim(NamedTuple):
     ffi: Any
 
 
+_we_finalize = False
+
+
 def _import_mpi() -> Any:
+    """Import mpi4py.MPI, which by default initialises MPI.
+
+    Where that is our doing, finalising is too, and not mpi4py's: its own exit function also runs in a forked
+    child that ends normally, and would finalise the parent's MPI from there.
+    """
+    global _we_finalize  # noqa: PLW0603
     try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None:
+            mpi4py.rc.finalize = False
+            _we_finalize = True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(f"mpiplus found no usable MPI library: mpi4py says: {error}. {_INSTALL_HINT}") from error
@@ -49,14 +64,13 @@ def mpi() -> Any:
     Raises:
         RuntimeError: no MPI library, or MPI already finalised.
     """
+    global _we_finalize  # noqa: PLW0603
     module = _import_mpi()
     if module.Is_finalized():
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not module.Is_initialized():
+        _we_finalize = True
         module.Init_thread(module.THREAD_MULTIPLE)
-        from . import shutdown
-
-        shutdown.finalize_mpi_at_exit(module)
     _check_launcher(module)
     return module
 
@@ -126,6 +140,10 @@ def shim() -> Shim:
             f"{ffi.string(message).decode(errors='replace')}. MPI 3.0 or later is needed."
         )
     _set_constants(module, lib)
+    if _we_finalize:
+        lib.mpp_own_mpi()
+        # After every Python exit handler, the user's included, as mpi4py itself does it.
+        ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(lib, "mpp_finalize")))))
     return Shim(lib, ffi)
 
 

@@ -41,16 +41,6 @@ def remember(group: Group) -> None:
     _groups.add(group)
 
 
-def finalize_mpi_at_exit(mpi: Any) -> None:
-    """Register MPI_Finalize for an MPI that we initialised; runs after :func:`_at_exit`, registered later."""
-
-    def finalize() -> None:
-        if not engine_module.forked and not mpi.Is_finalized():
-            mpi.Finalize()
-
-    atexit.register(finalize)
-
-
 def install(engine: Engine) -> None:
     """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
     _watch_for_uncaught_exceptions()

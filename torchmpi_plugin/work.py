@@ -21,45 +21,6 @@ if TYPE_CHECKING:
 _completing = threading.RLock()
 
 
-class Call:
-    """What an error message needs to know about one call; made only when something takes long or fails."""
-
-    __slots__ = ("group", "name", "peer", "sequence", "started", "tensors", "timeout")
-
-    def __init__(
-        self,
-        group: ProcessGroupMPI,
-        name: str,
-        sequence: int,
-        tensors: list[torch.Tensor],
-        timeout: float,
-        peer: int | None,
-    ) -> None:
-        self.group = group
-        self.name = name
-        self.sequence = sequence
-        self.tensors = tensors
-        self.timeout = timeout
-        self.peer = peer
-        self.started = time.monotonic()
-
-    def __str__(self) -> str:
-        if self.tensors:
-            shapes = f" of {tuple(self.tensors[0].shape)} {str(self.tensors[0].dtype).removeprefix('torch.')}"
-            shapes += f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
-        else:
-            shapes = ""
-        peer = ""
-        if self.peer is not None:
-            direction = "to" if self.name == "send" else "from"
-            peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
-        return f"{self.name}{shapes}{peer} (sequence number {self.sequence}, {self.group.label})"
-
-    def elapsed(self) -> float:
-        """Seconds since the call."""
-        return time.monotonic() - self.started
-
-
 class Work(dist.Work):
     """An operation that has been started; this class itself: one that was complete at once.
 
@@ -74,15 +35,10 @@ class Work(dist.Work):
     finished = True
     abandoned = False
     _tensors: list[torch.Tensor] = []  # noqa: RUF012 - never changed in place
-    _call: Call | None = None
     _finish: Callable[[], None] | None = None
     _keep: Any = None
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
-    _source = -1
-
-    def __str__(self) -> str:
-        return str(self._call) if self._call is not None else "a completed operation"
 
     # ---- the c10d interface ----
 
@@ -100,7 +56,7 @@ class Work(dist.Work):
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
             if not engine.start().wait(self, until):
-                raise DistBackendError(f"{self._call}: not complete after waiting {seconds:g} s; it is still pending")
+                raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
             raise self._error.with_traceback(None)
         return True
@@ -141,11 +97,9 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         """The rank, in the group, that a message from any source came from; -1 before it came."""
-        return self._source
+        return -1
 
     _source_rank = source_rank
-
-    # ---- completion ----
 
     def _resolve(self) -> None:
         assert self._future is not None
@@ -154,13 +108,79 @@ class Work(dist.Work):
         else:
             self._future.set_result(self._tensors)
 
+
+class PendingWork(Work):
+    """An operation that C is still busy with, or was when it started.
+
+    Args:
+        handle: the C operation, released with this object.
+        group, name, number, peer: what it is: the group, the operation, its number in the group, and for
+            a message the other rank (-1: any).
+        seconds: its deadline.
+        tensors: the results.
+        finish: puts the result into the user's tensors.
+        keep: buffers that must live until the operation is complete.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        group: ProcessGroupMPI,
+        name: str,
+        number: int,
+        peer: int | None,
+        seconds: float,
+        tensors: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+        keep: Any,
+    ) -> None:
+        super().__init__()
+        self.handle = handle
+        self.finished = False
+        self.group = group
+        self.name = name
+        self.number = number
+        self.peer = peer
+        self.seconds = seconds
+        self.started = time.monotonic()
+        self._tensors = tensors
+        self._finish = finish
+        self._keep = keep
+
+    def __del__(self) -> None:
+        # Never while pending: then the engine's registry still refers to this object.
+        running = engine.running()
+        if running is not None and self.finished and not self.abandoned:
+            running.lib.mpp_release(self.handle)
+
+    def __str__(self) -> str:
+        shapes = peer = ""
+        if self._tensors:
+            first = self._tensors[0]
+            shapes = f" of {tuple(first.shape)} {str(first.dtype).removeprefix('torch.')}"
+            shapes += f" and {len(self._tensors) - 1} more" if len(self._tensors) > 1 else ""
+        if self.peer is not None:
+            direction = "to" if self.name == "send" else "from"
+            peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
+        return f"{self.name}{shapes}{peer} (sequence number {self.number}, {self.group.label})"
+
+    def elapsed(self) -> float:
+        """Seconds since the call."""
+        return time.monotonic() - self.started
+
+    def source_rank(self) -> int:
+        """The rank, in the group, that a message came from; -1 before it came."""
+        running = engine.running()
+        return -1 if running is None or not self.finished else int(running.lib.mpp_source_of(self.handle))
+
+    _source_rank = source_rank
+
     def complete(self, state: int) -> None:
         """C is done with the operation: put the result in place and tell whoever waits. Idempotent."""
         with _completing:
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
                 return
-            self._source = self._lib().mpp_source_of(self.handle)
             if state == engine.DONE:
                 try:
                     if self._finish is not None:
@@ -168,7 +188,7 @@ class Work(dist.Work):
                 except Exception as error:  # noqa: BLE001 - raised where the user waits
                     self._error = error
             else:
-                self._error = self._failure()
+                self._error = self.group.failure_of(self)
             self._end()
 
     def _end(self) -> None:
@@ -177,13 +197,6 @@ class Work(dist.Work):
             self._finish = self._keep = None
         if self._future is not None:
             self._resolve()
-
-    def _lib(self) -> Any:
-        return engine.start().lib
-
-    def _failure(self) -> Exception:
-        assert self._call is not None
-        return self._call.group.failure_of(self._call, self.handle)
 
     def _abandon(self, error: Exception) -> None:
         with _completing:
@@ -194,46 +207,14 @@ class Work(dist.Work):
 
     def abandon_aborted(self) -> None:
         """The group was aborted while this waited."""
-        self._abandon(DistBackendError(f"{self._call}: the group was aborted"))
+        self._abandon(DistBackendError(f"{self}: the group was aborted"))
 
     def check_deadline(self) -> None:
         """Report a long wait to the others; give up when the operation's time is up."""
-        call = self._call
-        assert call is not None
-        elapsed = call.elapsed()
-        if elapsed >= call.timeout:
-            self._abandon(call.group.timed_out(call, self.handle))
-        else:
-            error = call.group.check_others(call, elapsed)
-            if error is not None:
-                self._abandon(error)
-
-
-class PendingWork(Work):
-    """An operation that C is still busy with, or was when it started.
-
-    Args:
-        handle: the C operation, released with this object.
-        finish: puts the result into the user's tensors.
-        keep: buffers that must live until the operation is complete.
-    """
-
-    def __init__(
-        self, handle: int, call: Call, tensors: list[torch.Tensor], finish: Callable[[], None] | None, keep: Any
-    ) -> None:
-        super().__init__()
-        self.handle = handle
-        self.finished = False
-        self._call = call
-        self._tensors = tensors
-        self._finish = finish
-        self._keep = keep
-
-    def __del__(self) -> None:
-        # Never while pending: then the engine's registry still refers to this object.
-        running = engine.running()
-        if running is not None and self.finished and not self.abandoned:
-            running.lib.mpp_release(self.handle)
+        late = self.elapsed() >= self.seconds
+        error = self.group.timed_out(self) if late else self.group.check_others(self)
+        if error is not None:
+            self._abandon(error)
 
 
 class CoalescedWork(dist.Work):

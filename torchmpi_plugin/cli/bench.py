@@ -105,7 +105,7 @@ def bench(
 def _run(settings: Settings, json_file: Path | None) -> None:
     from .operations import OPERATIONS, plan
     from .overlap import measure_overlap
-    from .report import Report, open_console
+    from .report import Report, open_console, print_facts
     from .session import open_session
 
     with open_session(settings.backends, settings.raw) as session:
@@ -113,10 +113,11 @@ def _run(settings: Settings, json_file: Path | None) -> None:
         if session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench", style="bold")
         facts = session.facts()
+        print_facts(console, facts)
         cases = plan([OPERATIONS[name] for name in settings.operations or OPERATIONS], settings.sizes, session.size)
-        with console.status("measuring"):
-            rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
-            overlaps = measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
+        rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
+        # One rank has nothing to wait for.
+        overlaps = measure_overlap(session, min(settings.repeats, 5), settings.block_seconds) if session.size > 1 else []
     report = Report(facts, asdict(settings), session.contestants, rows, overlaps)
     report.print(console)
     if json_file and session.rank == 0:

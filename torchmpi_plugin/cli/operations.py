@@ -117,6 +117,10 @@ def _torch_ping_pong(group: dist.ProcessGroup, ball: Tensor, _: Tensor) -> Call:
     )
 
 
+# torch 2.13 renamed these two, and warns of the old names.
+_all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 OPERATIONS = {
     operation.name: operation
     for operation in (
@@ -141,14 +145,14 @@ OPERATIONS = {
         Operation(
             "all_gather_into_tensor",
             raw=lambda comm, send, recv: partial(comm.Allgather, raw_message(send), raw_message(recv)),
-            torch=lambda group, send, recv: partial(dist.all_gather_into_tensor, recv, send, group=group),
+            torch=lambda group, send, recv: partial(_all_gather_single, recv, send, group=group),
             send="part",
             recv="whole",
         ),
         Operation(
             "reduce_scatter_tensor",
             raw=lambda comm, send, recv: partial(comm.Reduce_scatter_block, raw_message(send), raw_message(recv)),
-            torch=lambda group, send, recv: partial(dist.reduce_scatter_tensor, recv, send, group=group),
+            torch=lambda group, send, recv: partial(_reduce_scatter_single, recv, send, group=group),
             send="whole",
             recv="part",
         ),

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from .measure import Call
 from .operations import OPERATIONS, Case, raw_message
-from .results import RAW, Overlap
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap
 from .session import Session
-
-SIZE = 16 * 1024**2
-SLEEP_SECONDS = 0.5
 
 
 def measure_overlap(session: Session, repeats: int, block_seconds: float) -> list[Overlap]:
     """Measure every contestant in turns; the times are medians of the slowest rank's."""
-    case = Case(OPERATIONS["all_reduce"], "float32", SIZE)
+    case = Case(OPERATIONS["all_reduce"], "float32", OVERLAP_SIZE)
     calls, _ = session.calls(case)
     sync = session.measure(calls, repeats, block_seconds)
     data, _ = case.tensors(session.comm.size)
@@ -34,7 +31,7 @@ def measure_overlap(session: Session, repeats: int, block_seconds: float) -> lis
 def _wait_seconds(session: Session, name: str, data: Tensor) -> float:
     session.synchronise()
     wait = _start(session, name, data)
-    time.sleep(SLEEP_SECONDS)
+    time.sleep(OVERLAP_SLEEP)
     start = time.perf_counter()
     wait()
     return session.slowest(time.perf_counter() - start)

@@ -15,10 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .results import RAW, Overlap, Row, comparisons
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap, Row, comparisons
 from .sizes import format_size
 
-_WIDTH = 120
+_WIDTH = 132
 
 
 def machine_facts(ranks: int, nodes: int, library: str) -> dict[str, str | int]:
@@ -61,9 +61,9 @@ def table_header(contestants: Sequence[str]) -> list[str]:
     pairs = comparisons(contestants)
     return [
         *("operation", "dtype", "size"),
-        *(f"{name} us" for name in contestants),
+        *contestants,
         *(f"{above}/{below}" for above, below in pairs),
-        *(f"{above}-{below} us" for above, below in pairs if below == RAW),
+        *(f"{above}-{below}" for above, below in pairs if below == RAW),
     ]
 
 
@@ -80,8 +80,19 @@ def table_cells(row: Row, contestants: Sequence[str]) -> list[str]:
 
 
 def open_console(rank: int) -> Console:
-    """Return a console that prints on rank 0 only, wide enough for the tables where mpirun stands for a terminal."""
-    return Console(quiet=rank != 0, width=max(Console().width, _WIDTH), highlight=False)
+    """Return a console for plain text that prints on rank 0 only.
+
+    Some launchers give each rank a terminal of 80 columns of its own, whatever the user's output really goes to.
+    """
+    return Console(quiet=rank != 0, width=_WIDTH, force_terminal=False, highlight=False)
+
+
+def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
+    """Print what the numbers depend on, one fact on a line."""
+    table = Table(box=None, show_header=False)
+    for name, fact in facts.items():
+        table.add_row(name, str(fact))
+    console.print("mpiplus bench", table)
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class Report:
         settings: how it was measured, by name.
         contestants: raw MPI if it was measured, then the backends.
         rows: the times of the operations.
-        overlaps: the asynchronous operations.
+        overlaps: the asynchronous operations; none on one rank.
     """
 
     facts: Mapping[str, str | int]
@@ -123,24 +134,21 @@ class Report:
         }
 
     def print(self, console: Console) -> None:
-        """Print the facts, the tables and the notes."""
-        console.print(_facts_table(self.facts))
+        """Print the tables and the notes, but not the facts: they stand above, see :func:`print_facts`."""
+        console.print("\nmicroseconds per call on the slowest rank, median of the turns")
         console.print(_operations_table(self.rows, self.contestants))
         for note in self.notes():
             console.print(note, style="dim")
+        if not self.overlaps:
+            return
+        console.print(
+            f"\nasync overlap: all_reduce of {format_size(OVERLAP_SIZE)}, then time.sleep({OVERLAP_SLEEP}), then wait()"
+        )
         console.print(_overlap_table(self.overlaps))
 
 
-def _facts_table(facts: Mapping[str, str | int]) -> Table:
-    """Return the facts, one on a line."""
-    table = Table(box=None, show_header=False, title="mpiplus bench", title_justify="left")
-    for name, fact in facts.items():
-        table.add_row(name, str(fact))
-    return table
-
-
 def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="time per call: median of the turns, slowest rank", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD)
     for index, title in enumerate(table_header(contestants)):
         table.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
     previous = rows[0] if rows else None
@@ -153,8 +161,7 @@ def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:
 
 
 def _overlap_table(overlaps: Sequence[Overlap]) -> Table:
-    title = "async overlap: all_reduce of 16 MiB, then time.sleep(0.5), then wait()"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD)
     for index, name in enumerate(("", "synchronous us", "wait() us", "left to wait()")):
         table.add_column(name, justify="right" if index else "left")
     for found in overlaps:

@@ -12,6 +12,12 @@ RAW = "raw"
 SMALL = 4096
 """Up to this many bytes an operation's time is latency, and a difference tells more than a ratio."""
 
+OVERLAP_SIZE = 16 * 1024**2
+"""Bytes of the asynchronous all_reduce."""
+
+OVERLAP_SLEEP = 0.5
+"""Seconds between its start and its ``wait()``."""
+
 
 def comparisons(contestants: Sequence[str]) -> list[tuple[str, str]]:
     """Return which contestants to compare: the first backend with raw MPI, every other one with the first."""
