@@ -17,7 +17,7 @@ enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 
 enum { MPP_REPORTED = 4 };
 
 /* Why an operation failed: an MPI error code, or one of these. */
-enum mpp_failure { MPP_FAILURE_MPI = 1, MPP_FAILURE_MEMORY = 2, MPP_FAILURE_LENGTH = 3, MPP_FAILURE_CANCELLED = 4 };
+enum mpp_failure { MPP_FAILURE_MPI = 1, MPP_FAILURE_MEMORY = 2, MPP_FAILURE_LENGTH = 3, MPP_FAILURE_CANCELLED = 4, MPP_FAILURE_MISMATCH = 5 };
 
 /* library */
 int mpp_handle_size(void);

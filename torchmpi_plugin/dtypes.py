@@ -68,3 +68,21 @@ def premul_factor(op: Any) -> float:
             raise ValueError(f"the factor of PREMUL_SUM must have one element, not {factor.numel()}")
         return float(factor.item())
     return float(factor)
+
+
+# Kinds of call in a signature, as c_src/shm.h numbers them.
+_KINDS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter")
+
+
+def describe_signature(signature: int) -> str:
+    """What another rank called, from the signature that ``mpp_sign`` in c_src/shm.c made of it."""
+    signature &= (1 << 64) - 1
+    kind, size = _KINDS[signature & 15], signature >> 24
+    if kind == "barrier":
+        return kind
+    root = f" with root {signature >> 14 & 1023}" if kind in ("broadcast", "reduce") else ""
+    if kind in ("broadcast", "all_gather"):
+        return f"{kind} of {size} bytes{root}"
+    scaled = ", scaled" if signature >> 13 & 1 else ""
+    dtype, op = _TABLE[signature >> 4 & 31][0], MPI_OPERATIONS[signature >> 9 & 15]
+    return f"{kind} ({op}{scaled}) of {size} bytes of {dtype}{root}"

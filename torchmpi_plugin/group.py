@@ -14,7 +14,7 @@ import torch.distributed as dist
 from . import arguments, engine
 from .checkin import CheckIn
 from .communicator import Communicator
-from .dtypes import DTYPES, OPERATIONS, kind_of, premul_factor
+from .dtypes import DTYPES, OPERATIONS, describe_signature, kind_of, premul_factor
 from .errors import DistBackendError, describe_ranks
 from .work import CoalescedWork, PendingWork, Work
 
@@ -26,7 +26,7 @@ _REPORT_GRACE = 0.5
 #: Seconds between two looks at who has left.
 _LOOK_EVERY = 1.0
 
-_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED = 2, 3, 4
+_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH = 2, 3, 4, 5
 
 
 class Group(dist.ProcessGroup):
@@ -386,6 +386,11 @@ class Group(dist.ProcessGroup):
         if failure == _FAILURE_LENGTH:
             return DistBackendError(
                 f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
+            )
+        if failure == _FAILURE_MISMATCH:
+            return DistBackendError(
+                f"{text}: the ranks disagree: rank {first[0]} calls {describe_signature(second[0])}. Nothing was "
+                f"reduced or copied; the group can be used again"
             )
         if failure == _FAILURE_CANCELLED:
             return DistBackendError(f"{text}: cancelled")

@@ -22,7 +22,7 @@ class Settings:
     Attributes:
         backends: what torch.distributed runs on, the one of interest first.
         raw: whether to measure plain MPI calls too.
-        operations: names from the table of operations; none means all.
+        operations: names from the table of operations.
         sizes: bytes.
         repeats: the turns of each contestant.
         block_seconds: about how long one turn lasts, in seconds.
@@ -42,14 +42,24 @@ def parse_names(_: click.Context | None, __: click.Parameter | None, value: str)
 
 
 def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
-    """Split a list of operations at its commas, and refuse names that the table does not have."""
-    names = parse_names(ctx, param, value)
-    if names:
-        from .operations import OPERATIONS
+    """Split a list of operations, all if it is empty, and refuse names that the table does not have."""
+    from .operations import OPERATIONS
 
-        unknown = [name for name in names if name not in OPERATIONS]
-        if unknown:
-            raise click.BadParameter(f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
+    names = parse_names(ctx, param, value)
+    unknown = [name for name in names if name not in OPERATIONS]
+    if unknown:
+        raise click.BadParameter(f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
+    return names or list(OPERATIONS)
+
+
+def parse_backends(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
+    """Split a list of backends, and refuse names that torch does not know."""
+    import torch.distributed as dist
+
+    names = parse_names(ctx, param, value)
+    unknown = [name for name in names if not dist.is_backend_available(name)]
+    if unknown or not names:
+        raise click.BadParameter(f"this torch has no backend {', '.join(unknown)}" if unknown else "name at least one")
     return names
 
 
@@ -69,7 +79,7 @@ def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str 
 @click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")
 @click.option("--sizes", metavar="SIZE,...", callback=parse_sizes, help=f"Sizes of the data ({_FULL_SIZES}).")
 @click.option(
-    "--backends", metavar="NAME,...", default="mpiplus,gloo", callback=parse_names, help="Backends (mpiplus,gloo)."
+    "--backends", metavar="NAME,...", default="mpiplus,gloo", callback=parse_backends, help="Backends (mpiplus,gloo)."
 )
 @click.option("--raw/--no-raw", default=True, help="Measure plain MPI calls through mpi4py as well.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1), help="Turns of each contestant (11; quick: 5).")
@@ -89,15 +99,13 @@ def bench(
     all alike. A time is that of one call, on the slowest rank, and the median over the turns. The size is that of the
     whole of the data: what all_gather_into_tensor gives, what reduce_scatter_tensor takes. ping_pong is there and back.
     """
-    if not backends:
-        raise click.BadParameter("name at least one", param_hint="--backends")
     settings = Settings(
         backends=backends,
         raw=raw,
         operations=ops,
         sizes=sizes or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
         repeats=repeats or (5 if quick else 11),
-        block_seconds=0.01 if quick else 0.05,
+        block_seconds=0.01 if quick else 0.02,
     )
     _run(settings, json_file)
 
@@ -110,14 +118,12 @@ def _run(settings: Settings, json_file: Path | None) -> None:
 
     with open_session(settings.backends, settings.raw) as session:
         console = open_console(session.rank)
-        if session.size == 1:
-            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench", style="bold")
-        facts = session.facts()
-        print_facts(console, facts)
-        cases = plan([OPERATIONS[name] for name in settings.operations or OPERATIONS], settings.sizes, session.size)
+        if alone := session.size == 1:
+            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
+        print_facts(console, facts := session.facts())
+        cases = plan([OPERATIONS[name] for name in settings.operations], settings.sizes, session.size)
         rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
-        # One rank has nothing to wait for.
-        overlaps = measure_overlap(session, min(settings.repeats, 5), settings.block_seconds) if session.size > 1 else []
+        overlaps = [] if alone else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
     report = Report(facts, asdict(settings), session.contestants, rows, overlaps)
     report.print(console)
     if json_file and session.rank == 0:

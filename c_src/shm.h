@@ -1,0 +1,68 @@
+/* What the shared-memory protocol (shm.c) and the collectives on it (shm_collectives.c) share. */
+#ifndef MPP_SHM_H
+#define MPP_SHM_H
+
+#include "engine.h"
+
+enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 7 };
+
+typedef struct {
+    _Atomic uint64_t in;
+    uint64_t signature[MAX_RING]; /* of the chunk in each slot; in the cache line that a reader needs anyway */
+    _Atomic uint64_t reduced;
+    char pad2[CACHE_LINE - sizeof(uint64_t)];
+    _Atomic uint64_t out;
+    char pad3[CACHE_LINE - sizeof(uint64_t)];
+} rank_counters;
+
+/* In a signature: the kind of call in the low bits, the bytes in the high ones; see mpp_sign(). */
+enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, SIGNATURE_KIND = 15, SIGNATURE_BYTES = 24 };
+
+typedef struct shm_op shm_op;
+
+struct mpp_channel {
+    rank_counters *counters;
+    char *slots;
+    int size, rank, ring;
+    size_t slot_bytes;
+    uint64_t next;             /* number of the next chunk to be given to an operation */
+    uint64_t all_in, all_out;  /* lower bounds of the others' counters, to read fewer foreign cache lines */
+    uint64_t all_reduced;
+    shm_op *head, *tail;       /* operations in program order; only the head moves data */
+    const void **sources;      /* scratch: one pointer per rank */
+};
+
+struct shm_op {
+    mpp_op op;
+    shm_op *later;
+    uint64_t first, chunks;           /* my chunk numbers are first ... first + chunks - 1 */
+    uint64_t written, reduced, done;  /* how many of them this rank has dealt with */
+    void (*write)(shm_op *, uint64_t chunk, char *slot);
+    void (*read)(shm_op *, uint64_t chunk);
+    uint64_t signature;
+    int checked; /* all ranks have come, with this signature */
+    int two_phase;
+    int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: nobody's */
+    int root;
+    size_t chunk_bytes;
+    /* data */
+    const char *in;
+    char *out;
+    size_t bytes;        /* of `in` or `out`, what is cut into chunks */
+    mpp_reduction how;
+    size_t element;
+    const uintptr_t *in_list, *out_list; /* owned copies */
+    size_t *lengths;
+};
+
+char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number);
+size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk);
+size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
+size_t mpp_piece_bytes(const mpp_channel *c);
+
+shm_op *mpp_new_shm_op(mpp_group *g);
+void mpp_discard_lists(mpp_op *op);
+void mpp_sign(shm_op *s, int kind, unsigned extra, size_t bytes);
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
+
+#endif

@@ -1,0 +1,175 @@
+/* The collectives over shared memory: for each, what a rank writes to its slot and what it reads from the
+ * others'. The protocol around that is in shm.c. */
+#include "shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uintptr_t *copy_list(const uintptr_t *list, int count) {
+    uintptr_t *copy = malloc((size_t)count * sizeof *copy);
+    if (copy) memcpy(copy, list, (size_t)count * sizeof *copy);
+    return copy;
+}
+
+static uintptr_t out_of_memory(shm_op *s, mpp_group *g) {
+    if (s) {
+        mpp_discard_lists(&s->op);
+        free(s);
+    }
+    return mpp_out_of_memory(g);
+}
+
+/* ---- barrier and broadcast ---- */
+
+uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g);
+    if (!s) return out_of_memory(s, g);
+    mpp_sign(s, BARRIER, 0, 0);
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
+    memcpy(slot, s->in + chunk * s->chunk_bytes, mpp_chunk_length(s, s->bytes, chunk));
+}
+
+static void read_from_root(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk), mpp_chunk_length(s, s->bytes, chunk));
+}
+
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g);
+    if (!s) return out_of_memory(s, g);
+    s->in = s->out = buffer;
+    s->bytes = bytes;
+    s->root = s->wait_for = root;
+    mpp_sign(s, BROADCAST, (unsigned)root, bytes);
+    if (g->rank == root) s->write = write_plain;
+    else s->read = read_from_root;
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- all_reduce and reduce ---- */
+
+static void read_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = chunk * s->chunk_bytes;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk);
+    /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
+    c->sources[c->rank] = s->in + offset;
+    mpp_reduce(&s->how, s->out + offset, c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+}
+
+static void read_parts(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    for (int r = 0; r < c->size; r++) {
+        size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
+        memcpy(s->out + chunk * s->chunk_bytes + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
+    }
+}
+
+/* root -1: everybody gets the result. */
+uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                         int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g);
+    if (!s) return out_of_memory(s, g);
+    s->in = in;
+    s->out = out;
+    s->how = *how;
+    s->element = mpp_dtype_size(how->dtype);
+    s->bytes = count * s->element;
+    s->write = g->size > 1 ? write_plain : NULL;
+    s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
+    s->read = s->two_phase ? read_parts : read_sum;
+    if (root >= 0 && root != g->rank) {
+        s->read = NULL;
+        if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
+    }
+    mpp_sign(s, root < 0 ? ALL_REDUCE : REDUCE, root < 0 ? 0 : (unsigned)root, s->bytes);
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- all_gather ---- */
+
+static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
+    size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
+    if (length) memcpy(slot, s->in + chunk * s->chunk_bytes, length);
+}
+
+static void read_blocks(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = chunk * s->chunk_bytes;
+    for (int r = 0; r < c->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        char *out = (char *)s->out_list[r] + offset;
+        if (!length) continue;
+        if (r != c->rank) memcpy(out, mpp_slot_of(c, r, s->first + chunk), length);
+        else if (out != s->in + offset) memcpy(out, s->in + offset, length);
+    }
+}
+
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g);
+    if (!s) return out_of_memory(s, g);
+    size_t longest = 0;
+    s->in = in;
+    s->out_list = copy_list(out, g->size);
+    s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
+    if (!s->out_list || !s->lengths) return out_of_memory(s, g);
+    unsigned lengths = 0;
+    for (int r = 0; r < g->size; r++) {
+        if (bytes[r] > longest) longest = bytes[r];
+        lengths = lengths * 31 + (unsigned)bytes[r];
+    }
+    mpp_sign(s, ALL_GATHER, lengths, longest);
+    s->write = write_own_block;
+    s->read = read_blocks;
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- reduce_scatter ---- */
+
+/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. */
+static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
+    mpp_channel *c = s->op.group->channel;
+    for (int r = 0; r < c->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        if (length && r != c->rank)
+            memcpy(slot + (size_t)r * s->chunk_bytes, (const char *)s->in_list[r] + chunk * s->chunk_bytes, length);
+    }
+}
+
+static void read_piece_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t length = mpp_chunk_length(s, s->lengths[c->rank], chunk), offset = chunk * s->chunk_bytes;
+    if (!length) return;
+    for (int r = 0; r < c->size; r++)
+        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)c->rank * s->chunk_bytes;
+    c->sources[c->rank] = (const char *)s->in_list[c->rank] + offset;
+    mpp_reduce(&s->how, s->out + offset, c->sources, c->size, length / s->element);
+}
+
+uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
+                                 const mpp_reduction *how, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g);
+    if (!s) return out_of_memory(s, g);
+    size_t longest = 0;
+    unsigned lengths = 0;
+    s->out = out;
+    s->how = *how;
+    s->element = mpp_dtype_size(how->dtype);
+    s->in_list = copy_list(in, g->size);
+    s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
+    if (!s->in_list || !s->lengths) return out_of_memory(s, g);
+    for (int r = 0; r < g->size; r++) {
+        s->lengths[r] *= s->element;
+        if (s->lengths[r] > longest) longest = s->lengths[r];
+        lengths = lengths * 31 + (unsigned)s->lengths[r];
+    }
+    s->chunk_bytes = mpp_piece_bytes(g->channel);
+    mpp_sign(s, REDUCE_SCATTER, lengths, longest);
+    s->write = write_pieces;
+    s->read = read_piece_sum;
+    return mpp_enqueue_shm(s, wait_ns);
+}
