@@ -36,7 +36,7 @@ _torch_env_rendezvous: Any = None
 
 
 def _register() -> None:
-    global _torch_env_rendezvous  # noqa: PLW0603
+    global _torch_env_rendezvous
     import torch.distributed as dist
 
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
@@ -52,5 +52,5 @@ def autoload() -> None:
     """Entry point of the groups ``torch.backends`` and ``torch.distributed.backends``."""
     try:
         _register()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         warnings.warn(f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}", stacklevel=2)

@@ -57,10 +57,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
             f"pass a .clone()"
         )
     target = tensor.detach()
-    if load:
-        buffer = readable(target)
-    else:
-        buffer = torch.empty(target.shape, dtype=target.dtype)
+    buffer = readable(target) if load else torch.empty(target.shape, dtype=target.dtype)
 
     def finish() -> None:
         target.copy_(buffer)

@@ -89,7 +89,7 @@ class CheckIn:
                 self._store.delete_key(self._key("barrier", self._barriers - 1, self._rank))
 
     def _read(self, keys: list[str]) -> list[bytes]:
-        if self._store.has_extended_api():
+        if self._store.has_extended_api():  # type: ignore[attr-defined]
             return list(self._store.multi_get(keys))
         return [self._store.get(key) for key in keys]  # file:// knows no multi_get
 

@@ -171,7 +171,9 @@ class Communicator:
 _generations: collections.Counter[str] = collections.Counter()
 
 
-def create(base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> tuple[Communicator, CheckIn]:
+def create(
+    base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta
+) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
     Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline, hence
@@ -196,7 +198,16 @@ def create(base: Any, store: Store, name: str, rank: int, size: int, timeout: ti
             f"creating group {name!r}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
-    group = base.Get_group().Incl(members)
-    comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
-    group.Free()
+    everybody = base.Get_group()
+    group = everybody.Incl(members)
+    try:
+        comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+    except mpi_runtime.mpi().Exception as error:
+        raise DistBackendError(
+            f"creating group {name!r}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
+            f"all; destroy_process_group(group) gives one back"
+        ) from error
+    finally:
+        group.Free()
+        everybody.Free()
     return Communicator(comm), checkin

@@ -57,9 +57,7 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         _base = rendezvous.base_communicator(options)
         rendezvous.check_world_size(opts.group_size, _base.Get_size())
     base = _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
-    comm, checkin = communicator.create(
-        base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout
-    )
+    comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:

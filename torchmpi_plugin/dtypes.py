@@ -37,7 +37,9 @@ MPI_DATATYPES: dict[int, str] = {code: name for code, (_, name) in enumerate(_TA
 # Position = enum mpp_redop.
 MPI_OPERATIONS: dict[int, str] = dict(enumerate(("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR")))
 
-_Kind = ReduceOp.RedOpType
+_Kind: Any = ReduceOp.RedOpType  # the stubs do not list its members
+
+AVG, PREMUL_SUM, SUM = _Kind.AVG, _Kind.PREMUL_SUM, _Kind.SUM
 OPERATIONS: dict[Any, int] = {
     _Kind.SUM: 0,
     _Kind.AVG: 0,

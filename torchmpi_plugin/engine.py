@@ -1,8 +1,8 @@
 """The Python face of the C engine: its lifetime, who waits, and what happens when an operation completes.
 
 The C engine starts operations, advances them and knows no Python. Here a pending operation is tied to its
-:class:`~torchmpi_plugin.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every PendingWork that MPI or
-a neighbour may still be writing to, whether or not the user kept it.
+:class:`~torchmpi_plugin.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one
+that MPI or a neighbour may still be writing to, whether or not the user kept it.
 """
 
 from __future__ import annotations

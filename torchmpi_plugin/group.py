@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import arguments, engine
+from . import arguments, engine, shutdown
 from .checkin import CheckIn
 from .communicator import Communicator
-from .dtypes import DTYPES, OPERATIONS, describe_signature, kind_of, premul_factor
+from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_signature, kind_of, premul_factor
 from .errors import DistBackendError, describe_ranks
+from .identity import Identity
 from .work import CoalescedWork, PendingWork, Work
 
-_AVG, _PREMUL = dist.ReduceOp.RedOpType.AVG, dist.ReduceOp.RedOpType.PREMUL_SUM
 #: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
 _REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0
 #: At a deadline, the others' reports are given this long to come in.
@@ -29,7 +29,7 @@ _LOOK_EVERY = 1.0
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH = 2, 3, 4, 5
 
 
-class Group(dist.ProcessGroup):
+class Group(Identity):
     """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all
@@ -46,17 +46,11 @@ class Group(dist.ProcessGroup):
         timeout: timedelta,
     ) -> None:
         rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
-        super().__init__(rank, size)
+        super().__init__(rank, size, name, global_ranks, store, timeout)
         self._engine = engine.start()
         self._lib, self._ffi = self._engine.lib, self._engine.ffi
         self._communicator = communicator
         self._checkin = checkin
-        self._store = store
-        self._rank, self._size = rank, size
-        self._global_ranks = list(global_ranks)
-        self._name = name
-        self._description = ""
-        self._timeout = timeout.total_seconds()
         self._handle = communicator.handle
         self._sequence = 0  # of collectives: the same on all ranks
         self._messages = 0
@@ -64,110 +58,9 @@ class Group(dist.ProcessGroup):
         self._broken: str | None = None
         self._reported = -1
         self._reductions: dict[Any, Any] = {}
-        self._coalescing: list[Work | CoalescedWork] | None = None
+        self._coalescing: list[Work] | None = None
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
-
-    # ---- identity, as torch asks for it ----
-
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return self._rank
-
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._size
-
-    getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
-
-    def name(self) -> str:
-        """The backend's name."""
-        return "mpiplus"
-
-    getBackendName = _get_backend_name = name  # noqa: N815
-
-    @property
-    def group_name(self) -> str:
-        """torch's name for the group."""
-        return self._name
-
-    @property
-    def pg_name(self) -> str:
-        """torch's name for the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group was made for."""
-        return self._description
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """torch's name for the group."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Called by torch when the group is registered."""
-        self._name = name
-
-    _set_group_name = setGroupName
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group was made for."""
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Called by torch when the group is registered."""
-        self._description = description
-
-    _set_group_desc = setGroupDesc
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> Any:
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
-        return self
-
-    def _set_default_backend(self, backend_type: Any) -> None:
-        pass  # there is only one
-
-    def _has_hooks(self) -> bool:
-        return False
-
-    def get_group_store(self) -> dist.Store:
-        """The group's prefix of torch's store."""
-        return self._store
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass  # every rank counts from zero
-
-    @property
-    def supports_splitting(self) -> bool:
-        """NCCL's kind of splitting."""
-        return False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        """Whether operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work."""
-        return True
-
-    @property
-    def supports_time_estimate(self) -> bool:
-        """NCCL's estimate of a collective's time."""
-        return False
-
-    @property
-    def options(self) -> Any:
-        """The group's settings as torch's base class has them."""
-        options = dist.Backend.Options("mpiplus", timedelta(seconds=self._timeout))
-        options.global_ranks_in_group = self._global_ranks
-        options.group_name = self._name
-        return options
 
     @property
     def label(self) -> str:
@@ -209,13 +102,18 @@ class Group(dist.ProcessGroup):
             self._checkin.leave(self._sequence)
 
     def shutdown(self) -> None:
-        """Free the group's communicator and memory; with operations pending, at exit. Idempotent."""
-        if self._handle and not engine.forked:
-            self._handle = 0
-            self._broken = self._broken or f"{self.label} is destroyed"
-            if self._communicator.free() and self.user_communicator is not None:
-                self.user_communicator.Free()
-                self.user_communicator = None
+        """Free the group's communicator and memory, once its operations are complete. Idempotent.
+
+        What does not complete within the exit grace is left for the end of the process.
+        """
+        if engine.forked:
+            return
+        self._handle = 0
+        self._broken = self._broken or f"{self.label} is destroyed"
+        shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])
+        if self._communicator.free() and self.user_communicator is not None:
+            self.user_communicator.Free()
+            self.user_communicator = None
 
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
@@ -306,14 +204,14 @@ class Group(dist.ProcessGroup):
         code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
         if code is None or operation_code is None:
             raise TypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
-        boolean_sum = dtype is torch.bool and kind in (_AVG, _PREMUL)
+        boolean_sum = dtype is torch.bool and kind in (AVG, PREMUL_SUM)
         if boolean_sum or not self._lib.mpp_reduction_supported(code, operation_code):
             raise ValueError(f"{operation}: {kind.name} makes no sense for {dtype}")
         how = self._ffi.new("mpp_reduction *")
         how.dtype, how.op, how.premul, how.divisor = code, operation_code, 1.0, 1
-        if kind == _AVG:
+        if kind == AVG:
             how.divisor = self._size
-        if kind == _PREMUL:
+        if kind == PREMUL_SUM:
             how.has_premul, how.premul = 1, premul_factor(op)
         else:
             self._reductions[key] = how
@@ -365,11 +263,13 @@ class Group(dist.ProcessGroup):
         seen = {r for r in range(self._size) if self._lib.mpp_arrived(call.handle, r) == 1}
         waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.number}
         missing = [r for r in range(self._size) if r not in waiting]
-        others = sorted({f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and
-                         name != call.name})
+        others = sorted(
+            {f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and name != call.name}
+        )
         parts = []
         if missing:
-            parts.append(f"Not arrived: {describe_ranks(missing)} (still computing, stopped, dead, or never calling it)")
+            why = "still computing, stopped, dead, or never calling it"
+            parts.append(f"Not arrived: {describe_ranks(missing)} ({why})")
         if waiting:
             parts.append(f"arrived: {describe_ranks(sorted(waiting))}")
         if others:

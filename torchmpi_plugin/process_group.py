@@ -1,4 +1,4 @@
-"""The operations of c10d, one method each: check the arguments, pick buffers, hand over to C.
+"""The collectives of c10d, one method each: check the arguments, pick buffers, hand over to C.
 
 Every method returns a Work. With ``asyncOp`` false the operation is complete when the method returns.
 Older torch calls some operations by other names; both are here.
@@ -16,11 +16,11 @@ from torch.distributed import distributed_c10d as c10d
 from . import arguments, sparse
 from .arguments import bytes_of, check, readable, single, writable
 from .engine import SLICE_NS
-from .group import Group
+from .messages import Messages
 from .work import CoalescedWork, Work
 
 Tensors = list[torch.Tensor]
-ANY_SOURCE = -1
+Parts = Sequence[torch.Tensor | None]
 
 
 def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
@@ -41,7 +41,7 @@ def _first(lists: Any) -> Any:
     return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
 
 
-class ProcessGroupMPI(Group):
+class ProcessGroupMPI(Messages):
     """A ``torch.distributed`` process group on MPI.
 
     The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
@@ -213,7 +213,7 @@ class ProcessGroupMPI(Group):
         source = readable(tensor)
         send = [source if r == root else None for r in range(self._size)]
         pairs = [writable(output, "gather") for output in outputs]
-        receive = [buffer for buffer, _ in pairs] or [None] * self._size
+        receive: Parts = [buffer for buffer, _ in pairs] or [None] * self._size
         finish = arguments.all_of([done for _, done in pairs])
         return self._exchange("gather", send, receive, outputs or [tensor], opts, finish)
 
@@ -241,7 +241,7 @@ class ProcessGroupMPI(Group):
         for item in inputs:
             arguments.check_dtype(check(item, "scatter"), tensor, "scatter")
             arguments.check_numel(item, tensor.numel(), "each input", "scatter")
-        send = [readable(item) for item in inputs] or [None] * self._size
+        send: Parts = [readable(item) for item in inputs] or [None] * self._size
         buffer, finish = writable(tensor, "scatter")
         receive = [buffer if r == root else None for r in range(self._size)]
         return self._exchange("scatter", send, receive, [tensor], opts, finish)
@@ -346,8 +346,8 @@ class ProcessGroupMPI(Group):
     def _exchange(
         self,
         name: str,
-        send: Sequence[torch.Tensor | None],
-        receive: Sequence[torch.Tensor | None],
+        send: Parts,
+        receive: Parts,
         tensors: Tensors,
         opts: Any,
         finish: arguments.Finish,
@@ -367,39 +367,9 @@ class ProcessGroupMPI(Group):
         return self._issue(name, handle, sync, tensors, opts, finish, (send, receive, keep))
 
     @staticmethod
-    def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    def _addresses(tensors: Parts) -> list[int]:
         return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
     @staticmethod
-    def _lengths(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    def _lengths(tensors: Parts) -> list[int]:
         return [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
-
-    # ---- pairs ----
-
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        """Send to one rank. Complete when the tensor may be written to again."""
-        tensor = single(tensors, "send")
-        arguments.check_peer(dst, self._size, "send")
-        arguments.check_tag(tag, self._communicator.largest_tag, "send")
-        source = readable(tensor)
-        group = self._begin("send")
-        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, 0)
-        return self._issue("send", handle, False, [tensor], None, None, source, dst)
-
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        """Receive from one rank a message of exactly the tensor's length."""
-        arguments.check_peer(src, self._size, "recv")
-        return self._recv(tensors, src, tag)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
-        return self._recv(tensors, ANY_SOURCE, tag)
-
-    def _recv(self, tensors: Any, src: int, tag: int) -> Work:
-        tensor = single(tensors, "recv")
-        arguments.check_tag(tag, self._communicator.largest_tag, "recv")
-        buffer, finish = writable(tensor, "recv")
-        group = self._begin("recv")
-        # -1: keep the operation even if it is complete, to ask it where the message came from
-        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
-        return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import engine as engine_module
 from . import mpi_runtime
@@ -22,6 +23,7 @@ from . import mpi_runtime
 if TYPE_CHECKING:
     from .engine import Engine
     from .group import Group
+    from .work import PendingWork
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _uncaught = False
@@ -95,19 +97,25 @@ def _at_exit(engine: Engine) -> None:
     _abort_after_exception()
     for group in list(_groups):
         group.leave()
-    _drain(engine)
+    _end_job_if_busy(engine)
     engine.stop()
     for group in list(_groups):
         group.shutdown()
 
 
-def _drain(engine: Engine) -> None:
+def drain(pending: Callable[[], list[PendingWork]]) -> list[PendingWork]:
+    """Wait, within the grace, until nothing is pending that can still complete; what is left."""
     until = time.monotonic() + _grace()
-    while (pending := engine.pending()) and time.monotonic() < until and not all(w.abandoned for w in pending):
+    while (left := pending()) and time.monotonic() < until and not all(work.abandoned for work in left):
         time.sleep(0.001)
-    if pending:
-        names = ", ".join(dict.fromkeys(str(work) for work in pending[:4]))
+    return left
+
+
+def _end_job_if_busy(engine: Engine) -> None:
+    left = drain(engine.pending)
+    if left:
+        names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
         abort_job(
-            f"{len(pending)} operation(s) still pending at exit ({names}); wait() for them and call "
+            f"{len(left)} operation(s) still pending at exit ({names}); wait() for them and call "
             f"destroy_process_group() before the program ends"
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import ReduceOp
 
-from .dtypes import kind_of
+from .dtypes import AVG, SUM, kind_of
 from .errors import DistBackendError, describe_ranks
 from .work import Work
 
@@ -35,7 +34,7 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
         DistBackendError: the ranks' tensors do not agree.
     """
     kind = kind_of(opts.reduceOp)
-    if kind not in (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG):
+    if kind not in (SUM, AVG):
         raise ValueError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
     if not tensor.is_cpu:
         raise ValueError(f"all_reduce: mpiplus moves CPU tensors; this one is on {tensor.device}")
@@ -50,7 +49,7 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
     if total.dtype in _LOW_PRECISION:
         total = total.float()  # one rounding, as for dense tensors
     result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape).coalesce()
-    if kind == ReduceOp.RedOpType.AVG:
+    if kind == AVG:
         result = result / group.size()
     tensor.detach().copy_(result.to(tensor.dtype))
     work = Work()

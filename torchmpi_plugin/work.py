@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,10 @@ from . import engine
 from .errors import DistBackendError
 
 if TYPE_CHECKING:
-    from .process_group import ProcessGroupMPI
+    from .group import Group
 
-# One lock for all: completing is short, and a reentrant lock lets a completion start another operation.
-_completing = threading.RLock()
+# One lock for all: completing is short.
+_completing = threading.Lock()
 
 
 class Work(dist.Work):
@@ -55,7 +55,7 @@ class Work(dist.Work):
         if not self.finished:
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
-            if not engine.start().wait(self, until):
+            if not engine.start().wait(cast(PendingWork, self), until):
                 raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -71,7 +71,7 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the operation is over, for better or worse. Becomes True without any call."""
-        return self.finished or engine.start().poll(self)
+        return self.finished or engine.start().poll(cast(PendingWork, self))
 
     def is_success(self) -> bool:
         """Whether the operation is over and went well."""
@@ -89,11 +89,14 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
         with _completing:
-            if self._future is None:
-                self._future = torch.futures.Future()
-                if self.finished:
-                    self._resolve()
-            return self._future
+            if self._future is not None:
+                return self._future
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            self._future = future
+            finished = self.finished
+        if finished:
+            self._resolve()
+        return future
 
     def source_rank(self) -> int:
         """The rank, in the group, that a message from any source came from; -1 before it came."""
@@ -102,9 +105,11 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def _resolve(self) -> None:
-        assert self._future is not None
+        """Set the future, if there is one. Outside the lock: this runs the user's callbacks."""
+        if self._future is None:
+            return
         if self._error is not None:
-            self._future.set_exception(self._error)
+            self._future.set_exception(self._error)  # type: ignore[arg-type]
         else:
             self._future.set_result(self._tensors)
 
@@ -125,7 +130,7 @@ class PendingWork(Work):
     def __init__(
         self,
         handle: int,
-        group: ProcessGroupMPI,
+        group: Group,
         name: str,
         number: int,
         peer: int | None,
@@ -180,30 +185,27 @@ class PendingWork(Work):
         with _completing:
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
+                self._finish = self._keep = None
                 return
             if state == engine.DONE:
                 try:
                     if self._finish is not None:
                         self._finish()
-                except Exception as error:  # noqa: BLE001 - raised where the user waits
+                except Exception as error:
                     self._error = error
             else:
                 self._error = self.group.failure_of(self)
-            self._end()
-
-    def _end(self) -> None:
-        self.finished = True
-        if not self.abandoned:
             self._finish = self._keep = None
-        if self._future is not None:
-            self._resolve()
+            self.finished = True
+        self._resolve()
 
     def _abandon(self, error: Exception) -> None:
         with _completing:
-            if not self.finished:
-                self._error = error
-                self.abandoned = True
-                self._end()
+            if self.finished:
+                return
+            self._error = error
+            self.abandoned = self.finished = True
+        self._resolve()
 
     def abandon_aborted(self) -> None:
         """The group was aborted while this waited."""
@@ -237,11 +239,15 @@ class CoalescedWork(dist.Work):
             raise errors[0]
         return True
 
-    synchronize = block_current_stream = wait
+    def synchronize(self) -> None:
+        """The same as ``wait()``."""
+        self.wait()
+
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether all are over."""
-        return all([work.is_completed() for work in self._works])  # noqa: C419 - each poll makes progress
+        return all([work.is_completed() for work in self._works])
 
     def is_success(self) -> bool:
         """Whether all went well."""

@@ -1,0 +1,129 @@
+"""What torch asks a group about itself.
+
+The base class answers most of this from its C++ backends, of which a group in Python has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Identity(dist.ProcessGroup):
+    """Ranks, names, devices and settings of a group."""
+
+    def __init__(
+        self, rank: int, size: int, name: str, global_ranks: Sequence[int], store: dist.Store, timeout: timedelta
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
+        self._rank, self._size = rank, size
+        self._global_ranks = list(global_ranks)
+        self._store = store
+        self._name = name
+        self._description = ""
+        self._timeout = timeout.total_seconds()
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "mpiplus"
+
+    getBackendName = _get_backend_name = name  # noqa: N815
+
+    @property
+    def group_name(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    @property
+    def pg_name(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group was made for."""
+        return self._description
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """torch's name for the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group was made for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
+        return self
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        pass  # there is only one
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def get_group_store(self) -> dist.Store:
+        """The group's prefix of torch's store."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # every rank counts from zero
+
+    @property
+    def supports_splitting(self) -> bool:
+        """NCCL's kind of splitting."""
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work."""
+        return True
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        """NCCL's estimate of a collective's time."""
+        return False
+
+    @property
+    def options(self) -> Any:
+        """The group's settings as torch's base class has them."""
+        options: Any = dist.Backend.Options(  # type: ignore[attr-defined]
+            "mpiplus", timedelta(seconds=self._timeout)
+        )
+        options.global_ranks_in_group = self._global_ranks
+        options.group_name = self._name
+        return options

@@ -1,0 +1,44 @@
+"""Messages between two ranks: the c10d methods for pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import arguments
+from .arguments import bytes_of, readable, single, writable
+from .group import Group
+from .work import Work
+
+ANY_SOURCE = -1
+
+
+class Messages(Group):
+    """``send``, ``recv`` and ``recv_anysource``; isend and irecv of torch come here too."""
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Send to one rank. Complete when the tensor may be written to again."""
+        tensor = single(tensors, "send")
+        arguments.check_peer(dst, self._size, "send")
+        arguments.check_tag(tag, self._communicator.largest_tag, "send")
+        source = readable(tensor)
+        group = self._begin("send")
+        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, 0)
+        return self._issue("send", handle, False, [tensor], None, None, source, dst)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receive from one rank a message of exactly the tensor's length."""
+        arguments.check_peer(src, self._size, "recv")
+        return self._recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
+        return self._recv(tensors, ANY_SOURCE, tag)
+
+    def _recv(self, tensors: Any, src: int, tag: int) -> Work:
+        tensor = single(tensors, "recv")
+        arguments.check_tag(tag, self._communicator.largest_tag, "recv")
+        buffer, finish = writable(tensor, "recv")
+        group = self._begin("recv")
+        # -1: keep the operation even if it is complete, to ask it where the message came from
+        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
+        return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)
