@@ -52,7 +52,6 @@ class Group(Identity):
         self._communicator = communicator
         self._checkin = checkin
         self._handle = communicator.handle
-        self._sequence = 0  # of collectives: the same on all ranks
         self._messages = 0
         self._looked = 0.0
         self._broken: str | None = None

@@ -25,6 +25,7 @@ class Identity(dist.ProcessGroup):
         self._store = store
         self._name = name
         self._description = ""
+        self._sequence = 0  # of collectives: the same on all ranks
         self._timeout = timeout.total_seconds()
 
     def rank(self) -> int:
