@@ -22,10 +22,10 @@ typedef struct mpp_channel mpp_channel; /* shared memory of a group, shm.c */
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
-    int (*step)(mpp_op *);     /* under the lock */
-    void (*cancel)(mpp_op *);  /* under the lock; NULL where an operation cannot be taken back */
+    int (*step)(mpp_op *);              /* under the lock */
+    void (*cancel)(mpp_op *);           /* under the lock; NULL where an operation cannot be taken back */
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
-    void (*discard)(mpp_op *); /* frees what the operation owns besides itself; may be NULL */
+    void (*discard)(mpp_op *);          /* frees what the operation owns besides itself; may be NULL */
     _Atomic int state;
     int notify; /* report completion through mpp_next_completed */
     int queued; /* stands in the list of completed operations */
@@ -43,7 +43,7 @@ struct mpp_group {
     int yield_early;
     _Atomic int aborted;
     int64_t active;
-    mpp_channel *channel; /* NULL where the group spans several nodes */
+    mpp_channel *channel;             /* NULL where the group spans several nodes */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */
 };
 
@@ -66,8 +66,7 @@ uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns);
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
                          int64_t wait_ns);
-uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes,
-                            int64_t wait_ns);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns);
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
                                  const mpp_reduction *how, int64_t wait_ns);
 

@@ -21,13 +21,13 @@ int mpp_load(const char *path, char *message, int length) {
         return -1;
     }
     void *symbol;
-#define MPP_FIND(name, arguments)                                                                    \
-    symbol = dlsym(library, "MPI_" #name);                                                           \
-    if (!symbol) {                                                                                   \
-        snprintf(message, (size_t)length, "the MPI library has no function MPI_" #name);             \
-        dlclose(library);                                                                            \
-        return -1;                                                                                   \
-    }                                                                                                \
+#define MPP_FIND(name, arguments)                                                                                      \
+    symbol = dlsym(library, "MPI_" #name);                                                                             \
+    if (!symbol) {                                                                                                     \
+        snprintf(message, (size_t)length, "the MPI library has no function MPI_" #name);                               \
+        dlclose(library);                                                                                              \
+        return -1;                                                                                                     \
+    }                                                                                                                  \
     memcpy(&mpp_mpi.name, &symbol, sizeof symbol);
     MPP_MPI_FUNCTIONS(MPP_FIND)
 #undef MPP_FIND

@@ -23,24 +23,23 @@ typedef union {
 } mpi_status;
 
 /* X(return type is always int, name, arguments) */
-#define MPP_MPI_FUNCTIONS(X)                                                                         \
-    X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                    \
-    X(Irecv, (void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                          \
-    X(Test, (mpi_handle *, int *, mpi_status *))                                                     \
-    X(Cancel, (mpi_handle *))                                                                        \
-    X(Test_cancelled, (const mpi_status *, int *))                                                   \
-    X(Get_count, (const mpi_status *, mpi_handle, int *))                                            \
-    X(Ibarrier, (mpi_handle, mpi_handle *))                                                          \
-    X(Ibcast, (void *, int, mpi_handle, int, mpi_handle, mpi_handle *))                              \
-    X(Iallreduce, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))     \
-    X(Ireduce, (const void *, void *, int, mpi_handle, mpi_handle, int, mpi_handle, mpi_handle *))   \
-    X(Iallgather, (const void *, int, mpi_handle, void *, int, mpi_handle, mpi_handle, mpi_handle *)) \
-    X(Ireduce_scatter_block,                                                                         \
-      (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))                 \
-    X(Error_string, (int, char *, int *))                                                            \
-    X(Error_class, (int, int *))                                                                     \
-    X(Finalized, (int *))                                                                     \
-    X(Finalize, (void))                                                                     \
+#define MPP_MPI_FUNCTIONS(X)                                                                                           \
+    X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                      \
+    X(Irecv, (void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                            \
+    X(Test, (mpi_handle *, int *, mpi_status *))                                                                       \
+    X(Cancel, (mpi_handle *))                                                                                          \
+    X(Test_cancelled, (const mpi_status *, int *))                                                                     \
+    X(Get_count, (const mpi_status *, mpi_handle, int *))                                                              \
+    X(Ibarrier, (mpi_handle, mpi_handle *))                                                                            \
+    X(Ibcast, (void *, int, mpi_handle, int, mpi_handle, mpi_handle *))                                                \
+    X(Iallreduce, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))                       \
+    X(Ireduce, (const void *, void *, int, mpi_handle, mpi_handle, int, mpi_handle, mpi_handle *))                     \
+    X(Iallgather, (const void *, int, mpi_handle, void *, int, mpi_handle, mpi_handle, mpi_handle *))                  \
+    X(Ireduce_scatter_block, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))            \
+    X(Error_string, (int, char *, int *))                                                                              \
+    X(Error_class, (int, int *))                                                                                       \
+    X(Finalized, (int *))                                                                                              \
+    X(Finalize, (void))                                                                                                \
     X(Abort, (mpi_handle, int))
 
 typedef struct {

@@ -21,15 +21,13 @@
 
 #define MPP_F32_INF 0x7f800000
 
-MPP_INLINE float mpp_f32(uint32_t bits)
-{
+MPP_INLINE float mpp_f32(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-MPP_INLINE uint32_t mpp_f32_bits(float value)
-{
+MPP_INLINE uint32_t mpp_f32_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
@@ -37,31 +35,23 @@ MPP_INLINE uint32_t mpp_f32_bits(float value)
 
 /* ---- bfloat16: the upper half of a float32 ---- */
 
-MPP_INLINE float mpp_bf16_to_f32(uint16_t h)
-{
-    return mpp_f32((uint32_t)h << 16);
-}
+MPP_INLINE float mpp_bf16_to_f32(uint16_t h) { return mpp_f32((uint32_t)h << 16); }
 
 /* Leaves the bfloat16 in the upper half; what the lower half holds is noise. */
-MPP_INLINE uint32_t mpp_bf16_round(float value)
-{
+MPP_INLINE uint32_t mpp_bf16_round(float value) {
     uint32_t bits = mpp_f32_bits(value);
     uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
     return value != value ? 0x7fc00000 : rounded;
 }
 
-MPP_INLINE uint16_t mpp_f32_to_bf16(float value)
-{
-    return (uint16_t)(mpp_bf16_round(value) >> 16);
-}
+MPP_INLINE uint16_t mpp_f32_to_bf16(float value) { return (uint16_t)(mpp_bf16_round(value) >> 16); }
 
 /* ---- formats with their own exponent width ----
  * "magnitude" is the encoding without its sign bit.  Comparisons are on signed
  * ints because SSE2 has no unsigned ones; no magnitude reaches the sign bit. */
 
 /* The float32 bits of a magnitude, as if the format had no inf and no NaN. */
-MPP_INLINE uint32_t mpp_magnitude_widen(uint32_t magnitude, int mantissa_bits, int bias)
-{
+MPP_INLINE uint32_t mpp_magnitude_widen(uint32_t magnitude, int mantissa_bits, int bias) {
     uint32_t in_place = magnitude << (23 - mantissa_bits);
     uint32_t least_normal = (uint32_t)(128 - bias) << 23;
     uint32_t normal = in_place + ((uint32_t)(127 - bias) << 23);
@@ -72,8 +62,7 @@ MPP_INLINE uint32_t mpp_magnitude_widen(uint32_t magnitude, int mantissa_bits, i
 
 /* The magnitude nearest to |value|, its exponent running past the format's
  * largest where the value does; inf and NaN give something larger still. */
-MPP_INLINE int32_t mpp_magnitude_narrow(uint32_t abs_bits, int mantissa_bits, int bias)
-{
+MPP_INLINE int32_t mpp_magnitude_narrow(uint32_t abs_bits, int mantissa_bits, int bias) {
     int drop = 23 - mantissa_bits;
     uint32_t half = (1u << (drop - 1)) - 1 + (abs_bits >> drop & 1);
     uint32_t normal = (abs_bits + half - ((uint32_t)(127 - bias) << 23)) >> drop;
@@ -86,8 +75,7 @@ MPP_INLINE int32_t mpp_magnitude_narrow(uint32_t abs_bits, int mantissa_bits, in
 }
 
 /* Formats laid out like IEEE ones: all-ones exponent for inf and NaN. */
-MPP_INLINE float mpp_ieee_widen(uint32_t h, int width, int mantissa_bits, int bias)
-{
+MPP_INLINE float mpp_ieee_widen(uint32_t h, int width, int mantissa_bits, int bias) {
     uint32_t magnitude = h & ((1u << (width - 1)) - 1);
     uint32_t sign = h >> (width - 1) << 31;
     uint32_t inf = ((1u << (width - 1)) - 1) >> mantissa_bits << mantissa_bits;
@@ -97,8 +85,7 @@ MPP_INLINE float mpp_ieee_widen(uint32_t h, int width, int mantissa_bits, int bi
     return mpp_f32(sign | ((int32_t)magnitude < (int32_t)inf ? bits : special));
 }
 
-MPP_INLINE uint32_t mpp_ieee_narrow(float value, int width, int mantissa_bits, int bias, uint32_t nan)
-{
+MPP_INLINE uint32_t mpp_ieee_narrow(float value, int width, int mantissa_bits, int bias, uint32_t nan) {
     uint32_t bits = mpp_f32_bits(value), abs_bits = bits & 0x7fffffff;
     uint32_t sign = bits >> 31 << (width - 1);
     int32_t inf = (int32_t)(((1u << (width - 1)) - 1) >> mantissa_bits << mantissa_bits);
@@ -108,8 +95,7 @@ MPP_INLINE uint32_t mpp_ieee_narrow(float value, int width, int mantissa_bits, i
 }
 
 /* fp16, in hardware where every machine of the architecture has it. */
-MPP_INLINE float mpp_f16_to_f32(uint16_t h)
-{
+MPP_INLINE float mpp_f16_to_f32(uint16_t h) {
 #if defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
     __fp16 value;
     memcpy(&value, &h, sizeof value);
@@ -119,8 +105,7 @@ MPP_INLINE float mpp_f16_to_f32(uint16_t h)
 #endif
 }
 
-MPP_INLINE uint16_t mpp_f32_to_f16(float value)
-{
+MPP_INLINE uint16_t mpp_f32_to_f16(float value) {
 #if defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
     __fp16 rounded = (__fp16)value;
     uint16_t bits;
@@ -133,21 +118,16 @@ MPP_INLINE uint16_t mpp_f32_to_f16(float value)
 
 MPP_INLINE float mpp_e5m2_to_f32(uint8_t h) { return mpp_ieee_widen(h, 8, 2, 15); }
 
-MPP_INLINE uint8_t mpp_f32_to_e5m2(float value)
-{
-    return (uint8_t)mpp_ieee_narrow(value, 8, 2, 15, 0x7f);
-}
+MPP_INLINE uint8_t mpp_f32_to_e5m2(float value) { return (uint8_t)mpp_ieee_narrow(value, 8, 2, 15, 0x7f); }
 
 /* float8_e4m3fn: no inf, and one NaN per sign.  Too large saturates, inf too. */
-MPP_INLINE float mpp_e4m3fn_to_f32(uint8_t h)
-{
+MPP_INLINE float mpp_e4m3fn_to_f32(uint8_t h) {
     uint32_t magnitude = h & 0x7f, sign = (uint32_t)h >> 7 << 31;
     uint32_t bits = mpp_magnitude_widen(magnitude, 3, 7);
     return mpp_f32(sign | (magnitude == 0x7f ? 0x7fc00000 : bits));
 }
 
-MPP_INLINE uint8_t mpp_f32_to_e4m3fn(float value)
-{
+MPP_INLINE uint8_t mpp_f32_to_e4m3fn(float value) {
     uint32_t bits = mpp_f32_bits(value), abs_bits = bits & 0x7fffffff;
     int32_t magnitude = mpp_magnitude_narrow(abs_bits, 3, 7);
     uint32_t finite = (uint32_t)(magnitude < 0x7e ? magnitude : 0x7e) | bits >> 31 << 7;
@@ -156,14 +136,12 @@ MPP_INLINE uint8_t mpp_f32_to_e4m3fn(float value)
 
 /* The "fnuz" formats: no inf and no negative zero, whose code 0x80 is the only
  * NaN.  Too large gives NaN, inf too. */
-MPP_INLINE float mpp_fnuz_widen(uint32_t h, int mantissa_bits, int bias)
-{
+MPP_INLINE float mpp_fnuz_widen(uint32_t h, int mantissa_bits, int bias) {
     uint32_t bits = h >> 7 << 31 | mpp_magnitude_widen(h & 0x7f, mantissa_bits, bias);
     return mpp_f32(h == 0x80 ? 0x7fc00000 : bits);
 }
 
-MPP_INLINE uint8_t mpp_fnuz_narrow(float value, int mantissa_bits, int bias)
-{
+MPP_INLINE uint8_t mpp_fnuz_narrow(float value, int mantissa_bits, int bias) {
     uint32_t bits = mpp_f32_bits(value), abs_bits = bits & 0x7fffffff;
     int32_t magnitude = mpp_magnitude_narrow(abs_bits, mantissa_bits, bias);
     uint32_t finite = magnitude == 0 ? 0 : (uint32_t)magnitude | bits >> 31 << 7;

@@ -52,27 +52,34 @@
 #define MPP_STRING(a) MPP_STRING_(a)
 
 #define MPP_UNSIGNED_TYPES(X) X(u8) X(u16) X(u32) X(u64)
-#define MPP_INTEGER_TYPES(X) \
+#define MPP_INTEGER_TYPES(X)                                                                                           \
     X(u8, u64) X(u16, u64) X(u32, u64) X(u64, u64) X(i8, i64) X(i16, i64) X(i32, i64) X(i64, i64)
 #define MPP_FLOAT_TYPES(X) X(f32) X(f64)
 #define MPP_NARROW_FLOATS(X) X(bf16, u16) X(e4m3fn, u8) X(e4m3fnuz, u8) X(e5m2, u8) X(e5m2fnuz, u8)
 #define MPP_FLOAT_OPS(X) X(sum) X(prod) X(min) X(max)
 
 /* any_T: a T at any address, holding whatever the caller declared it as. */
-#define ANY(t, type) \
-    typedef type t;  \
+#define ANY(t, type)                                                                                                   \
+    typedef type t;                                                                                                    \
     typedef type any_##t __attribute__((aligned(1), may_alias));
-ANY(u8, uint8_t) ANY(u16, uint16_t) ANY(u32, uint32_t) ANY(u64, uint64_t)
-ANY(i8, int8_t) ANY(i16, int16_t) ANY(i32, int32_t) ANY(i64, int64_t)
-ANY(f32, float) ANY(f64, double)
+ANY(u8, uint8_t)
+ANY(u16, uint16_t)
+ANY(u32, uint32_t)
+ANY(u64, uint64_t)
+ANY(i8, int8_t)
+ANY(i16, int16_t)
+ANY(i32, int32_t)
+ANY(i64, int64_t)
+ANY(f32, float)
+ANY(f64, double)
 #undef ANY
 
 /* MIN and MAX give NaN if either side is, like torch.minimum, and the first
  * of two equal values.  | rather than ||: no branch. */
-#define FLOAT_OPS(t)                                                              \
-    MPP_INLINE t mpp_sum_##t(t a, t b) { return a + b; }                          \
-    MPP_INLINE t mpp_prod_##t(t a, t b) { return a * b; }                         \
-    MPP_INLINE t mpp_min_##t(t a, t b) { return ((b < a) | (b != b)) ? b : a; }     \
+#define FLOAT_OPS(t)                                                                                                   \
+    MPP_INLINE t mpp_sum_##t(t a, t b) { return a + b; }                                                               \
+    MPP_INLINE t mpp_prod_##t(t a, t b) { return a * b; }                                                              \
+    MPP_INLINE t mpp_min_##t(t a, t b) { return ((b < a) | (b != b)) ? b : a; }                                        \
     MPP_INLINE t mpp_max_##t(t a, t b) { return ((b > a) | (b != b)) ? b : a; }
 MPP_FLOAT_TYPES(FLOAT_OPS)
 #undef FLOAT_OPS
@@ -99,10 +106,8 @@ struct kernels {
 
 /* The factor as an integer, modulo 2^64; NaN and what fits nowhere give 0
  * (the plain cast would be undefined). */
-static uint64_t mpp_integer_factor(double premul)
-{
-    if (premul > -0x1p63 && premul < 0x1p63)
-        return (uint64_t)(int64_t)premul;
+static uint64_t mpp_integer_factor(double premul) {
+    if (premul > -0x1p63 && premul < 0x1p63) return (uint64_t)(int64_t)premul;
     return premul >= 0x1p63 && premul < 0x1p64 ? (uint64_t)premul : 0;
 }
 
@@ -143,14 +148,12 @@ static uint64_t mpp_integer_factor(double premul)
 #ifdef MPP_X86
 /* __builtin_cpu_supports, which also checks that the OS saves the registers,
  * knows "f16c" only in newer compilers. */
-static int runs_avx2(void)
-{
+static int runs_avx2(void) {
     unsigned a, b, c = 0, d;
     return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-static int runs_avx512(void)
-{
+static int runs_avx512(void) {
     return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
@@ -158,16 +161,13 @@ static int runs_avx512(void)
 
 static _Atomic(const struct kernels *) selected;
 
-int mpp_kernel_select(const char *isa)
-{
+int mpp_kernel_select(const char *isa) {
     const struct kernels *candidates[3];
     int n = 0;
 #ifdef MPP_X86
     __builtin_cpu_init();
-    if (runs_avx512())
-        candidates[n++] = &kernels_avx512;
-    if (runs_avx2())
-        candidates[n++] = &kernels_avx2;
+    if (runs_avx512()) candidates[n++] = &kernels_avx512;
+    if (runs_avx2()) candidates[n++] = &kernels_avx2;
 #endif
     candidates[n++] = &kernels_baseline;
     for (int i = 0; i < n; i++) {
@@ -180,8 +180,7 @@ int mpp_kernel_select(const char *isa)
 }
 
 /* Threads racing here for the first time all store the same pointer. */
-static const struct kernels *kernels(void)
-{
+static const struct kernels *kernels(void) {
     const struct kernels *k = atomic_load_explicit(&selected, memory_order_relaxed);
     if (!k) {
         mpp_kernel_select(NULL);
@@ -190,10 +189,7 @@ static const struct kernels *kernels(void)
     return k;
 }
 
-const char *mpp_kernel_isa(void)
-{
-    return kernels()->isa;
-}
+const char *mpp_kernel_isa(void) { return kernels()->isa; }
 
 /* ---- what is known about a type ---- */
 
@@ -204,11 +200,22 @@ static const struct type {
 } types[MPP_DTYPE_COUNT] = {
 #define SELF(dtype, size) [dtype] = {size, dtype, dtype}
 #define NARROW(dtype, size) [dtype] = {size, MPP_F32, dtype}
-    SELF(MPP_U8, 1), SELF(MPP_I8, 1), SELF(MPP_U16, 2), SELF(MPP_I16, 2),
-    SELF(MPP_U32, 4), SELF(MPP_I32, 4), SELF(MPP_U64, 8), SELF(MPP_I64, 8),
-    SELF(MPP_F32, 4), SELF(MPP_F64, 8),
-    NARROW(MPP_F16, 2), NARROW(MPP_BF16, 2), NARROW(MPP_F8_E4M3FN, 1),
-    NARROW(MPP_F8_E4M3FNUZ, 1), NARROW(MPP_F8_E5M2, 1), NARROW(MPP_F8_E5M2FNUZ, 1),
+    SELF(MPP_U8, 1),
+    SELF(MPP_I8, 1),
+    SELF(MPP_U16, 2),
+    SELF(MPP_I16, 2),
+    SELF(MPP_U32, 4),
+    SELF(MPP_I32, 4),
+    SELF(MPP_U64, 8),
+    SELF(MPP_I64, 8),
+    SELF(MPP_F32, 4),
+    SELF(MPP_F64, 8),
+    NARROW(MPP_F16, 2),
+    NARROW(MPP_BF16, 2),
+    NARROW(MPP_F8_E4M3FN, 1),
+    NARROW(MPP_F8_E4M3FNUZ, 1),
+    NARROW(MPP_F8_E5M2, 1),
+    NARROW(MPP_F8_E5M2FNUZ, 1),
     [MPP_BOOL] = {1, MPP_U8, MPP_BOOL},
     [MPP_CHALF] = {4, MPP_CFLOAT, MPP_F16},
     [MPP_CFLOAT] = {8, MPP_CFLOAT, MPP_F32},
@@ -217,22 +224,13 @@ static const struct type {
 #undef NARROW
 };
 
-size_t mpp_dtype_size(int dtype)
-{
-    return dtype >= 0 && dtype < MPP_DTYPE_COUNT ? types[dtype].size : 0;
-}
+size_t mpp_dtype_size(int dtype) { return dtype >= 0 && dtype < MPP_DTYPE_COUNT ? types[dtype].size : 0; }
 
-int mpp_wide_dtype(int dtype)
-{
-    return types[dtype].wide;
-}
+int mpp_wide_dtype(int dtype) { return types[dtype].wide; }
 
-int mpp_reduction_supported(int dtype, int op)
-{
-    if (dtype < 0 || dtype >= MPP_DTYPE_COUNT || op < 0 || op >= MPP_REDOP_COUNT)
-        return 0;
-    if (op == MPP_SUM || op == MPP_PROD || dtype <= MPP_I64)
-        return 1;
+int mpp_reduction_supported(int dtype, int op) {
+    if (dtype < 0 || dtype >= MPP_DTYPE_COUNT || op < 0 || op >= MPP_REDOP_COUNT) return 0;
+    if (op == MPP_SUM || op == MPP_PROD || dtype <= MPP_I64) return 1;
     return (op == MPP_MIN || op == MPP_MAX) && types[dtype].real == dtype;
 }
 
@@ -245,9 +243,9 @@ int mpp_reduction_supported(int dtype, int op)
 struct plan {
     combine_fn *combine;
     combine_fn *pair, *onto; /* may be NULL */
-    scale_fn *scale;   /* NULL: no premul */
-    divide_fn *divide; /* NULL: no divisor */
-    map_fn *widen, *narrow; /* NULL: computes in the storage type */
+    scale_fn *scale;         /* NULL: no premul */
+    divide_fn *divide;       /* NULL: no divisor */
+    map_fn *widen, *narrow;  /* NULL: computes in the storage type */
     double premul;
     int64_t divisor;
     size_t size, wide_size; /* of one number */
@@ -255,14 +253,12 @@ struct plan {
     size_t block;           /* numbers per block, even */
 };
 
-static struct plan make_plan(const mpp_reduction *r, size_t count)
-{
+static struct plan make_plan(const mpp_reduction *r, size_t count) {
     const struct kernels *k = kernels();
     int real = types[r->dtype].real, wide = types[real].wide, op = r->op;
     int is_complex = real != r->dtype;
     /* Logic on 0 and 1, where a sum could wrap to 0. */
-    if (r->dtype == MPP_BOOL && op <= MPP_MAX)
-        op = op == MPP_SUM || op == MPP_MAX ? MPP_BOR : MPP_BAND;
+    if (r->dtype == MPP_BOOL && op <= MPP_MAX) op = op == MPP_SUM || op == MPP_MAX ? MPP_BOR : MPP_BAND;
     struct plan p = {
         .combine = k->combine[wide][op],
         .pair = wide == real ? k->combine[wide][op] : k->pair[real][op],
@@ -288,8 +284,7 @@ static struct plan make_plan(const mpp_reduction *r, size_t count)
 
 /* n numbers of a source in the computing type, premultiplied: in buffer, or
  * where they are if nothing is to be done. */
-static const void *load(const struct plan *p, void *buffer, const void *src, size_t n)
-{
+static const void *load(const struct plan *p, void *buffer, const void *src, size_t n) {
     const void *values = src;
     if (p->widen) {
         p->widen(buffer, values, n);
@@ -302,24 +297,19 @@ static const void *load(const struct plan *p, void *buffer, const void *src, siz
     return values;
 }
 
-static void store(const struct plan *p, void *dst, void *buffer, const void *values, size_t n)
-{
+static void store(const struct plan *p, void *dst, void *buffer, const void *values, size_t n) {
     if (p->divide) {
         void *quotient = p->narrow ? buffer : dst;
         p->divide(quotient, values, n, p->divisor);
         values = quotient;
     }
-    if (p->narrow)
-        p->narrow(dst, values, n);
-    else if (values != dst)
-        memcpy(dst, values, n * p->size);
+    if (p->narrow) p->narrow(dst, values, n);
+    else if (values != dst) memcpy(dst, values, n * p->size);
 }
 
 /* dst is written only after the last source was read, by the very pass that
  * reads it, so dst may be any of the sources. */
-static void reduce_block(const struct plan *p, char *dst, const void *const *src, int nsrc,
-                         size_t start, size_t n)
-{
+static void reduce_block(const struct plan *p, char *dst, const void *const *src, int nsrc, size_t start, size_t n) {
     _Alignas(64) char sum[BLOCK_BYTES], next[BLOCK_BYTES];
     size_t at = start * p->size;
     const void *values = load(p, sum, (const char *)src[0] + at, n);
@@ -327,29 +317,23 @@ static void reduce_block(const struct plan *p, char *dst, const void *const *src
         const char *more = (const char *)src[i] + at;
         int ends_here = i == nsrc - 1 && !p->divide && !p->narrow;
         void *out = ends_here ? dst + at : sum;
-        if (p->onto)
-            p->onto(out, values, more, n);
-        else
-            p->combine(out, values, load(p, next, more, n), n);
+        if (p->onto) p->onto(out, values, more, n);
+        else p->combine(out, values, load(p, next, more, n), n);
         values = out;
     }
     store(p, dst + at, sum, values, n);
 }
 
-static size_t block_at(const struct plan *p, size_t start)
-{
+static size_t block_at(const struct plan *p, size_t start) {
     return p->count - start < p->block ? p->count - start : p->block;
 }
 
-void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count)
-{
-    if (count == 0)
-        return;
+void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count) {
+    if (count == 0) return;
     struct plan p = make_plan(r, count);
     int plain = !p.scale && !p.divide;
     if (plain && nsrc == 1) {
-        if (dst != src[0])
-            memcpy(dst, src[0], p.count * p.size);
+        if (dst != src[0]) memcpy(dst, src[0], p.count * p.size);
     } else if (plain && nsrc == 2 && p.pair) {
         p.pair(dst, src[0], src[1], p.count);
     } else {
@@ -358,20 +342,17 @@ void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int n
     }
 }
 
-void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count)
-{
+void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count) {
     struct plan p = make_plan(r, count);
     for (size_t start = 0; start < p.count; start += p.block) {
         size_t n = block_at(&p, start);
         void *out = (char *)wide + start * p.wide_size;
         const void *values = load(&p, out, (const char *)src + start * p.size, n);
-        if (values != out)
-            memcpy(out, values, n * p.size);
+        if (values != out) memcpy(out, values, n * p.size);
     }
 }
 
-void mpp_narrow(const mpp_reduction *r, void *dst, const void *wide, size_t count)
-{
+void mpp_narrow(const mpp_reduction *r, void *dst, const void *wide, size_t count) {
     _Alignas(64) char buffer[BLOCK_BYTES];
     struct plan p = make_plan(r, count);
     for (size_t start = 0; start < p.count; start += p.block) {

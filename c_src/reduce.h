@@ -18,24 +18,38 @@
 #include <stdint.h>
 
 enum mpp_dtype {
-    MPP_BOOL, MPP_U8, MPP_I8, MPP_U16, MPP_I16, MPP_U32, MPP_I32, MPP_U64, MPP_I64,
-    MPP_F16, MPP_BF16, MPP_F32, MPP_F64, MPP_CHALF, MPP_CFLOAT, MPP_CDOUBLE,
-    MPP_F8_E4M3FN, MPP_F8_E4M3FNUZ, MPP_F8_E5M2, MPP_F8_E5M2FNUZ,
+    MPP_BOOL,
+    MPP_U8,
+    MPP_I8,
+    MPP_U16,
+    MPP_I16,
+    MPP_U32,
+    MPP_I32,
+    MPP_U64,
+    MPP_I64,
+    MPP_F16,
+    MPP_BF16,
+    MPP_F32,
+    MPP_F64,
+    MPP_CHALF,
+    MPP_CFLOAT,
+    MPP_CDOUBLE,
+    MPP_F8_E4M3FN,
+    MPP_F8_E4M3FNUZ,
+    MPP_F8_E5M2,
+    MPP_F8_E5M2FNUZ,
     MPP_DTYPE_COUNT
 };
 
-enum mpp_redop {
-    MPP_SUM, MPP_PROD, MPP_MIN, MPP_MAX, MPP_BAND, MPP_BOR, MPP_BXOR,
-    MPP_REDOP_COUNT
-};
+enum mpp_redop { MPP_SUM, MPP_PROD, MPP_MIN, MPP_MAX, MPP_BAND, MPP_BOR, MPP_BXOR, MPP_REDOP_COUNT };
 
 typedef struct mpp_reduction {
     int32_t dtype;      /* enum mpp_dtype */
     int32_t op;         /* enum mpp_redop */
     int32_t has_premul; /* multiply each source by premul first */
     int32_t reserved;
-    double premul;      /* cast to the computing type before use */
-    int64_t divisor;    /* >= 1; 1: none.  Integers truncate toward zero */
+    double premul;   /* cast to the computing type before use */
+    int64_t divisor; /* >= 1; 1: none.  Integers truncate toward zero */
 } mpp_reduction;
 
 /* Bytes per element; 0 for an unknown dtype. */

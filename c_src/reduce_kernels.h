@@ -11,88 +11,78 @@
 #define K(name) MPP_CAT(name, MPP_ISA)
 
 /* Names for the reading and writing end of a loop over n elements. */
-#define MAP1(name, out_t, in_t, expr)                                        \
-    static void K(name)(void *out, const void *in, size_t n)                 \
-    {                                                                        \
-        any_##out_t *o = out;                                                \
-        const any_##in_t *p = in;                                            \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++) {                                     \
-            const in_t x = p[i];                                             \
-            o[i] = (expr);                                                   \
-        }                                                                    \
+#define MAP1(name, out_t, in_t, expr)                                                                                  \
+    static void K(name)(void *out, const void *in, size_t n) {                                                         \
+        any_##out_t *o = out;                                                                                          \
+        const any_##in_t *p = in;                                                                                      \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            const in_t x = p[i];                                                                                       \
+            o[i] = (expr);                                                                                             \
+        }                                                                                                              \
     }
 
-#define MAP2(name, t, expr)                                                  \
-    static void K(name)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_##t *o = out;                                                    \
-        const any_##t *pa = in_a, *pb = in_b;                                \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++) {                                     \
-            const t a = pa[i], b = pb[i];                                    \
-            o[i] = (expr);                                                   \
-        }                                                                    \
+#define MAP2(name, t, expr)                                                                                            \
+    static void K(name)(void *out, const void *in_a, const void *in_b, size_t n) {                                     \
+        any_##t *o = out;                                                                                              \
+        const any_##t *pa = in_a, *pb = in_b;                                                                          \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            const t a = pa[i], b = pb[i];                                                                              \
+            o[i] = (expr);                                                                                             \
+        }                                                                                                              \
     }
 
 /* ---- integers ----
  * SUM and PROD wrap: u8 and u16 are promoted to int, whose product could
  * overflow, hence 1u; signed types run the unsigned kernels, same bits. */
-#define UNSIGNED(t)                                                          \
-    MAP2(sum_##t, t, (t)(a + b))                                             \
-    MAP2(prod_##t, t, (t)(1u * a * b))                                       \
-    MAP2(band_##t, t, (t)(a & b))                                            \
-    MAP2(bor_##t, t, (t)(a | b))                                             \
-    MAP2(bxor_##t, t, (t)(a ^ b))                                            \
-    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) \
-    {                                                                        \
-        const t factor = (t)mpp_integer_factor(premul);                      \
-        any_##t *o = out;                                                    \
-        const any_##t *p = in;                                               \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++)                                       \
-            o[i] = (t)(1u * p[i] * factor);                                  \
+#define UNSIGNED(t)                                                                                                    \
+    MAP2(sum_##t, t, (t)(a + b))                                                                                       \
+    MAP2(prod_##t, t, (t)(1u * a * b))                                                                                 \
+    MAP2(band_##t, t, (t)(a & b))                                                                                      \
+    MAP2(bor_##t, t, (t)(a | b))                                                                                       \
+    MAP2(bxor_##t, t, (t)(a ^ b))                                                                                      \
+    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) {                                     \
+        const t factor = (t)mpp_integer_factor(premul);                                                                \
+        any_##t *o = out;                                                                                              \
+        const any_##t *p = in;                                                                                         \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) o[i] = (t)(1u * p[i] * factor);                                                 \
     }
 MPP_UNSIGNED_TYPES(UNSIGNED)
 #undef UNSIGNED
 
 /* In 64 bits, because the divisor need not fit the type. */
-#define INTEGER(t, wide)                                                     \
-    MAP2(min_##t, t, b < a ? b : a)                                          \
-    MAP2(max_##t, t, b > a ? b : a)                                          \
-    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) \
-    {                                                                        \
-        any_##t *o = out;                                                    \
-        const any_##t *p = in;                                               \
-        for (size_t i = 0; i < n; i++)                                       \
-            o[i] = (t)((wide)p[i] / (wide)divisor);                          \
+#define INTEGER(t, wide)                                                                                               \
+    MAP2(min_##t, t, b < a ? b : a)                                                                                    \
+    MAP2(max_##t, t, b > a ? b : a)                                                                                    \
+    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) {                                  \
+        any_##t *o = out;                                                                                              \
+        const any_##t *p = in;                                                                                         \
+        for (size_t i = 0; i < n; i++) o[i] = (t)((wide)p[i] / (wide)divisor);                                         \
     }
 MPP_INTEGER_TYPES(INTEGER)
 #undef INTEGER
 
 /* ---- float32 and float64 ---- */
-#define FLOATING(t)                                                          \
-    MAP2(sum_##t, t, mpp_sum_##t(a, b))                                      \
-    MAP2(prod_##t, t, mpp_prod_##t(a, b))                                    \
-    MAP2(min_##t, t, mpp_min_##t(a, b))                                      \
-    MAP2(max_##t, t, mpp_max_##t(a, b))                                      \
-    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) \
-    {                                                                        \
-        const t factor = (t)premul;                                          \
-        any_##t *o = out;                                                    \
-        const any_##t *p = in;                                               \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++)                                       \
-            o[i] = p[i] * factor;                                            \
-    }                                                                        \
-    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) \
-    {                                                                        \
-        const t d = (t)divisor;                                              \
-        any_##t *o = out;                                                    \
-        const any_##t *p = in;                                               \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++)                                       \
-            o[i] = p[i] / d;                                                 \
+#define FLOATING(t)                                                                                                    \
+    MAP2(sum_##t, t, mpp_sum_##t(a, b))                                                                                \
+    MAP2(prod_##t, t, mpp_prod_##t(a, b))                                                                              \
+    MAP2(min_##t, t, mpp_min_##t(a, b))                                                                                \
+    MAP2(max_##t, t, mpp_max_##t(a, b))                                                                                \
+    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) {                                     \
+        const t factor = (t)premul;                                                                                    \
+        any_##t *o = out;                                                                                              \
+        const any_##t *p = in;                                                                                         \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) o[i] = p[i] * factor;                                                           \
+    }                                                                                                                  \
+    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) {                                  \
+        const t d = (t)divisor;                                                                                        \
+        any_##t *o = out;                                                                                              \
+        const any_##t *p = in;                                                                                         \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) o[i] = p[i] / d;                                                                \
     }
 MPP_FLOAT_TYPES(FLOATING)
 #undef FLOATING
@@ -104,16 +94,15 @@ MPP_FLOAT_TYPES(FLOATING)
 #pragma GCC push_options
 #pragma GCC optimize("no-tree-vectorize", "no-tree-slp-vectorize")
 #endif
-#define COMPLEX_PROD(t)                                                      \
-    static void K(complex_prod_##t)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_##t *o = out;                                                    \
-        const any_##t *pa = in_a, *pb = in_b;                                \
-        for (size_t i = 0; i < n; i += 2) {                                  \
-            const t ar = pa[i], ai = pa[i + 1], br = pb[i], bi = pb[i + 1];  \
-            o[i] = ar * br - ai * bi;                                        \
-            o[i + 1] = ar * bi + ai * br;                                    \
-        }                                                                    \
+#define COMPLEX_PROD(t)                                                                                                \
+    static void K(complex_prod_##t)(void *out, const void *in_a, const void *in_b, size_t n) {                         \
+        any_##t *o = out;                                                                                              \
+        const any_##t *pa = in_a, *pb = in_b;                                                                          \
+        for (size_t i = 0; i < n; i += 2) {                                                                            \
+            const t ar = pa[i], ai = pa[i + 1], br = pb[i], bi = pb[i + 1];                                            \
+            o[i] = ar * br - ai * bi;                                                                                  \
+            o[i + 1] = ar * bi + ai * br;                                                                              \
+        }                                                                                                              \
     }
 MPP_FLOAT_TYPES(COMPLEX_PROD)
 #undef COMPLEX_PROD
@@ -128,8 +117,8 @@ MAP2(and_bool, u8, (a != 0) & (b != 0))
 MAP2(xor_bool, u8, (a != 0) ^ (b != 0))
 
 /* ---- 8 bit floats and bfloat16 ---- */
-#define NARROW_FLOAT(name, t)                                                \
-    MAP1(widen_##name, f32, t, mpp_##name##_to_f32(x))                       \
+#define NARROW_FLOAT(name, t)                                                                                          \
+    MAP1(widen_##name, f32, t, mpp_##name##_to_f32(x))                                                                 \
     MAP1(narrow_##name, t, f32, mpp_f32_to_##name(x))
 MPP_NARROW_FLOATS(NARROW_FLOAT)
 #undef NARROW_FLOAT
@@ -137,23 +126,22 @@ MPP_NARROW_FLOATS(NARROW_FLOAT)
 /* Two bfloat16 per 32 bit word: each half is a float32 after a mask or a
  * shift, so nothing has to be moved between vector lanes.  Byte order does not
  * matter: the result goes back where its operands came from. */
-#define BF16_PAIRS(op)                                                       \
-    static void K(op##_bf16)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_u32 *o = out;                                                    \
-        const any_u32 *pa = in_a, *pb = in_b;                                \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n / 2; i++) {                                 \
-            const u32 a = pa[i], b = pb[i], upper = 0xffff0000;              \
-            float high = mpp_##op##_f32(mpp_f32(a & upper), mpp_f32(b & upper)); \
-            float low = mpp_##op##_f32(mpp_f32(a << 16), mpp_f32(b << 16));  \
-            o[i] = (mpp_bf16_round(high) & upper) | mpp_bf16_round(low) >> 16; \
-        }                                                                    \
-        if (n % 2) {                                                         \
-            float a = mpp_bf16_to_f32(((const any_u16 *)in_a)[n - 1]);       \
-            float b = mpp_bf16_to_f32(((const any_u16 *)in_b)[n - 1]);       \
-            ((any_u16 *)out)[n - 1] = mpp_f32_to_bf16(mpp_##op##_f32(a, b)); \
-        }                                                                    \
+#define BF16_PAIRS(op)                                                                                                 \
+    static void K(op##_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                                \
+        any_u32 *o = out;                                                                                              \
+        const any_u32 *pa = in_a, *pb = in_b;                                                                          \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n / 2; i++) {                                                                           \
+            const u32 a = pa[i], b = pb[i], upper = 0xffff0000;                                                        \
+            float high = mpp_##op##_f32(mpp_f32(a & upper), mpp_f32(b & upper));                                       \
+            float low = mpp_##op##_f32(mpp_f32(a << 16), mpp_f32(b << 16));                                            \
+            o[i] = (mpp_bf16_round(high) & upper) | mpp_bf16_round(low) >> 16;                                         \
+        }                                                                                                              \
+        if (n % 2) {                                                                                                   \
+            float a = mpp_bf16_to_f32(((const any_u16 *)in_a)[n - 1]);                                                 \
+            float b = mpp_bf16_to_f32(((const any_u16 *)in_b)[n - 1]);                                                 \
+            ((any_u16 *)out)[n - 1] = mpp_f32_to_bf16(mpp_##op##_f32(a, b));                                           \
+        }                                                                                                              \
     }
 MPP_FLOAT_OPS(BF16_PAIRS)
 #undef BF16_PAIRS
@@ -169,10 +157,9 @@ MPP_FLOAT_OPS(BF16_PAIRS)
 #define V_LOAD(p) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p)))
 #define V_LOAD_F32(p) _mm512_loadu_ps((const void *)(p))
 #define V_STORE_F32(p, v) _mm512_storeu_ps((void *)(p), (v))
-#define V_IF_NAN(v, yes, no) \
-    _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), (no), (yes))
-#define V_STORE(p, v) _mm256_storeu_si256((void *)(p), \
-    _mm512_cvtps_ph(V_IF_NAN(v, _mm512_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
+#define V_IF_NAN(v, yes, no) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), (no), (yes))
+#define V_STORE(p, v)                                                                                                  \
+    _mm256_storeu_si256((void *)(p), _mm512_cvtps_ph(V_IF_NAN(v, _mm512_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
 #define V_sum(a, b) _mm512_add_ps(a, b)
 #define V_prod(a, b) _mm512_mul_ps(a, b)
 #define V_min(a, b) V_IF_NAN(b, b, _mm512_min_ps(b, a))
@@ -183,10 +170,9 @@ MPP_FLOAT_OPS(BF16_PAIRS)
 #define V_LOAD(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
 #define V_LOAD_F32(p) _mm256_loadu_ps((const void *)(p))
 #define V_STORE_F32(p, v) _mm256_storeu_ps((void *)(p), (v))
-#define V_IF_NAN(v, yes, no) \
-    _mm256_blendv_ps((no), (yes), _mm256_cmp_ps(v, v, _CMP_UNORD_Q))
-#define V_STORE(p, v) _mm_storeu_si128((void *)(p), \
-    _mm256_cvtps_ph(V_IF_NAN(v, _mm256_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
+#define V_IF_NAN(v, yes, no) _mm256_blendv_ps((no), (yes), _mm256_cmp_ps(v, v, _CMP_UNORD_Q))
+#define V_STORE(p, v)                                                                                                  \
+    _mm_storeu_si128((void *)(p), _mm256_cvtps_ph(V_IF_NAN(v, _mm256_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
 #define V_sum(a, b) _mm256_add_ps(a, b)
 #define V_prod(a, b) _mm256_mul_ps(a, b)
 #define V_min(a, b) V_IF_NAN(b, b, _mm256_min_ps(b, a))
@@ -194,90 +180,78 @@ MPP_FLOAT_OPS(BF16_PAIRS)
 #endif
 
 #ifdef V_COUNT
-#define V_LOOP(i, n, statement)                                              \
-    for (; i + V_COUNT <= n; i += V_COUNT) {                                 \
-        statement;                                                           \
+#define V_LOOP(i, n, statement)                                                                                        \
+    for (; i + V_COUNT <= n; i += V_COUNT) {                                                                           \
+        statement;                                                                                                     \
     }
 #else
 #define V_LOOP(i, n, statement)
 #endif
 
-static void K(widen_f16)(void *out, const void *in, size_t n)
-{
+static void K(widen_f16)(void *out, const void *in, size_t n) {
     any_f32 *o = out;
     const any_u16 *p = in;
     size_t i = 0;
     V_LOOP(i, n, V_STORE_F32(o + i, V_LOAD(p + i)))
     MPP_INDEPENDENT
-    for (; i < n; i++)
-        o[i] = mpp_f16_to_f32(p[i]);
+    for (; i < n; i++) o[i] = mpp_f16_to_f32(p[i]);
 }
 
-static void K(narrow_f16)(void *out, const void *in, size_t n)
-{
+static void K(narrow_f16)(void *out, const void *in, size_t n) {
     any_u16 *o = out;
     const any_f32 *p = in;
     size_t i = 0;
     V_LOOP(i, n, V v = V_LOAD_F32(p + i); V_STORE(o + i, v))
     MPP_INDEPENDENT
-    for (; i < n; i++)
-        o[i] = mpp_f32_to_f16(p[i]);
+    for (; i < n; i++) o[i] = mpp_f32_to_f16(p[i]);
 }
 
-#define F16_PAIR(op)                                                         \
-    static void K(op##_f16)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_u16 *o = out;                                                    \
-        const any_u16 *pa = in_a, *pb = in_b;                                \
-        size_t i = 0;                                                        \
-        V_LOOP(i, n, V a = V_LOAD(pa + i); V b = V_LOAD(pb + i);             \
-               V v = V_##op(a, b); V_STORE(o + i, v))                        \
-        MPP_INDEPENDENT                                                      \
-        for (; i < n; i++)                                                   \
-            o[i] = mpp_f32_to_f16(mpp_##op##_f32(mpp_f16_to_f32(pa[i]), mpp_f16_to_f32(pb[i]))); \
+#define F16_PAIR(op)                                                                                                   \
+    static void K(op##_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                                 \
+        any_u16 *o = out;                                                                                              \
+        const any_u16 *pa = in_a, *pb = in_b;                                                                          \
+        size_t i = 0;                                                                                                  \
+        V_LOOP(i, n, V a = V_LOAD(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b); V_STORE(o + i, v))                \
+        MPP_INDEPENDENT                                                                                                \
+        for (; i < n; i++) o[i] = mpp_f32_to_f16(mpp_##op##_f32(mpp_f16_to_f32(pa[i]), mpp_f16_to_f32(pb[i])));        \
     }
 MPP_FLOAT_OPS(F16_PAIR)
 #undef F16_PAIR
 
 /* One more source onto a float32 sum, sparing the widened source a trip through
  * the cache. */
-#define ACCUMULATE(op)                                                       \
-    static void K(op##_onto_bf16)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_f32 *o = out;                                                    \
-        const any_f32 *pa = in_a;                                            \
-        const any_u16 *pb = in_b;                                            \
-        MPP_INDEPENDENT                                                      \
-        for (size_t i = 0; i < n; i++)                                       \
-            o[i] = mpp_##op##_f32(pa[i], mpp_bf16_to_f32(pb[i]));            \
-    }                                                                        \
-    static void K(op##_onto_f16)(void *out, const void *in_a, const void *in_b, size_t n) \
-    {                                                                        \
-        any_f32 *o = out;                                                    \
-        const any_f32 *pa = in_a;                                            \
-        const any_u16 *pb = in_b;                                            \
-        size_t i = 0;                                                        \
-        V_LOOP(i, n, V a = V_LOAD_F32(pa + i); V b = V_LOAD(pb + i);         \
-               V v = V_##op(a, b); V_STORE_F32(o + i, v))                    \
-        MPP_INDEPENDENT                                                      \
-        for (; i < n; i++)                                                   \
-            o[i] = mpp_##op##_f32(pa[i], mpp_f16_to_f32(pb[i]));             \
+#define ACCUMULATE(op)                                                                                                 \
+    static void K(op##_onto_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                           \
+        any_f32 *o = out;                                                                                              \
+        const any_f32 *pa = in_a;                                                                                      \
+        const any_u16 *pb = in_b;                                                                                      \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) o[i] = mpp_##op##_f32(pa[i], mpp_bf16_to_f32(pb[i]));                           \
+    }                                                                                                                  \
+    static void K(op##_onto_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                            \
+        any_f32 *o = out;                                                                                              \
+        const any_f32 *pa = in_a;                                                                                      \
+        const any_u16 *pb = in_b;                                                                                      \
+        size_t i = 0;                                                                                                  \
+        V_LOOP(i, n, V a = V_LOAD_F32(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b); V_STORE_F32(o + i, v))        \
+        MPP_INDEPENDENT                                                                                                \
+        for (; i < n; i++) o[i] = mpp_##op##_f32(pa[i], mpp_f16_to_f32(pb[i]));                                        \
     }
 MPP_FLOAT_OPS(ACCUMULATE)
 #undef ACCUMULATE
 
 /* ---- the table ---- */
-#define UNSIGNED_ROW(t)                                                      \
-    [MPP_SUM] = K(sum_##t), [MPP_PROD] = K(prod_##t), [MPP_BAND] = K(band_##t), \
-    [MPP_BOR] = K(bor_##t), [MPP_BXOR] = K(bxor_##t)
+#define UNSIGNED_ROW(t)                                                                                                \
+    [MPP_SUM] = K(sum_##t), [MPP_PROD] = K(prod_##t), [MPP_BAND] = K(band_##t), [MPP_BOR] = K(bor_##t),                \
+    [MPP_BXOR] = K(bxor_##t)
 #define ORDER_ROW(t) [MPP_MIN] = K(min_##t), [MPP_MAX] = K(max_##t)
-#define INTEGER_ROWS(U, u, I, i)                                             \
-    .combine[U] = {UNSIGNED_ROW(u), ORDER_ROW(u)}, .scale[U] = K(scale_##u), .divide[U] = K(divide_##u), \
+#define INTEGER_ROWS(U, u, I, i)                                                                                       \
+    .combine[U] = {UNSIGNED_ROW(u), ORDER_ROW(u)}, .scale[U] = K(scale_##u), .divide[U] = K(divide_##u),               \
     .combine[I] = {UNSIGNED_ROW(u), ORDER_ROW(i)}, .scale[I] = K(scale_##u), .divide[I] = K(divide_##i)
 #define FLOAT_ROW(t) {[MPP_SUM] = K(sum_##t), [MPP_PROD] = K(prod_##t), ORDER_ROW(t)}
-#define FLOAT_ROWS(F, t)                                                     \
-    .combine[F] = FLOAT_ROW(t), .complex_prod[F] = K(complex_prod_##t),      \
-    .scale[F] = K(scale_##t), .divide[F] = K(divide_##t)
+#define FLOAT_ROWS(F, t)                                                                                               \
+    .combine[F] = FLOAT_ROW(t), .complex_prod[F] = K(complex_prod_##t), .scale[F] = K(scale_##t),                      \
+    .divide[F] = K(divide_##t)
 #define CONVERT_ROWS(N, t) .widen[N] = K(widen_##t), .narrow[N] = K(narrow_##t)
 
 static const struct kernels K(kernels) = {
@@ -288,7 +262,8 @@ static const struct kernels K(kernels) = {
     INTEGER_ROWS(MPP_U64, u64, MPP_I64, i64),
     FLOAT_ROWS(MPP_F32, f32),
     FLOAT_ROWS(MPP_F64, f64),
-    .widen[MPP_BOOL] = K(widen_bool), .narrow[MPP_BOOL] = K(widen_bool),
+    .widen[MPP_BOOL] = K(widen_bool),
+    .narrow[MPP_BOOL] = K(widen_bool),
     CONVERT_ROWS(MPP_F16, f16),
     CONVERT_ROWS(MPP_BF16, bf16),
     CONVERT_ROWS(MPP_F8_E4M3FN, e4m3fn),

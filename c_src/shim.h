@@ -17,7 +17,13 @@ enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 
 enum { MPP_REPORTED = 4 };
 
 /* Why an operation failed: an MPI error code, or one of these. */
-enum mpp_failure { MPP_FAILURE_MPI = 1, MPP_FAILURE_MEMORY = 2, MPP_FAILURE_LENGTH = 3, MPP_FAILURE_CANCELLED = 4, MPP_FAILURE_MISMATCH = 5 };
+enum mpp_failure {
+    MPP_FAILURE_MPI = 1,
+    MPP_FAILURE_MEMORY = 2,
+    MPP_FAILURE_LENGTH = 3,
+    MPP_FAILURE_CANCELLED = 4,
+    MPP_FAILURE_MISMATCH = 5
+};
 
 /* library */
 int mpp_handle_size(void);
@@ -58,8 +64,7 @@ uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
 uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
                         int64_t wait_ns);
 uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, int64_t wait_ns);
-uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                             int64_t wait_ns);
+uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns);
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, int64_t wait_ns);
 

@@ -86,9 +86,7 @@ static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
 }
 
 /* How much of each rank's block one slot carries in a reduce-scatter. */
-size_t mpp_piece_bytes(const mpp_channel *c) {
-    return c->slot_bytes / (size_t)c->size / CACHE_LINE * CACHE_LINE;
-}
+size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)c->size / CACHE_LINE * CACHE_LINE; }
 
 size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
     size_t begin = (size_t)chunk * s->chunk_bytes;
@@ -126,8 +124,7 @@ static int advance(shm_op *s, mpp_channel *c) {
     }
     if (!s->checked) return moved;
     number = s->first + s->reduced;
-    if (s->two_phase && s->reduced < s->written &&
-        reached(c, &c->all_in, offsetof(rank_counters, in), number + 1)) {
+    if (s->two_phase && s->reduced < s->written && reached(c, &c->all_in, offsetof(rank_counters, in), number + 1)) {
         reduce_part(s, c, number);
         s->reduced++;
         atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
@@ -226,8 +223,8 @@ shm_op *mpp_new_shm_op(mpp_group *g) {
 void mpp_sign(shm_op *s, int kind, unsigned extra, size_t bytes) {
     uint64_t how = (uint64_t)(s->how.dtype & 31) << 4 | (uint64_t)(s->how.op & 15) << 9;
     uint64_t scaled = s->how.has_premul || s->how.divisor > 1;
-    s->signature = (uint64_t)kind | how | scaled << 13 | (uint64_t)(extra & 1023) << 14 |
-                   (uint64_t)bytes << SIGNATURE_BYTES;
+    s->signature =
+        (uint64_t)kind | how | scaled << 13 | (uint64_t)(extra & 1023) << 14 | (uint64_t)bytes << SIGNATURE_BYTES;
 }
 
 /* Takes the operation's chunk numbers and its place in the queue, then starts it. */

@@ -16,7 +16,16 @@ typedef struct {
 } rank_counters;
 
 /* In a signature: the kind of call in the low bits, the bytes in the high ones; see mpp_sign(). */
-enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, SIGNATURE_KIND = 15, SIGNATURE_BYTES = 24 };
+enum {
+    BARRIER = 1,
+    BROADCAST,
+    ALL_REDUCE,
+    REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    SIGNATURE_KIND = 15,
+    SIGNATURE_BYTES = 24
+};
 
 typedef struct shm_op shm_op;
 
@@ -25,18 +34,18 @@ struct mpp_channel {
     char *slots;
     int size, rank, ring;
     size_t slot_bytes;
-    uint64_t next;             /* number of the next chunk to be given to an operation */
-    uint64_t all_in, all_out;  /* lower bounds of the others' counters, to read fewer foreign cache lines */
+    uint64_t next;            /* number of the next chunk to be given to an operation */
+    uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
     uint64_t all_reduced;
-    shm_op *head, *tail;       /* operations in program order; only the head moves data */
-    const void **sources;      /* scratch: one pointer per rank */
+    shm_op *head, *tail;  /* operations in program order; only the head moves data */
+    const void **sources; /* scratch: one pointer per rank */
 };
 
 struct shm_op {
     mpp_op op;
     shm_op *later;
-    uint64_t first, chunks;           /* my chunk numbers are first ... first + chunks - 1 */
-    uint64_t written, reduced, done;  /* how many of them this rank has dealt with */
+    uint64_t first, chunks;          /* my chunk numbers are first ... first + chunks - 1 */
+    uint64_t written, reduced, done; /* how many of them this rank has dealt with */
     void (*write)(shm_op *, uint64_t chunk, char *slot);
     void (*read)(shm_op *, uint64_t chunk);
     uint64_t signature;
@@ -48,7 +57,7 @@ struct shm_op {
     /* data */
     const char *in;
     char *out;
-    size_t bytes;        /* of `in` or `out`, what is cut into chunks */
+    size_t bytes; /* of `in` or `out`, what is cut into chunks */
     mpp_reduction how;
     size_t element;
     const uintptr_t *in_list, *out_list; /* owned copies */

@@ -34,7 +34,8 @@ static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk), mpp_chunk_length(s, s->bytes, chunk));
+    memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk),
+           mpp_chunk_length(s, s->bytes, chunk));
 }
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns) {

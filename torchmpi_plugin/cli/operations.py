@@ -25,7 +25,7 @@ class Operation:
     """One row of the table.
 
     Attributes:
-        name: torch.distributed's name.
+        name: torch.distributed's, where it has one.
         raw: the call on a communicator, given the tensors to send from and to receive into.
         torch: the same on a process group.
         dtypes: what to measure it with; none for an operation without data.

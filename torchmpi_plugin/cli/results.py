@@ -30,7 +30,7 @@ class Row:
     """The times of one operation on one dtype and size.
 
     Attributes:
-        operation: torch.distributed's name of the operation.
+        operation: the name of the operation.
         dtype: empty for an operation without data.
         size: bytes.
         us: the time per call by contestant, in microseconds; those that refused are missing.

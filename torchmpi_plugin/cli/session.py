@@ -51,20 +51,24 @@ class Session:
         return machine_facts(self.size, nodes, " ".join(library.split()))
 
     def calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
-        """Return what to call for ``case`` by contestant, and for those that cannot, why."""
+        """Return what to call for ``case`` by contestant, and for those that cannot, why; the same on every rank."""
         calls: dict[str, Call] = {}
         refusals: dict[str, str] = {}
         send, recv = case.tensors(self.size)
         for name in self.contestants:
+            reason = ""
             try:
                 if name == RAW:
-                    call = case.operation.raw(self.comm, send, recv)
+                    calls[name] = case.operation.raw(self.comm, send, recv)
                 else:
-                    call = case.operation.torch(self.groups[name], send, recv)
-                call()
-                calls[name] = call
+                    calls[name] = case.operation.torch(self.groups[name], send, recv)
+                calls[name]()
             except (RuntimeError, TypeError, ValueError) as error:
-                refusals[name] = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0] or type(error).__name__
+            reasons = [found for found in self.comm.allgather(reason) if found]
+            if reasons:
+                calls.pop(name, None)
+                refusals[name] = reasons[0]
         return calls, refusals
 
     def measure(self, calls: Mapping[str, Call], repeats: int, block_seconds: float) -> dict[str, Timing]:

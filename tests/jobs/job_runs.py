@@ -1,0 +1,187 @@
+"""Runs a script as an MPI job, never for longer than its limit, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mpi_installations import Installation
+
+SCRIPTS = Path(__file__).parent / "scripts"
+#: Generous: the machine may be busy. What has not ended by then has hung.
+SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", "120"))
+#: How long processes may take to vanish once the launcher has ended.
+GRACE = 10.0
+MARK = "MPIPLUS_TEST_JOB"
+CRASH = re.compile(r"Traceback|Exception ignored|Segmentation|Fatal Python error|\*\*\* Process received signal")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. ``code`` is None where it had to be stopped at its limit."""
+
+    command: str
+    code: int | None
+    stdout: str
+    stderr: str
+    survivors: list[str]
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+    def problem(self, text: str) -> None:
+        ending = "had to be stopped at its time limit" if self.code is None else f"exit code {self.code}"
+        pytest.fail(
+            f"{text}\n{self.command}: {ending}\n--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}",
+            pytrace=False,
+        )
+
+    def says(self, *patterns: str) -> Outcome:
+        """Each pattern is somewhere in the output."""
+        for pattern in patterns:
+            if not re.search(pattern, self.output):
+                self.problem(f"nothing in the output matches {pattern!r}")
+        return self
+
+    def says_not(self, *patterns: str) -> Outcome:
+        """No pattern is anywhere in the output."""
+        for pattern in patterns:
+            if found := re.search(pattern, self.output):
+                self.problem(f"the output has {found.group()!r}")
+        return self
+
+    def _ended(self) -> None:
+        if self.code is None:
+            self.problem("the job hung")
+        if self.survivors:
+            self.problem(f"processes outlived the job: {self.survivors}")
+
+    def succeeded(self, ranks: int) -> Outcome:
+        """Exit code 0, every rank came to its end, and nothing went wrong after that."""
+        self._ended()
+        if self.code != 0:
+            self.problem("the job failed")
+        missing = [rank for rank in range(ranks) if f"[{rank}] end\n" not in self.stdout]
+        if missing:
+            self.problem(f"these ranks did not come to their end: {missing}")
+        if found := CRASH.search(self.output):
+            self.problem(f"the output has {found.group()!r}")
+        return self
+
+    def failed(self, *patterns: str) -> Outcome:
+        """An exit code other than 0 without help from outside, and a message."""
+        self._ended()
+        if self.code == 0:
+            self.problem("the job ended with exit code 0")
+        return self.says(*patterns)
+
+
+class Job:
+    """Starts scripts under one MPI."""
+
+    def __init__(self, installation: Installation, directory: Path) -> None:
+        self.installation = installation
+        self.directory = directory
+
+    def run(
+        self,
+        ranks: int,
+        script: str,
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+        mpiexec: Installation | None = None,
+    ) -> Outcome:
+        """``mpiexec -n ranks python scripts/script arguments``."""
+        python_arguments = [str(SCRIPTS / script), *map(str, arguments)]
+        command = (mpiexec or self.installation).command(ranks, python_arguments)
+        return self._run(command, environment)
+
+    def alone(self, script: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
+        """``python scripts/script arguments``, without a launcher."""
+        return self._run([sys.executable, str(SCRIPTS / script), *map(str, arguments)], environment)
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Outcome:
+        full = {**self.installation.full_environment(), **(environment or {})}
+        return run_process(command, full, self.directory)
+
+
+def run_process(
+    command: Sequence[str], environment: Mapping[str, str], directory: Path, seconds: float = SECONDS
+) -> Outcome:
+    """Run any command like a job: with a limit, and nothing left running."""
+    mark = uuid.uuid4().hex
+    outputs = [directory / f"{mark}.{name}" for name in ("stdout", "stderr")]
+    # To files: a process that outlives the launcher cannot hold us up as it would with a pipe.
+    with outputs[0].open("wb") as stdout, outputs[1].open("wb") as stderr:
+        launcher = subprocess.Popen(
+            command,
+            env={**environment, MARK: mark},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        code = _wait(launcher, seconds, mark)
+    survivors = _sweep(mark)
+    stdout_text, stderr_text = (path.read_text(errors="replace") for path in outputs)
+    return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors)
+
+
+def _wait(launcher: subprocess.Popen, seconds: float, mark: str) -> int | None:
+    try:
+        return launcher.wait(seconds)
+    except subprocess.TimeoutExpired:
+        pass
+    for process, words in _marked(mark).items():
+        _signal(process, signal.SIGCONT)
+        if words.startswith(f"{sys.executable} {SCRIPTS}"):
+            _signal(process, signal.SIGUSR1)  # where it hangs, from its fault handler
+    time.sleep(1)
+    launcher.terminate()
+    try:
+        launcher.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    return None
+
+
+def _sweep(mark: str) -> list[str]:
+    """Kill what is left of a job after a grace; what had to be killed."""
+    until = time.monotonic() + GRACE
+    while (left := _marked(mark)) and time.monotonic() < until:
+        time.sleep(0.05)
+    for process in left:
+        _signal(process, signal.SIGKILL)
+    return list(left.values())
+
+
+def _marked(mark: str) -> dict[int, str]:
+    """The running processes that have a job's mark in their environment, with their command lines."""
+    found = {}
+    wanted = f"{MARK}={mark}".encode()
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+                words = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(directory.name)] = words.decode(errors="replace").strip()
+    return found
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)

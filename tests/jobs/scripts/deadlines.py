@@ -1,0 +1,168 @@
+"""What happens when a rank does not come, comes late, or stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, raises, run, say, wait_for
+
+SHORT = timedelta(seconds=3)
+#: Nothing that has this much time may run out of it, however busy the machine.
+LONG = timedelta(seconds=90)
+
+
+def tell(directory: str, sign: str) -> None:
+    (Path(directory) / sign).touch()
+
+
+def hear(directory: str, *signs: str) -> None:
+    for sign in signs:
+        wait_for(Path(directory) / sign)
+
+
+def stopped(directory: str, who: str, how: str) -> None:
+    """One rank is stopped until the others have given up; then it goes on, and the world with it."""
+    victim = int(who)
+    others = [rank for rank in range(SIZE) if rank != victim]
+    dist.init_process_group("mpiplus", timeout=LONG)
+    pids = [0] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+    group = dist.new_group(timeout=SHORT)
+    check_works(group)
+    if victim == ME:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        say("goes on")
+    else:
+        store_answers = victim != 0 or os.environ["MPIPLUS_SHM"] == "1"
+        with raises(dist.DistBackendError, *message(victim, store_answers)) as caught:
+            all_reduce(group, how)
+        for innocent in others:
+            assert not re.search(rf"Not arrived: ranks? [\d, ]*\b{innocent}\b", str(caught[0])), caught[0]
+        say(f"gave up: {caught[0]}")
+        tell(directory, f"gave-up-{ME}")
+        if others[0] == ME:
+            hear(directory, *(f"gave-up-{rank}" for rank in others))
+            os.kill(pids[victim], signal.SIGCONT)
+    if victim == ME:
+        all_reduce(group, how)  # the others' operations were given up, not taken back
+    check_works()
+    if victim != ME:
+        with raises(dist.DistBackendError, "out of step", "make a new group"):
+            dist.barrier(group)
+    check_works(dist.new_group(timeout=LONG))
+
+
+def all_reduce(group: dist.ProcessGroup, how: str) -> None:
+    work = dist.all_reduce(torch.ones(7), group=group, async_op=how == "async")
+    if work is not None:
+        work.wait()
+
+
+def message(missing: int, known: bool) -> tuple[str, ...]:
+    """Operation, sequence number, group, own rank, time, and who was missing.
+
+    Where neither shared memory nor the store tells (not ``known``), it must at least come up.
+    """
+    return (
+        r"^all_reduce of \(7,\) float32",
+        r"sequence number \d+",
+        r"group '",
+        rf"on rank {ME}\b",
+        r"after \d+\.\d s",
+        r"timeout 3 s",
+        rf"Not arrived: rank {missing} " if known else rf"\brank {missing}\b",
+    )
+
+
+def messages(directory: str) -> None:
+    """A receive that times out is taken back; a slow peer is waited for; then nothing has changed."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    tensor = torch.zeros(3)
+    if ME == 0:
+        for receive in (dist.recv, dist.irecv):
+            with raises(
+                dist.DistBackendError, "^recv.* from rank 1", "timed out on rank 0", r"after \d+\.\d s", "group '"
+            ):
+                work = receive(tensor, 1, group=group, tag=3)
+                work.wait()  # dist.recv never comes here
+        with raises(dist.DistBackendError, "^recv.* from any rank", "timed out"):
+            dist.recv(tensor, None, group=group, tag=3)
+        tell(directory, "gave-up")
+    else:
+        hear(directory, "gave-up")
+    if ME == 1:
+        dist.send(torch.full((3,), 8.0), 0, group=group, tag=3)
+    if ME == 0:
+        dist.recv(tensor, 1, group=group, tag=3)
+        assert tensor.tolist() == [8.0] * 3
+    check_works(group)
+    late(dist.new_group(timeout=timedelta(seconds=20)))
+    check_works()
+
+
+def late(group: dist.ProcessGroup) -> None:
+    """Rank 1 comes late, asleep or at work: no false timeout, though a third of the time has passed."""
+    for delay in (time.sleep, compute):
+        if ME == 1:
+            delay(4)
+        check_works(group)
+    if ME == 1:
+        time.sleep(4)
+        dist.send(torch.ones(2), 0, group=group)
+    if ME == 0:
+        dist.recv(torch.ones(2), 1, group=group)
+
+
+def compute(seconds: float) -> None:
+    """Work without a pause, as a training step does."""
+    until = time.monotonic() + seconds
+    matrix = torch.randn(200, 200)
+    while time.monotonic() < until:
+        matrix = torch.tanh(matrix @ matrix)
+
+
+def absent_member(directory: str) -> None:
+    """A member that never comes to new_group is named; the other groups go on."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    check_works()
+    absent = SIZE - 1
+    if absent == ME:
+        hear(directory, *(f"gave-up-{rank}" for rank in range(absent)))
+    else:
+        with raises(dist.DistBackendError, "creating group", rf"rank {ME} of {SIZE}", rf"rank {absent} did not come"):
+            dist.new_group(timeout=SHORT)
+        tell(directory, f"gave-up-{ME}")
+    check_works()
+
+
+def no_init(directory: str) -> None:
+    """A rank that never calls init_process_group, though it has started MPI: the others' init raises."""
+    if ME == SIZE - 1:
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE - 1)))
+    else:
+        with raises(dist.DistBackendError, "init_process_group", "after 3 s", f"MPI rank {ME}"):
+            dist.init_process_group("mpiplus", timeout=SHORT)
+        tell(directory, f"gave-up-{ME}")
+    say("end")
+    os._exit(5)  # MPI cannot be ended in order: half of it has begun
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {
+    "stopped": stopped,
+    "messages": messages,
+    "absent_member": absent_member,
+    "no_init": no_init,
+}
+run(SCENARIOS)

@@ -1,0 +1,152 @@
+"""The ways out of a program: orderly ones, and those that must end the whole job."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, run, say, wait_for
+
+LAST = SIZE - 1
+
+
+def start_everything() -> list:
+    """Operations of each kind that complete by themselves."""
+    works = [dist.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(3)]
+    works += [dist.isend(torch.ones(1 << 16), (ME + 1) % SIZE), dist.irecv(torch.ones(1 << 16), (ME - 1) % SIZE)]
+    works += [dist.barrier(async_op=True)]
+    return works
+
+
+def leave(how: str) -> None:
+    """Orderly ends, after every kind of operation."""
+    dist.init_process_group("mpiplus")
+    group = dist.new_group()
+    check_works(group)
+    works = start_everything()
+    if how in ("destroyed", "kept"):
+        for work in works:
+            work.wait()
+    if how == "dropped":
+        del works
+    if how == "destroyed":
+        dist.destroy_process_group()
+    if how == "kept":
+        atexit.register(check_works)  # an exit handler of the program may still communicate
+
+
+def leave_with_threads() -> None:
+    """Threads that communicate outlive the main thread, which ends first and destroys nothing."""
+    dist.init_process_group("mpiplus")
+    groups = [dist.new_group() for _ in range(2)]
+    for group in groups:
+        threading.Thread(target=communicate, args=(group,)).start()
+    threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+
+
+def communicate(group: dist.ProcessGroup) -> None:
+    for _ in range(50):
+        check_works(group)
+    say("thread end")
+
+
+def wait_for_ever() -> None:
+    """The others: in a collective that the last rank does not come to."""
+    say("waits")
+    dist.all_reduce(torch.ones(3))
+    say("came out of the collective")
+
+
+def one_raises(how: str) -> None:
+    """The last rank fails while the others wait for it in a collective."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    if ME != LAST:
+        wait_for_ever()
+    works = []
+    try:
+        if how == "pending":
+            works = [dist.irecv(torch.ones(3), 0, tag=5), dist.isend(torch.ones(1 << 22), 0, tag=6)]
+        if how == "threads":
+            threading.Thread(target=dist.recv, args=(torch.ones(3), 0), kwargs={"tag": 6}).start()
+        fail()
+    finally:
+        if how == "destroyed":
+            dist.destroy_process_group()
+    del works
+
+
+def fail() -> None:
+    raise ArithmeticError("this one is meant")
+
+
+def one_exits(who: str, how: str) -> None:
+    """One rank ends with sys.exit while the others wait for it."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    if int(who) != ME:
+        wait_for_ever()
+    if how == "destroyed":
+        dist.destroy_process_group()
+    sys.exit(3)
+
+
+def pending() -> None:
+    """An operation that nobody matches is pending when the program ends."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    if ME == 0:
+        dist.irecv(torch.ones(3), LAST, tag=5)
+
+
+def interrupted(directory: str) -> None:
+    """Ctrl-C reaches a rank inside a collective, which goes on when the rank it waits for comes."""
+    sign = Path(directory) / "interrupted"
+    dist.init_process_group("mpiplus")
+    pids = [None] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+    tensor = torch.full((3,), float(ME + 1))
+    if ME == 0:
+        time.sleep(0.5)  # rank 1 is waiting by then; if it is not, it is interrupted before it waits
+        os.kill(pids[1], signal.SIGINT)
+        wait_for(sign)  # rank 1 leaves the collective without any help from this rank
+        dist.all_reduce(tensor)
+    else:
+        try:
+            dist.all_reduce(tensor)
+        except KeyboardInterrupt:
+            sign.touch()
+        else:
+            raise AssertionError("not interrupted")
+    check_works()
+    dist.destroy_process_group()
+
+
+def interrupt_not_caught() -> None:
+    """Ctrl-C ends a rank that waits, and with it the job."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    if ME == LAST:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        dist.recv(torch.ones(3), 0)
+    wait_for_ever()
+
+
+run(
+    {
+        "leave": leave,
+        "leave_with_threads": leave_with_threads,
+        "one_raises": one_raises,
+        "one_exits": one_exits,
+        "pending": pending,
+        "interrupted": interrupted,
+        "interrupt_not_caught": interrupt_not_caught,
+    }
+)

@@ -1,0 +1,124 @@
+"""Child processes of a rank, while its groups are in use."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, raises, run, say
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def busy(action: Callable[[], None]) -> None:
+    """Do something while a message is awaited and the progress thread has work."""
+    tensor = torch.zeros(1 << 16)
+    receive = dist.irecv(tensor, (ME - 1) % SIZE, tag=9)
+    action()
+    dist.send(torch.full((1 << 16,), 3.0), (ME + 1) % SIZE, tag=9)
+    receive.wait()
+    assert tensor[-1] == 3.0
+    check_works()
+
+
+def in_child(action: Callable[[], None], leave: Callable[[int], None]) -> int:
+    """Run in a forked child; its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except BaseException as error:
+            say(f"child failed: {type(error).__name__}: {error}")
+        leave(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def refused() -> None:
+    """Every kind of call in a child says clearly that it cannot work there; what needs no MPI works."""
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(torch.ones(2)),
+        dist.barrier,
+        lambda: dist.send(torch.ones(2), (ME + 1) % SIZE),
+        lambda: dist.irecv(torch.ones(2), (ME + 1) % SIZE),
+        lambda: dist.all_gather_object([None] * SIZE, 1),
+    ]
+    for call in calls:
+        with raises(RuntimeError, "forked", "parent", "spawn"):
+            call()
+    assert (dist.get_rank(), dist.get_world_size()) == (ME, SIZE)
+    assert torch.ones(1000).sum() == 1000
+
+
+def forked() -> None:
+    """os.fork, with the ways a child can end: at once, in order, and with destroy_process_group before."""
+
+    def destroy() -> None:
+        refused()
+        dist.destroy_process_group()
+
+    def children() -> None:
+        assert in_child(refused, os._exit) == 0
+        assert in_child(destroy, os._exit) == 0
+
+    dist.init_process_group("mpiplus")
+    check_works()
+    busy(children)
+    if (child := os.fork()) == 0:
+        refused()
+        sys.exit(0)  # exit handlers, ours too, and all of Python's shutdown run in this child
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    check_works()
+    dist.destroy_process_group()
+    dist.init_process_group("mpiplus")
+    check_works()
+
+
+def child_target(queue, live_group: bool) -> None:
+    if live_group:
+        refused()
+    else:
+        assert not dist.is_initialized()
+    queue.put(ME)
+
+
+def worker_processes() -> None:
+    """multiprocessing's children by each method, and a DataLoader's, while messages are under way."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    for method in ("fork", "spawn", "forkserver"):
+        busy(lambda method=method: start_one(method))
+        say(f"{method} works")
+    for method in ("fork", "spawn"):
+        busy(lambda method=method: load(method))
+        say(f"DataLoader works with {method}")
+
+
+def start_one(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    child = context.Process(target=child_target, args=(queue, method == "fork"))
+    child.start()
+    child.join()
+    assert child.exitcode == 0, (method, child.exitcode)
+    assert queue.get() == ME
+
+
+def load(method: str) -> None:
+    """All batches come, with collectives between them."""
+    data = TensorDataset(torch.arange(64.0).reshape(16, 4))
+    total = torch.zeros(())
+    for (batch,) in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method):
+        part = batch.sum()
+        dist.all_reduce(part)
+        total += part
+    assert total == SIZE * 64 * 63 / 2
+
+
+if __name__ == "__main__":
+    run({"forked": forked, "worker_processes": worker_processes})

@@ -1,0 +1,46 @@
+"""The end of a program is never a hang, and never a success that is none."""
+
+from __future__ import annotations
+
+import pytest
+from job_runs import Job
+
+
+@pytest.mark.parametrize("how", ["destroyed", "kept", "dropped", "pending"])
+def test_an_orderly_end(job: Job, how: str) -> None:
+    """With and without destroy_process_group; with works kept, dropped or not waited for."""
+    job.run(2, "exits.py", "leave", how).succeeded(2)
+
+
+def test_threads_that_outlive_the_main_thread(job: Job) -> None:
+    outcome = job.run(2, "exits.py", "leave_with_threads").succeeded(2)
+    assert outcome.stdout.count("thread end") == 4
+
+
+@pytest.mark.parametrize("how", ["alone", "pending", "threads", "destroyed"])
+def test_an_exception_on_one_rank(job: Job, how: str) -> None:
+    """Also with its operations pending, its threads waiting, its groups destroyed by a finally block."""
+    outcome = job.run(3, "exits.py", "one_raises", how)
+    outcome.failed("Traceback", "ArithmeticError: this one is meant", r"rank 2.*ends the job")
+    outcome.says_not("came out", "Segmentation", r"\[\d\] end")
+
+
+@pytest.mark.parametrize(("who", "how"), [(0, "kept"), (2, "kept"), (2, "destroyed")])
+def test_sys_exit_on_one_rank(job: Job, who: int, how: str) -> None:
+    """The others, who wait for it, say whom they wait for; rank 0 hosts the store."""
+    outcome = job.run(3, "exits.py", "one_exits", who, how)
+    outcome.failed(rf"waiting for rank {who}\b").says_not("came out", "Segmentation", r"\[\d\] end")
+
+
+def test_an_operation_pending_at_the_end(job: Job) -> None:
+    outcome = job.run(2, "exits.py", "pending", environment={"MPIPLUS_EXIT_GRACE": "1"})
+    outcome.failed("still pending at exit", "recv.* from rank 1", "rank 0 ends the job").says_not("Segmentation")
+
+
+def test_ctrl_c_in_a_collective(job: Job) -> None:
+    job.run(2, "exits.py", "interrupted", job.directory).succeeded(2)
+
+
+def test_ctrl_c_that_nobody_catches(job: Job) -> None:
+    outcome = job.run(2, "exits.py", "interrupt_not_caught")
+    outcome.failed("KeyboardInterrupt", "rank 1 ends the job").says_not("came out", r"\[\d\] end")

@@ -1,0 +1,66 @@
+"""How ranks find each other, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+from job_runs import Job
+from mpi_installations import Installation, find_installations, is_open_mpi
+
+NO_PLUGIN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_every_way_in_one_process(job: Job) -> None:
+    job.run(3, "rendezvous.py", "every_way").succeeded(3)
+
+
+def test_variables_that_the_user_set(job: Job) -> None:
+    job.run(3, "rendezvous.py", "environment_given", free_port()).succeeded(3)
+
+
+def test_plain_python_is_a_world_of_one(job: Job) -> None:
+    job.alone("rendezvous.py", "one_process").succeeded(1)
+
+
+def test_wrong_ranks_and_sizes(job: Job) -> None:
+    job.run(2, "rendezvous.py", "mistakes", job.directory).succeeded(2)
+
+
+def foreign_launchers() -> list[Installation]:
+    """One launcher of each other MPI of this machine: those that gave separate worlds when they were tried."""
+    _, rejected = find_installations()
+    found: dict[str, Installation] = {}
+    for launcher in rejected:
+        if "which is not this launcher's library" in launcher.reason:
+            vendor = "Open MPI" if is_open_mpi(launcher.mpiexec) else "other"
+            found.setdefault(vendor, Installation(launcher.mpiexec, vendor, "", ""))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("foreign", [None, *foreign_launchers()], ids=lambda launcher: getattr(launcher, "vendor", ""))
+def test_launched_by_another_mpi(job: Job, foreign: Installation | None) -> None:
+    """Where there is no other MPI, its launcher's variables must do."""
+    if foreign is None:
+        job.alone("rendezvous.py", "traces").succeeded(1)
+    else:
+        job.run(4, "rendezvous.py", "wrong_launcher", mpiexec=foreign).succeeded(4)
+
+
+def test_gloo_keeps_torchs_own_error(job: Job) -> None:
+    with_plugin = job.alone("rendezvous.py", "other_backends").succeeded(1)
+    without = job.alone("rendezvous.py", "other_backends", environment=NO_PLUGIN).succeeded(1)
+    errors = [re.findall("gloo says: .*", outcome.stdout) for outcome in (with_plugin, without)]
+    assert errors[0] == errors[1]
+    assert "RANK" in errors[0][0]
+
+
+def test_beside_other_backends_under_mpiexec(job: Job) -> None:
+    job.run(2, "rendezvous.py", "mixed").succeeded(2).says("gloo says: .*RANK")

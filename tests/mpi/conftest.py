@@ -1,0 +1,107 @@
+"""The world, its groups, and the rule that all ranks run the same test at the same time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import groups
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from rank_reports import RankReporter
+
+LONGEST_WAIT_BETWEEN_TESTS = 100.0  # less than the time limit of a test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Health(), "health")
+    directory = config.getoption("--rank-reports")
+    if directory and config.getoption("--with-mpi"):
+        from mpi4py import MPI
+
+        config.pluginmanager.register(RankReporter(Path(directory), MPI.COMM_WORLD.rank), "rank-reporter")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.mpi)
+
+
+@pytest.fixture(scope="session")
+def channel() -> Iterator:
+    """An mpi4py communicator of the tests' own, to compare notes past the backend under test."""
+    from mpi4py import MPI
+
+    communicator = MPI.COMM_WORLD.Dup()
+    yield communicator
+    communicator.Free()
+
+
+@pytest.fixture(scope="session")
+def world(channel) -> Iterator[groups.Group]:
+    """The default process group, initialised with nothing but the backend's name."""
+    torch.set_num_threads(1)
+    dist.init_process_group(groups.BACKEND, timeout=groups.GROUP_TIMEOUT)
+    assert dist.get_world_size() == channel.size
+    yield groups.Group("world", dist.group.WORLD, tuple(range(channel.size)), dist.get_rank())
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def all_groups(world) -> dict[str, groups.Group]:
+    return groups.make_groups()
+
+
+class Health:
+    """Whether the backend has failed where a test did not want it to.
+
+    A failed group stays failed, so what came after would only tell the same again.
+    """
+
+    def __init__(self) -> None:
+        self.failed_in: str | None = None
+
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> None:
+        if call.excinfo is not None and call.excinfo.errisinstance(dist.DistBackendError):
+            self.failed_in = self.failed_in or item.name
+
+
+@pytest.fixture(autouse=True)
+def in_step(channel, world, request) -> None:
+    """Start every test together; stop where the backend has failed or a rank never comes."""
+    plugins = request.config.pluginmanager
+    failed_in = plugins.get_plugin("health").failed_in
+    anyone = np.zeros(1, dtype=np.int32)
+    meeting = channel.Iallreduce(np.array([failed_in is not None], dtype=np.int32), anyone)
+    give_up = time.monotonic() + LONGEST_WAIT_BETWEEN_TESTS
+    while not meeting.Test():
+        if time.monotonic() > give_up:
+            if reporter := plugins.get_plugin("rank-reporter"):
+                reporter.note("waited in vain for the other ranks to come to this test")
+            os._exit(3)  # an orderly exit would wait for those ranks in MPI_Finalize
+        time.sleep(0.0005)
+    if anyone[0]:
+        pytest.exit(f"the backend failed in {failed_in or 'a test on another rank'}", returncode=4)
+
+
+@pytest.fixture
+def new_group(world) -> Iterator:
+    """Makes groups as dist.new_group does, and destroys them after the test."""
+    made = []
+
+    def make(ranks: list[int], timeout: timedelta = groups.GROUP_TIMEOUT, **options):
+        group = dist.new_group(ranks, timeout=timeout, **options)
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            made.append(group)
+        return group
+
+    yield make
+    for group in made:
+        dist.destroy_process_group(group)

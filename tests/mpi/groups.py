@@ -1,0 +1,72 @@
+"""The process groups that the tests talk in, made once per session and in one order by all ranks."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+BACKEND = "mpiplus"
+GROUP_TIMEOUT = timedelta(seconds=30)
+# Older torch sorts a new group's ranks always, newer torch unless told otherwise.
+KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as one of its members sees it.
+
+    `ranks` are global ranks in group order; `rank` is this process's place in it.
+    """
+
+    family: str
+    process_group: Any
+    ranks: tuple[int, ...]
+    rank: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def __str__(self) -> str:
+        return f"{self.family}{list(self.ranks)}"
+
+
+def families(world: int) -> dict[str, list[list[int]]]:
+    """Named sets of groups that share no rank: the groups of one family are used at the same time.
+
+    The families overlap one another, and `reversed` orders its ranks against MPI's order.
+    """
+    ranks = list(range(world))
+    named = {
+        "reversed": [ranks[::-1]],
+        "even_odd": [ranks[::2], ranks[1::2]],
+        "alone": [[rank] for rank in ranks],
+        "all_but_last": [ranks[:-1]],
+        "all_but_first": [ranks[1:]],
+        "rotated": [ranks[2:] + ranks[:2]],
+    }
+    return {name: [group for group in groups if group] for name, groups in named.items()}
+
+
+def new_group_in_order(ranks: list[int], timeout: timedelta) -> Any:
+    """A group whose ranks are in the given order, as far as this torch lets one have it."""
+    if KEEPS_ORDER:
+        return dist.new_group(ranks, timeout=timeout, sort_ranks=False)
+    ranks.sort()
+    return dist.new_group(ranks, timeout=timeout)
+
+
+def make_groups(timeout: timedelta = GROUP_TIMEOUT) -> dict[str, Group]:
+    """This rank's group in the world and in every family that has one for it."""
+    me, world = dist.get_rank(), dist.get_world_size()
+    mine = {"world": Group("world", dist.group.WORLD, tuple(range(world)), me)}
+    for family, members in families(world).items():
+        for ranks in members:
+            process_group = new_group_in_order(ranks, timeout)
+            if me in ranks:
+                mine[family] = Group(family, process_group, tuple(ranks), ranks.index(me))
+    return mine

@@ -1,0 +1,168 @@
+"""An operation in flight: how it is completed, and how its results are judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from cases import Case, gaps_untouched
+from expected import as_bytes, difference
+from torch.distributed import DistBackendError
+
+COMPLETION_SECONDS = 20.0
+MOST_SHOWN = 15
+LONGEST_PROBLEM = 300
+
+SYNC = ("sync",)
+ASYNC = ("wait", "poll", "future")
+MODES = (*SYNC, *ASYNC)
+
+Lazy = torch.Tensor | Callable[[], torch.Tensor]
+
+
+@dataclass
+class Started:
+    """What an operation has begun.
+
+    works: the works (or futures) whose results are `outputs`; empty where it was synchronous.
+    other_works: works that must complete too and give no result, as those of sends.
+    outputs, expected: results and what they must be, or functions that tell once it is complete.
+    untouched: inputs, each with what it must still hold.
+    check: says what else is wrong once it is complete.
+    """
+
+    works: Sequence[Any] = ()
+    outputs: Sequence[Lazy] = ()
+    expected: Sequence[Lazy] = ()
+    untouched: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    other_works: Sequence[Any] = ()
+    check: Callable[[], Iterator[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the table: how to start an operation, and for what it is defined."""
+
+    name: str
+    start: Callable[[Case], Started]
+    kind: str
+    modes: tuple[str, ...] = MODES
+    min_size: int = 1
+    op_names: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass
+class Failures:
+    """Collects what is wrong, so that all ranks run through the same cases whatever happens."""
+
+    found: list[str] = field(default_factory=list)
+    cases: int = 0
+
+    def run(self, operation: Operation, case: Case) -> None:
+        """Run one case. A failure of the backend itself ends the test at once: ranks may differ."""
+        self.cases += 1
+        try:
+            problems = list(run_case(operation, case))
+        except DistBackendError as error:
+            raise DistBackendError(f"{operation} {case}: {error}") from error
+        except Exception as error:
+            problems = [f"{type(error).__name__}: {error}"]
+        self.found += [f"{operation} {case}: {problem}" for problem in problems]
+
+    def report(self) -> None:
+        assert self.cases, "no case was run"
+        if self.found:
+            shown = [problem[:LONGEST_PROBLEM] for problem in self.found[:MOST_SHOWN]]
+            heading = f"{len(self.found)} problems in {self.cases} cases, the first of them:"
+            pytest.fail("\n".join([heading, *shown]), pytrace=False)
+
+
+def run_case(operation: Operation, case: Case) -> Iterator[str]:
+    """Start one operation, complete it as the case says, and tell what is wrong with it."""
+    started = operation.start(case)
+    values = complete(started, case.mode)
+    outputs = [resolve(output) for output in started.outputs]
+    reduction = operation.kind == "reduction"
+    expected = [resolve(wanted) for wanted in started.expected]
+    for place, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        if wrong := difference(output, wanted, reduction):
+            yield f"result {place} {wrong}"
+    for tensor, original in started.untouched:
+        if wrong := difference(tensor, original, False):
+            yield f"an input was changed: it {wrong}"
+    if started.check:
+        yield from started.check()
+    if values is not None and outputs:
+        yield from future_problems(values, outputs)
+    for output in outputs:
+        if not gaps_untouched(output):
+            yield "bytes between a result's elements were written"
+
+
+def resolve(lazy: Lazy) -> torch.Tensor:
+    return lazy if isinstance(lazy, torch.Tensor) else lazy()
+
+
+def complete(started: Started, mode: str) -> list[Any] | None:
+    """Bring an operation to its end; the values of its futures, if that is how."""
+    if mode == "sync":
+        return None
+    assert started.works or started.other_works, "async_op=True gave no work"
+    if mode == "poll":
+        poll([*started.works, *started.other_works])
+        return None
+    values = None
+    if mode == "future":
+        values = [as_future(work).wait() for work in started.works]
+        waited = started.other_works
+    else:
+        waited = [*started.works, *started.other_works]
+    for work in waited:
+        work.wait()
+    return values
+
+
+def as_future(work: Any) -> torch._C.Future:
+    return work if isinstance(work, torch._C.Future) else work.get_future()
+
+
+def poll(works: Sequence[Any]) -> None:
+    """Wait until works are complete by themselves, without a call that could push them."""
+    give_up = time.monotonic() + COMPLETION_SECONDS
+    for work in works:
+        done = work.done if isinstance(work, torch._C.Future) else work.is_completed
+        while not done():
+            if time.monotonic() > give_up:
+                raise AssertionError(f"{work} did not complete by itself")
+            time.sleep(0.0001)
+
+
+def future_problems(values: list[Any], outputs: list[torch.Tensor]) -> Iterator[str]:
+    if any(not isinstance(value, (list, tuple)) for value in values):
+        yield f"a future resolved to {type(values[0]).__name__}, not to a list of tensors"
+        return
+    got = [as_bytes(dense(tensor)) for tensor in flatten(values)]
+    want = [as_bytes(tensor) for tensor in outputs]
+    if not got or not torch.equal(torch.cat(got), torch.cat(want)):
+        yield "the future did not resolve to the result tensors"
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def flatten(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        else:
+            yield from flatten(value)

@@ -1,0 +1,267 @@
+"""Every operation of the table over dtypes, shapes, layouts, groups and ways to complete."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import DTYPES, LAYOUTS, SHAPES, Case
+from expected import REDUCE_OPS, as_bytes, makes_sense, reduced, same_numbers
+from groups import Group
+from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
+from started import Failures, Operation, complete, run_case
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning")
+
+WANTED = [
+    "send_recv",
+    "isend_irecv",
+    "isend_irecv_tags",
+    "recv_any_source",
+    "irecv_any_source",
+    "batch_isend_irecv",
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "all_gather_uneven",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_stacked",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_stacked",
+    "all_to_all",
+    "all_to_all_uneven",
+    "all_to_all_single",
+    "all_to_all_single_splits",
+    "barrier",
+    "monitored_barrier",
+    "coalesced_all_reduce",
+    "all_reduce_coalesced",
+    "coalesced_all_gather_into_tensor",
+    "allgather_coalesced",
+    "coalesced_reduce_scatter_tensor",
+    "sparse_all_reduce",
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "send_recv_object_list",
+]
+
+TENSOR_OPERATIONS = of_kind(MOVEMENT, REDUCTION)
+EVERY_CASE_TAKES = {"even_odd", "reversed", "world", "alone", "rotated"}
+
+
+def rows(operations: list[Operation]):
+    """Test parameters; an operation that needs two ranks is left out of a world of one."""
+    return [
+        pytest.param(operation, marks=pytest.mark.mpi(min_size=operation.min_size), id=str(operation))
+        for operation in operations
+    ]
+
+
+def groups_for(operation: Operation, groups: dict[str, Group], *families: str) -> list[Group]:
+    return [
+        group
+        for family, group in groups.items()
+        if group.size >= operation.min_size and (not families or family in families)
+    ]
+
+
+def dtypes_of(operation: Operation, op_name: str) -> list[torch.dtype]:
+    dtypes = list(operation.dtypes or DTYPES)
+    if operation.kind == REDUCTION:
+        return [dtype for dtype in dtypes if makes_sense(dtype, op_name)]
+    return dtypes
+
+
+def shapes_of(operation: Operation) -> list[tuple[int, ...]]:
+    return list(operation.shapes or SHAPES)
+
+
+def test_the_table_is_complete() -> None:
+    assert sorted(WANTED) == sorted(TABLE)
+    assert len(TABLE) == len(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
+def test_dtypes(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    for group in groups_for(operation, all_groups):
+        for dtype, mode in itertools.product(dtypes_of(operation, "SUM"), operation.modes[:2]):
+            failures.run(operation, Case(group, dtype, (5,), mode=mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
+def test_shapes(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    for group in groups_for(operation, all_groups, *EVERY_CASE_TAKES):
+        for shape, mode in itertools.product(shapes_of(operation), operation.modes):
+            failures.run(operation, Case(group, torch.float32, shape, mode=mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
+def test_layouts(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    for group in groups_for(operation, all_groups, "world", "reversed"):
+        for dtype, layout, shape, mode in itertools.product(
+            (torch.float32, torch.bfloat16, torch.complex64, torch.bool),
+            LAYOUTS,
+            ((1,), (3, 4), (2, 3, 4, 5)),
+            operation.modes[:2],
+        ):
+            if dtype in dtypes_of(operation, "SUM"):
+                failures.run(operation, Case(group, dtype, shape, layout, mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows(of_kind(REDUCTION)))
+def test_reduce_ops(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    for group in groups_for(operation, all_groups, "world", "even_odd"):
+        for op_name in operation.op_names:
+            for dtype, shape, mode in itertools.product(
+                dtypes_of(operation, op_name), ((5,), (300,)), operation.modes[:2]
+            ):
+                failures.run(operation, Case(group, dtype, shape, mode=mode, op_name=op_name))
+    failures.report()
+
+
+@pytest.mark.parametrize("op_name", REDUCE_OPS)
+def test_reductions_without_meaning_are_refused(op_name: str, all_groups) -> None:
+    """At once, on every rank, and the group goes on."""
+    group = all_groups["world"]
+    for dtype in DTYPES:
+        if makes_sense(dtype, op_name):
+            continue
+        case = Case(group, dtype, op_name=op_name)
+        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+            if dtype.is_complex and name != "all_reduce":
+                continue  # only there does torch's front end see a complex tensor
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                TABLE[name].start(case.with_(op_name=op_name))
+    failures = Failures()
+    failures.run(TABLE["all_reduce"], Case(group))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
+def test_in_many_chunks(operation: Operation, all_groups) -> None:
+    """The path of counts beyond 2^31-1, with the limit lowered to 256 bytes."""
+    import torchmpi_plugin.engine
+
+    failures = Failures()
+    with torchmpi_plugin.engine.set_chunk_limit(256):
+        for group in groups_for(operation, all_groups, "world", "reversed", "even_odd"):
+            for dtype, shape, mode in itertools.product(
+                (torch.float32, torch.bfloat16, torch.int8),
+                ((5,), (3, 4), (1000,)),
+                operation.modes[:2],
+            ):
+                if dtype in dtypes_of(operation, "SUM"):
+                    failures.run(operation, Case(group, dtype, shape, mode=mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows(of_kind(OBJECTS, BARRIER)))
+def test_objects_and_barriers(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    for group in groups_for(operation, all_groups):
+        for mode in operation.modes:
+            failures.run(operation, Case(group, mode=mode))
+    failures.report()
+
+
+def test_everything_in_flight_at_once(all_groups) -> None:
+    """All asynchronous operations are begun before the first is waited for, the last one first."""
+    problems = []
+    for family in ("world", "reversed", "even_odd"):
+        if family not in all_groups:
+            continue
+        group = all_groups[family]
+        operations = [
+            operation
+            for operation in TENSOR_OPERATIONS
+            if "wait" in operation.modes
+            and operation.min_size <= group.size
+            and operation.name != "irecv_any_source"  # it could take another operation's message
+        ]
+        case = Case(group, torch.float32, (3, 4), mode="wait")
+        begun = [(operation, operation.start(case)) for operation in operations]
+        for operation, started in reversed(begun):
+            complete(started, "wait")
+            already = Operation(operation.name, lambda _, s=started: s, operation.kind)
+            problems += [f"{operation}: {text}" for text in run_case(already, case)]
+    assert not problems, "\n".join(problems)
+
+
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.5)
+WITH_NAN = [
+    dtype
+    for dtype in DTYPES
+    if dtype.is_floating_point
+    and makes_sense(dtype, "MIN")
+    and bool(torch.isnan(torch.tensor([SPECIAL[0]]).to(dtype).float()))
+]
+
+
+@pytest.mark.parametrize("op_name", ["MIN", "MAX", "SUM", "AVG", "PRODUCT"])
+def test_special_values(op_name: str, all_groups) -> None:
+    """NaN on one rank reaches all, infinities and zeros follow IEEE 754."""
+    wrong = []
+    for group, dtype in itertools.product(all_groups.values(), WITH_NAN):
+        numbers = torch.tensor(list(itertools.product(SPECIAL, repeat=2)))
+        given = [(numbers[:, 0] if rank == group.size - 1 else numbers[:, 1]).to(dtype) for rank in range(group.size)]
+        tensor = given[group.rank].clone()
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op_name), group=group.process_group)
+        expected = reduced(given, op_name)
+        if not same_numbers(tensor, expected):
+            wrong.append(f"{group} {dtype}: {tensor.float().tolist()} not {expected.float().tolist()}")
+    if wrong:
+        pytest.fail("\n".join(wrong[:10]), pytrace=False)
+
+
+@pytest.mark.parametrize("op_name", REDUCE_OPS)
+def test_all_reduce_is_bitwise_equal_on_all_ranks(op_name: str, all_groups, channel) -> None:
+    """Numbers of very different sizes, so that another order of additions shows."""
+    results = []
+    for family, dtype, count in itertools.product(("world", "reversed"), DTYPES, (3, 1000, 70001)):
+        if not makes_sense(dtype, op_name) or (count > 1000 and dtype.itemsize > 4):
+            continue
+        group = all_groups[family]
+        tensor = Case(group, dtype, (count,), op_name=op_name).number(group.rank).clone()
+        if dtype.is_floating_point and dtype.itemsize > 1:
+            tensor *= torch.logspace(-3, 3, count).roll(group.rank).to(dtype)
+        case = Case(group, op_name=op_name)
+        dist.all_reduce(tensor, case.op, group=group.process_group)
+        results.append((f"{family} {dtype} {count}", zlib.crc32(as_bytes(tensor).numpy())))
+    of_rank_0 = channel.bcast(results)
+    assert [name for (name, mine), (_, its) in zip(results, of_rank_0, strict=True) if mine != its] == []
+
+
+@pytest.mark.parametrize("kind", ["barrier", "async barrier", "monitored_barrier"])
+def test_nobody_leaves_a_barrier_before_all_have_come(kind: str, all_groups, channel) -> None:
+    import torchmpi_plugin
+
+    for late in range(channel.size):
+        if channel.rank == late:
+            time.sleep(0.05)
+        came = time.monotonic()  # one clock for all processes of a node
+        if kind == "monitored_barrier":
+            torchmpi_plugin.monitored_barrier()
+        elif kind == "barrier":
+            dist.barrier()
+        else:
+            dist.barrier(async_op=True).wait()
+        left = time.monotonic()
+        times = channel.allgather((came, left))
+        assert min(left for _, left in times) >= max(came for came, _ in times)

@@ -1,0 +1,124 @@
+"""Time limits are honoured, and the error says what was waited for and who was missing."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import DistBackendError
+
+import torchmpi_plugin
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LIMIT = timedelta(seconds=1)
+
+
+def check_message(message: str, operation: str, missing: int) -> None:
+    """The operation, its group, its sequence number, this rank, the time passed, who is missing."""
+    rank = dist.get_rank()
+    for part in (
+        rf"\b{operation}\b",
+        r"\bgroup\b",
+        r"(?i)sequence number \d+|seq\w*[ =#]*\d+",
+        rf"\brank {rank}\b",
+        r"\b\d+(\.\d+)? ?s\b",
+        rf"\brank {missing}\b",
+    ):
+        assert re.search(part, message), f"no {part!r} in: {message}"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "all_gather"])
+def test_a_group_timeout(operation: str, asynchronous: bool, new_group, channel) -> None:
+    """Rank 0 comes when the others have given up."""
+    group = new_group(None, timeout=LIMIT)
+    tensor = torch.ones(5)
+
+    def collective():
+        if operation == "all_reduce":
+            return dist.all_reduce(tensor, group=group, async_op=asynchronous)
+        if operation == "barrier":
+            return dist.barrier(group, async_op=asynchronous)
+        outputs = [torch.empty(5) for _ in range(channel.size)]
+        return dist.all_gather(outputs, tensor, group=group, async_op=asynchronous)
+
+    if dist.get_rank() == 0:
+        channel.Barrier()
+        finish_late(collective)
+        return
+    start = time.monotonic()
+    with pytest.raises(DistBackendError) as caught:
+        work = collective()
+        if work is not None:
+            work.wait()
+    took = time.monotonic() - start
+    channel.Barrier()
+    assert 0.9 < took < 10
+    check_message(str(caught.value), operation, missing=0)
+
+
+def finish_late(collective) -> None:
+    """Let the collective that the others gave up come to its end, so that nothing stays pending."""
+    try:
+        work = collective()
+        if work is not None:
+            work.wait()
+    except DistBackendError:
+        pass  # it may as well say that the group has failed
+
+
+@pytest.mark.parametrize("kind", ["recv", "recv from anyone"])
+def test_a_receives_own_timeout(kind: str, channel) -> None:
+    """It raises at its time, and the receive goes on: the message that comes later is taken."""
+    rank = dist.get_rank()
+    if rank == 1:
+        tensor = torch.zeros(3)
+        work = dist.irecv(tensor, 0 if kind == "recv" else None, tag=3)
+        start = time.monotonic()
+        with pytest.raises(DistBackendError, match=r"\brecv\w*\b"):
+            work.wait(timedelta(seconds=0.4))
+        assert 0.3 < time.monotonic() - start < 5
+        assert not work.is_completed()
+    channel.Barrier()
+    if rank == 0:
+        dist.send(torch.ones(3), 1, tag=3)
+    elif rank == 1:
+        work.wait()
+        assert tensor.tolist() == [1.0] * 3
+
+
+def test_monitored_barrier_names_who_is_missing(new_group, channel) -> None:
+    group = new_group(None)
+    last = channel.size - 1
+    if dist.get_rank() == last:
+        channel.Barrier()
+        return
+    with pytest.raises(DistBackendError, match=rf"\brank {last}\b"):
+        torchmpi_plugin.monitored_barrier(group, LIMIT)
+    channel.Barrier()
+
+
+@pytest.mark.mpi(min_size=4)
+def test_monitored_barrier_can_name_all_who_are_missing(new_group, channel) -> None:
+    group = new_group(None)
+    missing = (1, channel.size - 1)
+    if dist.get_rank() in missing:
+        channel.Barrier()
+        return
+    with pytest.raises(DistBackendError, match=rf"\branks 1, {missing[1]}\b"):
+        torchmpi_plugin.monitored_barrier(group, LIMIT, wait_all_ranks=True)
+    channel.Barrier()
+
+
+def test_no_timeout_before_its_time(new_group, channel) -> None:
+    group = new_group(None, timeout=timedelta(seconds=10))
+    if dist.get_rank() == 0:
+        time.sleep(1.5)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [channel.size] * 2

@@ -1,0 +1,194 @@
+"""Whole training steps: DistributedDataParallel, FSDP2 and DTensor give what one process gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH_PER_RANK, FEATURES, CLASSES, STEPS = 6, 8, 4, 5
+
+
+class Net(nn.Module):
+    """A small classifier with a branch that only some steps use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(FEATURES, 16)
+        self.extra = nn.Linear(16, 16)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor, with_extra: bool = True) -> torch.Tensor:
+        hidden = torch.tanh(self.embed(x))
+        return self.out(torch.tanh(self.extra(hidden)) if with_extra else hidden)
+
+
+def make_model() -> Net:
+    torch.manual_seed(7)
+    return Net()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole world's batch of one step, the same on every rank."""
+    generator = torch.Generator().manual_seed(100 + step)
+    rows = BATCH_PER_RANK * dist.get_world_size()
+    inputs = torch.randn(rows, FEATURES, generator=generator)
+    return inputs, torch.randint(0, CLASSES, (rows,), generator=generator)
+
+
+def my_part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train(model: nn.Module, part=lambda tensor: tensor, skips_extra: bool = False) -> list[float]:
+    """Some steps of SGD; the losses. `part` takes this process's rows of a batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        inputs, labels = batch(step)
+        with_extra = not (skips_extra and step % 2)
+        outputs = model(part(inputs), with_extra)
+        loss = nn.functional.cross_entropy(outputs, part(labels))
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def alone(skips_extra: bool = False) -> Net:
+    """The model after the same steps in this process only, on whole batches."""
+    model = make_model()
+    train(model, skips_extra=skips_extra)
+    return model
+
+
+def assert_same_parameters(model: nn.Module, reference: nn.Module, **tolerance: float) -> None:
+    for (name, mine), its in zip(model.named_parameters(), reference.parameters(), strict=True):
+        value = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(value, its, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+
+
+def ddp(**options) -> DistributedDataParallel:
+    return DistributedDataParallel(make_model(), **options)
+
+
+def test_ddp_equals_one_process() -> None:
+    model = ddp()
+    train(model, my_part)
+    assert_same_parameters(model.module, alone(), rtol=1e-4, atol=1e-5)
+
+
+def test_ddp_with_many_small_buckets() -> None:
+    model = ddp(bucket_cap_mb=0.0001, gradient_as_bucket_view=True)
+    train(model, my_part)
+    assert_same_parameters(model.module, alone(), rtol=1e-4, atol=1e-5)
+
+
+def test_ddp_starts_from_rank_0s_parameters() -> None:
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(Net())
+    torch.manual_seed(0)
+    assert_same_parameters(model.module, Net(), rtol=0, atol=0)
+
+
+def test_ddp_find_unused_parameters() -> None:
+    """Momentum moves `extra` in every step, so it comes out right only if its gradients are zeros."""
+    model = ddp(find_unused_parameters=True)
+    train(model, my_part, skips_extra=True)
+    assert_same_parameters(model.module, alone(skips_extra=True), rtol=1e-4, atol=1e-5)
+
+
+def in_bf16(group, bucket):
+    """torch's hook under a name of our own: by its own name DDP allows it on NCCL only."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+def test_ddp_with_the_bf16_hook() -> None:
+    model = ddp()
+    model.register_comm_hook(None, in_bf16)
+    train(model, my_part)
+    assert_same_parameters(model.module, alone(), rtol=0.1, atol=0.05)
+    assert not torch.equal(model.module.out.weight, make_model().out.weight)
+
+
+def test_ddp_no_sync_accumulates() -> None:
+    model, reference = ddp(), make_model()
+    for step in range(2):
+        inputs, labels = batch(step)
+        nn.functional.cross_entropy(reference(inputs), labels).backward()
+        with model.no_sync() if step == 0 else torch.enable_grad():
+            nn.functional.cross_entropy(model(my_part(inputs)), my_part(labels)).backward()
+    torch.testing.assert_close(model.module.out.weight.grad, reference.out.weight.grad)
+
+
+def test_ddp_with_uneven_inputs() -> None:
+    """Rank r has r more batches than rank 0, and nobody hangs."""
+    model = ddp()
+    with model.join():
+        for step in range(2 + dist.get_rank()):
+            inputs, labels = batch(step)
+            nn.functional.cross_entropy(model(my_part(inputs)), my_part(labels)).backward()
+    dist.barrier()
+
+
+def test_ddp_of_a_sparse_embedding() -> None:
+    torch.manual_seed(1)
+    table = nn.Embedding(10, 3, sparse=True)
+    model = DistributedDataParallel(copy.deepcopy(table))
+    words = torch.arange(4 * dist.get_world_size()).reshape(dist.get_world_size(), 4) % 10
+    model(words[dist.get_rank()]).pow(2).sum().backward()
+    table(words).pow(2).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient.is_sparse
+    expected = table.weight.grad.to_dense() / dist.get_world_size()
+    torch.testing.assert_close(gradient.to_dense(), expected)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp2_equals_one_process(reshard: bool) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = make_model()
+    for layer in (model.embed, model.extra, model.out, model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    train(model, my_part)
+    assert_same_parameters(model, alone(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_device_mesh_has_the_right_groups() -> None:
+    size = dist.get_world_size()
+    rows = 2 if size % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("row", "column"))
+    for name in ("row", "column"):
+        tensor = torch.tensor([2 ** dist.get_rank()])
+        dist.all_reduce(tensor, group=mesh.get_group(name))
+        assert tensor.item() == sum(2**rank for rank in mesh[name].mesh.tolist())
+
+
+def test_dtensor_redistributes() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(77.0).reshape(7, 11)  # no size divides both
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    for placement in (Shard(1), Replicate(), Shard(0), Shard(1)):
+        sharded = sharded.redistribute(placements=[placement])
+        assert torch.equal(sharded.full_tensor(), whole), f"after {placement}"
+    partial = DTensor.from_local(whole.clone(), mesh, [Partial()])
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        total = partial.redistribute(placements=[placement]).full_tensor()
+        assert torch.equal(total, whole * dist.get_world_size()), f"partial to {placement}"
+
+
+def test_dtensor_multiplies_matrices() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    left, right = torch.arange(30.0).reshape(5, 6), torch.arange(42.0).reshape(6, 7)
+    for placements in ((Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(1), Shard(0))):
+        product = distribute_tensor(left, mesh, [placements[0]]) @ distribute_tensor(right, mesh, [placements[1]])
+        torch.testing.assert_close(product.full_tensor(), left @ right)

@@ -1,0 +1,199 @@
+"""What runs under the sanitizers: every operation of the table in small cases, threads, errors, and an exit.
+
+Run by tests/sanitizers/run under mpiexec; not a test of its own. A wrong result, a sanitizer's finding or
+anything else than an orderly exit makes the job fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
+
+import groups
+import torch
+import torch.distributed as dist
+from cases import Case
+from expected import makes_sense
+from operation_table import MOVEMENT, OPERATIONS, REDUCTION
+from started import Failures, Operation, complete, run_case
+from torch.distributed import DistBackendError
+
+import torchmpi_plugin
+import torchmpi_plugin.engine
+
+DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int64)
+# Nothing, less than a cache line, an odd length above the two-phase algorithm's limit, and several slots' worth.
+SHAPES = ((0,), (5,), (3001,), (40_003,))
+FAMILIES = ("world", "reversed", "even_odd", "alone")
+CHUNK_LIMIT = 256
+TURNS = 30
+
+
+def table(all_groups: dict[str, groups.Group], failures: Failures) -> None:
+    """Every operation: all dtypes small, all shapes in float32, in each mode, whole and in chunks."""
+    cases = [(dtype, (5,)) for dtype in DTYPES] + [(torch.float32, shape) for shape in SHAPES]
+    for operation, family in itertools.product(OPERATIONS, FAMILIES):
+        group = all_groups.get(family)
+        if group is None or group.size < operation.min_size:
+            continue
+        for (dtype, shape), mode in itertools.product(cases, operation.modes):
+            if fits(operation, dtype, shape):
+                failures.run(operation, Case(group, dtype, shape, mode=mode))
+        with torchmpi_plugin.engine.set_chunk_limit(CHUNK_LIMIT):
+            for dtype, mode in itertools.product((torch.float32, torch.bfloat16), operation.modes):
+                if fits(operation, dtype, (300,)):
+                    failures.run(operation, Case(group, dtype, (300,), mode=mode))
+
+
+def fits(operation: Operation, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    if operation.kind not in (MOVEMENT, REDUCTION):
+        return dtype == torch.float32 and shape == (5,)
+    if operation.dtypes and dtype not in operation.dtypes:
+        return False
+    if operation.shapes and 0 in shape:
+        return False  # a sparse tensor's rows
+    return operation.kind != REDUCTION or makes_sense(dtype, "SUM")
+
+
+def in_flight(group: groups.Group, failures: Failures) -> None:
+    """All asynchronous operations begun before the first is waited for, the last one first."""
+    wanted = [
+        operation
+        for operation in OPERATIONS
+        if "wait" in operation.modes and operation.kind in (MOVEMENT, REDUCTION) and operation.min_size <= group.size
+        if operation.name != "irecv_any_source"  # it could take another operation's message
+    ]
+    case = Case(group, torch.float32, (3001,), mode="wait")
+    begun = [(operation, operation.start(case)) for operation in wanted]
+    for operation, started in reversed(begun):
+        complete(started, "wait")
+        already = Operation(operation.name, lambda _, s=started: s, operation.kind)
+        failures.found += [f"in flight, {operation}: {text}" for text in run_case(already, case)]
+
+
+def threads(pair: list[dist.ProcessGroup], failures: Failures) -> None:
+    """Two threads on two groups, each mixing sizes and ways to wait; a third one asks for completion."""
+    size = dist.get_world_size()
+    watched: list[dist.Work] = []
+    over = threading.Event()
+
+    def talk(index: int) -> None:
+        choose = random.Random(index)  # the same on all ranks
+        for turn in range(TURNS):
+            tensor = torch.full((choose.choice((1, 700, 20_001)),), float(turn))
+            work = dist.all_reduce(tensor, group=pair[index], async_op=choose.random() < 0.6)
+            if work is not None:
+                watched.append(work)
+                if choose.random() < 0.5:
+                    work.wait()
+                else:
+                    work.get_future().wait()
+            if tensor.unique().tolist() != [turn * size]:
+                failures.found.append(f"threads: group {index}, turn {turn}: {tensor.unique().tolist()}")
+
+    def ask() -> None:
+        while not over.is_set():
+            for work in watched[-4:]:
+                work.is_completed()
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:
+            failures.found.append(f"threads: {type(error).__name__}: {error}")
+
+    talkers = [threading.Thread(target=guarded, args=(lambda i=i: talk(i),)) for i in range(2)]
+    asker = threading.Thread(target=guarded, args=(ask,))
+    for thread in (*talkers, asker):
+        thread.start()
+    for thread in talkers:
+        thread.join()
+    over.set()
+    asker.join()
+
+
+def dropped() -> None:
+    """Works and tensors that nobody keeps complete all the same."""
+    for turn in range(TURNS):
+        dist.all_reduce(torch.full((5000,), float(turn)), async_op=True)
+        dist.isend(torch.ones(5000), dist.get_rank(), tag=5)
+        dist.irecv(torch.empty(5000), dist.get_rank(), tag=5)
+    dist.barrier()
+
+
+def errors(failures: Failures) -> None:
+    """Errors found in C: a message too long, a receive given up, a collective that somebody misses, an abort."""
+    me, size = dist.get_rank(), dist.get_world_size()
+
+    def fails(what: str, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except DistBackendError:
+            return
+        failures.found.append(f"errors: {what} raised nothing")
+
+    group = dist.new_group(None)
+    sent = dist.isend(torch.ones(100), me, group=group, tag=1)
+    fails("a message longer than its buffer", lambda: dist.recv(torch.empty(10), me, group=group, tag=1))
+    sent.wait()
+    dist.barrier()
+
+    impatient = dist.new_group(None, timeout=timedelta(seconds=1))
+    tensor = torch.ones(3001)
+    if me:
+        fails("an all_reduce without rank 0", lambda: dist.all_reduce(tensor, group=impatient))
+    dist.barrier()
+    if not me:  # what the others gave up comes to its end, or fails too: so nothing stays pending
+        with contextlib.suppress(DistBackendError):
+            dist.all_reduce(tensor, group=impatient)
+    dist.barrier()
+
+    different = dist.new_group(None)
+    if size > 1 and os.environ.get("MPIPLUS_SHM") != "0":
+        unlike = torch.ones(3001 if me else 5)
+        fails("an all_reduce of different sizes", lambda: dist.all_reduce(unlike, group=different))
+
+    aborted = dist.new_group(None)
+    if size > 1 and me == 0:
+        work = dist.all_reduce(tensor, group=aborted, async_op=True)
+        threading.Timer(0.3, aborted.abort).start()
+        fails("an aborted all_reduce", work.wait)
+    dist.barrier()
+    if me:  # now rank 0's can end too
+        with contextlib.suppress(DistBackendError):
+            dist.all_reduce(tensor, group=aborted)
+    dist.barrier()
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=120))
+    failures = Failures()
+    all_groups = groups.make_groups(timedelta(seconds=120))
+    table(all_groups, failures)
+    in_flight(all_groups["world"], failures)
+    in_flight(all_groups["reversed"], failures)
+    threads([dist.new_group(None) for _ in range(2)], failures)
+    dropped()
+    if "errors" in sys.argv[1:]:
+        errors(failures)
+    for problem in failures.found[:20]:
+        print(f"rank {dist.get_rank()}: {problem[:500]}", flush=True)
+    if dist.get_rank() == 0:
+        print(f"exercise: {failures.cases} cases on {dist.get_world_size()} ranks", flush=True)
+    if "destroy" in sys.argv[1:]:
+        dist.destroy_process_group()
+    return 1 if failures.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""``import torch`` with the plugin installed: no MPI, no thread, no failure, no other package."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SECONDS = 100
+OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+IMPORT = """
+import json, os, sys, threading
+import torch
+print(json.dumps({
+    "registered": "mpiplus" in torch.distributed.Backend.backend_list,
+    "ours": sorted(name for name in sys.modules if name.startswith("torchmpi_plugin")),
+    "others": sorted({name.partition(".")[0] for name in sys.modules} - {"torchmpi_plugin"}),
+    "mpi": "mpi4py.MPI" in sys.modules,
+    "python threads": threading.active_count(),
+    "threads": len(os.listdir("/proc/self/task")),
+    "libraries": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libmpi" in line}),
+}))
+"""
+
+
+def python(program: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+    )
+
+
+def answer(program: str, environment: dict[str, str] | None = None) -> dict:
+    done = python(program, environment)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_import_torch_starts_and_loads_nothing() -> None:
+    with_plugin, without = answer(IMPORT), answer(IMPORT, OFF)
+    assert with_plugin["registered"]
+    assert not without["registered"]
+    assert with_plugin["ours"] == ["torchmpi_plugin", "torchmpi_plugin._autoload"]
+    assert not with_plugin["mpi"]
+    assert not with_plugin["libraries"]
+    for what in ("others", "python threads", "threads"):
+        assert with_plugin[what] == without[what], what
+    assert not {"mpi4py", "cffi", "_cffi_backend"} & set(with_plugin["others"])
+
+
+# The interpreter's .pth files may import what they like before; here is what our package adds by itself.
+@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin._autoload", "torchmpi_plugin.launchers"])
+def test_these_modules_need_nothing_else(module: str) -> None:
+    added = answer(
+        f"""
+        import json, sys
+        before = set(sys.modules)
+        import {module}
+        print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
+        """
+    )
+    assert not {"torch", "numpy", "mpi4py", "cffi"} & set(added), added
+
+
+BREAKAGES = {
+    "a name that is taken": """
+        def refuse(*args, **kwargs):
+            raise RuntimeError("no more names")
+        dist.Backend.register_backend = refuse
+        """,
+    "handlers that moved": "del sys.modules['torch.distributed.rendezvous']._rendezvous_handlers",
+    "a scheme that is taken": "dist.register_rendezvous_handler('mpi', print)",
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_a_registration_that_fails_is_one_warning(breakage: str) -> None:
+    """Nothing is half registered, and the program goes on."""
+    program = f"""
+import sys, warnings
+import torch
+import torch.distributed as dist
+from torchmpi_plugin import _autoload
+{textwrap.dedent(BREAKAGES[breakage])}
+handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {{}})
+before = dict(handlers)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    _autoload.autoload()
+assert len(caught) == 1, caught
+assert "torchmpi-plugin could not register" in str(caught[0].message)
+assert "mpiplus" not in dist.Backend.backend_list
+assert handlers == before, "half registered"
+print("goes on")
+"""
+    done = python(program, OFF)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "goes on\n"
+
+
+def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
+    """The real way in: torch calls the entry point, and the registration raises inside it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import torchmpi_plugin._autoload as autoload
+            def fail():
+                raise OSError("this one is meant")
+            autoload._register = fail
+            """
+        )
+    )
+    program = "import torch; print('mpiplus' in torch.distributed.Backend.backend_list, torch.ones(2).sum().item())"
+    done = python(program, {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "False 2.0\n"
+    assert done.stderr.count("this one is meant") == 1
+    assert "UserWarning: torchmpi-plugin could not register" in done.stderr
+
+
+def test_registering_twice_does_nothing() -> None:
+    registered = answer(
+        """
+        import json, sys
+        import torch
+        from torchmpi_plugin import _autoload
+        handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+        before = dict(handlers)
+        _autoload.autoload()
+        print(json.dumps([handlers == before, torch.distributed.Backend.backend_list.count("mpiplus")]))
+        """
+    )
+    assert registered == [True, 1]
+
+
+def test_what_the_import_costs(record_property) -> None:
+    """Measured and told, not judged: other programs run on a test machine."""
+    program = """
+        import json, sys, time
+        import torch
+        import torch.distributed as dist
+        for name in [name for name in sys.modules if name.startswith("torchmpi_plugin")]:
+            del sys.modules[name]
+        dist.Backend.backend_list.remove("mpiplus")
+        del sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["mpi"]
+        start = time.perf_counter()
+        from torchmpi_plugin._autoload import autoload
+        autoload()
+        print(json.dumps((time.perf_counter() - start) * 1e3))
+        """
+    milliseconds = statistics.median(float(answer(program)) for _ in range(3))
+    record_property("milliseconds_added_to_import_torch", milliseconds)
+    print(f"the plugin adds {milliseconds:.2f} ms to import torch")
+    assert milliseconds >= 0

@@ -1,0 +1,102 @@
+"""The search for MPI installations, against launchers that are not what they seem."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mpi_installations
+import pytest
+from mpi_installations import Installation, Rejected, candidates, find_installations, launch_command, probe
+
+ENVIRONMENTS_MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+
+@pytest.fixture
+def launcher(tmp_path: Path):
+    """Makes a launcher out of a few lines of shell."""
+
+    def make(script: str, name: str = "mpiexec") -> str:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch):
+    """Runs the search over given launchers only."""
+
+    def run(*launchers: str):
+        monkeypatch.setattr(mpi_installations, "candidates", lambda: [(path, {}) for path in launchers])
+        return find_installations.__wrapped__()
+
+    return run
+
+
+def test_another_mpis_launcher_is_rejected(launcher) -> None:
+    """It starts the processes, but each is alone in its world: the library is not the launcher's."""
+    foreign = launcher('shift 2\nfor rank in 0 1; do PMI_RANK= "$@" & done\nwait')
+    answer = probe(foreign, {})
+    assert isinstance(answer, Rejected)
+    assert "2 ranks became 2 worlds of 1" in answer.reason
+
+
+def test_a_broken_launcher_is_rejected_with_its_words(launcher) -> None:
+    answer = probe(launcher("echo the licence has expired\nexit 3"), {})
+    assert isinstance(answer, Rejected)
+    assert "exit code 3: the licence has expired" in answer.reason
+
+
+def test_a_missing_launcher_is_rejected() -> None:
+    assert isinstance(probe("/no/such/mpiexec", {}), Rejected)
+
+
+def test_a_launcher_that_hangs_is_ended(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_installations, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(mpi_installations, "is_open_mpi", lambda mpiexec: False)
+    answer = probe(launcher("exec sleep 60"), {})
+    assert isinstance(answer, Rejected)
+    assert "no answer in time" in answer.reason
+
+
+def test_one_installation_is_listed_once(search, tmp_path: Path) -> None:
+    (working, *_), _ = find_installations()
+    link, wrapper = tmp_path / "mpirun", tmp_path / "wrapped-mpiexec"
+    link.symlink_to(working.mpiexec)
+    wrapper.write_text(f'#!/bin/sh\nexec {working.mpiexec} "$@"\n')
+    wrapper.chmod(0o755)
+    installations, rejected = search(working.mpiexec, str(link), str(wrapper))
+    assert [found.mpiexec for found in installations] == [working.mpiexec]
+    assert rejected == ()
+
+
+def test_no_launcher_is_no_installation(search) -> None:
+    assert search() == ((), ())
+
+
+def test_this_environments_launcher_comes_first() -> None:
+    if ENVIRONMENTS_MPIEXEC.exists():
+        assert next(iter(candidates()))[0] == str(ENVIRONMENTS_MPIEXEC)
+    installations, rejected = find_installations()
+    assert installations, f"no MPI here: {rejected}"
+    assert all(isinstance(found, Installation) and found.version for found in installations)
+
+
+def test_open_mpi_is_told_that_root_and_few_cores_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_installations.os, "geteuid", lambda: 0)
+    command = launch_command("mpiexec", "Open MPI", 5, ["-c", "pass"])
+    assert {"--oversubscribe", "--allow-run-as-root"} < set(command)
+    monkeypatch.setattr(mpi_installations.os, "geteuid", lambda: 1000)
+    assert "--allow-run-as-root" not in launch_command("mpiexec", "Open MPI", 5, [])
+    assert launch_command("mpiexec", "MPICH", 5, [])[1:3] == ["-n", "5"]
+
+
+def test_ranks_do_not_inherit_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "7")
+    environment = mpi_installations.launch_environment({"MPI4PY_MPIABI": "mpich"})
+    assert not {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "MASTER_ADDR"} & set(environment)
+    assert environment["MPI4PY_MPIABI"] == "mpich"
