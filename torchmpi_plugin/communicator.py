@@ -121,7 +121,7 @@ class Communicator:
         rank, size = comm.Get_rank(), comm.Get_size()
         everybody = comm.allgather((mpi_runtime.node_identity(), mpi_runtime.allowed_cpus()))
         self.place = _place(rank, everybody)
-        self.largest_tag = comm.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
         self.handle: int = self._lib.mpp_group_new(
             mpi_runtime.handle_of(comm),
             rank,

@@ -43,7 +43,7 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
 
     Raises:
         TypeError: ``pg_options`` that are not ours.
-        ValueError: a world size that is not MPI's.
+        ValueError: a world size that is not MPI's, or a communicator for a subgroup.
         DistBackendError: members that do not come in time.
     """
     global _base  # noqa: PLW0603
@@ -52,6 +52,8 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
+    if options is not None and options.comm is not None and not is_world:
+        raise ValueError("Options(comm=...) is for init_process_group; a subgroup takes its ranks from the world")
     if is_world:
         ranks = list(range(opts.group_size))
         _base = rendezvous.base_communicator(options)

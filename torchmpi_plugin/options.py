@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Options:
-    """Pass as ``pg_options`` of ``init_process_group`` or ``new_group``.
+    """Pass as ``pg_options`` of ``init_process_group``.
 
     Attributes:
         comm: an ``mpi4py`` intracommunicator. The world then consists of its ranks; torch's ranks are

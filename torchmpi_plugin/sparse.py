@@ -36,6 +36,8 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
     kind = kind_of(opts.reduceOp)
     if kind not in (SUM, AVG):
         raise ValueError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
+    if kind == AVG and tensor.dtype is torch.bool:
+        raise ValueError("all_reduce: AVG makes no sense for torch.bool")
     if not tensor.is_cpu:
         raise ValueError(f"all_reduce: mpiplus moves CPU tensors; this one is on {tensor.device}")
     mine = tensor.detach().coalesce()
@@ -50,11 +52,19 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
         total = total.float()  # one rounding, as for dense tensors
     result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape).coalesce()
     if kind == AVG:
-        result = result / group.size()
-    tensor.detach().copy_(result.to(tensor.dtype))
+        result = _divide(result, group.size())
+    with torch.no_grad():
+        tensor.copy_(result.to(tensor.dtype))  # not into .detach(): a sparse copy replaces indices and values
     work = Work()
     work._tensors = [tensor]
     return work
+
+
+def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Divide the entries; integers truncate toward zero, as for dense tensors."""
+    exact = total.dtype.is_floating_point or total.dtype.is_complex
+    values = torch.div(total.values(), divisor, rounding_mode=None if exact else "trunc")
+    return torch.sparse_coo_tensor(total.indices(), values, total.shape, is_coalesced=True)
 
 
 def _agree(group: ProcessGroupMPI, about: torch.Tensor) -> list[torch.Tensor]:
