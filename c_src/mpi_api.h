@@ -25,10 +25,9 @@ typedef union {
 /* X(return type is always int, name, arguments) */
 #define MPP_MPI_FUNCTIONS(X)                                                                                           \
     X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                      \
-    X(Irecv, (void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                            \
+    X(Improbe, (int, int, mpi_handle, int *, mpi_handle *, mpi_status *))                                              \
+    X(Imrecv, (void *, int, mpi_handle, mpi_handle *, mpi_handle *))                                                   \
     X(Test, (mpi_handle *, int *, mpi_status *))                                                                       \
-    X(Cancel, (mpi_handle *))                                                                                          \
-    X(Test_cancelled, (const mpi_status *, int *))                                                                     \
     X(Get_count, (const mpi_status *, mpi_handle, int *))                                                              \
     X(Ibarrier, (mpi_handle, mpi_handle *))                                                                            \
     X(Ibcast, (void *, int, mpi_handle, int, mpi_handle, mpi_handle *))                                                \

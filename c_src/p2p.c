@@ -2,27 +2,36 @@
  *
  * A message longer than the chunk limit travels as several MPI messages in order; MPI's rule that
  * messages between two ranks with one tag do not overtake each other keeps them together.
+ *
+ * Receives are not posted but matched (MPI_Improbe, then MPI_Imrecv), so that the length is known before a
+ * byte lands: Open MPI 5.0 writes past a receive buffer that is too small, whatever error it then returns.
+ * A message of the wrong length is taken off the wire all the same, into memory of our own, and the
+ * channel stays in order. Nothing needs MPI_Cancel either: an unmatched receive is only a note of ours.
  */
 #include "engine.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    mpi_handle request;
-    size_t expected; /* bytes a receive must bring; SIZE_MAX for a send */
-    int active;
-} request_slot;
+enum { TO_MATCH, ACTIVE, OVER };
 
 typedef struct {
+    mpi_handle request;
+    char *buffer, *spill; /* spill: where a message of the wrong length goes */
+    size_t bytes;
+    int peer, receive, phase;
+} transfer;
+
+typedef struct message_op message_op;
+
+struct message_op {
     mpp_op op;
-    int count, capacity;
-    request_slot *slots;
-    /* What a receive from any source still has to post once the first chunk has named the sender. */
-    char *rest;
-    size_t rest_bytes;
-    int tag;
-} message_op;
+    int count, tag;
+    int unmatched;     /* receives still to be matched */
+    message_op *later; /* in group->receives, until all of it is matched */
+    transfer *transfers;
+};
 
 static size_t chunks_of(size_t bytes) { return bytes ? (bytes - 1) / mpp_chunk_limit + 1 : 1; }
 
@@ -32,140 +41,196 @@ static int status_source(const mpi_status *status) {
     return source;
 }
 
-/* Posts one message, in chunks. The MPI error of the first that could not be posted, or 0. */
-static int post(message_op *m, char *buffer, size_t bytes, int peer, int tag, int receive) {
-    do {
-        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        request_slot *slot = &m->slots[m->count];
-        mpi_handle comm = m->op.group->comm;
-        int error = receive ? mpp_mpi.Irecv(buffer, (int)part, mpp_mpi.byte, peer, tag, comm, &slot->request)
-                            : mpp_mpi.Isend(buffer, (int)part, mpp_mpi.byte, peer, tag, comm, &slot->request);
-        if (error) {
-            mpp_fail(&m->op, MPP_FAILURE_MPI, error);
-            return error;
-        }
-        slot->expected = receive ? part : SIZE_MAX;
-        slot->active = 1;
-        m->count++;
-        buffer += part;
-        bytes -= part;
-    } while (bytes);
+/* ---- receives of the user's, in the order they were called ---- */
+
+static void enter_queue(message_op *m) {
+    message_op **end = &m->op.group->receives;
+    while (*end) end = &(*end)->later;
+    *end = m;
+}
+
+static void leave_queue(message_op *m) {
+    for (message_op **at = &m->op.group->receives; *at; at = &(*at)->later) {
+        if (*at != m) continue;
+        *at = m->later;
+        return;
+    }
+}
+
+/* MPI matches posted receives in order; so must we. An earlier receive that could take the same message
+ * goes first. */
+static int must_wait(const message_op *m, int peer) {
+    for (const message_op *earlier = m->op.group->receives; earlier && earlier != m; earlier = earlier->later) {
+        int other = earlier->transfers[earlier->count - 1].peer;
+        if (earlier->tag == m->tag && (other == peer || other == mpp_mpi.any_source || peer == mpp_mpi.any_source))
+            return 1;
+    }
     return 0;
 }
 
-static void check_length(message_op *m, request_slot *slot, mpi_status *status) {
-    int received = 0;
-    m->op.source = status_source(status);
-    mpp_mpi.Get_count(status, mpp_mpi.byte, &received);
-    if ((size_t)received == slot->expected) return;
-    m->op.detail[0] = (int64_t)slot->expected;
-    m->op.detail[1] = received;
-    mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
+/* ---- the state of one transfer ---- */
+
+static void came_from(message_op *m, int source) {
+    m->op.source = source;
+    for (int i = 0; i < m->count; i++)
+        if (m->transfers[i].peer == mpp_mpi.any_source) m->transfers[i].peer = source;
 }
 
-/* An error in one request does not end the operation: the others may still use their buffers. */
+static void wrong_length(message_op *m, transfer *t, int length) {
+    m->op.detail[0] = (int64_t)t->bytes;
+    m->op.detail[1] = length;
+    mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
+    t->spill = malloc(length ? (size_t)length : 1);
+}
+
+static void match(message_op *m, transfer *t) {
+    mpi_status status;
+    mpi_handle message;
+    int found = 0, length = 0;
+    int error = mpp_mpi.Improbe(t->peer, m->tag, m->op.group->comm, &found, &message, &status);
+    if (!error && !found) return;
+    m->unmatched--;
+    t->phase = OVER;
+    if (!error) {
+        came_from(m, status_source(&status));
+        mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
+        if ((size_t)length != t->bytes) wrong_length(m, t, length);
+        char *target = t->spill ? t->spill : t->buffer;
+        error = mpp_mpi.Imrecv(target, length, mpp_mpi.byte, &message, &t->request);
+        t->phase = ACTIVE;
+    }
+    if (error) {
+        t->phase = OVER;
+        mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+    }
+}
+
+static int advance(message_op *m, int i) {
+    transfer *t = &m->transfers[i];
+    if (t->phase == TO_MATCH) {
+        /* the chunks of one message, in order */
+        int first = i == 0 || m->transfers[i - 1].peer != t->peer || m->transfers[i - 1].phase != TO_MATCH;
+        if (first && !must_wait(m, t->peer)) match(m, t);
+    }
+    if (t->phase == ACTIVE) {
+        mpi_status status;
+        int flag;
+        mpp_test(&m->op, &t->request, &status, &flag);
+        if (flag) t->phase = OVER;
+    }
+    return t->phase == OVER;
+}
+
+/* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    int pending = 0;
-    for (int i = 0; i < m->count; i++) {
-        request_slot *slot = &m->slots[i];
-        if (!slot->active) continue;
-        mpi_status status;
-        int flag, cancelled = 0;
-        mpp_test(op, &slot->request, &status, &flag);
-        if (!flag) {
-            pending = 1;
-            continue;
-        }
-        slot->active = 0;
-        if (slot->expected == SIZE_MAX || op->failure == MPP_FAILURE_MPI) continue;
-        mpp_mpi.Test_cancelled(&status, &cancelled);
-        if (cancelled) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
-        else check_length(m, slot, &status);
-        if (m->rest_bytes && !op->failure) {
-            size_t bytes = m->rest_bytes;
-            m->rest_bytes = 0;
-            pending |= !post(m, m->rest, bytes, op->source, m->tag, 1);
-        }
-    }
-    if (pending) return MPP_PENDING;
+    int over = 1, unmatched = m->unmatched;
+    for (int i = 0; i < m->count; i++)
+        if (m->transfers[i].phase != OVER) over &= advance(m, i);
+    if (unmatched && !m->unmatched) leave_queue(m);
+    if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
 
 static void cancel(mpp_op *op) {
     message_op *m = (message_op *)op;
-    m->rest_bytes = 0;
     for (int i = 0; i < m->count; i++) {
-        request_slot *slot = &m->slots[i];
-        /* Only receives: MPI-4 deprecates cancelling a send, and no MPI does it once the data is on its way. */
-        if (slot->active && slot->expected != SIZE_MAX) mpp_mpi.Cancel(&slot->request);
+        if (m->transfers[i].phase != TO_MATCH) continue;
+        m->transfers[i].phase = OVER;
+        mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
     }
+    m->unmatched = 0;
+    leave_queue(m);
 }
 
-static void discard_slots(mpp_op *op) { free(((message_op *)op)->slots); }
+/* ---- starting ---- */
 
-static message_op *new_message_op(mpp_group *group, size_t capacity) {
+static void discard_transfers(mpp_op *op) {
+    message_op *m = (message_op *)op;
+    for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
+    free(m->transfers);
+}
+
+static message_op *new_message_op(mpp_group *group, size_t capacity, int tag) {
     message_op *m = mpp_new_op(sizeof *m, group, step);
     if (!m) return NULL;
-    m->slots = malloc((capacity ? capacity : 1) * sizeof *m->slots);
-    if (!m->slots) {
+    m->transfers = calloc(capacity ? capacity : 1, sizeof *m->transfers);
+    if (!m->transfers) {
         free(m);
         return NULL;
     }
+    m->tag = tag;
     m->op.cancel = cancel;
-    m->op.discard = discard_slots;
+    m->op.discard = discard_transfers;
     return m;
 }
 
+static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int receive) {
+    transfer *t = &m->transfers[m->count++];
+    *t = (transfer){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .receive = receive};
+    return t;
+}
+
+static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+    do {
+        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        transfer *t = add(m, buffer, part, peer, 0);
+        int error =
+            mpp_mpi.Isend(t->buffer, (int)part, mpp_mpi.byte, peer, m->tag, m->op.group->comm, &t->request);
+        t->phase = error ? OVER : ACTIVE;
+        if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+        buffer += part;
+        bytes -= part;
+    } while (bytes);
+}
+
+static void add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+    do {
+        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        add(m, buffer, part, peer, 1);
+        m->unmatched++;
+        buffer += part;
+        bytes -= part;
+    } while (bytes);
+}
+
 uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns) {
-    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes));
+    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     mpp_lock();
-    post(m, (char *)buffer, bytes, peer, tag, 0);
+    add_send(m, buffer, bytes, peer);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
 
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns) {
-    size_t chunks = chunks_of(bytes);
-    message_op *m = new_message_op((mpp_group *)group, chunks);
+    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
-    if (peer < 0) {
-        size_t first = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        m->rest = (char *)buffer + first;
-        m->rest_bytes = bytes - first;
-        bytes = first;
-        peer = mpp_mpi.any_source;
-    }
-    m->tag = tag;
     mpp_lock();
-    post(m, (char *)buffer, bytes, peer, tag, 1);
+    add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
+    enter_queue(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
 
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
- * sides must agree on them. Receives are posted first: a large message then needs no second copy. */
+ * sides must agree on them. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += chunks_of(send_bytes[r]) + chunks_of(recv_bytes[r]);
-    message_op *m = new_message_op(g, capacity);
+    message_op *m = new_message_op(g, capacity, 0);
     if (!m) return mpp_out_of_memory(g);
     size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
     if (own && send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
     mpp_lock();
     /* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. */
-    int tag = g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count);
-    int error = 0;
-    for (int i = 1; i < g->size && !error; i++) {
-        int peer = (g->rank + g->size - i) % g->size;
-        if (recv_bytes[peer]) error = post(m, (char *)recv[peer], recv_bytes[peer], peer, tag, 1);
-    }
-    for (int i = 1; i < g->size && !error; i++) {
-        int peer = (g->rank + i) % g->size;
-        if (send_bytes[peer]) error = post(m, (char *)send[peer], send_bytes[peer], peer, tag, 0);
+    m->tag = g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count);
+    for (int i = 1; i < g->size; i++) {
+        int to = (g->rank + i) % g->size, from = (g->rank + g->size - i) % g->size;
+        if (send_bytes[to]) add_send(m, send[to], send_bytes[to], to);
+        if (recv_bytes[from]) add_receive(m, recv[from], recv_bytes[from], from);
     }
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);

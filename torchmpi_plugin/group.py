@@ -53,6 +53,8 @@ class Group(Identity):
         self._checkin = checkin
         self._handle = communicator.handle
         self._messages = 0
+        #: Held while somebody finds out why an operation takes so long.
+        self.diagnosing = threading.Lock()
         self._looked = 0.0
         self._broken: str | None = None
         self._reported = -1
@@ -110,7 +112,9 @@ class Group(Identity):
         self._handle = 0
         self._broken = self._broken or f"{self.label} is destroyed"
         shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])
-        if self._communicator.free() and self.user_communicator is not None:
+        with self.diagnosing:
+            freed = self._communicator.free()
+        if freed and self.user_communicator is not None:
             self.user_communicator.Free()
             self.user_communicator = None
 

@@ -199,24 +199,32 @@ class PendingWork(Work):
             self.finished = True
         self._resolve()
 
-    def _abandon(self, error: Exception) -> None:
+    def _abandon(self, error: Exception) -> bool:
+        """Fail for the user, while C may still use the buffers; False if it is over already."""
         with _completing:
             if self.finished:
-                return
+                return False
             self._error = error
             self.abandoned = self.finished = True
-        self._resolve()
+            return True
 
     def abandon_aborted(self) -> None:
         """The group was aborted while this waited."""
-        self._abandon(DistBackendError(f"{self}: the group was aborted"))
+        if self._abandon(DistBackendError(f"{self}: the group was aborted")):
+            self._resolve()
 
     def check_deadline(self) -> None:
         """Report a long wait to the others; give up when the operation's time is up."""
-        late = self.elapsed() >= self.seconds
-        error = self.group.timed_out(self) if late else self.group.check_others(self)
-        if error is not None:
-            self._abandon(error)
+        # One thread at a time, and no shutdown meanwhile: the group's C part, which lives as long as an
+        # operation of it is pending, is asked who has come.
+        with self.group.diagnosing:
+            if self.finished or engine.start().lib.mpp_state_of(self.handle) != engine.PENDING:
+                return
+            late = self.elapsed() >= self.seconds
+            error = self.group.timed_out(self) if late else self.group.check_others(self)
+            if error is None or not self._abandon(error):
+                return
+        self._resolve()
 
 
 class CoalescedWork(dist.Work):

@@ -24,12 +24,13 @@
 enum { MAX_RANKS = 8, USERS = 2, SLOTS = 4, SLOT_BYTES = 4096, MOST = 5000, SECONDS = 240 };
 #define PATIENCE_NS ((int64_t)SECONDS * 1000000000)
 
-#define SHIM_FUNCTIONS(X)                                                                                              \
-    X(mpp_engine_start)                                                                                                \
-    X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) X(mpp_group_attach)                  \
-        X(mpp_group_abort) X(mpp_group_free) X(mpp_segment_size) X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce)      \
-            X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) X(mpp_state_of)  \
-                X(mpp_watch) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
+/* clang-format off */
+#define SHIM_FUNCTIONS(X) \
+    X(mpp_engine_start) X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) \
+    X(mpp_group_attach) X(mpp_group_abort) X(mpp_group_free) X(mpp_segment_size) X(mpp_barrier) X(mpp_broadcast) \
+    X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
+    X(mpp_state_of) X(mpp_watch) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
+/* clang-format on */
 
 typedef struct {
 #define MEMBER(name) __typeof__(&name) name;

@@ -261,7 +261,7 @@ def test_reducing_the_wide_type_gives_the_same(kernels, dtype, op):
     sources = [random_bytes(rng, dtype, count, size) for _ in range(3)]
     for isa in each_isa(kernels):
         widened = [np.empty(count * kernels.size(wide), np.uint8) for _ in sources]
-        for w, s in zip(widened, sources):
+        for w, s in zip(widened, sources, strict=True):
             lib.mpp_widen(reduction, kernels.pointer(w), kernels.pointer(s), count)
         total = kernels.reduce(kernels.reduction(wide, wide_op), kernels.size(wide), widened)
         total, actual = total.copy(), np.empty(count * size, np.uint8)
@@ -270,7 +270,7 @@ def test_reducing_the_wide_type_gives_the_same(kernels, dtype, op):
 
 
 def every_code(torch_type):
-    return np.arange(256 ** torch_type.itemsize).astype(f"u{torch_type.itemsize}")
+    return np.arange(256**torch_type.itemsize).astype(f"u{torch_type.itemsize}")
 
 
 def telling_float32():
@@ -347,7 +347,7 @@ def test_types_and_supported_pairs(kernels):
     lib = kernels.lib
     assert {d: kernels.size(d) for d in ("BOOL", "BF16", "CHALF", "CDOUBLE", "F8_E5M2")} == {
         "BOOL": 1, "BF16": 2, "CHALF": 4, "CDOUBLE": 16, "F8_E5M2": 1}  # fmt: skip
-    assert lib.MPP_DTYPE_COUNT == len(DTYPES) and lib.MPP_REDOP_COUNT == len(OPS)
+    assert len(DTYPES) == lib.MPP_DTYPE_COUNT and len(OPS) == lib.MPP_REDOP_COUNT
     supported = [(d, o) for d in DTYPES for o in OPS
                  if lib.mpp_reduction_supported(getattr(lib, f"MPP_{d}"), getattr(lib, f"MPP_{o}"))]  # fmt: skip
     assert supported == CASES
@@ -401,7 +401,7 @@ int main(void)
 
 def compile_with(flags, *sources):
     command = [*CC, "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{C_SRC}", *flags, *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -411,7 +411,7 @@ def test_sanitizers_stay_silent(tmp_path, level):
     main.write_text(SELF_CHECK)
     sanitize = ["-g", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
     compile_with([level, *sanitize, "-o", str(program)], C_SRC / "reduce.c", main)
-    done = subprocess.run([program], capture_output=True, text=True)
+    done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 

@@ -5,7 +5,7 @@ A run's processes are known by the variable MPIPLUS_CI_RUN in their environment,
 Files that an MPI library leaves because a test killed its ranks are removed where no process uses them any
 more; files and processes of ours make the check fail.
 
-Usage: leftovers check|end RUN START_FILE
+Usage: leftovers.py check|end RUN START_FILE
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 CI runs what the reader is told to run, so the two cannot drift apart.
 
-Usage: readme_command README.md NAME
+Usage: readme_command.py README.md NAME
 """
 
 import re
@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 path, name = sys.argv[1:]
-blocks = re.findall(rf"^<!-- ci: {re.escape(name)} -->\n```sh\n(.*?)^```$", Path(path).read_text(), re.DOTALL | re.MULTILINE)
+block = rf"^<!-- ci: {re.escape(name)} -->\n```sh\n(.*?)^```$"
+blocks = re.findall(block, Path(path).read_text(), re.DOTALL | re.MULTILINE)
 if len(blocks) != 1:
     sys.exit(f"{path}: {len(blocks)} sh blocks follow the comment <!-- ci: {name} -->, there must be one")
 command = blocks[0].strip()
