@@ -44,7 +44,7 @@ struct mpp_group {
     _Atomic int aborted;
     int64_t active;
     mpp_channel *channel;             /* NULL where the group spans several nodes */
-    struct message_op *receives; /* the user's, not yet matched, in program order */
+    struct message_op *receives;      /* the user's, not yet matched, in program order */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */
 };
 

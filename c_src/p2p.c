@@ -175,8 +175,7 @@ static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
         transfer *t = add(m, buffer, part, peer, 0);
-        int error =
-            mpp_mpi.Isend(t->buffer, (int)part, mpp_mpi.byte, peer, m->tag, m->op.group->comm, &t->request);
+        int error = mpp_mpi.Isend(t->buffer, (int)part, mpp_mpi.byte, peer, m->tag, m->op.group->comm, &t->request);
         t->phase = error ? OVER : ACTIVE;
         if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
         buffer += part;

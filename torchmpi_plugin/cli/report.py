@@ -29,6 +29,7 @@ def machine_facts(ranks: int, nodes: int, library: str) -> dict[str, str | int]:
         "processor": _processor(),
         "cores": os.cpu_count() or 0,
         "cores of rank 0": len(os.sched_getaffinity(0)),
+        "load average": f"{os.getloadavg()[0]:.1f}",
         "ranks": ranks,
         "nodes": nodes,
         "MPI": library,
