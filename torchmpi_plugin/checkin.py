@@ -75,6 +75,12 @@ class CheckIn:
         except RuntimeError as error:  # DistStoreError and its relatives
             raise self._timed_out(what, doing, time.monotonic() - start, error) from error
 
+    def forget(self, what: str) -> None:
+        """Delete all keys of a meeting that everybody has left."""
+        for rank in range(self._size if self._size > 1 else 0):
+            with contextlib.suppress(RuntimeError):
+                self._store.delete_key(self._key(what, rank))
+
     def barrier(self, timeout: timedelta, doing: str) -> None:
         """Wait until all ranks have come.
 

@@ -5,7 +5,6 @@ Everything in here happens while a group is made or freed; operations use only `
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import mmap
@@ -167,10 +166,6 @@ class Communicator:
         return True
 
 
-# How often each group name was used: a second group of that name must not see the first one's store keys.
-_generations: collections.Counter[str] = collections.Counter()
-
-
 def create(
     base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta
 ) -> tuple[Communicator, CheckIn]:
@@ -189,10 +184,12 @@ def create(
     Raises:
         DistBackendError: members did not come, or do not agree with MPI on who they are.
     """
-    _generations[name] += 1
-    checkin = CheckIn(store, f"{name}/{_generations[name]}", rank, size)
-    ranks = checkin.gather("create", str(base.Get_rank()), timeout, f"creating group {name!r}")
-    members = [int(r) for r in ranks]
+    # A store may outlive a group and see another of its name: these first keys are deleted before anybody
+    # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
+    door = CheckIn(store, "create", rank, size)
+    mark = f"{base.Get_rank()} {secrets.token_hex(8)}"
+    entries = [entry.split() for entry in door.gather("member", mark, timeout, f"creating group {name!r}")]
+    members = [int(mpi_rank) for mpi_rank, _ in entries]
     if len(set(members)) != size:
         raise DistBackendError(
             f"creating group {name!r}: its {size} members are MPI ranks {members}, so some process takes part twice "
@@ -210,4 +207,8 @@ def create(
     finally:
         group.Free()
         everybody.Free()
-    return Communicator(comm), checkin
+    communicator = Communicator(comm)
+    if rank == 0:
+        door.forget("member")
+    comm.Barrier()
+    return communicator, CheckIn(store, entries[0][1], rank, size)

@@ -127,7 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with DistributedDataParallel.")
     parser.add_argument("--backend", default="mpiplus", help="torch.distributed backend to train on (%(default)s)")
     parser.add_argument("--compare", metavar="BACKEND", help="train again on this backend and compare the speeds")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the training set (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=12, help="passes over the training set (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (%(default)s)")
     parser.add_argument("--lr", type=float, default=5e-3, help="learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and shuffles (%(default)s)")

@@ -34,6 +34,11 @@ def test_wrong_ranks_and_sizes(job: Job) -> None:
     job.run(2, "rendezvous.py", "mistakes", job.directory).succeeded(2)
 
 
+def test_an_orderly_end_after_an_init_that_failed(job: Job) -> None:
+    """MPI is running by then, and has to be finalised: Open MPI's launcher calls it an abort otherwise."""
+    job.run(2, "rendezvous.py", "refused").succeeded(2)
+
+
 def foreign_launchers() -> list[Installation]:
     """One launcher of each other MPI of this machine: those that gave separate worlds when they were tried."""
     _, rejected = find_installations()

@@ -99,6 +99,7 @@ def threads(pair: list[dist.ProcessGroup], failures: Failures) -> None:
                     work.get_future().wait()
             if tensor.unique().tolist() != [turn * size]:
                 failures.found.append(f"threads: group {index}, turn {turn}: {tensor.unique().tolist()}")
+            watched.extend(ring(pair[index], turn, failures))
 
     def ask() -> None:
         while not over.is_set():
@@ -119,6 +120,20 @@ def threads(pair: list[dist.ProcessGroup], failures: Failures) -> None:
         thread.join()
     over.set()
     asker.join()
+
+
+def ring(group: dist.ProcessGroup, turn: int, failures: Failures) -> list[dist.Work]:
+    """A few messages to the next rank, under way at once; the works of what was received."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = [torch.empty(count) for count in (1, 500, 3000)]
+    works = [dist.irecv(tensor, (rank - 1) % size, group=group, tag=tag) for tag, tensor in enumerate(received)]
+    for tag, tensor in enumerate(received):
+        dist.isend(torch.full_like(tensor, float(turn)), (rank + 1) % size, group=group, tag=tag)
+    for work in works:
+        work.wait()
+    if any(tensor.unique().tolist() != [turn] for tensor in received):
+        failures.found.append(f"threads: turn {turn}: a message is wrong")
+    return works
 
 
 def dropped() -> None:

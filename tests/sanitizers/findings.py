@@ -19,7 +19,8 @@ FRAME = re.compile(r"\((/[^()+]+)\+0x([0-9a-f]+)\)")
 
 def main() -> int:
     findings = [finding for log in sorted(Path(sys.argv[1]).iterdir()) for finding in read(log)]
-    for finding in dict.fromkeys(findings):  # ranks find the same
+    alike = {re.sub(r"0x[0-9a-f]+ |[0-9]+", "", finding): finding for finding in findings}  # ranks find the same
+    for finding in alike.values():
         print(finding, end="\n\n")
     return 1 if findings else 0
 

@@ -145,6 +145,12 @@ def mistakes(directory: str) -> None:
     cycle("after all mistakes", ME)
 
 
+def refused() -> None:
+    """An init that fails and is caught: the program ends as if it had never asked."""
+    with raises(ValueError, "world_size is"):
+        dist.init_process_group("mpiplus", init_method="mpi://", world_size=SIZE + 1, rank=ME)
+
+
 def wrong_launcher() -> None:
     """An error, never a silent world of one rank."""
     with raises(RuntimeError, "launcher and the library do not belong together", "started 4 ranks", "one rank"):
@@ -201,6 +207,7 @@ run(
         "environment_given": environment_given,
         "one_process": one_process,
         "mistakes": mistakes,
+        "refused": refused,
         "wrong_launcher": wrong_launcher,
         "traces": traces,
         "other_backends": other_backends,
