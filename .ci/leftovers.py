@@ -2,8 +2,8 @@
 """Find, and with `end` also remove, what a CI run has left behind: processes and files in /dev/shm.
 
 A run's processes are known by the variable MPIPLUS_CI_RUN in their environment, its files by their age.
-Files that an MPI library leaves because a test killed its ranks are removed where no process uses them any
-more; files and processes of ours make the check fail.
+Files that an MPI library leaves because a test killed its ranks are removed on a CI machine, once no process
+uses them; files and processes of ours make the check fail.
 
 Usage: leftovers.py check|end RUN START_FILE
 """
@@ -75,12 +75,12 @@ def main() -> int:
         if action == "end":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    ours = []
-    for file in files(since):
+    unused = files(since)
+    ours = [file for file in unused if file.name.startswith("mpiplus")]
+    for file in ours:
         print(f"left behind: {file}")
-        if file.name.startswith("mpiplus"):
-            ours.append(file)
-        if os.environ.get("CI") == "true":
+    if os.environ.get("CI") == "true":
+        for file in unused:
             file.unlink(missing_ok=True)
     return 1 if left or ours else 0
 
