@@ -6,9 +6,10 @@ Older torch calls some operations by other names; both are here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -21,6 +22,7 @@ from .work import CoalescedWork, Work
 
 Tensors = list[torch.Tensor]
 Parts = Sequence[torch.Tensor | None]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
@@ -34,6 +36,20 @@ def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) ->
         if value is not None:
             setattr(options, name, value)
     return options
+
+
+def _ends_coalescing_on_error(method: Method) -> Method:
+    """torch's coalescing manager does not call ``_end_coalescing`` when the operation it collected raises."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(self, *arguments, **named)
+        except BaseException:
+            self._coalescing = None
+            raise
+
+    return cast(Method, guarded)
 
 
 def _first(lists: Any) -> Any:
@@ -95,6 +111,7 @@ class ProcessGroupMPI(Messages):
         handle = self._lib.mpp_allreduce(group, address, address, buffer.numel(), how, wait)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
 
+    @_ends_coalescing_on_error
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CoalescedWork:
         """``allreduce`` of each tensor, as one Work."""
         opts = _options(c10d.AllreduceCoalescedOptions, opts, None)
@@ -167,6 +184,7 @@ class ProcessGroupMPI(Messages):
 
     all_gather_single = allgather_into_tensor = _allgather_base
 
+    @_ends_coalescing_on_error
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``all_gather_single`` of each pair, as one Work."""
         arguments.check_count(len(outputs), len(inputs), "the output list", "all_gather_into_tensor_coalesced")
@@ -293,6 +311,7 @@ class ProcessGroupMPI(Messages):
         )
         return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
 
+    @_ends_coalescing_on_error
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``reduce_scatter_single`` of each pair, as one Work."""
         arguments.check_count(len(outputs), len(inputs), "the output list", "reduce_scatter_tensor_coalesced")
