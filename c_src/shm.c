@@ -32,7 +32,10 @@ size_t mpp_segment_size(int size, int slots, size_t slot_bytes) {
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes) {
     mpp_group *g = (mpp_group *)group;
     mpp_channel *c = calloc(1, sizeof *c);
-    if (!c || slots > MAX_RING) return -1;
+    if (slots > MAX_RING || !c) {
+        free(c);
+        return -1;
+    }
     c->sources = malloc((size_t)g->size * sizeof *c->sources);
     if (!c->sources) {
         free(c);

@@ -29,13 +29,14 @@ uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
 }
 
 static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
-    memcpy(slot, s->in + chunk * s->chunk_bytes, mpp_chunk_length(s, s->bytes, chunk));
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) memcpy(slot, s->in + chunk * s->chunk_bytes, length);
 }
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk),
-           mpp_chunk_length(s, s->bytes, chunk));
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk), length);
 }
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns) {

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from mpi_installations import Installation
@@ -133,18 +134,20 @@ def run_process(
             stderr=stderr,
             start_new_session=True,
         )
-        code = _wait(launcher, seconds, mark)
+        code = _wait(launcher, seconds, mark, stderr)
     survivors = _sweep(mark)
     stdout_text, stderr_text = (path.read_text(errors="replace") for path in outputs)
     return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors)
 
 
-def _wait(launcher: subprocess.Popen, seconds: float, mark: str) -> int | None:
+def _wait(launcher: subprocess.Popen, seconds: float, mark: str, stderr: BinaryIO) -> int | None:
     try:
         return launcher.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
     for process, words in _marked(mark).items():
+        stderr.write(f"running at the time limit: {process} ({_wait_channel(process)}) {words}\n".encode())
+        stderr.flush()
         _signal(process, signal.SIGCONT)
         if words.startswith(f"{sys.executable} {SCRIPTS}"):
             _signal(process, signal.SIGUSR1)  # where it hangs, from its fault handler
@@ -156,6 +159,13 @@ def _wait(launcher: subprocess.Popen, seconds: float, mark: str) -> int | None:
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
     return None
+
+
+def _wait_channel(process: int) -> str:
+    """What the process's main thread waits for, in the kernel's words."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/wchan").read_text()
+    return "unknown"
 
 
 def _sweep(mark: str) -> list[str]:
