@@ -109,7 +109,6 @@ class Group(Identity):
         """
         if engine.forked:
             return
-        self.leave()
         self._handle = 0
         self._broken = self._broken or f"{self.label} is destroyed"
         shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _uncaught = False
-_had_peers = False
 _done = False
 
 
@@ -41,9 +40,7 @@ def _grace() -> float:
 
 def remember(group: Group) -> None:
     """Free ``group`` at exit if the user does not."""
-    global _had_peers  # noqa: PLW0603
     _groups.add(group)
-    _had_peers = _had_peers or group.size() > 1
 
 
 def install(engine: Engine) -> None:
@@ -85,7 +82,7 @@ def abort_job(reason: str) -> None:
 def _abort_after_exception() -> None:
     if not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
         return
-    if _had_peers:  # also after destroy_process_group: the others may be waiting in theirs
+    if any(group.size() > 1 and not group.closed for group in _groups):
         abort_job("an uncaught exception (above) while its process groups were in use")
 
 
