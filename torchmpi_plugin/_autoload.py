@@ -44,8 +44,12 @@ def _register() -> None:
     # The attribute torch.distributed.rendezvous is the function; the handlers live in the module.
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     dist.register_rendezvous_handler("mpi", _mpi_rendezvous)
+    try:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    except Exception:
+        del handlers["mpi"]
+        raise
     _torch_env_rendezvous, handlers["env"] = handlers["env"], _env_rendezvous
-    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
 def autoload() -> None:

@@ -144,9 +144,9 @@ class CheckIn:
         """Tell the others that this rank has long been waiting in collective number ``sequence``."""
         self._briefly(lambda: self._say("waiting", sequence, doing), None)
 
-    def reports(self) -> dict[int, tuple[int, str]]:
-        """What the ranks that wait, or waited long, said last."""
-        return self._briefly(lambda: self._heard("waiting"), {})
+    def reports(self) -> dict[int, tuple[int, str]] | None:
+        """What the ranks that wait, or waited long, said last; None if the store does not answer."""
+        return self._briefly(lambda: self._heard("waiting"), None)
 
     def leave(self, sequence: int) -> None:
         """Tell the others that this rank's program ends after collective number ``sequence``."""

@@ -58,6 +58,7 @@ class Group(Identity):
         self._looked = 0.0
         self._broken: str | None = None
         self._reported = -1
+        self._left = False
         self._reductions: dict[Any, Any] = {}
         self._coalescing: list[Work] | None = None
         #: The duplicate that torchmpi_plugin.get_comm hands out.
@@ -99,7 +100,8 @@ class Group(Identity):
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
-        if self._handle and self._size > 1:
+        if self._handle and self._size > 1 and not self._left:
+            self._left = True
             self._checkin.leave(self._sequence)
 
     def shutdown(self) -> None:
@@ -109,6 +111,7 @@ class Group(Identity):
         """
         if engine.forked:
             return
+        self.leave()
         self._handle = 0
         self._broken = self._broken or f"{self.label} is destroyed"
         shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])
@@ -244,7 +247,7 @@ class Group(Identity):
         if call.peer is None:
             self._broken = f"{self.label} is out of step since {call} failed"
         return DistBackendError(
-            f"{call} on rank {self._rank}: waiting for {describe_ranks(gone)}, whose program has ended without taking "
+            f"{call} on rank {self._rank}: waiting for {describe_ranks(gone)}, who left this group without taking "
             f"part; look for what ended it"
         )
 
@@ -261,7 +264,8 @@ class Group(Identity):
         return DistBackendError(f"{text}. {self._who_is_missing(call)}")
 
     def _who_is_missing(self, call: PendingWork) -> str:
-        reports = self._checkin.reports()
+        answer = self._checkin.reports()
+        reports = answer or {}
         reports[self._rank] = (call.number, call.name)
         seen = {r for r in range(self._size) if self._lib.mpp_arrived(call.handle, r) == 1}
         waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.number}
@@ -270,7 +274,11 @@ class Group(Identity):
             {f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and name != call.name}
         )
         parts = []
-        if missing:
+        if missing and answer is None and self._lib.mpp_arrived(call.handle, self._rank) < 0:
+            parts.append(
+                "Who has not arrived is unknown: the store does not answer, so rank 0, its host, may be the one"
+            )
+        elif missing:
             why = "still computing, stopped, dead, or never calling it"
             parts.append(f"Not arrived: {describe_ranks(missing)} ({why})")
         if waiting:

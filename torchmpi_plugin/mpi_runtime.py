@@ -71,6 +71,7 @@ def mpi() -> Any:
     if not module.Is_initialized():
         _we_finalize = True
         module.Init_thread(module.THREAD_MULTIPLE)
+    _load_shim(module)  # first of all, as it sees to finalising: a failure from here on must leave that in place
     _check_launcher(module)
     return module
 
@@ -124,7 +125,11 @@ def shim() -> Shim:
     Raises:
         RuntimeError: the shim and the library that mpi4py loaded do not fit.
     """
-    module = mpi()
+    return _load_shim(mpi())
+
+
+@functools.cache
+def _load_shim(module: Any) -> Shim:
     size = module._sizeof(module.Comm)
     extension = _import_shim("_shim_ptr" if size == ctypes.sizeof(ctypes.c_void_p) else "_shim_int", module)
     lib, ffi = extension.lib, extension.ffi
@@ -161,7 +166,7 @@ def _import_shim(name: str, module: Any) -> ModuleType:
 
 def handle_of(thing: Any) -> int:
     """An MPI handle as a signed number: MPICH's are 32 bits with the top one set, shown as unsigned by mpi4py."""
-    value = int(mpi()._handleof(thing))
+    value = int(sys.modules["mpi4py.MPI"]._handleof(thing))
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

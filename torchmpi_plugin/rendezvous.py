@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlparse
 from torch.distributed import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from . import mpi_runtime
+from . import mpi_runtime, shutdown
 from ._autoload import BACKEND
 from .errors import DistBackendError, describe_ranks
 from .options import Options
@@ -99,7 +99,9 @@ def mpi_rendezvous(
 
 def base_communicator(options: Any) -> Any:
     """The communicator the world's ranks come from."""
-    comm = options.comm if isinstance(options, Options) else None
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
+    comm = options.comm if options is not None else None
     return mpi_runtime.mpi().COMM_WORLD if comm is None else comm
 
 
@@ -168,9 +170,11 @@ def _make_store(base: Any, rank: int, size: int, timeout: timedelta) -> Store:
             f"init_process_group: {describe_ranks(deaf or list(range(1, size)))} cannot connect to rank 0's store at "
             f"{', '.join(addresses)} port {port}; check the network or set MASTER_ADDR to an address all nodes reach"
         )
-    if server is not None:
-        return server
-    return TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
+    store = server if server is not None else TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
+    # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
+    comm.Barrier()
+    shutdown.keep_store(server)
+    return store
 
 
 def _serve(size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -75,6 +76,7 @@ def abort_job(reason: str) -> None:
     rank = mpi.COMM_WORLD.Get_rank()
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     _flush()
+    time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
     mpi.COMM_WORLD.Abort(1)
     os._exit(1)  # MPICH's Abort comes back where the launcher is slow to kill us
 
@@ -82,8 +84,8 @@ def abort_job(reason: str) -> None:
 def _abort_after_exception() -> None:
     if not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
         return
-    if any(group.size() > 1 and not group.closed for group in _groups):
-        abort_job("an uncaught exception (above) while its process groups were in use")
+    if mpi_runtime.mpi().COMM_WORLD.Get_size() > 1:
+        abort_job("an uncaught exception (above)")
 
 
 def _at_exit(engine: Engine) -> None:
@@ -97,10 +99,27 @@ def _at_exit(engine: Engine) -> None:
     _abort_after_exception()
     for group in list(_groups):
         group.leave()
+        _outlive_python(group.get_group_store())
+    _outlive_python(_kept_store)
     _end_job_if_busy(engine)
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+
+
+_kept_store: Any = None
+
+
+def keep_store(server: Any) -> None:
+    """Keep the newest world's store until the next one: ranks that destroyed the world earlier may be asked about."""
+    global _kept_store  # noqa: PLW0603
+    _kept_store = server
+
+
+def _outlive_python(store: Any) -> None:
+    """The others ask rank 0's store while this process waits for them in MPI_Finalize, after Python's end."""
+    if store is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
 
 
 def drain(pending: Callable[[], list[PendingWork]]) -> list[PendingWork]:
