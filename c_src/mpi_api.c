@@ -63,8 +63,6 @@ void mpp_error_text(int code, char *text, int length) {
     snprintf(text, (size_t)length, "%s", whole);
 }
 
-void mpp_abort(int64_t communicator, int code) { mpp_mpi.Abort(to_handle(communicator), code); }
-
 static pid_t owner;
 
 void mpp_own_mpi(void) { owner = getpid(); }

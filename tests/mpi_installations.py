@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PROBE_RANKS = 2
 PROBE_SECONDS = 60.0
@@ -190,3 +191,17 @@ def find_installations() -> tuple[tuple[Installation, ...], tuple[Rejected, ...]
             identity = (answer.vendor, answer.version, answer.library)
             installations.setdefault(identity, answer)
     return tuple(installations.values()), tuple(rejected)
+
+
+def under_each_mpi(metafunc: Any) -> list[Installation] | None:
+    """Run a test that asks for an ``installation`` once for each (None if there is none); what was found."""
+    if "installation" not in metafunc.fixturenames:
+        return None
+    installations, _ = find_installations()
+    metafunc.parametrize(
+        "installation",
+        installations or [None],
+        ids=[installation.name for installation in installations] or ["no-MPI"],
+        scope="session",
+    )
+    return list(installations)

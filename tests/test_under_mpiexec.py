@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mpi_installations import Installation, find_installations, run_limited
+from mpi_installations import Installation, find_installations, run_limited, under_each_mpi
 from rank_reports import read_report, summarise
 
 RANKS = (1, 2, 3, 4, 5)
@@ -15,15 +15,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "installation" not in metafunc.fixturenames:
+    installations = under_each_mpi(metafunc)
+    if installations is None:
         return
-    installations, _ = find_installations()
-    metafunc.parametrize(
-        "installation",
-        installations or [None],
-        ids=[installation.name for installation in installations] or ["no-MPI"],
-        scope="session",
-    )
     metafunc.parametrize("ranks", RANKS if installations else [0], ids=lambda n: f"{n}ranks")
 
 

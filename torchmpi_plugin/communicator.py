@@ -147,11 +147,6 @@ class Communicator:
         if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes):
             raise MemoryError("mpiplus: no memory for a group")
 
-    @property
-    def shared(self) -> bool:
-        """Whether collectives go over shared memory."""
-        return self._segment is not None
-
     def free(self) -> bool:
         """Give everything back; False (and nothing freed) while an operation is unfinished."""
         if not self.handle:

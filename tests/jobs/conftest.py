@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 from job_runs import Job
-from mpi_installations import Installation, find_installations
+from mpi_installations import Installation, find_installations, under_each_mpi
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "installation" not in metafunc.fixturenames:
-        return
-    installations, _ = find_installations()
-    metafunc.parametrize(
-        "installation",
-        installations or [None],
-        ids=[installation.name for installation in installations] or ["no-MPI"],
-        scope="session",
-    )
+    under_each_mpi(metafunc)
 
 
 @pytest.fixture
