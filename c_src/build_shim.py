@@ -14,7 +14,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("mpi_api.c", "engine.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "reduce.c")
+SOURCES = ("mpi_api.c", "engine.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "wire.c", "reduce.c")
 HEADERS = ("reduce.h", "shim.h")
 
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "wire.h"
 
 /* Elements are converted in pieces of about this size: small enough to stay in the cache. */
 enum { STAGE_BYTES = 1 << 20 };
@@ -27,7 +28,7 @@ struct mpi_collective {
     size_t total, per_call, element; /* elements, elements, bytes */
     int root;
     mpp_reduction how;
-    int wide;
+    int wire;
     char *stage, *stage_out;
     uintptr_t *in_list;
     size_t *counts;
@@ -50,6 +51,10 @@ static int step(mpp_op *op) {
         if (!c->active) {
             if (c->index == c->calls) return MPP_DONE;
             if (op->group->launching != c) return MPP_PENDING;
+            if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) {
+                leave_queue(c);
+                return mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+            }
             int error = c->launch(c);
             if (error || c->index + 1 == c->calls) leave_queue(c);
             if (error) return mpp_fail(op, MPP_FAILURE_MPI, error);
@@ -205,27 +210,18 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
 
 /* ---- reductions ---- */
 
-/* A torch bool is a byte that is 0 or 1; MPI has no logical operation on bytes that every library
- * implements, but on 0 and 1 the maximum is "or" and the minimum is "and". */
-static mpi_handle mpi_op(const mpp_reduction *how) {
-    int op = how->op;
-    if (how->dtype == MPP_BOOL) {
-        if (op == MPP_SUM || op == MPP_BOR) op = MPP_MAX;
-        else if (op == MPP_PROD || op == MPP_BAND) op = MPP_MIN;
-    }
-    return mpp_mpi.op[op];
-}
+static mpi_handle mpi_op(const mpp_reduction *how) { return mpp_mpi.op[mpp_wire_op(how)]; }
 
 /* Fills in the reduction; whether the elements have to be converted before MPI sees them. */
 static int set_reduction(mpi_collective *c, const mpp_reduction *how) {
     c->how = *how;
     c->element = mpp_dtype_size(how->dtype);
-    c->wide = mpp_wide_dtype(how->dtype);
-    return c->wide != how->dtype || how->has_premul;
+    c->wire = mpp_wire_dtype(how);
+    return c->wire != how->dtype || how->has_premul;
 }
 
 static int new_stage(mpi_collective *c, size_t elements) {
-    c->stage = malloc((elements ? elements : 1) * mpp_dtype_size(c->wide));
+    c->stage = malloc((elements ? elements : 1) * mpp_dtype_size(c->wire));
     return c->stage != NULL;
 }
 
@@ -237,10 +233,10 @@ static int launch_reduce(mpi_collective *c) {
     char *out = c->stage ? c->stage : c->out + offset;
     const void *send = in == out ? mpp_mpi.in_place : (const void *)in;
     if (c->stage) {
-        mpp_widen(&c->how, c->stage, in, n);
+        mpp_to_wire(&c->how, c->stage, in, n);
         send = mpp_mpi.in_place;
     }
-    mpi_handle type = mpp_mpi.datatype[c->wide];
+    mpi_handle type = mpp_mpi.datatype[c->wire];
     if (c->root < 0) return mpp_mpi.Iallreduce(send, out, (int)n, type, mpi_op(&c->how), g->comm, &c->request);
     if (c->root != g->rank) {
         send = c->stage ? c->stage : in;
@@ -252,8 +248,8 @@ static int launch_reduce(mpi_collective *c) {
 static void finish_reduce(mpi_collective *c) {
     if (c->root >= 0 && c->root != c->op.group->rank) return;
     char *out = c->out + c->index * c->per_call * c->element;
-    if (c->stage) mpp_narrow(&c->how, out, c->stage, length_of(c));
-    else if (c->how.divisor != 1) mpp_narrow(&c->how, out, out, length_of(c));
+    if (c->stage) mpp_from_wire(&c->how, out, c->stage, length_of(c));
+    else if (c->how.divisor != 1) mpp_from_wire(&c->how, out, out, length_of(c));
 }
 
 static uintptr_t reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
@@ -266,7 +262,7 @@ static uintptr_t reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count,
     c->finish = finish_reduce;
     int staged = set_reduction(c, how);
     size_t limit = staged && STAGE_BYTES < mpp_chunk_limit ? STAGE_BYTES : mpp_chunk_limit;
-    split(c, count, limit / mpp_dtype_size(c->wide));
+    split(c, count, limit / mpp_dtype_size(c->wire));
     if (staged && !new_stage(c, count < c->per_call ? count : c->per_call)) return out_of_memory(c, g);
     return enqueue(c, wait_ns);
 }
@@ -290,24 +286,24 @@ uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
 /* Equal blocks: call number i reduces elements [i * per_call, ...) of every block. */
 static int launch_reduce_scatter(mpi_collective *c) {
     mpp_group *g = c->op.group;
-    size_t n = length_of(c), wide = mpp_dtype_size(c->wide);
+    size_t n = length_of(c), wire = mpp_dtype_size(c->wire);
     const void *send = (const void *)c->in_list[0];
     void *out = c->stage_out ? (void *)c->stage_out : (void *)c->out;
     if (c->stage) {
         for (int r = 0; r < g->size; r++) {
             const char *block = (const char *)c->in_list[r] + c->index * c->per_call * c->element;
-            mpp_widen(&c->how, c->stage + (size_t)r * n * wide, block, n);
+            mpp_to_wire(&c->how, c->stage + (size_t)r * n * wire, block, n);
         }
         send = c->stage;
     }
-    return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->wide], mpi_op(&c->how), g->comm,
+    return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->wire], mpi_op(&c->how), g->comm,
                                          &c->request);
 }
 
 static void finish_reduce_scatter(mpi_collective *c) {
     char *out = c->out + c->index * c->per_call * c->element;
-    if (c->stage_out) mpp_narrow(&c->how, out, c->stage_out, length_of(c));
-    else if (c->how.divisor != 1) mpp_narrow(&c->how, out, out, length_of(c));
+    if (c->stage_out) mpp_from_wire(&c->how, out, c->stage_out, length_of(c));
+    else if (c->how.divisor != 1) mpp_from_wire(&c->how, out, out, length_of(c));
 }
 
 /* Blocks of different lengths: one reduction to every rank after the other, in pieces. */
@@ -332,15 +328,15 @@ static uneven_piece piece_of(const mpi_collective *c) {
 static int launch_uneven(mpi_collective *c) {
     mpp_group *g = c->op.group;
     uneven_piece p = piece_of(c);
-    mpp_widen(&c->how, c->stage, (const char *)c->in_list[p.root] + p.begin * c->element, p.n);
+    mpp_to_wire(&c->how, c->stage, (const char *)c->in_list[p.root] + p.begin * c->element, p.n);
     const void *send = p.root == g->rank ? mpp_mpi.in_place : (const void *)c->stage;
-    return mpp_mpi.Ireduce(send, p.root == g->rank ? c->stage : NULL, (int)p.n, mpp_mpi.datatype[c->wide],
+    return mpp_mpi.Ireduce(send, p.root == g->rank ? c->stage : NULL, (int)p.n, mpp_mpi.datatype[c->wire],
                            mpi_op(&c->how), p.root, g->comm, &c->request);
 }
 
 static void finish_uneven(mpi_collective *c) {
     uneven_piece p = piece_of(c);
-    if (p.root == c->op.group->rank) mpp_narrow(&c->how, c->out + p.begin * c->element, c->stage, p.n);
+    if (p.root == c->op.group->rank) mpp_from_wire(&c->how, c->out + p.begin * c->element, c->stage, p.n);
 }
 
 static int overlap(const mpi_collective *c, size_t bytes, int size) {
@@ -365,9 +361,9 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
     memcpy(c->counts, counts, size * sizeof *counts);
     int even = 1, convert = set_reduction(c, how);
     for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
-    size_t wide = mpp_dtype_size(c->wide), limit = STAGE_BYTES < mpp_chunk_limit ? STAGE_BYTES : mpp_chunk_limit;
-    int whole = flat && even && !convert && counts[0] * size * wide <= mpp_chunk_limit;
-    split(c, counts[0], whole ? counts[0] : even ? limit / wide / size : limit / wide);
+    size_t wire = mpp_dtype_size(c->wire), limit = STAGE_BYTES < mpp_chunk_limit ? STAGE_BYTES : mpp_chunk_limit;
+    int whole = flat && even && !convert && counts[0] * size * wire <= mpp_chunk_limit;
+    split(c, counts[0], whole ? counts[0] : even ? limit / wire / size : limit / wire);
     size_t block = counts[0] < c->per_call ? counts[0] : c->per_call;
     c->finish = finish_reduce_scatter;
     if (!even) {
@@ -377,7 +373,7 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
         c->finish = finish_uneven;
         if (!new_stage(c, c->per_call)) return out_of_memory(c, g);
     } else if (!whole || overlap(c, counts[0] * c->element, g->size)) {
-        c->stage_out = malloc((block ? block : 1) * wide);
+        c->stage_out = malloc((block ? block : 1) * wire);
         if (!c->stage_out || !new_stage(c, block * size)) return out_of_memory(c, g);
     }
     return enqueue(c, wait_ns);

@@ -374,7 +374,16 @@ int64_t mpp_group_active(uintptr_t handle) {
     return active;
 }
 
-void mpp_group_abort(uintptr_t handle) { atomic_store(&((mpp_group *)handle)->aborted, 1); }
+/* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
+ * those that MPI has begun stay active until MPI lets go of them. */
+void mpp_group_abort(uintptr_t handle) {
+    mpp_group *group = (mpp_group *)handle;
+    mpp_lock();
+    atomic_store(&group->aborted, 1);
+    for (mpp_op *op = engine.active; op; op = op->next)
+        if (op->group == group && op->cancel) op->cancel(op);
+    mpp_unlock();
+}
 
 /* Refuses (-1) while an operation is active: MPI or a neighbour may still touch its buffers. */
 int mpp_group_free(uintptr_t handle) {

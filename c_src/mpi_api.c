@@ -65,10 +65,10 @@ void mpp_error_text(int code, char *text, int length) {
 
 static pid_t owner;
 
-void mpp_own_mpi(void) { owner = getpid(); }
+void mpp_own_mpi(int own) { owner = own ? getpid() : 0; }
 
-/* For Py_AtExit: finalizes the MPI that mpp_own_mpi took over. Not in a forked child, where MPI_Finalize
- * would speak to the launcher in its parent's name and hang or end the job. */
+/* For Py_AtExit: finalizes the MPI that mpp_own_mpi took over, unless it was given up again. Not in a forked
+ * child, where MPI_Finalize would speak to the launcher in its parent's name and hang or end the job. */
 void mpp_finalize(void) {
     int finalized = 0;
     if (getpid() != owner) return;

@@ -65,8 +65,8 @@ int mpp_reduction_supported(int dtype, int op);
  * any.  nsrc >= 1; the pair (dtype, op) must be supported. */
 void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count);
 
-/* The type to hand to MPI_Reduce and friends.  BOOL gives U8 holding 0 or 1:
- * there SUM means MAX and PROD means MIN, since 256 ones would sum to 0. */
+/* The type in which elements are computed.  BOOL gives U8 holding 0 or 1: there
+ * SUM means MAX and PROD means MIN, since 256 ones would sum to 0. */
 int mpp_wide_dtype(int dtype);
 
 /* Converts to the wide type and applies premul. */

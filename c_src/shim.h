@@ -30,7 +30,7 @@ int mpp_handle_size(void);
 int mpp_load(const char *path, char *message, int length);
 int mpp_set_constant(const char *name, int index, int64_t value);
 void mpp_error_text(int code, char *text, int length);
-void mpp_own_mpi(void);
+void mpp_own_mpi(int own);
 void mpp_finalize(void);
 
 /* engine */

@@ -184,8 +184,9 @@ static int step(mpp_op *op) {
     mpp_channel *c = op->group->channel;
     int state = MPP_PENDING;
     if (c->head != s) return MPP_PENDING;
+    if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
     /* A bound on the work done under the lock, so that other groups and threads get their turn. */
-    for (int round = 0, moved = 1; moved && s->done < s->chunks && round < 8; round++) {
+    for (int round = 0, moved = 1; !state && moved && s->done < s->chunks && round < 8; round++) {
         moved = advance(s, c);
         if (!s->checked) {
             state = check(s, c);
@@ -193,7 +194,7 @@ static int step(mpp_op *op) {
             if (state == MPP_FAILED) break;
         }
     }
-    if (s->done == s->chunks) state = MPP_DONE;
+    if (s->done == s->chunks && state == MPP_PENDING) state = MPP_DONE;
     if (state == MPP_PENDING) return state;
     c->head = s->later;
     if (!c->head) c->tail = NULL;

@@ -40,7 +40,10 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
         raise ValueError("all_reduce: AVG makes no sense for torch.bool")
     if not tensor.is_cpu:
         raise ValueError(f"all_reduce: mpiplus moves CPU tensors; this one is on {tensor.device}")
-    mine = tensor.detach().coalesce()
+    # torch passes the real view of a complex tensor. Its new entries would not reach the tensor itself.
+    base = tensor._base
+    target = base if base is not None and base.is_complex() else tensor
+    mine = target.detach().coalesce()
     indices, values = mine.indices(), mine.values()
     about = torch.tensor([mine.sparse_dim(), mine._nnz(), *mine.shape], dtype=torch.int64)
     headers = _agree(group, about)
@@ -54,9 +57,9 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
     if kind == AVG:
         result = _divide(result, group.size())
     with torch.no_grad():
-        tensor.copy_(result.to(tensor.dtype))  # not into .detach(): a sparse copy replaces indices and values
+        target.copy_(result.to(target.dtype))  # not into .detach(): a sparse copy replaces indices and values
     work = Work()
-    work._tensors = [tensor]
+    work._tensors = [target]
     return work
 
 

@@ -223,21 +223,26 @@ static void *abort_soon(void *argument) {
     return NULL;
 }
 
-/* Rank 0 waits alone until its group is aborted; when the others have come, the operation completes after all. */
+/* Rank 0 waits alone until its group is aborted, which ends its operation; the others have seen it come. */
 static void aborted(shim *s, user *u) {
     uintptr_t op = 0;
     pthread_t helper;
     if (u->rank == 0 && size > 1) {
-        pthread_create(&helper, NULL, abort_soon, u);
+        int state, error;
+        int64_t first, second;
         op = s->mpp_barrier(u->group, 0);
-        while ((s->mpp_wait(op, 1000000) & 3) == MPP_PENDING) {}
-        check((s->mpp_wait(op, 1000000) & 3) == MPP_ABORTED, "abort", u, 0);
         check(s->mpp_group_free(u->group) == -1, "freeing a busy group", u, 0);
+        pthread_create(&helper, NULL, abort_soon, u);
+        while ((state = s->mpp_wait(op, 1000000) & 3) == MPP_PENDING) {}
+        check(state == MPP_ABORTED || state == MPP_FAILED, "abort", u, 0);
         pthread_join(helper, NULL);
+        while ((state = s->mpp_state_of(op) & 3) == MPP_PENDING) {}
+        check(state == MPP_FAILED, "end of an aborted operation", u, 0);
+        check(s->mpp_failure_of(op, &error, &first, &second) == MPP_FAILURE_CANCELLED, "reason", u, 0);
+        s->mpp_release(op);
     }
     pthread_barrier_wait(&everybody);
-    if (!op) op = s->mpp_barrier(u->group, 0);
-    finish(s, u, op, 2);
+    if (!op) finish(s, u, s->mpp_barrier(u->group, 0), 2);
 }
 
 static void *use(void *argument) {

@@ -1,0 +1,187 @@
+"""The reduction kernels, compiled apart from the extension module, and plain torch and numpy arithmetic to
+compare them with."""
+
+import importlib.util
+import os
+import re
+import shlex
+from functools import reduce
+from pathlib import Path
+
+import cffi
+import numpy as np
+import torch
+
+C_SRC = Path(__file__).resolve().parents[2] / "c_src"
+CC = shlex.split(os.environ.get("CC", "gcc"))
+
+BLOCK_BYTES = 8192  # of reduce.c
+OPS = ["SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"]
+INTEGERS = {f"{k}{8 * n}": np.dtype(f"{k.lower()}{n}") for n in (1, 2, 4, 8) for k in "UI"}
+# Name: torch type, NaN code the kernels produce.
+NARROW = {
+    "F16": (torch.float16, 0x7E00),
+    "BF16": (torch.bfloat16, 0x7FC0),
+    "F8_E4M3FN": (torch.float8_e4m3fn, 0x7F),
+    "F8_E4M3FNUZ": (torch.float8_e4m3fnuz, 0x80),
+    "F8_E5M2": (torch.float8_e5m2, 0x7F),
+    "F8_E5M2FNUZ": (torch.float8_e5m2fnuz, 0x80),
+}
+REAL_FLOATS = {"F32": torch.float32, "F64": torch.float64} | {n: t for n, (t, _) in NARROW.items()}
+COMPLEX = {"CHALF": "F16", "CFLOAT": "F32", "CDOUBLE": "F64"}
+DTYPES = ["BOOL", *INTEGERS, *REAL_FLOATS, *COMPLEX]
+CASES = [
+    (dtype, op)
+    for dtype in DTYPES
+    for op in OPS
+    if (dtype in INTEGERS or dtype == "BOOL")
+    or op in ("SUM", "PROD")
+    or (op in ("MIN", "MAX") and dtype in REAL_FLOATS)
+]
+
+
+class Kernels:
+    def __init__(self, module):
+        self.ffi, self.lib = module.ffi, module.lib
+        self.isas = [n for n in ("baseline", "avx2", "avx512") if self.lib.mpp_kernel_select(n.encode())]
+        self.lib.mpp_kernel_select(self.ffi.NULL)
+
+    def reduction(self, dtype, op="SUM", premul=None, divisor=1):
+        value = self.ffi.new("mpp_reduction *")
+        value.dtype, value.op = getattr(self.lib, f"MPP_{dtype}"), getattr(self.lib, f"MPP_{op}")
+        value.has_premul, value.premul, value.divisor = premul is not None, premul or 0.0, divisor
+        return value
+
+    def pointer(self, array, offset=0):
+        return self.ffi.cast("char *", array.ctypes.data + offset)
+
+    def size(self, dtype):
+        return self.lib.mpp_dtype_size(getattr(self.lib, f"MPP_{dtype}"))
+
+    def reduce(self, reduction, size, sources, in_place=None):
+        """Bytes in, bytes out, every buffer at an odd address of its own."""
+        buffers = [np.concatenate([np.zeros(k + 1, np.uint8), s]) for k, s in enumerate(sources)]
+        guard = 0xA5
+        out = np.full(len(sources[0]) + 7, guard, np.uint8)
+        pointers = [self.pointer(b, k + 1) for k, b in enumerate(buffers)]
+        dst = self.pointer(out, 3) if in_place is None else pointers[in_place]
+        src = self.ffi.new("void *[]", pointers)
+        self.lib.mpp_reduce(reduction, dst, src, len(pointers), len(sources[0]) // size)
+        if in_place is not None:
+            return buffers[in_place][in_place + 1 :]
+        assert (out[:3] == guard).all() and (out[-4:] == guard).all()
+        return out[3:-4]
+
+
+def load_kernels(folder, name, flags):
+    ffi = cffi.FFI()
+    header = "".join((C_SRC / name).read_text() for name in ("reduce.h", "wire.h"))
+    ffi.cdef(re.sub(r"(?m)^#.*$", "", header))
+    ffi.set_source(name, '#include "wire.h"', sources=[str(C_SRC / source) for source in ("reduce.c", "wire.c")],
+                   include_dirs=[str(C_SRC)], extra_compile_args=flags)  # fmt: skip
+    spec = importlib.util.spec_from_file_location(name, ffi.compile(tmpdir=str(folder)))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Kernels(module)
+
+
+def each_isa(kernels):
+    for isa in kernels.isas:
+        assert kernels.lib.mpp_kernel_select(isa.encode())
+        assert kernels.ffi.string(kernels.lib.mpp_kernel_isa()).decode() == isa
+        yield isa
+
+
+# ---- the reference ----
+
+
+def as_torch(raw, dtype):
+    return torch.from_numpy(raw.copy()).view(dtype)
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().view(torch.uint8).numpy()
+
+
+def integer_reference(sources, op, premul, divisor):
+    kind = sources[0].dtype
+    with np.errstate(over="ignore"):
+        if premul is not None:
+            factor = np.array(int(premul) % (1 << 64), np.uint64).astype(kind)
+            sources = [s * factor for s in sources]
+        function = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
+                    "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}[op]  # fmt: skip
+        total = reduce(function, sources)
+    if divisor == 1:
+        return total
+    wide = total.astype(np.int64 if kind.kind == "i" else np.uint64)
+    quotient = wide // wide.dtype.type(divisor)
+    quotient += ((wide < 0) & (quotient * wide.dtype.type(divisor) != wide)).astype(wide.dtype)
+    return quotient.astype(kind)
+
+
+def bool_reference(sources, op):
+    function = {"SUM": np.logical_or, "MAX": np.logical_or, "BOR": np.logical_or,
+                "PROD": np.logical_and, "MIN": np.logical_and, "BAND": np.logical_and,
+                "BXOR": np.logical_xor}[op]  # fmt: skip
+    return reduce(function, sources).astype(np.uint8) if len(sources) > 1 else sources[0]
+
+
+def complex_product(a, b):
+    (ar, ai), (br, bi) = a.view(-1, 2).T, b.view(-1, 2).T
+    return torch.stack([ar * br - ai * bi, ar * bi + ai * br], dim=1).flatten()
+
+
+def float_reference(sources, torch_type, op, premul, divisor, is_complex):
+    compute = torch.float64 if torch_type is torch.float64 else torch.float32
+    wide = [s.to(compute) for s in sources]
+    if premul is not None:
+        wide = [w * torch.tensor(premul, dtype=compute) for w in wide]
+    function = {"SUM": torch.add, "PROD": complex_product if is_complex else torch.mul,
+                "MIN": torch.minimum, "MAX": torch.maximum}[op]  # fmt: skip
+    total = reduce(function, wide)
+    if divisor != 1:
+        total = total / torch.tensor(divisor, dtype=compute)
+    return total.to(torch_type)
+
+
+def expected(sources, dtype, op, premul, divisor):
+    if sources[0].size == 0:  # which torch cannot view as another type
+        return sources[0]
+    if dtype == "BOOL":
+        return bool_reference(sources, op)
+    if dtype in INTEGERS:
+        values = [s.view(INTEGERS[dtype]) for s in sources]
+        return integer_reference(values, op, premul, divisor).view(np.uint8)
+    torch_type = REAL_FLOATS[COMPLEX.get(dtype, dtype)]
+    values = [as_torch(s, torch_type) for s in sources]
+    return as_bytes(float_reference(values, torch_type, op, premul, divisor, dtype in COMPLEX))
+
+
+def check_equal(actual, wanted, dtype, op, context):
+    """Equal bits, except which NaN, and which zero MIN and MAX picked."""
+    torch_type = REAL_FLOATS.get(COMPLEX.get(dtype, dtype))
+    if torch_type is None or actual.size == 0:
+        np.testing.assert_array_equal(actual, wanted, err_msg=str(context))
+        return
+    size = torch_type.itemsize
+    bits = [x.copy().view(f"u{size}") for x in (actual, wanted)]
+    values = [as_torch(x, torch_type).to(torch.float64).numpy() for x in (actual, wanted)]
+    same = (bits[0] == bits[1]) | (np.isnan(values[0]) & np.isnan(values[1]))
+    if op in ("MIN", "MAX"):
+        same |= (values[0] == 0) & (values[1] == 0)
+    wrong = np.flatnonzero(~same)
+    assert wrong.size == 0, (context, wrong[:5], values[0][wrong[:5]], values[1][wrong[:5]])
+
+
+def random_bytes(rng, dtype, count, size):
+    """Half ordinary numbers, half arbitrary bits: NaN, inf, subnormal, huge."""
+    if dtype == "BOOL":
+        return rng.integers(0, 2, count, dtype=np.uint8)
+    raw = rng.integers(0, 256, count * size, dtype=np.uint8)
+    torch_type = REAL_FLOATS.get(COMPLEX.get(dtype, dtype))
+    if torch_type is None or count == 0:
+        return raw
+    ordinary = torch.from_numpy(rng.standard_normal(raw.size // torch_type.itemsize)).to(torch_type)
+    where = rng.integers(0, 2, count, dtype=bool).repeat(size)
+    return np.where(where, raw, as_bytes(ordinary))
