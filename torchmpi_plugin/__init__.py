@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from .errors import RankFailedError
     from .groups import get_comm, monitored_barrier
     from .options import Options
+    from .recovery import shrink
 
 # Loaded when asked for: torch imports this package at every `import torch`.
-_PUBLIC = {"Options": "options", "get_comm": "groups", "monitored_barrier": "groups"}
+_PUBLIC = {
+    "Options": "options",
+    "RankFailedError": "errors",
+    "get_comm": "groups",
+    "monitored_barrier": "groups",
+    "shrink": "recovery",
+}
 
-__all__ = ["Options", "__version__", "get_comm", "monitored_barrier"]
+__all__ = ["Options", "RankFailedError", "__version__", "get_comm", "monitored_barrier", "shrink"]
 
 
 def __getattr__(name: str) -> Any:

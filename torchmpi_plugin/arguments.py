@@ -5,6 +5,7 @@ All of it raises on the rank that made the mistake, before anything is sent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,6 +82,23 @@ def all_of(finishes: Sequence[Finish]) -> Finish:
 def bytes_of(tensor: torch.Tensor) -> int:
     """The length of a contiguous tensor in memory."""
     return tensor.numel() * tensor.element_size()
+
+
+#: Addresses and lengths in bytes, one of each per rank; a rank with length 0 is left out.
+Blocks = tuple[list[int], list[int]]
+
+
+def blocks_of(tensors: Sequence[torch.Tensor | None]) -> Blocks:
+    """Contiguous tensors, one per rank; None where there is none."""
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return addresses, [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
+
+
+def rows_of(tensor: torch.Tensor, counts: Sequence[int]) -> Blocks:
+    """Parts of a contiguous tensor, of so many elements each, one after the other."""
+    size = tensor.element_size()
+    lengths = [count * size for count in counts]
+    return list(itertools.accumulate(lengths[:-1], initial=tensor.data_ptr())), lengths
 
 
 def check_root(root: int, size: int, operation: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import threading
 import time
@@ -15,6 +16,11 @@ from torch.distributed import Store
 from .errors import DistBackendError, describe_ranks
 
 T = TypeVar("T")
+
+
+def clone_of(store: Store) -> Store:
+    """Another connection to the same store, where it can; on a shared one a call waits for whatever else waits."""
+    return store.clone() if hasattr(store, "clone") else store
 
 
 class CheckIn:
@@ -30,9 +36,15 @@ class CheckIn:
         self._store = store
         self._prefix = f"mpiplus/{name}"
         self._rank = rank
-        self._size = size
+        self.size = size
         self._barriers = 0
         self._asking: threading.Thread | None = None
+
+    def connected_anew(self) -> CheckIn:
+        """The same on a connection of its own: to keep it keeps no server alive, whose port may be wanted again."""
+        other = copy.copy(self)
+        other._store = clone_of(self._store)
+        return other
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
@@ -44,7 +56,7 @@ class CheckIn:
 
     def missing(self, what: str) -> list[int]:
         """The ranks that have not checked in for ``what``."""
-        everybody = list(range(self._size))
+        everybody = list(range(self.size))
         present = self._present(what, everybody)
         return [r for r in everybody if r not in present]
 
@@ -64,12 +76,12 @@ class CheckIn:
         Raises:
             DistBackendError: some ranks did not come; the message names them.
         """
-        if self._size == 1:
+        if self.size == 1:
             return [value]
         start = time.monotonic()
         try:
             self.arrive(what, value)
-            keys = [self._key(what, r) for r in range(self._size)]
+            keys = [self._key(what, r) for r in range(self.size)]
             self._store.wait(keys, timeout)
             return [item.decode() for item in self._read(keys)]
         except RuntimeError as error:  # DistStoreError and its relatives
@@ -77,7 +89,7 @@ class CheckIn:
 
     def forget(self, what: str) -> None:
         """Delete all keys of a meeting that everybody has left."""
-        for rank in range(self._size if self._size > 1 else 0):
+        for rank in range(self.size if self.size > 1 else 0):
             with contextlib.suppress(RuntimeError):
                 self._store.delete_key(self._key(what, rank))
 
@@ -101,12 +113,12 @@ class CheckIn:
 
     def _timed_out(self, what: str, doing: str, elapsed: float, error: Exception) -> DistBackendError:
         absent = self.missing(what)
-        if absent and absent != list(range(self._size)):
+        if absent and absent != list(range(self.size)):
             reason = f"{describe_ranks(absent)} did not come"
         else:
             reason = f"the store failed: {str(error).splitlines()[0]}"
         return DistBackendError(
-            f"{doing}: rank {self._rank} of {self._size} gave up after {elapsed:.1f} s: {reason}. Either they failed "
+            f"{doing}: rank {self._rank} of {self.size} gave up after {elapsed:.1f} s: {reason}. Either they failed "
             f"earlier, or they do not make this call."
         )
 
@@ -116,7 +128,8 @@ class CheckIn:
     # store call may block for as long as the store's timeout, so each runs on a thread of its own and is
     # given up after a moment.
 
-    def _briefly(self, ask: Callable[[], T], default: T, seconds: float = 1.0) -> T:
+    def briefly(self, ask: Callable[[], T], default: T, seconds: float = 1.0) -> T:
+        """Ask the store; ``default`` if it does not answer in time, or still owes the answer before."""
         if self._asking is not None and self._asking.is_alive():
             return default
         answer = [default]
@@ -135,18 +148,18 @@ class CheckIn:
 
     def _heard(self, subject: str) -> dict[int, tuple[int, str]]:
         found: dict[int, tuple[int, str]] = {}
-        for rank in self._present(subject, list(range(self._size))):
+        for rank in self._present(subject, list(range(self.size))):
             sequence, what = json.loads(self._store.get(self._key(subject, rank)))
             found[rank] = (sequence, what)
         return found
 
     def report(self, sequence: int, doing: str) -> None:
         """Tell the others that this rank has long been waiting in collective number ``sequence``."""
-        self._briefly(lambda: self._say("waiting", sequence, doing), None)
+        self.briefly(lambda: self._say("waiting", sequence, doing), None)
 
     def reports(self) -> dict[int, tuple[int, str]] | None:
         """What the ranks that wait, or waited long, said last; None if the store does not answer."""
-        return self._briefly(lambda: self._heard("waiting"), None)
+        return self.briefly(lambda: self._heard("waiting"), None)
 
     def leave(self, sequence: int) -> None:
         """Tell the others that this rank's program ends after collective number ``sequence``."""
@@ -155,7 +168,7 @@ class CheckIn:
             self._say("left", sequence, "")
             self._store.add(self._key("left"), 1)
 
-        self._briefly(say, None)
+        self.briefly(say, None)
 
     def departed(self) -> dict[int, int]:
         """The ranks whose programs have ended, with the number of their last collective."""
@@ -165,4 +178,4 @@ class CheckIn:
                 return {}
             return {rank: sequence for rank, (sequence, _) in self._heard("left").items()}
 
-        return self._briefly(ask, {})
+        return self.briefly(ask, {})

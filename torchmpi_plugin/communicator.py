@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from . import mpi_runtime
+from . import mpi_runtime, node, processes
 from .checkin import CheckIn
 from .errors import DistBackendError
 
@@ -40,11 +40,9 @@ class Place(NamedTuple):
 
 
 def _place(rank: int, everybody: list[tuple[str, list[int]]]) -> Place:
-    nodes = list(dict.fromkeys(node for node, _ in everybody))  # in the order of their first ranks
-    node = everybody[rank][0]
-    mates = [r for r, (other, _) in enumerate(everybody) if other == node]
-    cpus = set().union(*(everybody[r][1] for r in mates))
-    return Place(mates.index(rank), len(mates), nodes.index(node), len(nodes), len(cpus))
+    nodes = [identity for identity, _ in everybody]
+    cpus = set().union(*(cpus for identity, cpus in everybody if identity == nodes[rank]))
+    return Place(*node.places(nodes)[rank], len(set(nodes)), len(cpus))
 
 
 class Segment:
@@ -108,6 +106,7 @@ class Communicator:
         comm: the ``mpi4py`` communicator. Ours alone: nobody else sends on it.
         handle: the C group, as an integer.
         place: where this rank is among the nodes.
+        processes: the ranks' processes, where they can be seen from here.
         largest_tag: the largest tag a user may give.
     """
 
@@ -118,8 +117,9 @@ class Communicator:
         self._lib = shim.lib
         self._segment: Segment | None = None
         rank, size = comm.Get_rank(), comm.Get_size()
-        everybody = comm.allgather((mpi_runtime.node_identity(), mpi_runtime.allowed_cpus()))
-        self.place = _place(rank, everybody)
+        everybody = comm.allgather((processes.this(), mpi_runtime.allowed_cpus()))
+        self.place = _place(rank, [(process.node, cpus) for process, cpus in everybody])
+        self.processes = [processes.if_visible(process) for process, _ in everybody]
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
         self.handle: int = self._lib.mpp_group_new(
             mpi_runtime.handle_of(comm),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import communicator, mpi_runtime, rendezvous, shutdown
+from . import bootstrap, communicator, mpi_runtime, rendezvous, shutdown, status
 from .options import Options
 from .process_group import ProcessGroupMPI
 
@@ -56,6 +56,8 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         raise ValueError("Options(comm=...) is for init_process_group; a subgroup takes its ranks from the world")
     if is_world:
         ranks = list(range(opts.group_size))
+        if bootstrap.needed(opts.group_size):
+            bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
         _base = rendezvous.base_communicator(options)
         rendezvous.check_world_size(opts.group_size, _base.Get_size())
     base = _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
@@ -63,5 +65,9 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:
+        shutdown.remember_world(group)
+        shutdown.abort_on_exception = options is None or options.abort_on_exception
         rendezvous.export_environment(comm)
+        if opts.group_size > 1:
+            status.start(group, opts.store)
     return group

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import mpi_runtime
+from . import mpi_runtime, status
 
 if TYPE_CHECKING:
     from .work import PendingWork
@@ -94,11 +94,13 @@ class Engine:
                 elif state != PENDING:
                     self._finish(work, state)
                 else:
+                    status.waits(work)
                     work.check_deadline()
                     if until is not None and not work.finished and time.monotonic() >= until:
                         return False
             return True
         finally:
+            status.waits(None)
             if not work.finished or work.abandoned:
                 self.watch(work)
 

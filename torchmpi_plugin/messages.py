@@ -1,11 +1,15 @@
-"""Messages between two ranks: the c10d methods for pairs."""
+"""Messages between two ranks: the c10d methods for pairs, and exchanges made of messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from . import arguments
-from .arguments import bytes_of, readable, single, writable
+from .agreement import Call
+from .arguments import Blocks, bytes_of, readable, single, writable
+from .engine import SLICE_NS
 from .group import Group
 from .work import Work
 
@@ -42,3 +46,22 @@ class Messages(Group):
         # -1: keep the operation even if it is complete, to ask it where the message came from
         handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
         return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)
+
+    def _exchange(
+        self,
+        name: str,
+        send: Blocks,
+        receive: Blocks,
+        tensors: list[torch.Tensor],
+        opts: Any,
+        finish: arguments.Finish,
+        keep: Any,
+        root: int | None = None,
+    ) -> Work:
+        """A collective made of one message to and from each rank."""
+        sync = not opts.asyncOp
+        group = self._begin_collective(name)
+        if self._compares:
+            self._compare(name, Call(tensors[0].dtype, root=root, send=send[1], receive=receive[1]), opts)
+        handle = self._lib.mpp_exchange(group, *send, *receive, SLICE_NS if sync else 0)
+        return self._issue(name, handle, sync, tensors, opts, finish, keep)

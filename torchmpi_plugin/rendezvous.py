@@ -15,13 +15,15 @@ from urllib.parse import parse_qsl, urlparse
 from torch.distributed import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from . import mpi_runtime, shutdown
+from . import mpi_runtime, node, shutdown
 from ._autoload import BACKEND
 from .errors import DistBackendError, describe_ranks
 from .options import Options
 
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CONNECT_SECONDS = 3.0
+_REBIND_SECONDS = 3.0
 
 Rendezvous = Iterator[tuple[Store, int, int]]
 
@@ -153,7 +155,7 @@ def _make_store(base: Any, rank: int, size: int, timeout: timedelta) -> Store:
         twice = sorted({r for r in ranks if ranks.count(r) > 1})
         raise DistBackendError(f"init_process_group: {describe_ranks(twice)} given to several processes")
     root = ranks.index(0)
-    nodes = comm.allgather(mpi_runtime.node_identity())
+    nodes = comm.allgather(node.identity())
     server, offer = None, None
     if rank == 0:
         server, offer = _serve(size, timeout, len(set(nodes)) == 1)
@@ -184,25 +186,27 @@ def _serve(size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None,
     addresses = [wanted] if wanted else own_addresses(one_node)
     try:
         port = int(os.environ.get("MASTER_PORT", "0")) if own else 0
-        server = TCPStore(addresses[0], port, size, True, timeout, wait_for_workers=False)
+        server = _listen(addresses[0], port, size, timeout)
     except (RuntimeError, ValueError) as error:
         return None, str(error).splitlines()[0]
     return server, (addresses, server.port)
 
 
+def _listen(address: str, port: int, size: int, timeout: timedelta) -> TCPStore:
+    """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
+    until = time.monotonic() + _REBIND_SECONDS
+    while True:
+        try:
+            return TCPStore(address, port, size, True, timeout, wait_for_workers=False)
+        except RuntimeError as error:
+            if port == 0 or "EADDRINUSE" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.1)
+
+
 def own_addresses(one_node: bool) -> list[str]:
     """Where other ranks may find this host, the likeliest first."""
-    if one_node:
-        return ["127.0.0.1"]
-    name = socket.gethostname()
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # documentation address: picks the interface, sends nothing
-        found.append(probe.getsockname()[0])
-    outward = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
-    return [*outward, name]
+    return ["127.0.0.1"] if one_node else node.addresses()
 
 
 def _can_connect(address: str, port: int) -> bool:
@@ -213,7 +217,10 @@ def _can_connect(address: str, port: int) -> bool:
 
 # ---- the environment after init ----
 
-_exported: dict[str, str] = {}
+# Those that `mpiplus run` has set are MPI's word, as ours are.
+_exported: dict[str, str] = (
+    {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ} if "MPIPLUS_RUN" in os.environ else {}
+)
 
 
 def _exported_by_us() -> bool:

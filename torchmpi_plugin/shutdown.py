@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -16,18 +17,27 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import engine as engine_module
-from . import mpi_runtime
+from . import mpi_runtime, status
 
 if TYPE_CHECKING:
+    from .checkin import CheckIn
     from .engine import Engine
     from .group import Group
     from .work import PendingWork
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _uncaught = False
+#: What the program gave to sys.exit, and the last operation it had called by then.
+_exit: tuple[int, Any] = (0, None)
+#: Seconds that the others get to leave too, after sys.exit with an error: less than it takes them to notice.
+_EXIT_GRACE = 1.0
+#: Who has left the current world, or the one before.
+_world: CheckIn | None = None
+#: Whether an uncaught exception ends the job: the user's word, in Options.
+abort_on_exception = True
 _done = False
 
 
@@ -44,9 +54,21 @@ def remember(group: Group) -> None:
     _groups.add(group)
 
 
+def groups() -> list[Group]:
+    """Those that have not been destroyed."""
+    return [group for group in _groups if not group.closed]
+
+
+def remember_world(group: Group) -> None:
+    """Who leaves ``group`` leaves the job."""
+    global _world  # noqa: PLW0603
+    _world = group.checkin.connected_anew()
+
+
 def install(engine: Engine) -> None:
     """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
     _watch_for_uncaught_exceptions()
+    _watch_for_sys_exit()
     atexit.register(_at_exit, engine)
     # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
     with contextlib.suppress(AttributeError, RuntimeError):
@@ -64,25 +86,57 @@ def _watch_for_uncaught_exceptions() -> None:
     sys.excepthook = hook
 
 
+def _watch_for_sys_exit() -> None:
+    original = sys.exit
+
+    @functools.wraps(original)
+    def noting(code: Any = None, /) -> NoReturn:
+        global _exit  # noqa: PLW0603
+        number = code if isinstance(code, int) else int(code is not None)
+        _exit = number & 0xFF, status.last
+        original(code)
+
+    sys.exit = noting
+
+
+def _end_job_after_failed_exit() -> None:
+    """A rank that ends with an error, while others go on, would hang them or itself in MPI_Finalize."""
+    code, last = _exit
+    # An operation since then: somebody has caught the SystemExit.
+    if not code or last is not status.last or not _aborts():
+        return
+    if _world is None or _world.size == 1:
+        return
+    until = time.monotonic() + _EXIT_GRACE
+    while len(_world.departed()) < _world.size:
+        if time.monotonic() > until:
+            abort_job(f"sys.exit({code}), while others go on", code)
+        time.sleep(0.05)
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
-def abort_job(reason: str) -> None:
-    """End all ranks, exit code 1, with ``reason`` as the last word."""
+def abort_job(reason: str, code: int = 1) -> None:
+    """End all ranks, with ``reason`` as the last word."""
     mpi = mpi_runtime.mpi()
     rank = mpi.COMM_WORLD.Get_rank()
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     _flush()
     time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
-    mpi.COMM_WORLD.Abort(1)
-    os._exit(1)  # MPICH's Abort comes back where the launcher is slow to kill us
+    mpi.COMM_WORLD.Abort(code)
+    os._exit(code)  # MPICH's Abort comes back where the launcher is slow to kill us
+
+
+def _aborts() -> bool:
+    return abort_on_exception and os.environ.get("MPIPLUS_ABORT_ON_EXCEPTION", "1") != "0"
 
 
 def _abort_after_exception() -> None:
-    if not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
+    if not _aborts() or not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
         return
     if mpi_runtime.mpi().COMM_WORLD.Get_size() > 1:
         abort_job("an uncaught exception (above)")
@@ -101,6 +155,7 @@ def _at_exit(engine: Engine) -> None:
         group.leave()
         _outlive_python(group.get_group_store())
     _outlive_python(_kept_store)
+    _end_job_after_failed_exit()
     _end_job_if_busy(engine)
     engine.stop()
     for group in list(_groups):

@@ -148,6 +148,8 @@ class PendingWork(Work):
         self.peer = peer
         self.seconds = seconds
         self.started = time.monotonic()
+        #: Why it was taken back, if it was.
+        self.if_cancelled: Exception | None = None
         self._tensors = tensors
         self._finish = finish
         self._keep = keep
@@ -217,11 +219,12 @@ class PendingWork(Work):
         """Report a long wait to the others; give up when the operation's time is up."""
         # One thread at a time, and no shutdown meanwhile: the group's C part, which lives as long as an
         # operation of it is pending, is asked who has come.
-        with self.group.diagnosing:
+        diagnosis = self.group.diagnosis
+        with diagnosis.lock:
             if self.finished or engine.start().lib.mpp_state_of(self.handle) != engine.PENDING:
                 return
             late = self.elapsed() >= self.seconds
-            error = self.group.timed_out(self) if late else self.group.check_others(self)
+            error = diagnosis.timed_out(self) if late else diagnosis.look(self)
             if error is None or not self._abandon(error):
                 return
         self._resolve()

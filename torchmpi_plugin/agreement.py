@@ -1,0 +1,108 @@
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL: before a collective runs, all ranks compare what they are about to call.
+
+The comparison is a collective itself, an all_gather of a record of fixed length, so that ranks that call
+different operations still meet in it. torch's own check of this kind wraps C++ groups only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .dtypes import kind_of
+from .engine import SLICE_NS
+from .errors import DistBackendError, describe_ranks
+
+if TYPE_CHECKING:
+    from .group import Group
+
+_TEXT_BYTES = 384
+
+
+def wanted() -> bool:
+    """Whether the user asked for it."""
+    return dist.get_debug_level() == dist.DebugLevel.DETAIL
+
+
+class Call(NamedTuple):
+    """What must agree between the ranks.
+
+    Attributes:
+        dtype: of all tensors.
+        counts: their numbers of elements, where those are the same on every rank.
+        op, root: of a reduction, of a rooted operation.
+        send, receive: bytes to and from each rank: what one sends the other must expect.
+    """
+
+    dtype: torch.dtype | None = None
+    counts: Sequence[int] = ()
+    op: Any = None
+    root: int | None = None
+    send: Sequence[int] = ()
+    receive: Sequence[int] = ()
+
+    def describe(self, operation: str) -> str:
+        """One line, equal on ranks that agree."""
+        text = operation if self.op is None else f"{operation} ({kind_of(self.op).name})"
+        if self.counts:
+            even = len({*self.counts}) == 1
+            counts = str(self.counts[0]) if even else ", ".join(map(str, self.counts))
+            text += f" of {counts}" + (f" x {len(self.counts)}" if even and len(self.counts) > 1 else "")
+        elif self.dtype is not None:
+            text += " of"
+        if self.dtype is not None:
+            text += f" {str(self.dtype).removeprefix('torch.')}"
+        return text if self.root is None else f"{text} with root {self.root}"
+
+
+def _record(text: str, call: Call, size: int) -> torch.Tensor:
+    head = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+    lengths = [*(call.send or [0] * size), *(call.receive or [0] * size)]
+    return torch.cat(
+        [
+            torch.frombuffer(bytearray(head), dtype=torch.uint8),
+            torch.tensor(lengths, dtype=torch.int64).view(torch.uint8),
+        ]
+    )
+
+
+def check(group: Group, operation: str, call: Call, opts: Any) -> None:
+    """Meet all ranks of ``group`` and compare.
+
+    Raises:
+        DistBackendError: on every rank, if they do not agree; says who calls what. The group stays usable.
+    """
+    size = group.size()
+    mine = _record(call.describe(operation), call, size)
+    everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
+    handle = group._lib.mpp_allgather(group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), SLICE_NS)
+    group._issue(f"{operation} (comparing the calls)", handle, True, [], opts, None, (mine, everybody))
+    texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
+    problem = _different_calls(texts) or _different_lengths(everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64))
+    if problem:
+        raise DistBackendError(
+            f"{operation} (sequence number {group._sequence}, {group.label}) on rank {group.rank()}: detected mismatch "
+            f"between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
+        )
+
+
+def _different_calls(texts: list[str]) -> str:
+    if len({*texts}) == 1:
+        return ""
+    callers = {text: [rank for rank, other in enumerate(texts) if other == text] for text in dict.fromkeys(texts)}
+    return "; ".join(
+        f"{describe_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {text}" for text, ranks in callers.items()
+    )
+
+
+def _different_lengths(lengths: torch.Tensor) -> str:
+    """``lengths[rank]`` holds what it sends to each rank, then what it expects from each."""
+    size = lengths.shape[0]
+    send, receive = lengths[:, :size], lengths[:, size:]
+    wrong = (send != receive.T).nonzero().tolist()
+    return "; ".join(
+        f"rank {a} sends {send[a, b]} bytes to rank {b}, which expects {receive[b, a]}" for a, b in wrong[:4]
+    )

@@ -1,0 +1,128 @@
+"""An MPI world of processes that MPI's launcher did not start: torchrun's, or a test's spawned ones.
+
+The MPICH family finds its peers over a small wire protocol, whose server (``pmi_server.py``) rank 0 starts;
+torch's store carries the server's address. Open MPI finds them through PMIx, for which there is no such
+short cut: there the user is told how to start the job instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import Store
+
+from . import launchers, mpi_runtime, node
+from .checkin import CheckIn
+from .errors import DistBackendError
+
+_DOING = "init_process_group: making an MPI world of processes that MPI did not start"
+
+
+def needed(size: int) -> bool:
+    """Whether these processes are several, and no launcher has told MPI so."""
+    return size > 1 and not launchers.started_by_mpi() and not mpi_runtime.initialized()
+
+
+def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Initialise MPI with ``COMM_WORLD`` made of all ranks of ``store``, in torch's order.
+
+    Raises:
+        RuntimeError: an MPI that cannot be joined from outside; the message has the command to use instead.
+        DistBackendError: ranks that do not come, or cannot reach rank 0.
+    """
+    library = mpi_runtime.library_name(mpi_runtime.library())
+    if mpi_runtime.is_open_mpi():
+        raise RuntimeError(_open_mpi_text(library, size))
+    meeting = CheckIn(store, "bootstrap", rank, size)
+    nodes = meeting.gather("node", node.identity(), timeout, _DOING)
+    offer = _serve(nodes, timeout) if rank == 0 else ""
+    offer = meeting.gather("server", offer, timeout, _DOING)[0]
+    _initialise(_connect(json.loads(offer), rank, timeout), rank, size)
+    meeting.gather("world", "", timeout, _DOING)
+    for what in ("node", "server"):
+        meeting.forget(what)
+
+
+def _open_mpi_text(library: str, size: int) -> str:
+    program = " ".join([Path(sys.argv[0]).name or "train.py", *sys.argv[1:]])
+    return (
+        f"init_process_group: these {size} processes were not started by MPI, and {library} cannot make a world of "
+        f"them. Start the job with its own launcher: mpirun -n {size} python {program}. (With MPICH, which pip "
+        f"installs as 'torchmpi-plugin[mpich]', mpiplus also runs under torchrun.)"
+    )
+
+
+def process_mapping(nodes: list[str]) -> str:
+    """PMI's text for who shares a node with whom: runs of consecutive ranks, each (node, 1, length)."""
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    runs = ((numbers[node], len(list(run))) for node, run in itertools.groupby(nodes))
+    return f"(vector,{','.join(f'({number},1,{length})' for number, length in runs)})"
+
+
+def _serve(nodes: list[str], timeout: timedelta) -> str:
+    """Start the server; what the others must know of it."""
+    from .rendezvous import own_addresses
+
+    job = {
+        "size": len(nodes),
+        "secret": secrets.token_hex(16),
+        "mapping": process_mapping(nodes),
+        "seconds": timeout.total_seconds(),
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-S", "-E", str(Path(__file__).with_name("pmi_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a Ctrl-C in the terminal must leave it to the ranks' MPI_Finalize
+    )
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.close()
+    port = int(server.stdout.readline() or 0)
+    server.stdout.close()
+    server.returncode = 0  # it outlives this process: nobody waits for it
+    if not port:
+        raise DistBackendError(f"{_DOING}: the server on rank 0 did not start")
+    return json.dumps([own_addresses(len(set(nodes)) == 1), port, job["secret"]])
+
+
+def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
+    addresses, port, secret = offer
+    until = time.monotonic() + min(30.0, timeout.total_seconds())
+    while True:
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((address, port), timeout=3)
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(f"{secret} {rank}\n".encode())
+                return connection
+        if time.monotonic() > until:
+            raise DistBackendError(
+                f"{_DOING}: rank {rank} cannot reach rank 0 at {', '.join(addresses)} port {port}; check the network"
+            )
+        time.sleep(0.1)
+
+
+def _initialise(connection: socket.socket, rank: int, size: int) -> None:
+    """MPI_Init, told about its peers. The variables go again: a child process must not use our connection."""
+    # Detached: it must outlive Python, whose end comes before MPI_Finalize.
+    told = {"PMI_FD": connection.detach(), "PMI_RANK": rank, "PMI_SIZE": size}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    try:
+        mpi_runtime.mpi()
+    finally:
+        for name in told:
+            del os.environ[name]

@@ -1,0 +1,100 @@
+"""This host: its identity, its addresses, its cores, the processes of a session. Imports neither torch nor MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a rank is."""
+
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+def places(nodes: Sequence[str]) -> list[Place]:
+    """The places of ranks whose nodes have these identities: nodes in the order of their first ranks."""
+    sizes, seen = Counter(nodes), Counter[str]()
+    numbers = {node: number for number, node in enumerate(sizes)}
+    found = []
+    for node in nodes:
+        found.append(Place(seen[node], sizes[node], numbers[node]))
+        seen[node] += 1
+    return found
+
+
+@functools.cache
+def identity() -> str:
+    """Equal on two processes exactly if they run on one host: its name, and this boot of its kernel.
+
+    The name alone is not enough ("localhost" on every node), the boot alone neither (containers and test
+    hosts that share a kernel but not their memory file systems have names of their own).
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    return f"{socket.gethostname()} {boot}"
+
+
+def addresses(of_all_interfaces: bool = False) -> list[str]:
+    """Where other hosts may find this one, the likeliest first."""
+    name = socket.gethostname()
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # documentation address: picks the interface, sends nothing
+        found.append(probe.getsockname()[0])
+    if of_all_interfaces:
+        found += _interface_addresses()
+    return [*(address for address in dict.fromkeys(found) if not address.startswith("127.")), name]
+
+
+def _interface_addresses() -> list[str]:
+    """The kernel's list of local addresses: a host may have no default route and no entry for its own name."""
+    found = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/net/fib_trie").read_text().splitlines()
+        for line, following in itertools.pairwise(lines):
+            if "/32 host LOCAL" in following:
+                found.append(line.split()[-1])
+    return found
+
+
+def cores(cpus: Sequence[int] | None = None) -> list[int]:
+    """The cores this process may run on, each by the lowest of its hardware threads."""
+    found = set()
+    for cpu in os.sched_getaffinity(0) if cpus is None else cpus:
+        siblings = str(cpu)
+        with contextlib.suppress(OSError):
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        found.add(int(siblings.replace("-", ",").split(",")[0]))
+    return sorted(found)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host's name means this machine."""
+    own = socket.gethostname()
+    return host in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
+
+
+def kill_session(session: int) -> None:
+    """Kill all processes of a session; not those that have left it."""
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # ended meanwhile
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(directory.name), signal.SIGKILL)

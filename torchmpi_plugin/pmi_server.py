@@ -1,0 +1,148 @@
+"""A PMI-1 server: what MPICH's process manager does for ranks that it started, for ranks that somebody else did.
+
+Run as a program by ``bootstrap.py`` on rank 0's host, from this file alone (neither torch nor MPI is
+imported). Every rank connects, says the job's secret and its rank, and hands the connection to MPI as
+``PMI_FD``. The protocol ("simple PMI", version 1) is lines of ``cmd=name key=value ...``; MPI uses it to
+exchange addresses in MPI_Init and to meet in MPI_Finalize.
+
+The server ends when its last client has gone, or when not all have come in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import selectors
+import socket
+import sys
+import time
+
+
+class Rank:
+    """One connected rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.number = -1  # until it has said who it is
+        self.unread = b""
+        self.in_barrier = False
+
+    def send(self, line: str) -> None:
+        """Answer; a rank that has gone is noticed when it is read."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(line.encode() + b"\n")
+
+
+class Server:
+    """Args: the listening socket, the number of ranks, the secret, PMI_process_mapping, seconds to wait for all."""
+
+    def __init__(self, listener: socket.socket, size: int, secret: str, mapping: str, seconds: float) -> None:
+        self.listener = listener
+        self.size = size
+        self.secret = secret
+        # MPICH names its shared memory after this: two jobs on one host must not have the same.
+        self.name = f"mpiplus-{secrets.token_hex(8)}"
+        self.values = {"PMI_process_mapping": mapping}
+        self.until = time.monotonic() + seconds
+        self.ranks: dict[int, Rank] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ)
+        self.started = False  # all ranks have been here
+        self.failed = False
+
+    def serve(self) -> None:
+        """Until the last rank has gone, or one fails while the others wait for it in MPI_Init."""
+        while not self.failed and (not self.started or self.ranks):
+            if not self.started and time.monotonic() > self.until:
+                return
+            for key, _ in self.selector.select(1.0):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._read(key.data)
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.selector.register(connection, selectors.EVENT_READ, Rank(connection))
+
+    def _read(self, rank: Rank) -> None:
+        try:
+            data = rank.connection.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._gone(rank)
+            return
+        *lines, rank.unread = (rank.unread + data).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            if rank.number >= 0:
+                self._answer(rank, dict(word.partition("=")[::2] for word in text.split()))
+            elif not self._greet(rank, text):
+                self._gone(rank)
+                return
+
+    def _gone(self, rank: Rank) -> None:
+        self.selector.unregister(rank.connection)
+        rank.connection.close()
+        if self.ranks.pop(rank.number, None) is not None:
+            # A barrier that can no longer be complete: closing the connections makes MPI_Init fail, not hang.
+            self.failed = any(other.in_barrier for other in self.ranks.values()) or not self.started
+
+    def _greet(self, rank: Rank, text: str) -> bool:
+        secret, _, number = text.partition(" ")
+        if secret != self.secret or not number.isdigit() or int(number) in self.ranks:
+            return False
+        rank.number = int(number)
+        self.ranks[rank.number] = rank
+        self.started = self.started or len(self.ranks) == self.size
+        return True
+
+    def _answer(self, rank: Rank, request: dict[str, str]) -> None:
+        command = request.get("cmd", "")
+        fixed = {
+            "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_maxes": "maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0",
+            "get_appnum": "appnum appnum=0 rc=0",
+            "get_my_kvsname": f"my_kvsname kvsname={self.name} rc=0",
+            "get_universe_size": f"universe_size size={self.size} rc=0",
+            "finalize": "finalize_ack rc=0",
+        }
+        if command in fixed:
+            rank.send(f"cmd={fixed[command]}")
+        elif command == "put":
+            self.values[request.get("key", "")] = request.get("value", "")
+            rank.send("cmd=put_result rc=0 msg=success")
+        elif command == "get":
+            value = self.values.get(request.get("key", ""))
+            found = "rc=0 msg=success" if value is not None else "rc=-1 msg=key_not_found"
+            rank.send(f"cmd=get_result {found} value={'unknown' if value is None else value}")
+        elif command == "barrier_in":
+            self._barrier(rank)
+        elif command != "abort":  # after which the rank ends by itself
+            rank.send(f"cmd={command}_result rc=-1 msg=not_supported")
+
+    def _barrier(self, rank: Rank) -> None:
+        rank.in_barrier = True
+        if self.started and len(self.ranks) < self.size:
+            self.failed = True  # somebody has gone already
+        if sum(other.in_barrier for other in self.ranks.values()) == self.size:
+            for other in self.ranks.values():
+                other.in_barrier = False
+                other.send("cmd=barrier_out rc=0")
+
+
+def main() -> None:
+    """Read the job from stdin, listen, print the port, serve."""
+    job = json.loads(sys.stdin.readline())
+    listener = socket.create_server(("", 0), backlog=job["size"])
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.close()
+    sys.stdout.close()
+    Server(listener, job["size"], job["secret"], job["mapping"], job["seconds"]).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What this process is doing, told to other ranks that ask: so that an error can say more than "rank 2 is late".
+
+A thread looks once a second whether somebody has asked, through torch's store, and answers on behalf of a
+main thread that computes, sleeps or waits elsewhere. A rank that does not answer is stopped, dead or cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.distributed import Store
+
+from .checkin import clone_of
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .work import PendingWork
+
+#: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
+LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
+
+#: The last operation that was begun, and its group. A plain assignment on every operation's way.
+last: tuple[Group, str] | None = None
+_waiting: dict[int, PendingWork] = {}  # by thread
+
+_OURS = str(Path(__file__).parent) + os.sep
+_TORCHS = f"{os.sep}torch{os.sep}"
+
+
+def waits(work: PendingWork | None) -> None:
+    """This thread has waited for ``work`` for a while; None: for nothing any more."""
+    if work is not None:
+        _waiting[threading.get_ident()] = work
+    elif _waiting:
+        _waiting.pop(threading.get_ident(), None)
+
+
+def _place() -> str:
+    """Where the main thread is in the user's program."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or _TORCHS in frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def describe() -> str:
+    """One clause about this process."""
+    place = _place()
+    at = f", at {place}" if place else ""
+    waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(_waiting.values())]
+    if waits:
+        return "; ".join(waits) + at
+    if last is None:
+        return f"has called nothing yet{at}"
+    group, operation = last
+    return f"does not wait; its last call was {operation} (sequence number {group._sequence}, {group.label}){at}"
+
+
+_ASKED = "mpiplus/status/asked"
+
+
+class Monitor:
+    """One world's questions and answers.
+
+    Args:
+        store: the world's.
+        rank: this process in the world.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._answer_forever, name="mpiplus-status", daemon=True)
+        self._thread.start()
+
+    def _answer_forever(self) -> None:
+        answered = 0
+        store = clone_of(self._store)
+        with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
+            while not self._stop.wait(LOOK_EVERY):
+                asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
+                while answered < asked:  # several ranks may have asked
+                    answered += 1
+                    store.set(f"mpiplus/status/{answered}/{self._rank}", describe())
+
+    def ask(self, ranks: list[int]) -> dict[int, str]:
+        """What ``ranks`` of the world say; those that do not answer in time are left out."""
+        number = self._store.add(_ASKED, 1)
+        until = time.monotonic() + ANSWER_WITHIN
+        answers: dict[int, str] = {}
+        while len(answers) < len(ranks) and time.monotonic() < until:
+            for rank in ranks:
+                key = f"mpiplus/status/{number}/{rank}"
+                if rank not in answers and self._store.check([key]):
+                    answers[rank] = self._store.get(key).decode(errors="replace")
+            time.sleep(0.05)
+        return answers
+
+    def stop(self) -> None:
+        """No more answers. Joined, as a thread must not come out of a store call while Python ends."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2 * LOOK_EVERY)
+
+
+#: Of the current world, if that has several ranks; and that world's group.
+monitor: Monitor | None = None
+_world: Group | None = None
+
+
+def start(world: Group, store: Store) -> None:
+    """Answer for this process, until ``world`` ends."""
+    global monitor, _world
+    if _world is not None:
+        stop(_world)
+    monitor, _world = Monitor(store, world.rank()), world
+
+
+def stop(group: Group) -> None:
+    """``group`` has ended; nothing here may keep it, or the store it hosts, alive. With the world, so do answers."""
+    global monitor, _world, last  # noqa: PLW0603
+    if last is not None and last[0] is group:
+        last = None
+    if monitor is not None and group is _world:
+        monitor.stop()
+        monitor = _world = None
