@@ -12,6 +12,8 @@ import click
 
 SUBCOMMANDS = {
     "bench": "torchmpi_plugin.cli.bench",
+    "info": "torchmpi_plugin.cli.info",
+    "run": "torchmpi_plugin.cli.run",
 }
 
 

@@ -1,0 +1,79 @@
+"""``mpiplus info``: everything about MPI, the launcher and this machine that settles why a job does not work."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from .. import launchers
+from ..jobs.rank import who_am_i
+
+_PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    show_default=True,
+    help="For everything that MPI is asked.",
+)
+def info(*, as_json: bool, timeout: float) -> None:
+    """Tell what MPI is here, and what is wrong with it.
+
+    Under mpirun it also tells where the ranks are, and tries whether each rank can talk to each other one. The exit
+    code is 1 if there is a problem that keeps jobs from working. Put the output into a bug report.
+    """
+    facts = collect(timeout)
+    if facts["prints"]:
+        del facts["prints"]
+        if as_json:
+            click.echo(json.dumps(facts, indent=2))
+        else:
+            from .survey import report
+
+            report.show(facts)
+        sys.stdout.flush()
+    sys.exit(int(any(problem["serious"] for problem in facts["problems"])))
+
+
+def collect(seconds: float) -> dict[str, Any]:
+    """Find everything out, within a time."""
+    from .survey import advice, host
+    from .survey.report import nodes_of
+    from .survey.worker import ask_mpi
+
+    launch = launchers.detect()
+    me = who_am_i(os.environ)
+    facts: dict[str, Any] = {"versions": host.versions(), "host": host.describe()}
+    facts["started_by"] = f"{launch.launcher}, {launch.size} ranks ({launch.variable})" if launch else ""
+    answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE)
+    reports = answers.pop("reports", {})
+    facts.update(answers)
+    facts["mpi_error"] = error
+    facts["nodes"] = nodes_of(reports)
+    facts["prints"] = (me.rank if me is not None else facts.get("rank", 0)) == 0
+    if facts["prints"]:
+        facts.update(_launcher())
+    facts["variables"] = host.variables(os.environ)
+    facts["problems"] = [found._asdict() for found in advice.advise(facts, launch, os.environ)]
+    if not facts.pop("met", True) and not facts["problems"]:
+        facts["problems"] = [{"text": "rank 0 has found pairs of ranks that cannot talk", "serious": True}]
+    return facts
+
+
+def _launcher() -> dict[str, Any]:
+    from ..jobs.launcher import LauncherError, find_launcher
+
+    try:
+        return {"launcher": asdict(find_launcher())}
+    except LauncherError as error:
+        return {"launcher": None, "launcher_error": str(error)}

@@ -1,0 +1,240 @@
+"""``mpiplus run``: start a program on several ranks through the MPI's own launcher, and watch it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from .. import launchers
+from ..jobs.formats import FIELDS, check_format
+from ..jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
+from ..jobs.rank import who_am_i
+
+_FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
+_POSITIVE = click.IntRange(min=1)
+
+
+class Numbers(NamedTuple):
+    """How many ranks: all of them, or with ``nnodes`` those of each node."""
+
+    nproc: int
+    nnodes: int | None
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node.")
+@click.option("--nproc-per-node", "--nproc_per_node", type=_POSITIVE, help="Ranks on each node.")
+@click.option("--nnodes", type=_POSITIVE, help="Nodes (as many as --hosts or --hostfile name, else 1).")
+@click.option("--hosts", metavar="HOST[:N],...", help="Where: h1,h2 or h1:4,h2:4.")
+@click.option("--hostfile", type=click.Path(), help="A file with a host per line: h1, h1:4 or h1 slots=4.")
+@click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
+@click.option("-m", "--module", "--module_mode", is_flag=True, help="PROGRAM is a Python module.")
+@click.option("-c", "--command", "--command_mode", is_flag=True, help="PROGRAM is a command, not a Python script.")
+@click.option("--stdout", metavar="FORMAT", help=f"Also write each rank's stdout to a file. Fields: {_FIELDS}.")
+@click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), help="End the job then.")
+@click.option(
+    "--grace",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Between SIGTERM and SIGKILL when the job is ended.",
+)
+@click.option("--prefix/--no-prefix", default=True, help='"[rank 2]" in front of each line of rank 2 (default: yes).')
+@click.option("--launcher", metavar="PROGRAM", help="mpirun, mpiexec or srun to use, if not the one that is found.")
+@click.option("--mpi-args", metavar="ARGUMENTS", multiple=True, help='For mpirun, as in --mpi-args "--mca btl tcp".')
+@click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
+@click.option("--node-rank", "--node_rank", type=int, hidden=True)
+@click.option("--master-addr", "--master_addr", hidden=True)
+@click.option("--master-port", "--master_port", type=int, hidden=True)
+@click.option("--world-size", "--world_size", type=_POSITIVE, hidden=True)
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    *,
+    nproc: int | None,
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    map_by: str | None,
+    module: bool,
+    command: bool,
+    stdout: str | None,
+    stderr: str | None,
+    timeout: float | None,
+    grace: float,
+    prefix: bool,
+    launcher: str | None,
+    mpi_args: tuple[str, ...],
+    verbose: bool,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    world_size: int | None,
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a program on several ranks: mpiplus run -n 4 train.py --lr 0.1
+
+    Uses the mpirun or mpiexec that belongs to the MPI which mpi4py loads. Shows each rank's output with the rank in
+    front, and says at the end which rank failed first, on which host, and with what. The exit code is that rank's.
+    Under mpirun, srun or torchrun it starts nothing, and becomes the program itself.
+    """
+    argv = program_command(program, arguments, module, command)
+    if in_place(nproc or nproc_per_node):
+        _warn_in_place({"--stdout": stdout, "--stderr": stderr, "--timeout": timeout, "--hosts": hosts})
+        os.execvp(argv[0], argv)
+    numbers = count_ranks(nproc, nproc_per_node, nnodes, hosts, hostfile)
+    _check(numbers, hosts, hostfile, stdout, stderr)
+    ranks = numbers.nproc * (numbers.nnodes or 1)
+    for line in contradictions(ranks, node_rank, master_addr, world_size):
+        click.echo(f"mpiplus run: {line}", err=True)
+    from ..jobs.job import run_job
+    from ..jobs.launcher import LauncherError
+
+    env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port}
+    try:
+        result = run_job(
+            argv,
+            nproc=numbers.nproc,
+            nnodes=numbers.nnodes,
+            hosts=hosts,
+            hostfile=hostfile,
+            map_by=map_by,
+            mpi_args=[word for text in mpi_args for word in shlex.split(text)],
+            env={name: str(value) for name, value in env.items() if value is not None},
+            stdout=stdout,
+            stderr=stderr,
+            timeout=timeout,
+            grace=grace,
+            verbose=verbose,
+            prefix=prefix,
+            launcher=launcher,
+        )
+    except LauncherError as error:
+        raise click.ClickException(str(error)) from None
+    if result.message:
+        click.echo(result.message, err=True)
+    sys.exit(result.returncode)
+
+
+def program_command(program: str, arguments: Sequence[str], module: bool, command: bool) -> list[str]:
+    """The command line of a rank.
+
+    Raises:
+        click.UsageError: there is no such script, module or command.
+    """
+    if module and command:
+        raise click.UsageError("-m and -c exclude each other: PROGRAM is a module or a command")
+    if module:
+        if not _module_exists(program.partition(".")[0]):
+            raise click.UsageError(f"there is no module {program!r}, neither installed nor in {os.getcwd()}")
+        return [sys.executable, "-m", program, *arguments]
+    if command:
+        words = [program, *arguments]
+        if not arguments and shutil.which(program) is None:
+            words = shlex.split(program)  # -c "program argument"
+        if not words or shutil.which(words[0]) is None:
+            raise click.UsageError(
+                f"there is no command {program!r} on the PATH; -c runs a command, for Python code: "
+                f"-c python -c {shlex.quote(program)}"
+            )
+        return words
+    if not Path(program).is_file():
+        what = "is a directory, not a script" if Path(program).is_dir() else "does not exist"
+        raise click.UsageError(
+            f"the script {program!r} {what} (from {os.getcwd()}). For a module use -m, for a command -c."
+        )
+    return [sys.executable, program, *arguments]
+
+
+def _module_exists(top: str) -> bool:
+    """Whether ``python -m`` would find a module or package, which also looks in the working directory."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        del sys.path[0]
+
+
+def in_place(wanted: int | None, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher has already started this process as a rank."""
+    environment = os.environ if environment is None else environment
+    launch = launchers.detect(environment)
+    if launch is None:
+        return False
+    if launch.variable == "WORLD_SIZE" and launch.size == 1 and "TORCHELASTIC_RUN_ID" not in environment:
+        return wanted == 1  # not a launcher but variables that something has left behind
+    return True
+
+
+def _warn_in_place(options: Mapping[str, object]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    me = who_am_i(os.environ)
+    if given and (me is None or me.rank == 0):
+        click.echo(
+            f"mpiplus run: already under a launcher, so the program runs in place and {', '.join(given)} "
+            f"{'has' if len(given) == 1 else 'have'} no effect",
+            err=True,
+        )
+
+
+def count_ranks(
+    nproc: int | None, per_node: int | None, nnodes: int | None, hosts: str | None, hostfile: str | None
+) -> Numbers:
+    """How many ranks the options ask for.
+
+    Raises:
+        click.UsageError: they do not say, or contradict each other.
+    """
+    if nproc is not None and per_node is not None:
+        raise click.UsageError("-n and --nproc-per-node exclude each other")
+    if per_node is not None:
+        try:
+            named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        return Numbers(per_node, nnodes or len(named) or 1)
+    if nproc is not None:
+        return Numbers(nproc, nnodes)
+    allocated = allocated_ranks(os.environ)
+    if allocated is None or nnodes is not None:
+        raise click.UsageError("how many ranks? Say it with -n, as in: mpiplus run -n 4 train.py")
+    return Numbers(allocated, None)
+
+
+def _check(numbers: Numbers, hosts: str | None, hostfile: str | None, stdout: str | None, stderr: str | None) -> None:
+    try:
+        layout = lay_out(numbers.nproc, numbers.nnodes, hosts, hostfile)
+        for format_ in (stdout, stderr):
+            if format_:
+                check_format(format_, layout.ranks)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def contradictions(ranks: int, node_rank: int | None, master_addr: str | None, world_size: int | None) -> list[str]:
+    """What to tell a user of torchrun or Composer whose options mean something else, or nothing, with MPI."""
+    lines = []
+    if node_rank is not None:
+        lines.append(
+            "--node-rank has no effect: one call starts the ranks of all nodes; name them with --hosts, and do not "
+            "start it on each node"
+        )
+    if world_size is not None and world_size != ranks:
+        lines.append(f"--world-size {world_size} is ignored: -n and --nnodes make {ranks} ranks")
+    if master_addr is not None:
+        lines.append(f"--master-addr {master_addr} is passed on as MASTER_ADDR, where rank 0 must run; MPI needs none")
+    return lines

@@ -1,0 +1,36 @@
+"""Start a job of ranks through the MPI's own launcher, watch it, and say how it ended.
+
+The launcher's process listens on a TCP port. mpirun starts a small supervisor per rank (:mod:`.rank`), which
+connects, runs the program as its child, and sends what the program prints and how it ends. So it is known which
+rank failed first and what it said, however mpirun and the other ranks end after that. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .formats import check_format
+    from .job import run_job
+    from .launcher import Launcher, LauncherError, find_launcher
+    from .outcome import JobResult, RankFailure
+
+# Loaded when asked for: the supervisors, of which there may be many on a host, need none of it.
+_PUBLIC = {
+    "JobResult": "outcome",
+    "Launcher": "launcher",
+    "LauncherError": "launcher",
+    "RankFailure": "outcome",
+    "check_format": "formats",
+    "find_launcher": "launcher",
+    "run_job": "job",
+}
+
+__all__ = ["JobResult", "Launcher", "LauncherError", "RankFailure", "check_format", "find_launcher", "run_job"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(f"torchmpi_plugin.jobs.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'torchmpi_plugin.jobs' has no attribute {name!r}")

@@ -1,0 +1,38 @@
+"""File names per rank: ``logs/{rank}.txt``."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+
+FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
+
+
+def expand(format_: str, values: Mapping[str, int]) -> str:
+    """``format_`` with its fields replaced."""
+    return format_.format(**{name: values[name] for name in FIELDS})
+
+
+def check_format(format_: str, ranks: int) -> None:
+    """See that a FORMAT gives each rank a file of its own.
+
+    Args:
+        format_: a file name with fields in braces.
+        ranks: how many ranks there are.
+
+    Raises:
+        ValueError: an unknown field, a brace too many, or one name for several ranks.
+    """
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(format_) if name is not None]
+        unknown = [name for name in fields if name not in FIELDS]
+        if unknown:
+            raise ValueError(f"{format_!r} has the unknown field {{{unknown[0]}}}; there are {known}")
+        expand(format_, dict.fromkeys(FIELDS, 0))
+    except (ValueError, IndexError, KeyError) as error:
+        if "unknown field" in str(error):
+            raise
+        raise ValueError(f"{format_!r} is no file name with fields: {error}; the fields are {known}") from None
+    if ranks > 1 and not {"rank", "local_rank"} & set(fields):
+        raise ValueError(f"{format_!r} is the same file for all {ranks} ranks; put {{rank}} into it")

@@ -1,0 +1,231 @@
+"""The MPI library that mpi4py would load, and the mpirun or mpiexec that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..launchers import INSTALL_HINT
+from .python import python_command
+
+_PROBE_SECONDS = 60.0
+_VERSION_SECONDS = 20.0
+_OPEN_MPI, _MPICH, _SLURM = "Open MPI", "MPICH", "Slurm"
+_NAMES = {
+    _OPEN_MPI: ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
+    _MPICH: ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
+}
+# The library is opened, not initialised: MPI_Init may start daemons, print, or end the process.
+_PROBE = """
+import json
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+with open("/proc/self/maps") as maps:
+    files = sorted({line.split()[-1] for line in maps if "libmpi" in line.rpartition("/")[2]})
+vendor, version = MPI.get_vendor()
+text = MPI.Get_library_version().strip("\\x00 \\n")
+abi = MPI.__file__.rpartition("/")[2].split(".")[1]
+print("MPI-LIBRARY " + json.dumps(dict(vendor=vendor, version=".".join(map(str, version)), text=text, abi=abi,
+      path=next((f for f in files if "libmpi.so" in f), files[0] if files else ""), extension=MPI.__file__)))
+"""
+
+
+class LauncherError(RuntimeError):
+    """No launcher, or no MPI; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library that mpi4py loads.
+
+    Attributes:
+        vendor: its maker as mpi4py names it.
+        version: its version.
+        text: its own description.
+        abi: the kind of mpi4py's extension: openmpi, mpich or mpiabi.
+        path: the library's file; empty where it cannot be told.
+        extension: mpi4py's extension module.
+    """
+
+    vendor: str
+    version: str
+    text: str
+    abi: str
+    path: str
+    extension: str
+
+    @property
+    def family(self) -> str:
+        """Whose launchers fit: Open MPI's, or those of MPICH and all its relatives."""
+        return _OPEN_MPI if self.vendor == _OPEN_MPI else _MPICH
+
+    @property
+    def name(self) -> str:
+        """Vendor and version."""
+        return f"{self.vendor} {self.version}"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts ranks.
+
+    Attributes:
+        path: the program.
+        family: whose options it takes: "Open MPI", "MPICH" or "Slurm".
+        version: the line of its ``--version`` that says so.
+        library: the MPI library it belongs to.
+        rejected: launchers that were found and do not fit, with the reasons.
+    """
+
+    path: str
+    family: str
+    version: str
+    library: Library
+    rejected: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """As plain data."""
+        return asdict(self)
+
+
+def probe_library(environment: Mapping[str, str] | None = None) -> Library:
+    """Ask a process of its own which MPI library mpi4py loads.
+
+    Raises:
+        LauncherError: none, and what to do.
+    """
+    try:
+        answer = subprocess.run(
+            python_command(_PROBE), env=environment, check=False, capture_output=True, text=True, timeout=_PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise LauncherError(
+            f"loading the MPI library takes longer than {_PROBE_SECONDS:g} s. Try: {sys.executable} -m mpi4py "
+            f"--mpi-lib-version"
+        ) from None
+    for line in answer.stdout.splitlines():
+        if line.startswith("MPI-LIBRARY "):
+            return Library(**json.loads(line.partition(" ")[2]))
+    errors = [line for line in answer.stderr.splitlines() if line.strip()]
+    reason = next((line for line in errors if "cannot load MPI library" in line), errors[-1] if errors else "no answer")
+    raise LauncherError(f"mpi4py found no usable MPI library: {reason}. {INSTALL_HINT}")
+
+
+def identify(text: str) -> tuple[str, str] | None:
+    """Whose launcher says this of itself on ``--version``, and in which line."""
+    marks = (
+        ("open mpi", _OPEN_MPI),
+        ("openrte", _OPEN_MPI),
+        ("prrte", _OPEN_MPI),
+        ("hydra", _MPICH),
+        ("mpich", _MPICH),
+        ("intel(r) mpi", _MPICH),
+        ("mvapich", _MPICH),
+        ("pals", _MPICH),
+        ("slurm", _SLURM),
+    )
+    for mark, family in marks:
+        for line in text.splitlines():
+            if mark in line.lower():
+                number = next((word for word in text.split() if word[0].isdigit() and "." in word), "")
+                name = "Hydra" if "hydra" in line.lower() else line.strip()
+                return family, name if number in name else f"{name} {number}"
+    return None
+
+
+def _ask(program: str) -> tuple[str, str] | None:
+    try:
+        answer = subprocess.run(
+            [program, "--version"], check=False, capture_output=True, text=True, timeout=_VERSION_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return identify(answer.stdout + answer.stderr)
+
+
+def _misfit(found: tuple[str, str] | None, library: Library) -> str:
+    """Why a launcher does not fit the library; empty if it does."""
+    if found is None:
+        return "does not say whose it is"
+    family, line = found
+    if family != library.family:
+        return f"belongs to {family} ({line})"
+    numbers = [word for word in line.replace(",", " ").split() if word[0].isdigit()]
+    major = library.version.split(".")[0]
+    if family == _OPEN_MPI and numbers and numbers[-1].split(".")[0] != major:
+        return f"is of another version ({line})"  # Open MPI 4 and 5 start ranks by different means
+    return ""
+
+
+def _candidates(library: Library) -> Iterator[str]:
+    """Programs that may be the launcher: those beside the library first, then those on the PATH."""
+    names = _NAMES[library.family]
+    if library.path:
+        for file in dict.fromkeys((library.path, os.path.realpath(library.path))):
+            for parent in list(Path(file).parents)[:6]:
+                yield from (str(parent / "bin" / name) for name in names)
+    for name in names:
+        for directory in os.get_exec_path():
+            yield os.path.join(directory, name)
+
+
+def find_launcher(chosen: str | None = None, library: Library | None = None) -> Launcher:
+    """The launcher that belongs to the MPI library which mpi4py loads.
+
+    Args:
+        chosen: the user's: a program, or "srun"; None: the one beside the library, else the first on the PATH
+            that fits, else srun in a Slurm allocation.
+        library: what :func:`probe_library` says, where that is known.
+
+    Raises:
+        LauncherError: none fits; the message says what was found.
+    """
+    library = library or probe_library()
+    if chosen is not None:
+        return _chosen(chosen, library)
+    rejected: dict[str, str] = {}
+    seen = set()
+    for program in _candidates(library):
+        if program in seen or not os.access(program, os.X_OK) or os.path.isdir(program):
+            continue
+        seen.add(program)
+        found = _ask(program)
+        reason = _misfit(found, library)
+        if found is not None and not reason:
+            return Launcher(program, *found, library, rejected)
+        rejected[program] = reason
+    if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
+        return _chosen("srun", library)
+    raise LauncherError(_none_fits(library, rejected))
+
+
+def _chosen(chosen: str, library: Library) -> Launcher:
+    program = shutil.which(chosen)
+    if program is None:
+        raise LauncherError(f"there is no launcher {chosen!r} on the PATH")
+    found = _ask(program)
+    if found is None:
+        raise LauncherError(f"{program} does not say on --version whose launcher it is; use mpirun, mpiexec or srun")
+    reason = "" if found[0] == _SLURM else _misfit(found, library)
+    if reason:
+        raise LauncherError(
+            f"{program} {reason}, but mpi4py loads {library.name} ({library.path}): the ranks would not find each "
+            f"other. Leave --launcher out, or make mpi4py load the other MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI)."
+        )
+    return Launcher(program, *found, library)
+
+
+def _none_fits(library: Library, rejected: Mapping[str, str]) -> str:
+    found = "; ".join(f"{program} {reason}" for program, reason in rejected.items())
+    return (
+        f"no mpirun or mpiexec belongs to the MPI that mpi4py loads, {library.name} ({library.path}). "
+        f"Found: {found or 'none on the PATH'}. Put that MPI's bin directory on the PATH (load its module), name its "
+        f"launcher with --launcher, or make mpi4py load the launcher's MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI)."
+    )

@@ -1,0 +1,78 @@
+"""The ranks' output: cut into lines where it is read, prefixed with the rank where it is shown."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import TextIO
+
+_FLUSH_BYTES = 1 << 16
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+
+
+class LineBuffer:
+    """Gathers output until lines are complete, so that those of several ranks do not mix."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are complete now; a progress bar's carriage return ends a line too."""
+        data = self._pending + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > _FLUSH_BYTES:
+            end = len(data)
+        self._pending = data[end:]
+        return data[:end]
+
+    def flush(self) -> bytes:
+        """What is not a line, or not yet: a prompt, say."""
+        data, self._pending = self._pending, b""
+        return data
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+
+class Terminal:
+    """Where the output of all ranks comes together.
+
+    Args:
+        stream: what to write to.
+        prefix: whether to write the rank in front of each line.
+    """
+
+    def __init__(self, stream: TextIO, prefix: bool, colour: bool) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self._colour = colour
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._unfinished: int | None = None
+
+    def show(self, rank: int, data: bytes) -> str:
+        """Write what a rank has printed, and return it as text."""
+        decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
+        text = decoder.decode(data)
+        lines = _LINE.findall(text)
+        if lines:
+            continues = self._unfinished == rank
+            start = "\n" if self._unfinished is not None and not continues else ""
+            name = self._name(rank)
+            self._stream.write(start + ("" if continues else name) + name.join(lines))
+            self._unfinished = None if lines[-1].endswith(("\n", "\r")) else rank
+            self._stream.flush()
+        return text
+
+    def _name(self, rank: int) -> str:
+        if not self._prefix:
+            return ""
+        name = f"[rank {rank}]"
+        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self._colour else f"{name} "
+
+    def finish(self) -> None:
+        """End a line that a rank has left open."""
+        if self._unfinished is not None:
+            self._stream.write("\n")
+            self._unfinished = None
+        self._stream.flush()

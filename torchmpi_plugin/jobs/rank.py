@@ -1,0 +1,134 @@
+"""What mpirun starts for each rank: a guard, and a supervisor that runs the user's program.
+
+The guard is the process that mpirun knows. It does nothing but wait and pass signals on. The supervisor has left
+mpirun's process group, so it outlives the SIGKILL with which mpirun ends a job, and can still read and send what
+the program has printed and how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .. import node
+from .wire import MESSAGE, Channel, ClosedError
+
+VARIABLE = "MPIPLUS_JOB"  # for the supervisors, from the launcher: where it listens
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
+
+# In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
+_RANKS = (
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+    ("PMI_RANK", ("PMI_SIZE", "SLURM_STEP_NUM_TASKS")),
+    ("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",)),
+    ("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "PALS_SIZE", "FLUX_JOB_SIZE")),
+    ("PALS_RANKID", ("PALS_SIZE",)),
+    ("FLUX_TASK_RANK", ("FLUX_JOB_SIZE",)),
+    ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",)),
+)
+
+
+class Identity(NamedTuple):
+    """Who this process is, by the launcher's variables; a size of 0 is one that nobody told."""
+
+    rank: int
+    size: int
+
+
+def who_am_i(environment: Mapping[str, str]) -> Identity | None:
+    """This process's rank and the number of ranks, or None where no launcher says."""
+    for rank, sizes in _RANKS:
+        if environment.get(rank, "").isdigit():
+            size = next((environment[name] for name in sizes if environment.get(name, "").isdigit()), "0")
+            return Identity(int(environment[rank]), int(size))
+    return None
+
+
+def _connect(addresses: list[str], port: int) -> Channel:
+    errors = []
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
+            connection.settimeout(None)
+            return Channel(connection)
+        except OSError as error:
+            errors.append(f"{address}: {error}")
+    raise SystemExit(
+        f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {port} ({'; '.join(errors)}). "
+        f"The hosts must reach each other over TCP: look for a firewall, or a host that does not know its own address."
+    )
+
+
+def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any]]:
+    """Connect, say who this is, and wait for the others; what to run."""
+    me = who_am_i(os.environ)
+    if me is None:
+        raise SystemExit(
+            "mpiplus run: the launcher told this process no rank (no OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, ...); "
+            "under srun choose --mpi=pmix or --mpi=pmi2"
+        )
+    channel = _connect(job["addresses"], job["port"])
+    channel.say(
+        secret=job["secret"],
+        rank=me.rank,
+        size=me.size,
+        host=socket.gethostname(),
+        node=node.identity(),
+        cores=node.cores(),
+    )
+    channel.socket.settimeout(_ANSWER_SECONDS)
+    frames = channel.receive()
+    while not frames:
+        frames = channel.receive()
+    channel.socket.settimeout(None)
+    if frames[0].kind != MESSAGE or "command" not in frames[0].message:
+        raise ClosedError("no command")
+    return channel, frames[0].message
+
+
+def _guard(supervisor: int) -> int:
+    """Pass signals on until the supervisor ends; its exit code."""
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _: _pass_on(supervisor, received))
+    _, status = os.waitpid(supervisor, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        node.kill_session(supervisor)  # somebody killed the supervisor; its program must not stay
+    return code if code >= 0 else 128 - code
+
+
+def _pass_on(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(process, number)
+
+
+def _supervise(guard_gone: int) -> int:
+    from .supervisor import Supervisor
+
+    try:
+        channel, job = _greet(json.loads(os.environ.pop(VARIABLE)))
+    except (ClosedError, TimeoutError):
+        return 1  # the launcher has ended, or given up, and said why
+    return Supervisor(channel, job, guard_gone).run()
+
+
+def main() -> None:
+    """Be the guard, and its child the supervisor."""
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_DFL)  # a launcher may have been started with some of them ignored
+    guard_gone, keep = os.pipe()
+    supervisor = os.fork()
+    if supervisor:
+        os.close(guard_gone)
+        sys.exit(_guard(supervisor))
+    os.close(keep)
+    os.setsid()
+    sys.exit(_supervise(guard_gone))
