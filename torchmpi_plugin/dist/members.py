@@ -1,0 +1,96 @@
+"""The ranks that a helper talks with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from . import launched
+
+
+class Members(NamedTuple):
+    """A group seen from one of its members.
+
+    Attributes:
+        group: torch's group.
+        ranks: the members' global ranks, in the group's order.
+        me: this process's place in ``ranks``.
+    """
+
+    group: dist.ProcessGroup
+    ranks: list[int]
+    me: int
+
+    @property
+    def rank(self) -> int:
+        """This process's global rank."""
+        return self.ranks[self.me]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """Where a tensor must be that this group sends."""
+        types = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
+        return torch.device("cpu" if "cpu" in types else types[0])
+
+    def root(self, rank: int) -> int:
+        """The member that ``rank`` means; 0, every helper's default, is the first where 0 is no member.
+
+        Raises:
+            ValueError: no such member.
+        """
+        if rank in self.ranks:
+            return rank
+        if rank == 0:
+            return self.ranks[0]
+        raise ValueError(f"rank {rank} is not in the group, whose global ranks are {self.ranks}")
+
+
+def initialized() -> bool:
+    """Whether there is a default group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def is_outside(group: object) -> bool:
+    """Whether ``group`` is what torch gives to those who are not in a group."""
+    return group == dist.GroupMember.NON_GROUP_MEMBER
+
+
+def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
+    """The group's members, or None where this process is alone.
+
+    Args:
+        group: torch's group; the world if None.
+        doing: the helper's name, for messages.
+
+    Raises:
+        RuntimeError: the job has several processes, but no group was initialised.
+        ValueError: this process is not a member.
+    """
+    if not initialized():
+        here = launched.find()
+        if here.size == 1:
+            return None
+        raise RuntimeError(
+            f"{doing}: this is process {here.rank} of {here.size}, but no process group is initialised; call "
+            f"torchmpi_plugin.dist.initialize_dist() first"
+        )
+    if is_outside(group):
+        raise ValueError(f"{doing}: this process (rank {dist.get_rank()}) is not a member of the group")
+    found = dist.group.WORLD if group is None else group
+    assert found is not None
+    return Members(found, dist.get_process_group_ranks(found), dist.get_rank(found))
+
+
+def find_or_alone(group: dist.ProcessGroup | None, doing: str) -> tuple[Members | None, int]:
+    """As :func:`find`, None for a group of one as well; and this process's global rank."""
+    members = find(group, doing)
+    if members is None:
+        return None, 0
+    return (members if members.size > 1 else None), members.rank

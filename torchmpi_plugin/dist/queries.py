@@ -1,0 +1,176 @@
+"""Who am I, and how many are we: answers without side effects, before and after initialisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from .. import node
+from . import launched, members
+from .objects import all_gather_object
+
+
+class Place(NamedTuple):
+    """A process among the nodes of a group; all from one source, so that they agree."""
+
+    local_rank: int
+    local_size: int
+    node_rank: int
+
+
+_places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()
+
+
+def place(group: dist.ProcessGroup | None = None) -> Place:
+    """Where this process is among the nodes of ``group``."""
+    found = dist.group.WORLD if group is None else group
+    assert found is not None
+    if members.is_outside(found):
+        return Place(-1, -1, -1)
+    if found not in _places:
+        _places[found] = _look_up(found)
+    return _places[found]
+
+
+def _look_up(group: dist.ProcessGroup) -> Place:
+    if dist.get_backend(group) == "mpiplus":
+        known = group.communicator.place  # type: ignore[attr-defined]
+        return Place(known.local_rank, known.local_size, known.node_rank)
+    here = launched.find()
+    described = here.size == dist.get_world_size()
+    if described and here.local_size == here.size:
+        return Place(dist.get_rank(group), dist.get_world_size(group), 0)
+    if described and group is dist.group.WORLD:
+        local_rank, local_size, node_rank = here[2:]
+        if local_rank is not None and local_size is not None and node_rank is not None:
+            return Place(local_rank, local_size, node_rank)
+    return _ask_all(group)
+
+
+def _ask_all(group: dist.ProcessGroup) -> Place:
+    everybody = all_gather_object(node.identity(), group)
+    return Place(*node.places(everybody)[dist.get_rank(group)])
+
+
+def _local(name: str, what: str, group: dist.ProcessGroup | None) -> int:
+    if members.initialized():
+        return int(getattr(place(group), name))
+    value = getattr(launched.find(), name)
+    if value is None:
+        raise RuntimeError(
+            f"the {what} is not known before initialisation: the launcher does not tell it; call "
+            f"torchmpi_plugin.dist.initialize_dist() first"
+        )
+    return int(value)
+
+
+def get_world_size(group: dist.ProcessGroup | None = None) -> int:
+    """The number of ranks of the group, or of the job where no group is initialised.
+
+    Before initialisation MPI is asked if it runs already, then the variables of MPI's launchers and of
+    torchrun; 1 if there are none. From Composer, whose own ignores MPI and raises where a variable
+    contradicts the group.
+
+    Example::
+
+        samples_per_rank = len(dataset) // get_world_size()
+    """
+    return dist.get_world_size(group) if members.initialized() else launched.find().size
+
+
+def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's rank in the group, or in the job where no group is initialised. From Composer.
+
+    Returns:
+        0 for a single process, -1 where this process is not in ``group``.
+
+    Example::
+
+        torch.manual_seed(seed + get_global_rank())
+    """
+    return dist.get_rank(group) if members.initialized() else launched.find().rank
+
+
+def get_local_rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's place among the group's ranks on its node. From Composer.
+
+    In a group of another backend than mpiplus that torchrun's and MPI's variables do not describe (a
+    subgroup over several nodes, say) the first call is collective: the ranks tell each other their nodes.
+
+    Raises:
+        RuntimeError: no group is initialised, and the launcher's variables do not tell.
+
+    Example::
+
+        torch.cuda.set_device(get_local_rank())
+    """
+    return _local("local_rank", "local rank", group)
+
+
+def get_local_world_size(group: dist.ProcessGroup | None = None) -> int:
+    """How many of the group's ranks are on this node; otherwise as :func:`get_local_rank`. From Composer.
+
+    Example::
+
+        torch.set_num_threads(os.cpu_count() // get_local_world_size())
+    """
+    return _local("local_size", "number of local ranks", group)
+
+
+def get_node_rank(group: dist.ProcessGroup | None = None) -> int:
+    """The node's place among the group's nodes, in the order of their first ranks. From Composer.
+
+    Otherwise as :func:`get_local_rank`. Open MPI and MPICH tell it to nobody, so on several nodes it is known
+    after initialisation only.
+
+    Example::
+
+        log_file = f"node{get_node_rank()}.log"
+    """
+    return _local("node_rank", "node rank", group)
+
+
+def is_available() -> bool:
+    """Whether torch was built with torch.distributed. From Composer.
+
+    Example::
+
+        if not is_available(): print("this torch cannot do it")
+    """
+    return dist.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether the default group exists. From Composer.
+
+    Example::
+
+        if is_initialized(): torch.distributed.destroy_process_group()
+    """
+    return members.initialized()
+
+
+def is_distributed(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether there is an initialised group of more than one rank.
+
+    From Axolotl, whose own initialises torch.distributed when asked; this one never does.
+
+    Example::
+
+        model = DistributedDataParallel(model) if is_distributed() else model
+    """
+    return members.initialized() and dist.get_world_size(group) > 1
+
+
+def is_main_process(local: bool = False, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether this is rank 0 of the group, or with ``local`` the first of its ranks on this node.
+
+    From Axolotl; its ``is_local_main_process`` is ``is_main_process(local=True)`` here.
+
+    Example::
+
+        if is_main_process(): torch.save(model.state_dict(), "model.pt")
+    """
+    return (get_local_rank(group) if local else get_global_rank(group)) == 0

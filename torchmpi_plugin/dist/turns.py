@@ -1,0 +1,145 @@
+"""Blocks that the main rank runs first, or alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from . import members as groups
+from .meetings import Meeting
+from .outcomes import Failure, raise_failures
+from .queries import is_main_process, place
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _tell(meeting: Meeting | None, rank: int, error: BaseException, doing: str) -> None:
+    failure = Failure.of(error)
+    if meeting is not None:
+        with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
+            meeting.fail(json.dumps({rank: failure.dumps()}))
+    raise_failures(doing, {rank: failure}, error)
+
+
+def _hear(news: bytes, doing: str) -> None:
+    if news:
+        failures = {int(rank): Failure.loads(failure) for rank, failure in json.loads(news).items()}
+        raise_failures(doing, failures, None)
+
+
+@contextlib.contextmanager
+def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Iterator[None]:
+    if first:
+        try:
+            yield
+        except BaseException as error:
+            _tell(meeting, rank, error, doing)
+        if meeting is not None:
+            meeting.arrive()
+            meeting.leave()
+        return
+    if meeting is not None:
+        meeting.arrive()
+        _hear(meeting.wait(doing), doing)
+    yield
+
+
+@contextlib.contextmanager
+def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """A block that the main rank runs first, and the others when it is through.
+
+    The wait has no deadline, by design, and sleeps. From Axolotl, which waits in a barrier of the backend: to
+    the group's deadline (30 minutes as a rule), also where the block has raised on the main rank.
+
+    Args:
+        is_main: whether this rank goes first. Several may; the others then wait for all of them.
+        group: the ranks that take part; the world if None.
+
+    Raises:
+        RankFailedError: the block raised on the main rank; on every rank, the main one included, naming it.
+            What the block raises on the other ranks is raised there as it is.
+
+    Example::
+
+        with zero_first(is_main_process()):
+            dataset = prepare(cache_directory)  # rank 0 writes the cache, the others read it
+    """
+    members, rank = groups.find_or_alone(group, "zero_first")
+    meeting = Meeting(members, "zero_first") if members is not None else None
+    with _in_turn(meeting, rank, is_main or members is None, "zero_first"):
+        yield
+
+
+@contextlib.contextmanager
+def run_local_rank_zero_first(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """:func:`zero_first` inside each node: its first rank goes first, whatever other nodes do.
+
+    From Composer, where a node waits for all others too, to the group's deadline.
+
+    Args:
+        group: the ranks that take part; the world if None.
+
+    Raises:
+        RankFailedError: the block raised on this node's first rank; on every rank of this node.
+
+    Example::
+
+        with run_local_rank_zero_first():
+            dataset = CIFAR10("/local/scratch", download=True)
+    """
+    doing = "run_local_rank_zero_first"
+    members, rank = groups.find_or_alone(group, doing)
+    if members is None:
+        with _in_turn(None, rank, True, doing):
+            yield
+        return
+    here = place(members.group)
+    meeting = Meeting(members, f"node/{here.node_rank}", here.local_size)
+    with _in_turn(meeting, rank, here.local_rank == 0, doing):
+        yield
+
+
+class zero_only:  # noqa: N801 - a function's name, like the original's
+    """What only the main rank does: ``with zero_only() as main:`` or ``@zero_only()``.
+
+    Python cannot skip the body of a with statement, so the block runs everywhere and is told whether this is
+    the main rank; Axolotl's ran everywhere without a word. As a decorator the function is called on the main
+    rank only, and gives None elsewhere. Nobody waits for anybody.
+
+    Args:
+        group: whose rank 0 is the main one; the world's if None.
+
+    Example::
+
+        with zero_only() as main:
+            if main:
+                print(table)
+
+        @zero_only()
+        def save(path): torch.save(model.state_dict(), path)
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def __enter__(self) -> bool:
+        return is_main_process(group=self._group)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
+        @functools.wraps(function)
+        def on_main(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return function(*args, **kwargs) if is_main_process(group=self._group) else None
+
+        return on_main

@@ -1,0 +1,50 @@
+"""ml's way to start a distributed function, over MPI: names and arguments of ``ml.utils.torch_distributed``.
+
+From a plain Python process :func:`launch_subprocesses` starts the ranks through mpirun; in a program that mpirun
+has started it calls the function in place::
+
+    def train(epochs: int) -> None:
+        print(parallel_group_info().dp.rank, epochs)
+
+    if __name__ == "__main__":
+        launch_subprocesses(train, MultiprocessConfig(world_size=4, model_parallelism=2), None, 0, 10)
+
+What differs from ml is in ``docs/migrating-from-ml.md``.
+"""
+
+from __future__ import annotations
+
+from ..dist.tensors import all_to_all
+from ..errors import RankFailedError
+from .backends import default_backend, get_distributed_backend, set_distributed_backend
+from .config import MultiprocessConfig
+from .parallel import (
+    GroupInfo,
+    ParallelGroups,
+    init_parallelism,
+    parallel_group_info,
+    parallelism_is_initialized,
+    reset_parallelism,
+)
+from .processes import launch_subprocess, launch_subprocesses
+from .running import init_and_run, init_dist, init_process_group_from_backend
+
+__all__ = [
+    "GroupInfo",
+    "MultiprocessConfig",
+    "ParallelGroups",
+    "RankFailedError",
+    "all_to_all",
+    "default_backend",
+    "get_distributed_backend",
+    "init_and_run",
+    "init_dist",
+    "init_parallelism",
+    "init_process_group_from_backend",
+    "launch_subprocess",
+    "launch_subprocesses",
+    "parallel_group_info",
+    "parallelism_is_initialized",
+    "reset_parallelism",
+    "set_distributed_backend",
+]

@@ -1,0 +1,86 @@
+"""What a distributed function is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import launchers
+from ..dist import launched
+from ..dist.members import initialized
+
+_MISSING = (None, "", "???")  # omegaconf's MISSING is the last
+
+
+def missing(value: Any) -> bool:
+    """Whether the user has left a field open."""
+    return value in _MISSING
+
+
+def job_size() -> int | None:
+    """How many ranks the job has that this process is part of; None where nobody has launched it."""
+    if initialized() and dist.get_world_size() > 1:
+        return dist.get_world_size()
+    here = launched.find()
+    return here.size if here.size > 1 or launchers.started_by_mpi() else None
+
+
+@dataclass
+class MultiprocessConfig:
+    """ml's configuration, with its fields and defaults. What is left open is filled in by :meth:`resolve`.
+
+    Attributes:
+        rank, local_rank: of this process; set by the helpers, -1 before.
+        world_size: the number of ranks; MPI's if the program was started by it, else the number of GPUs, or 1.
+        local_world_size: ranks on this node.
+        master_addr, master_port: where the ranks meet with ``env://``. Without a port they meet through MPI.
+        init_method: ``env://``, ``mpi://``, ``tcp://host:port`` or ``file:///path``.
+        model_parallelism: ranks that share one layer.
+        pipeline_parallelism: ranks that share one model by layers. What is left is data parallel.
+        backend: of the world; None: :func:`get_distributed_backend`.
+        model_parallel_backend, pipeline_parallel_backend, data_parallel_backend: of the groups; None: ``backend``.
+        launch_method: ml's way to start processes. Not used: MPI starts them.
+
+    Example::
+
+        config = MultiprocessConfig(world_size=8, model_parallelism=2, data_parallel_backend="gloo")
+    """
+
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int | None = None
+    local_world_size: int | None = None
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    init_method: str = "env://"
+    model_parallelism: int = 1
+    pipeline_parallelism: int = 1
+    backend: str | None = None
+    model_parallel_backend: str | None = None
+    pipeline_parallel_backend: str | None = None
+    data_parallel_backend: str | None = None
+    launch_method: str = "forkserver"
+
+    def resolve(self) -> None:
+        """Fill in what is left open; initialises nothing. ml's ``MultiprocessConfig.resolve(cfg)`` works too.
+
+        Raises:
+            ValueError: the program runs under a launcher that started another number of ranks.
+        """
+        size = job_size()
+        if missing(self.world_size):
+            self.world_size = size or max(torch.cuda.device_count(), 1)
+        elif size not in (None, self.world_size):
+            raise ValueError(
+                f"MultiprocessConfig: world_size is {self.world_size}, but this program is one of {size} ranks that "
+                f"its launcher started; leave world_size out, or start it without a launcher"
+            )
+        if missing(self.local_world_size):
+            self.local_world_size = launched.find().local_size if size else self.world_size
+        if missing(self.master_port):
+            self.master_port = None
+            if self.init_method == "env://":
+                self.init_method = "mpi://"

@@ -1,0 +1,129 @@
+"""Initialise a rank as its configuration says, and run a function on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from ..dist import launched, members, queries
+from ..dist.starting import initialize_dist
+from .backends import get_distributed_backend
+from .config import MultiprocessConfig
+from .parallel import init_parallelism
+
+log = logging.getLogger("torchmpi_plugin")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_METHOD = "INIT_METHOD"
+
+
+def init_process_group_from_backend(backend: str | dist.Backend | None = None) -> None:
+    """Initialise the default group, use this rank's GPU if there is one, and try an all_reduce. From ml.
+
+    Args:
+        backend: the variable TORCH_DISTRIBUTED_BACKEND, or mpiplus, if None.
+
+    Without ``init_dist`` before it, rank and size are MPI's.
+
+    Example::
+
+        init_process_group_from_backend("gloo")
+    """
+    name = str(get_distributed_backend() if backend is None else backend)
+    method = os.environ.get(_METHOD, "mpi://")
+    if method == "mpi://":
+        initialize_dist(timeout=default_pg_timeout, backend=name)
+    else:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(name, init_method=method, world_size=size, rank=rank)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(queries.get_local_rank() % torch.cuda.device_count())
+    world = members.find(None, "init_process_group_from_backend")
+    assert world is not None
+    dist.all_reduce(torch.zeros(1, device=world.device))
+    log.info("rank %d of %d is up on %s", world.rank, world.size, name)
+
+
+def init_dist(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    master_addr: str,
+    master_port: int | None,
+    init_method: str,
+    backend: str | dist.Backend | None = None,
+) -> None:
+    """Set torchrun's variables, and INIT_METHOD, and initialise the default group. From ml.
+
+    Args:
+        rank, local_rank, world_size, local_world_size: of this process.
+        master_addr, master_port: where rank 0 listens, for ``env://``.
+        init_method: ``env://``, ``mpi://`` (which wants no address), ``tcp://...`` or ``file://...``.
+        backend: as for :func:`init_process_group_from_backend`.
+
+    Example::
+
+        init_dist(0, 0, 1, 1, "127.0.0.1", 29500, "env://", backend="gloo")
+    """
+    os.environ[_METHOD] = init_method
+    if init_method != "mpi://":
+        values = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": local_world_size,
+            "MASTER_ADDR": master_addr,
+            "MASTER_PORT": master_port,
+        }
+        os.environ.update({name: str(value) for name, value in values.items() if value is not None})
+    init_process_group_from_backend(backend)
+
+
+def _bring_up(cfg: MultiprocessConfig) -> None:
+    cfg.resolve()
+    here = launched.find()
+    if not members.initialized():
+        init_dist(
+            rank=here.rank if cfg.rank < 0 else cfg.rank,
+            local_rank=(here.local_rank or 0) if cfg.local_rank < 0 else cfg.local_rank,
+            world_size=cfg.world_size or 1,
+            local_world_size=cfg.local_world_size or 1,
+            master_addr=cfg.master_addr,
+            master_port=cfg.master_port,
+            init_method=cfg.init_method,
+            backend=cfg.backend,
+        )
+    cfg.rank, cfg.world_size = queries.get_global_rank(), queries.get_world_size()
+    cfg.local_rank, cfg.local_world_size = queries.get_local_rank(), queries.get_local_world_size()
+
+
+def init_and_run(func: Callable[P, T], cfg: MultiprocessConfig, *args: P.args, **kwargs: P.kwargs) -> T:
+    """On each rank: initialise the world and the parallel groups as ``cfg`` says, and call ``func``. From ml.
+
+    Where ``rank`` is left open in ``cfg`` it is MPI's. A world that exists already is used as it is. Afterwards
+    ``cfg`` has what came of it.
+
+    Returns:
+        What ``func`` returns (ml: None).
+
+    Example::
+
+        accuracy = init_and_run(train, MultiprocessConfig(), epochs=10)  # under mpirun
+    """
+    _bring_up(cfg)
+    init_parallelism(
+        model_parallelism=cfg.model_parallelism,
+        pipeline_parallelism=cfg.pipeline_parallelism,
+        mp_backend=cfg.model_parallel_backend or cfg.backend,
+        pp_backend=cfg.pipeline_parallel_backend or cfg.backend,
+        dp_backend=cfg.data_parallel_backend or cfg.backend,
+    )
+    return func(*args, **kwargs)
