@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from job_runs import Job
-from mpi_installations import Installation, find_installations, under_each_mpi
+from mpi_installations import Installation, under_each_mpi
+from rank_runs import no_mpi_message
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -15,7 +16,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def job(installation: Installation | None, tmp_path) -> Job:
     """Runs scripts under an MPI; each test's files are in a directory of its own."""
     if installation is None:
-        _, rejected = find_installations()
-        found = [f"  {launcher.mpiexec}: {launcher.reason}" for launcher in rejected]
-        pytest.fail("\n".join(["no MPI runs here; launchers that were found:", *(found or ["  none"])]), pytrace=False)
+        pytest.fail(no_mpi_message(), pytrace=False)
     return Job(installation, tmp_path)

@@ -25,11 +25,26 @@ def test_an_exception_on_one_rank(job: Job, how: str) -> None:
     outcome.says_not("came out", "Segmentation", r"\[\d\] end")
 
 
+def test_an_exception_that_does_not_end_the_job(job: Job) -> None:
+    """The others hear of it from the operation that waits."""
+    outcome = job.run(3, "exits.py", "one_raises", "alone", environment={"MPIPLUS_ABORT_ON_EXCEPTION": "0"})
+    outcome.failed("ArithmeticError: this one is meant", r"waiting for rank 2\b").says_not("rank 2 ends the job")
+
+
 @pytest.mark.parametrize(("who", "how"), [(0, "kept"), (2, "kept"), (2, "destroyed")])
 def test_sys_exit_on_one_rank(job: Job, who: int, how: str) -> None:
-    """The others, who wait for it, say whom they wait for; rank 0 hosts the store."""
+    """It ends the job, with its own code, as the others wait for it; rank 0 hosts the store."""
     outcome = job.run(3, "exits.py", "one_exits", who, how)
-    outcome.failed(rf"waiting for rank {who}\b").says_not("came out", "Segmentation", r"\[\d\] end")
+    outcome.failed(rf"rank {who} ends the job: sys.exit\(3\)").says_not("came out", "Segmentation", r"\[\d\] end")
+    assert outcome.code == 3
+
+
+def test_all_ranks_exit_with_an_error(job: Job) -> None:
+    job.run(2, "exits.py", "all_exit").failed().says_not("ends the job", "Traceback")
+
+
+def test_a_system_exit_that_is_caught(job: Job) -> None:
+    job.run(2, "exits.py", "exit_caught").succeeded(2)
 
 
 def test_an_operation_pending_at_the_end(job: Job) -> None:

@@ -12,7 +12,7 @@ from started import ASYNC, SYNC, Operation
 
 MOVEMENT, REDUCTION, OBJECTS, BARRIER = "movement", "reduction", "objects", "barrier"
 
-SPARSE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
+SPARSE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64)
 SPARSE_SHAPES = ((1,), (5,), (3, 4), (1000,))
 
 

@@ -77,7 +77,7 @@ def message(missing: int, known: bool) -> tuple[str, ...]:
         r"group '",
         rf"on rank {ME}\b",
         r"after \d+\.\d s",
-        r"timeout 3 s",
+        r"the timeout is 3 s",
         rf"Not arrived: rank {missing} " if known else rf"\brank {missing}\b",
     )
 

@@ -98,6 +98,24 @@ def one_exits(who: str, how: str) -> None:
     sys.exit(3)
 
 
+def all_exit() -> None:
+    """An orderly end with an error, of all ranks alike."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    sys.exit("nothing to do")
+
+
+def exit_caught() -> None:
+    """One rank's SystemExit does not end its program."""
+    dist.init_process_group("mpiplus")
+    if ME == LAST:
+        try:
+            sys.exit(3)
+        except SystemExit:
+            say("stays")
+    check_works()
+
+
 def pending() -> None:
     """An operation that nobody matches is pending when the program ends."""
     dist.init_process_group("mpiplus")
@@ -145,6 +163,8 @@ run(
         "leave_with_threads": leave_with_threads,
         "one_raises": one_raises,
         "one_exits": one_exits,
+        "all_exit": all_exit,
+        "exit_caught": exit_caught,
         "pending": pending,
         "interrupted": interrupted,
         "interrupt_not_caught": interrupt_not_caught,

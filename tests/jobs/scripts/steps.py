@@ -33,8 +33,8 @@ def _launchers_word(*names: str, default: int) -> int:
 
 
 #: From the launcher, as MPI must not be started by asking it.
-ME = _launchers_word("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", default=0)
-SIZE = _launchers_word("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", default=1)
+ME = _launchers_word("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", default=0)
+SIZE = _launchers_word("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", default=1)
 
 
 def say(text: object) -> None:

@@ -1,0 +1,95 @@
+"""Two hosts with two ranks each, over TCP."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mpi_installations import Installation, run_limited
+from network import Hosts, launch
+from rank_runs import no_mpi_message, rank_arguments, run_ranks
+
+SCRIPTS = Path(__file__).parent / "scripts"
+RANKS = 4
+
+
+@pytest.fixture
+def environment(installation: Installation | None) -> dict[str, str]:
+    if installation is None:
+        pytest.fail(no_mpi_message(), pytrace=False)
+    # MPICH's UCX would see one kernel and go through its memory.
+    return {**installation.full_environment(), "UCX_TLS": "tcp"}
+
+
+def on_both(made: Hosts, installation: Installation, arguments: list[str]) -> list[str]:
+    return launch(made, installation.mpiexec, installation.vendor, 2, [sys.executable, *arguments])
+
+
+def test_places(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
+    """Rank, local rank and node rank agree with where the ranks are; all reach the store."""
+    command = on_both(two_hosts, installation, [str(SCRIPTS / "places.py")])
+    code, output = run_limited(command, environment, 120)
+    assert code == 0, output
+    places = sorted(re.findall(r"place: (.*)", output))
+    assert places == [
+        "rank 0 of 4 is local rank 0 of 2 on node 0, node1",
+        "rank 1 of 4 is local rank 1 of 2 on node 0, node1",
+        "rank 2 of 4 is local rank 0 of 2 on node 1, node2",
+        "rank 3 of 4 is local rank 1 of 2 on node 1, node2",
+    ]
+
+
+@pytest.mark.timeout(900)
+def test_the_operation_table(
+    two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """All operations and dtypes; MPIPLUS_TEST_HOSTS=1: all that tests/mpi/test_operations.py has, in minutes."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    keyword = "test_operations" if os.environ.get("MPIPLUS_TEST_HOSTS") else "test_dtypes or test_reduce_ops"
+    command = on_both(two_hosts, installation, rank_arguments(reports, keyword))
+    assert run_ranks(command, environment, reports, RANKS, 800) > 30
+
+
+def test_a_host_is_cut_off(
+    two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Every rank hears of it within its deadline, and the launcher's ranks end."""
+    command = on_both(two_hosts, installation, [str(SCRIPTS / "cut_off.py"), str(tmp_path)])
+    output_file = tmp_path / "output"
+    with output_file.open("wb") as output:
+        job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100)
+            two_hosts.cut("node2")
+            wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60)
+        finally:
+            end(job)
+    for rank in range(RANKS):
+        text = (tmp_path / f"error-{rank}").read_text()
+        others = "2, 3" if rank < 2 else "0, 1"
+        assert re.search(rf"all_reduce.* timed out on rank {rank} after", text), text
+        told = rf"ranks {others}\b" if rank < 2 else "rank 0, its host, may be the one"
+        assert re.search(told, text), text
+
+
+def wait_for(files: list[Path], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while missing := [file.name for file in files if not file.exists()]:
+        assert time.monotonic() < until, f"no {', '.join(missing)} after {seconds:g} s"
+        time.sleep(0.05)
+
+
+def end(job: subprocess.Popen) -> None:
+    """The launcher cannot reach the other host any more; some never notice."""
+    job.terminate()
+    try:
+        job.wait(10)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait(10)

@@ -1,0 +1,122 @@
+"""What is said about ranks that are late, elsewhere, gone, or call something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, raises, run, say
+
+LAST = SIZE - 1
+SHORT = timedelta(seconds=3)
+
+
+def outputs(count: int) -> list[torch.Tensor] | None:
+    return [torch.empty(count) for _ in range(SIZE)] if ME == 0 else None
+
+
+def wrong_calls() -> dict[str, Callable[[], object]]:
+    """The last rank calls something else; by what the error says."""
+    odd = ME == LAST
+    return {
+        r"broadcast of 3 float32 with root 0;.* all_reduce \(SUM\) of 3 float32": lambda: (
+            dist.all_reduce(torch.ones(3)) if odd else dist.broadcast(torch.ones(3), 0)
+        ),
+        r"of 4 float32;.* of 5 float32": lambda: dist.all_reduce(torch.ones(5 if odd else 4)),
+        r"of 3 float32;.* of 3 int32": lambda: dist.all_reduce(
+            torch.ones(3, dtype=torch.int32 if odd else torch.float32)
+        ),
+        r"\(SUM\).* \(MAX\)": lambda: dist.all_reduce(
+            torch.ones(3), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+        ),
+        r"root 0;.* root 1": lambda: dist.broadcast(torch.ones(3), 1 if odd else 0),
+        r"sends 8 bytes to rank 0, which expects 4": lambda: dist.gather(torch.ones(2 if odd else 1), outputs(1)),
+        r"barrier;.* all_gather of float32": lambda: (
+            dist.all_gather([torch.ones(2) for _ in range(SIZE)], torch.ones(2)) if odd else dist.barrier()
+        ),
+        r"reduce_scatter \(SUM\) of 2 x \d float32;.* reduce_scatter_tensor \(SUM\)": lambda: (
+            dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * SIZE))
+            if odd
+            else dist.reduce_scatter(torch.ones(2), [torch.ones(2)] * SIZE)
+        ),
+    }
+
+
+def detail() -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL all ranks hear at once who calls what, and the group goes on."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    check_works()
+    check_works(dist.new_group())
+    for pattern, call in wrong_calls().items():
+        with raises(dist.DistBackendError, "detected mismatch between collectives on ranks", pattern):
+            call()
+        check_works()
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert tensor.tolist() == [SIZE] * 3
+    gathered = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": ME})
+    assert gathered == [{"rank": rank} for rank in range(SIZE)]
+
+
+def load_batch(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def elsewhere(where: str) -> None:
+    """The error names the function, or the operation, that keeps the last rank from coming."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    group = dist.new_group(timeout=SHORT)
+    other = dist.new_group(timeout=timedelta(seconds=60))
+    dist.barrier(group)
+    patterns = {
+        "computing": rf"Not arrived: rank {LAST} \(does not wait; its last call was barrier.*load_batch",
+        "receiving": rf"Not arrived: rank {LAST} \(waits for recv.* from rank 0.*in elsewhere",
+        "other group": rf"Not arrived: rank {LAST} \(waits for all_reduce of \(2,\) float32",
+    }
+    if ME != LAST:
+        with raises(dist.DistBackendError, "timed out", patterns[where], "arrived: ranks? 0"):
+            dist.all_reduce(torch.ones(3), group=group)
+    elif where == "computing":
+        load_batch(8)
+    elif where == "receiving":
+        dist.recv(torch.ones(1), 0, group=other)
+    if where == "receiving" and ME == 0:
+        dist.send(torch.ones(1), LAST, group=other)
+    if where == "other group":
+        dist.all_reduce(torch.ones(2), group=other)
+    if ME == LAST:
+        dist.all_reduce(torch.ones(3), group=group)  # the others' was given up, not taken back
+    check_works()
+
+
+def slow_peer() -> None:
+    """A line after a while, and no error."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    check_works()
+    if ME == LAST:
+        load_batch(5)
+    check_works()
+
+
+def vanishes(how: str) -> None:
+    """The last rank's process ends without a word."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=100))
+    check_works()
+    if ME == LAST:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+    say("waits")
+    dist.all_reduce(torch.ones(3))
+    say("came out of the collective")
+
+
+if __name__ == "__main__":
+    run({"detail": detail, "elsewhere": elsewhere, "slow_peer": slow_peer, "vanishes": vanishes})

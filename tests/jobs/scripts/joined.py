@@ -1,0 +1,59 @@
+"""Worlds of processes that MPI's launcher did not start."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+import torch.multiprocessing
+from steps import ME, SIZE, check_works, raises, run
+
+import torchmpi_plugin
+
+PATIENCE = timedelta(seconds=60)
+
+
+def trains() -> None:
+    """Under torchrun: MPI has the ranks that torchrun gave, and nothing of it is left to child processes."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for _ in range(2):
+        dist.init_process_group("mpiplus", timeout=PATIENCE)
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        check_works()
+        check_works(dist.new_group())
+        comm = torchmpi_plugin.get_comm()
+        assert (comm.rank, comm.size) == (rank, size)
+        dist.destroy_process_group()
+    from mpi4py import MPI
+
+    assert (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) == (rank, size)
+    assert not [name for name in os.environ if name.startswith("PMI_")]
+
+
+def spawned(url: str, size: str) -> None:
+    """Processes made by torch.multiprocessing, as PyTorch's own tests do it."""
+    torch.multiprocessing.spawn(member, args=(int(size), url), nprocs=int(size))
+
+
+def member(rank: int, size: int, url: str) -> None:
+    dist.init_process_group("mpiplus", init_method=url, rank=rank, world_size=size, timeout=PATIENCE)
+    check_works()
+    dist.destroy_process_group()
+    os.write(1, f"member {rank} of {size} is done\n".encode())
+
+
+def absent() -> None:
+    """The last rank has come to the store, and then does not come to the world."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), SIZE, False)
+    if ME == SIZE - 1:
+        store.wait(["others gave up"])
+        return
+    with raises(dist.DistBackendError, "MPI did not start", rf"rank {SIZE - 1} did not come"):
+        dist.init_process_group("mpiplus", store=store, rank=ME, world_size=SIZE, timeout=timedelta(seconds=3))
+    if store.add("gave up", 1) == SIZE - 1:
+        store.set("others gave up", "")
+
+
+if __name__ == "__main__":
+    run({"trains": trains, "spawned": spawned, "absent": absent})

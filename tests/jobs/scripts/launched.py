@@ -1,0 +1,102 @@
+"""Programs for `mpiplus run`: the ways to go on and to end. None needs torch, so that they start fast."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LAST = SIZE - 1
+
+
+def meet() -> None:
+    """All ranks have started MPI when this returns."""
+    from mpi4py import MPI
+
+    assert (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (RANK, SIZE)
+    MPI.COMM_WORLD.Barrier()
+
+
+def wait_for_ever() -> None:
+    """In MPI, for a message that does not come."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE)
+
+
+def hello(*words: str) -> None:
+    """Who this is, and what it was given."""
+    meet()
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMP_NUM_THREADS", "GREETING")
+    print("hello", *words, *(os.environ.get(name) for name in names))
+    print("to stderr", file=sys.stderr)
+    os.write(1, "ümläut, and no end of line".encode())
+
+
+def exits(code: str) -> None:
+    """One rank ends with a code while the others sleep."""
+    if RANK != LAST:
+        time.sleep(100)
+    print("the last words", file=sys.stderr)
+    sys.exit(int(code))
+
+
+def dies(how: str) -> None:
+    """One rank ends while the others wait for it in MPI."""
+    meet()
+    if RANK != LAST:
+        wait_for_ever()
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "aborts":
+        from mpi4py import MPI
+
+        print("this is why", file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(5)
+    if how == "supervisor":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if how == "launcher":
+        os.kill(int(Path("launcher").read_text()), signal.SIGKILL)
+    wait_for_ever()
+
+
+def leaves_a_child() -> None:
+    """One rank fails, each has a child that would run on, and SIGTERM is not listened to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1000"])
+    Path(f"started-{RANK}").touch()
+    while not all(Path(f"started-{rank}").exists() for rank in range(SIZE)):
+        time.sleep(0.01)
+    if RANK == LAST:
+        sys.exit(4)
+    time.sleep(1000)
+
+
+def signalled(name: str) -> None:
+    """The launcher gets a signal, and each rank must get it once."""
+    wanted, got = signal.Signals[name], []
+    signal.signal(wanted, lambda number, _: got.append(number))
+    Path(f"ready-{RANK}").touch()
+    while not all(Path(f"ready-{rank}").exists() for rank in range(SIZE)):
+        time.sleep(0.01)
+    if RANK == 0:
+        os.kill(int(Path("launcher").read_text()), wanted)
+    until = time.monotonic() + 30
+    while not got and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print(f"got {name} {len(got)} time(s)")
+
+
+def sleeps() -> None:
+    """Too long."""
+    print("asleep")
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

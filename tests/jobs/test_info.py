@@ -1,0 +1,47 @@
+"""`mpiplus info` tells what there is, within its time, and names what does not work."""
+
+from __future__ import annotations
+
+import json
+
+from job_runs import SCRIPTS, Job
+from launch_runs import MPIPLUS_MODULE, ended, mpiplus
+
+
+def test_alone(job: Job) -> None:
+    outcome = ended(mpiplus(job, "info"), 0).says_not("Traceback", "PROBLEM")
+    outcome.says("mpi4py +[0-9]", "MPI_THREAD_MULTIPLE", "CUDA-aware", "belongs to the library", "/dev/shm", "CMA")
+    assert max(map(len, outcome.stdout.splitlines())) <= 132
+
+
+def test_json(job: Job) -> None:
+    facts = json.loads(ended(mpiplus(job, "info", "--json"), 0).stdout)
+    assert facts["mpi"]["vendor"] == job.installation.vendor
+    assert facts["launcher"]["library"]["vendor"] == job.installation.vendor
+    assert facts["mpi_error"] == ""
+    assert facts["size"] == 1
+
+
+def test_under_a_launcher(job: Job) -> None:
+    """Rank 0 speaks for all, once."""
+    outcome = ended(job._run(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)
+    assert outcome.stdout.count("mpiplus info") == 1
+    outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "all 3 pair.* can").says_not("Traceback")
+
+
+def test_under_mpiplus_run(job: Job) -> None:
+    outcome = ended(mpiplus(job, "run", "-n", 2, "-m", "torchmpi_plugin.cli", "info", "--json"), 0)
+    facts = json.loads(outcome.stdout.replace("[rank 0] ", ""))
+    assert facts["nodes"][0]["ranks"] == [0, 1]
+    assert facts["failed_pairs"] == []
+
+
+def test_a_rank_that_does_not_talk(job: Job) -> None:
+    outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "9"]), None)
+    outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on host .* talks to no other rank")
+    assert outcome.stdout.count("mpiplus info") == 1
+
+
+def test_without_mpi(job: Job) -> None:
+    outcome = mpiplus(job, "info", environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    ended(outcome, 1).says("none that works", "PROBLEM: .*no usable MPI", "pip install").says_not("Traceback")

@@ -1,0 +1,36 @@
+"""What the error, or the watchdog's line, says about the rank that is waited for."""
+
+from __future__ import annotations
+
+import pytest
+from job_runs import Job
+
+DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_ranks_that_call_different_things(job: Job, shared_memory: str) -> None:
+    job.run(3, "diagnosis.py", "detail", environment={**DETAIL, "MPIPLUS_SHM": shared_memory}).succeeded(3)
+
+
+@pytest.mark.parametrize("where", ["computing", "receiving", "other group"])
+def test_what_a_late_rank_is_doing(job: Job, where: str) -> None:
+    job.run(3, "diagnosis.py", "elsewhere", where).succeeded(3)
+
+
+def test_the_watchdog_speaks_and_the_job_goes_on(job: Job) -> None:
+    outcome = job.run(2, "diagnosis.py", "slow_peer", environment={"MPIPLUS_WATCHDOG": "1"}).succeeded(2)
+    outcome.says(r"mpiplus: rank 0 has waited \d+ s for all_reduce.*goes on waiting.*Not arrived: rank 1.*load_batch")
+
+
+def test_the_watchdog_can_be_switched_off(job: Job) -> None:
+    job.run(2, "diagnosis.py", "slow_peer", environment={"MPIPLUS_WATCHDOG": "0"}).succeeded(2).says_not("has waited")
+
+
+@pytest.mark.parametrize("how", ["killed", "_exit(0)"])
+def test_a_rank_that_vanishes(job: Job, how: str) -> None:
+    """Most launchers end the job at once; where the launcher is torchrun, the others notice."""
+    job.run(3, "diagnosis.py", "vanishes", how).failed().says_not("came out")
+    if job.installation.vendor != "Open MPI" and how == "_exit(0)":
+        outcome = job.torchrun(3, "diagnosis.py", "vanishes", how)
+        outcome.failed("RankFailedError", r"waiting for rank 2, but rank 2 \(process \d+\) has ended without a word")

@@ -1,0 +1,33 @@
+"""Processes that MPI's launcher did not start: a real world with MPICH, the right command to use with Open MPI."""
+
+from __future__ import annotations
+
+from job_runs import Job
+
+
+def can_join(job: Job) -> bool:
+    return job.installation.vendor != "Open MPI"
+
+
+def test_under_torchrun(job: Job) -> None:
+    outcome = job.torchrun(3, "joined.py", "trains")
+    if can_join(job):
+        outcome.succeeded(3)
+    else:
+        outcome.failed("were not started by MPI", "Open MPI", r"mpirun -n 3 python joined.py trains")
+
+
+def test_spawned_processes(job: Job) -> None:
+    outcome = job.alone("joined.py", "spawned", f"file://{job.directory}/store", 2)
+    if can_join(job):
+        outcome.succeeded(1).says("member 0 of 2 is done", "member 1 of 2 is done")
+    else:
+        outcome.failed("were not started by MPI")
+
+
+def test_a_rank_that_does_not_come(job: Job) -> None:
+    outcome = job.torchrun(3, "joined.py", "absent")
+    if can_join(job):
+        outcome.succeeded(3)
+    else:
+        outcome.failed("were not started by MPI")

@@ -1,0 +1,77 @@
+"""However a job under `mpiplus run` ends, it ends soon, whole, and with the guilty rank's name and code."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+import pytest
+from job_runs import Job
+from launch_runs import ended, launch
+
+HOST = re.escape(platform.node())
+
+
+def last_line(outcome) -> str:
+    return outcome.stderr.rstrip().splitlines()[-1]
+
+
+def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
+    """The others wait in a collective; the traceback stands last, above the verdict."""
+    outcome = ended(launch(job, 3, "exits.py", "one_raises", "alone"), 1)
+    assert re.match(f"mpiplus run: rank 2 on host {HOST} failed first", last_line(outcome)), outcome.output
+    told = outcome.stderr[outcome.stderr.index("the last lines of rank 2") :]
+    assert "Traceback (most recent call last)" in told
+    assert "ArithmeticError: this one is meant" in told
+    outcome.says_not("came out")
+
+
+@pytest.mark.parametrize("code", [1, 3, 137])
+def test_an_exit_code(job: Job, code: int) -> None:
+    outcome = ended(launch(job, 3, "launched.py", "exits", code), code)
+    assert f"failed first: exit code {code}; the other 2 ranks were ended" in last_line(outcome)
+    outcome.says(f"rank 2 on host {HOST}", r"\n    the last words\n")
+
+
+def test_a_signal(job: Job) -> None:
+    outcome = ended(launch(job, 3, "launched.py", "dies", "killed"), 137)
+    assert re.search(f"rank 2 on host {HOST} failed first: killed by SIGKILL", last_line(outcome)), outcome.output
+
+
+def test_mpi_abort(job: Job) -> None:
+    outcome = ended(launch(job, 3, "launched.py", "dies", "aborts"), 5)
+    outcome.says(f"rank 2 on host {HOST} failed first", r"\n    this is why\n")
+
+
+def test_a_supervisor_that_is_killed(job: Job) -> None:
+    """Nothing is known of its program, which must not go on."""
+    outcome = launch(job, 2, "launched.py", "dies", "supervisor")
+    ended(outcome, 1).says(f"rank 1 on host {HOST} failed first: lost without a word")
+
+
+def test_a_launcher_that_is_killed(job: Job) -> None:
+    """The ranks notice, and end."""
+    ended(launch(job, 2, "launched.py", "dies", "launcher"), -9)
+
+
+def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
+    """Ranks that ignore SIGTERM, and their children."""
+    outcome = launch(job, 2, "launched.py", "leaves_a_child", options=("--grace", 0.5))
+    ended(outcome, 4).says("rank 1 on host .* failed first: exit code 4")
+
+
+def test_the_time_limit(job: Job) -> None:
+    outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", 3))
+    ended(outcome, 124).says("the time limit has passed; ranks 0, 1 had not ended")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_signals_are_passed_on_once(job: Job, name: str) -> None:
+    """The ranks handle it and end well, so all is well."""
+    outcome = ended(launch(job, 2, "launched.py", "signalled", name), 0)
+    outcome.says(rf"\[rank 0\] got {name} 1 time", rf"\[rank 1\] got {name} 1 time")
+
+
+def test_no_mpi(job: Job) -> None:
+    outcome = launch(job, 2, "launched.py", "hello", environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    ended(outcome, 1).says("no usable MPI library", "pip install").says_not("Traceback", "hello")

@@ -1,0 +1,96 @@
+"""`mpiplus run` starts what it is told, once per rank, and shows and keeps what it prints."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from job_runs import SCRIPTS, Job
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, launch, mpiplus
+
+
+def test_arguments_output_and_variables(job: Job) -> None:
+    """Options after the script are the script's; stale variables of another job do not reach the ranks."""
+    environment = {"GREETING": "a b; c", "RANK": "7", "LOCAL_RANK": "7"}
+    outcome = ended(launch(job, 3, "launched.py", "hello", "--lr", "0.1", "-n", "9", environment=environment), 0)
+    for rank in range(3):
+        outcome.says(rf"\[rank {rank}\] hello --lr 0.1 -n 9 {rank} 3 0 1 a b; c\n")
+        outcome.says(rf"\[rank {rank}\] ümläut, and no end of line\n", rf"\[rank {rank}\] to stderr\n")
+    assert outcome.stderr.count("to stderr") == 3
+    outcome.says_not("\x1b", "mpiplus run:")
+
+
+def test_a_module_of_the_working_directory(job: Job) -> None:
+    (job.directory / "my_module.py").write_text("import sys; print('module', sys.argv[1:])")
+    ended(mpiplus(job, "run", "-n", 2, "-m", "my_module", "-m", "x"), 0).says(r"\[rank 1\] module \['-m', 'x'\]")
+
+
+def test_modules_of_the_working_directory_do_not_disturb_the_launcher(job: Job) -> None:
+    for name in ("json", "socket", "signal", "mpi4py"):
+        (job.directory / f"{name}.py").write_text("raise SystemExit('imported the wrong module')")
+    ended(mpiplus(job, "run", "-n", 2, "-c", "echo", "fine"), 0).says(r"\[rank 0\] fine", r"\[rank 1\] fine")
+
+
+def test_input_is_for_rank_0(job: Job) -> None:
+    """The others see its end at once, rather than never. (Open MPI does not tell rank 0 of the end.)"""
+    (job.directory / "program.sh").write_text('if [ "$RANK" = 0 ]; then head -n 2; else cat; fi')
+    command = ["sh", "-c", f"printf 'one\\ntwo\\n' | {MPIPLUS} run -n 3 -c sh program.sh"]
+    outcome = ended(job._run(command, None), 0)
+    assert outcome.stdout == "[rank 0] one\n[rank 0] two\n"
+
+
+def test_a_reader_that_has_seen_enough(job: Job) -> None:
+    """Nothing goes on to print into a closed pipe."""
+    outcome = ended(job._run(["sh", "-c", f"{MPIPLUS} run -n 2 -c yes | head -n 2"], None), 0)
+    assert len(outcome.stdout.splitlines()) == 2
+    outcome.says_not("Traceback")
+
+
+@pytest.mark.parametrize("words", [("echo", "one", "two"), ("echo one two",)])
+def test_a_command(job: Job, words: tuple[str, ...]) -> None:
+    ended(mpiplus(job, "run", "-n", 2, "--no-prefix", "-c", *words), 0).says("(?m)^one two$")
+
+
+def test_a_file_per_rank(job: Job) -> None:
+    formats = ("--stdout", "logs/{world_size}/{rank}-{local_rank}.out", "--stderr", "logs/{node_rank}-{rank}.err")
+    ended(launch(job, 2, "launched.py", "hello", "x", options=formats), 0).says(r"\[rank 1\] hello")
+    for rank in range(2):
+        assert (job.directory / f"logs/2/{rank}-{rank}.out").read_text().startswith("hello x")
+        assert (job.directory / f"logs/0-{rank}.err").read_text() == "to stderr\n"
+
+
+def test_a_file_that_cannot_be_written(job: Job) -> None:
+    (job.directory / "logs").write_text("a file where a directory is needed")
+    outcome = launch(job, 2, "launched.py", "hello", options=("--stdout", "logs/{rank}"))
+    ended(outcome, 127).says("cannot start on host .*logs").says_not("Traceback")
+
+
+def test_in_place_under_a_launcher(job: Job) -> None:
+    """It does not start ranks of ranks, and says which options have no effect; the size is mpirun's."""
+    program = (
+        "import os; from mpi4py import MPI; world = MPI.COMM_WORLD; world.Barrier(); "
+        "os.write(1, f'[{world.Get_rank()}] size {world.Get_size()}\\n[{world.Get_rank()}] end\\n'.encode())"
+    )
+    (job.directory / "program.py").write_text(program)
+    words = [*MPIPLUS_MODULE, "run", "-n", "4", "--timeout", "50", "program.py"]
+    outcome = job._run(job.installation.command(2, words), None).succeeded(2)
+    assert outcome.output.count("size 2") == 2
+    assert outcome.output.count("--timeout has no effect") == 1
+
+
+def test_verbose_says_how_it_starts(job: Job) -> None:
+    outcome = ended(mpiplus(job, "run", "-n", 1, "-v", "-c", "true"), 0)
+    outcome.says(re.escape(job.installation.vendor) + "|Hydra|Intel", "mpi(run|exec).* -n 1 ")
+
+
+def test_hosts_and_arguments_for_mpirun(job: Job) -> None:
+    """This host by name takes as many ranks as it is said to have; the rest of the command line is mpirun's."""
+    argument = "--mca mpi_show_handle_leaks 0" if job.installation.vendor == "Open MPI" else "-genv EXTRA 1"
+    options = ("--hosts", "localhost:3", "--mpi-args", argument)
+    ended(launch(job, 3, "launched.py", "hello", options=options), 0).says(r"\[rank 2\] hello 2 3 0")
+
+
+def test_torchruns_flags_warn(job: Job) -> None:
+    words = ("--nproc-per-node", 2, "--nnodes", 1, "--node-rank", 0, "--world_size", 5)
+    outcome = ended(mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello"), 0)
+    outcome.says("--node-rank has no effect", "--world-size 5 is ignored", r"\[rank 1\] hello 1 2 0")

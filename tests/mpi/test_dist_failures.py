@@ -1,0 +1,157 @@
+"""A failure on one rank is an error on all, and the group goes on working."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from dist_groups import Talk, expect_failure, in_each_group, talk_of_family  # noqa: F401 - a fixture
+
+from torchmpi_plugin import dist as helpers
+from torchmpi_plugin.errors import RankFailedError
+
+pytestmark = [pytest.mark.timeout(60), in_each_group]
+
+LONG = "long words " * 100
+
+
+def works(talk: Talk) -> None:
+    """The group is in step: an operation of torch's and one of ours give the right result."""
+    ones = torch.ones(2)
+    dist.all_reduce(ones, group=talk.group)
+    assert ones.tolist() == [talk.size] * 2
+    assert helpers.all_gather_object(talk.rank, group=talk.group) == talk.ranks
+
+
+def fail_on(guilty: int, words: str = "on purpose"):
+    if dist.get_rank() == guilty:
+        raise LookupError(words)
+    return "x" * 1000
+
+
+def unpicklable_on(guilty: int):
+    return threading.Lock() if dist.get_rank() == guilty else "fine"
+
+
+def test_the_function_raises_on_each_rank_in_turn(talk: Talk) -> None:
+    for guilty in talk.ranks:
+        for words in ("on purpose", LONG):
+            calls = [
+                lambda g=guilty, w=words: helpers.compute_and_broadcast(lambda: fail_on(g, w), g, talk.group),
+                lambda g=guilty, w=words: helpers.gather_from_all_ranks(lambda: fail_on(g, w), group=talk.group),
+                lambda g=guilty, w=words: helpers.reduce_and_broadcast(lambda: fail_on(g, w), len, talk.group),
+            ]
+            for call in calls:
+                error = expect_failure(guilty, f"LookupError: {words.strip()[:50]}", call)
+                assert "in fail_on" in error.traceback
+                assert isinstance(error.__cause__, LookupError) == (talk.rank == guilty)
+                works(talk)
+
+
+def test_the_reduction_raises(talk: Talk) -> None:
+    expect_failure(
+        talk.ranks[0],
+        "ZeroDivisionError",
+        lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: 1 // values[0], group=talk.group),
+    )
+    works(talk)
+
+
+def test_several_ranks_fail_at_once(talk: Talk) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        helpers.gather_from_all_ranks(lambda: fail_on(talk.rank), group=talk.group)
+    assert caught.value.ranks == sorted(talk.ranks)
+    works(talk)
+
+
+def test_a_value_cannot_be_pickled(talk: Talk) -> None:
+    if talk.size == 1:
+        return  # nothing travels
+    for guilty in talk.ranks:
+        objects = [unpicklable_on(guilty)]
+        calls = [
+            lambda g=guilty: helpers.compute_and_broadcast(lambda: unpicklable_on(g), g, talk.group),
+            lambda g=guilty: helpers.gather_from_all_ranks(lambda: unpicklable_on(g), group=talk.group),
+            lambda g=guilty: helpers.reduce_and_broadcast(lambda: unpicklable_on(g), len, talk.group),
+            lambda g=guilty: helpers.all_gather_object(unpicklable_on(g), talk.group),
+            lambda g=guilty, o=objects: helpers.broadcast_object_list(o, g, talk.group),
+        ]
+        for call in calls:
+            expect_failure(guilty, "pickle", call)
+            works(talk)
+
+
+def test_a_result_of_the_reduction_cannot_be_pickled(talk: Talk) -> None:
+    if talk.size == 1:
+        return  # nothing travels
+    expect_failure(
+        talk.ranks[0],
+        "pickle",
+        lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: threading.Lock(), group=talk.group),
+    )
+    works(talk)
+
+
+def test_wrong_world_size_on_all_ranks(talk: Talk) -> None:
+    for size in (talk.size + 1, 0, -1):
+        with pytest.raises(ValueError, match=f"world_size is {size}, but the group has {talk.size} rank"):
+            helpers.gather_from_all_ranks(lambda: 1, world_size=size, group=talk.group)
+        works(talk)
+
+
+def test_wrong_arguments_on_each_rank_in_turn(talk: Talk) -> None:
+    for guilty in talk.ranks:
+        wrong = talk.rank == guilty
+        with pytest.raises(ValueError if wrong else RankFailedError, match=f"rank {guilty}|world_size is 99"):
+            helpers.gather_from_all_ranks(lambda: 1, world_size=99 if wrong else None, group=talk.group)
+        works(talk)
+
+
+def test_ranks_that_are_not_in_the_group(talk: Talk) -> None:
+    for call in (
+        lambda: helpers.compute_and_broadcast(lambda: 1, rank=99, group=talk.group),
+        lambda: helpers.gather_from_all_ranks(lambda: 1, rank=99, group=talk.group),
+        lambda: helpers.broadcast_object_list([1], src=99, group=talk.group),
+    ):
+        if talk.size > 1:
+            with pytest.raises(ValueError, match="rank 99 is not in the group"):
+                call()
+            works(talk)
+
+
+def test_lists_of_different_lengths(talk: Talk) -> None:
+    root = talk.ranks[0]
+    objects = [1] if talk.rank == root else [None, None]
+    if talk.rank == root:
+        helpers.broadcast_object_list(objects, src=root, group=talk.group)
+    else:
+        with pytest.raises(ValueError, match=f"rank {root} sends 1 objects, the list of rank {talk.rank} has 2"):
+            helpers.broadcast_object_list(objects, src=root, group=talk.group)
+    works(talk)
+
+
+def test_an_exception_whose_text_fails(talk: Talk) -> None:
+    class RudeError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    def fn():
+        raise RudeError
+
+    expect_failure(talk.ranks[0], "RudeError", lambda: helpers.compute_and_broadcast(fn, talk.ranks[0], talk.group))
+    works(talk)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_program_is_raised_itself_and_heard_elsewhere(talk: Talk, kind) -> None:
+    def fn():
+        if talk.rank == talk.ranks[-1]:
+            raise kind(3)
+
+    if talk.size == 1:
+        return  # nobody hears it
+    with pytest.raises(kind if talk.rank == talk.ranks[-1] else RankFailedError):
+        helpers.gather_from_all_ranks(fn, group=talk.group)
+    works(talk)

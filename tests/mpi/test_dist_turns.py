@@ -1,0 +1,155 @@
+"""Blocks that the main rank runs first, and the barrier: order, errors, patience and sleep."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+
+import groups
+import pytest
+import torch.distributed as dist
+from dist_groups import Talk, expect_failure, in_each_group, talk_of_family  # noqa: F401 - a fixture
+
+from torchmpi_plugin import dist as helpers
+from torchmpi_plugin.errors import RankFailedError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def shared_file(world, tmp_path_factory):
+    return helpers.compute_and_broadcast(lambda: tmp_path_factory.mktemp("turns") / "file")
+
+
+@in_each_group
+def test_the_main_rank_goes_first(talk: Talk, tmp_path_factory) -> None:
+    for turn, main in enumerate(talk.ranks * 2):
+        path = helpers.compute_and_broadcast(lambda: tmp_path_factory.mktemp("turn") / "ready", group=talk.group)
+        with helpers.zero_first(talk.rank == main, group=talk.group):
+            if talk.rank == main:
+                time.sleep(0.02)
+                path.write_text(f"{turn}")
+            assert path.read_text() == f"{turn}"
+
+
+@in_each_group
+def test_the_block_fails_on_the_main_rank(talk: Talk) -> None:
+    for main in talk.ranks:
+
+        def block(main=main):
+            with helpers.zero_first(talk.rank == main, group=talk.group):
+                assert talk.rank == main, "an error keeps the others out"
+                raise LookupError("on purpose")
+
+        error = expect_failure(main, "zero_first: rank", block)
+        assert "LookupError: on purpose" in str(error)
+        assert isinstance(error.__cause__, LookupError) == (talk.rank == main)
+        helpers.barrier(talk.group)
+        with helpers.zero_first(talk.rank == main, group=talk.group):
+            pass
+
+
+@in_each_group
+def test_the_block_fails_on_another_rank(talk: Talk) -> None:
+    """It concerns that rank only, and keeps its type."""
+    last = talk.ranks[-1]
+    failing = talk.rank == last and talk.size > 1
+    outcome = pytest.raises(LookupError) if failing else contextlib.nullcontext()
+    with outcome, helpers.zero_first(talk.place == 0, group=talk.group):
+        if failing:
+            raise LookupError("on purpose")
+    helpers.barrier(talk.group, timeout=20)
+
+
+def test_several_main_ranks(world, shared_file) -> None:
+    """As with is_main_process(local=True) on several nodes: the others wait for all of them."""
+    mains = [rank for rank in range(world.size) if rank % 2 == 0]
+    with helpers.zero_first(world.rank in mains):
+        if world.rank in mains:
+            time.sleep(0.05 * world.rank)
+            shared_file.with_name(str(world.rank)).touch()
+        else:
+            assert all(shared_file.with_name(str(rank)).exists() for rank in mains)
+
+
+def test_one_of_several_main_ranks_fails(world) -> None:
+    mains = [rank for rank in range(world.size) if rank % 2 == 0]
+    guilty = mains[-1]
+    outcome = contextlib.nullcontext()
+    if world.rank == guilty or world.rank not in mains:
+        outcome = pytest.raises(RankFailedError, match=f"rank {guilty} failed: LookupError")
+    with outcome, helpers.zero_first(world.rank in mains):
+        if world.rank == guilty:
+            raise LookupError("on purpose")
+    helpers.barrier(timeout=20)
+
+
+def test_nested_blocks(world) -> None:
+    main = world.rank == 0
+    with helpers.zero_first(main), helpers.zero_first(main), helpers.run_local_rank_zero_first():
+        pass
+    helpers.barrier(timeout=20)
+
+
+@pytest.mark.parametrize(("backend", "local"), [("mpiplus", False), ("mpiplus", True), ("gloo", False)])
+def test_the_wait_outlasts_the_groups_timeout_and_sleeps(world, new_group, backend: str, local: bool) -> None:
+    seconds = 2.0
+    group = new_group(list(range(world.size)), timeout=timedelta(seconds=1), backend=backend)
+    helpers.get_local_rank(group)
+    helpers.barrier(timeout=30)
+    start, used = time.monotonic(), time.process_time()
+    waiting = helpers.run_local_rank_zero_first(group) if local else helpers.zero_first(world.rank == 0, group)
+    with waiting:
+        used = time.process_time() - used
+        if world.rank == 0:
+            time.sleep(seconds)
+        else:
+            assert time.monotonic() - start > 0.9 * seconds
+            assert used < 0.05 * seconds
+    helpers.barrier(timeout=30)
+
+
+def test_what_ends_the_program_in_the_main_block(world) -> None:
+    with pytest.raises(SystemExit if world.rank == 0 else RankFailedError), helpers.zero_first(world.rank == 0):
+        raise SystemExit(3)
+    helpers.barrier(timeout=20)
+
+
+@in_each_group
+def test_zero_only(talk: Talk) -> None:
+    with helpers.zero_only(talk.group) as main:
+        assert main == (talk.place == 0)
+
+    calls = []
+
+    @helpers.zero_only(talk.group)
+    def save(path: str) -> str:
+        """Its docstring."""
+        calls.append(path)
+        return "saved"
+
+    assert save("x") == ("saved" if talk.place == 0 else None)
+    assert calls == (["x"] if talk.place == 0 else [])
+    assert save.__doc__ == "Its docstring."
+
+
+@in_each_group
+def test_barrier(talk: Talk) -> None:
+    for timeout in (None, 20, 20.0, timedelta(seconds=20)):
+        assert helpers.barrier(talk.group, timeout=timeout) is None
+
+
+@pytest.mark.parametrize("family", ["world", "without rank 0", "gloo without rank 0"])
+def test_a_barrier_in_vain_names_the_missing(talk: Talk) -> None:
+    for missing in talk.ranks:
+        if talk.rank == missing:
+            time.sleep(0.4)
+        elif talk.size > 1:
+            with pytest.raises(
+                dist.DistBackendError, match=rf"barrier: rank {talk.rank} gave up.*: rank {missing} did"
+            ):
+                helpers.barrier(talk.group, timeout=0.2)
+        if talk.rank == missing and talk.size > 1:  # it comes late, and finds nobody
+            helpers.barrier(talk.group, timeout=20)
+        helpers.barrier(talk.group, timeout=groups.GROUP_TIMEOUT)

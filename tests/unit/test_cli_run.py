@@ -1,0 +1,98 @@
+"""What `mpiplus run` makes of its options, before it starts anything."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from torchmpi_plugin.cli import main
+from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, program_command
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """No launcher, no batch system, and nothing may be started."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "PBS_NODEFILE", "LSB_DJOB_NUMPROC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchmpi_plugin.jobs.job.run_job", lambda *_, **__: pytest.fail("it started something"))
+    (tmp_path / "train.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["-n", "0", "train.py"], "0 is not in the range"),
+        (["-n", "two", "train.py"], "is not a valid integer"),
+        (["train.py"], "how many ranks"),
+        (["-n", "2"], "Missing argument"),
+        (["-n", "2", "nowhere.py"], "the script 'nowhere.py' does not exist"),
+        (["-n", "2", "."], "is a directory"),
+        (["-n", "2", "-m", "no_such_module.at.all"], "there is no module"),
+        (["-n", "2", "-c", "print(1)"], "there is no command 'print\\(1\\)'.*python -c"),
+        (["-n", "2", "-m", "-c", "x"], "exclude each other"),
+        (["-n", "2", "--nproc-per-node", "2", "train.py"], "exclude each other"),
+        (["-n", "2", "--stdout", "{who}", "train.py"], "unknown field {who}"),
+        (["-n", "2", "--stderr", "one-file", "train.py"], "same file"),
+        (["-n", "2", "--hosts", "a:x", "train.py"], "is no host"),
+        (["-n", "9", "--hosts", "a:2", "train.py"], "do not fit"),
+        (["-n", "2", "--hostfile", "nowhere", "train.py"], "cannot be read"),
+        (["-n", "2", "--timeout", "0", "train.py"], "not in the range"),
+        (["-n", "2", "--lr", "0.1", "train.py"], "No such option"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:
+    result = CliRunner().invoke(main, ["run", *words])
+    assert result.exit_code == 2, result.output
+    assert click.unstyle(" ".join(result.output.split())).find("Error: ") > 0
+    assert re.search(problem, " ".join(result.output.split()))
+
+
+def test_programs() -> None:
+    assert program_command("train.py", ["-m", "x"], False, False) == [sys.executable, "train.py", "-m", "x"]
+    assert program_command("json.tool", ["x"], True, False) == [sys.executable, "-m", "json.tool", "x"]
+    assert program_command("echo", ["a b"], False, True) == ["echo", "a b"]
+    assert program_command("echo 'a b' c", [], False, True) == ["echo", "a b", "c"]
+
+
+def test_a_module_of_the_working_directory(tmp_path) -> None:
+    (tmp_path / "my_own_module.py").touch()
+    assert program_command("my_own_module", [], True, False)[1:] == ["-m", "my_own_module"]
+    assert str(tmp_path) not in sys.path
+
+
+def test_how_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_ranks(4, None, None, None, None) == Numbers(4, None)
+    assert count_ranks(4, None, 2, None, None) == Numbers(4, 2)
+    assert count_ranks(None, 4, None, None, None) == Numbers(4, 1)
+    assert count_ranks(None, 4, None, "a,b,c", None) == Numbers(4, 3)
+    monkeypatch.setenv("SLURM_NTASKS", "6")
+    assert count_ranks(None, None, None, None, None) == Numbers(6, None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, True),
+        ({"PMI_SIZE": "1"}, True),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, True),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, False),  # a leftover, and not what -n 4 asks for
+        ({"WORLD_SIZE": "1", "RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),
+    ],
+)
+def test_already_under_a_launcher(environment: dict[str, str], expected: bool) -> None:
+    assert in_place(4, environment) is expected
+
+
+def test_flags_that_mean_something_else_with_mpi() -> None:
+    assert contradictions(4, None, None, None) == []
+    assert contradictions(4, None, None, 4) == []
+    told = " ".join(contradictions(4, 1, "h1", 8))
+    for words in ("--node-rank has no effect", "--world-size 8 is ignored", "MASTER_ADDR"):
+        assert words in told

@@ -1,0 +1,249 @@
+"""The helpers of a single process, without a launcher and without initialisation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchmpi_plugin import dist as helpers
+from torchmpi_plugin.dist import launched
+from torchmpi_plugin.errors import RankFailedError
+
+VALUES = [2**53 + 1, 0.1, 10**12, True, None, "text", {"a": [1, (2, 3)]}, torch.ones(2), threading.Lock()]
+LAUNCHERS = ("OMPI_", "PMI_", "MPI_LOCAL", "MV2_", "SLURM_", "PALS_", "FLUX_", "PMIX_")
+TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR"}
+
+
+@pytest.fixture(autouse=True)
+def nobody_launched_us(monkeypatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS) or name in TORCHRUN:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(launched, "running_mpi", lambda: None)
+
+
+def test_queries() -> None:
+    assert helpers.get_world_size() == helpers.get_local_world_size() == 1
+    assert helpers.get_global_rank() == helpers.get_local_rank() == helpers.get_node_rank() == 0
+    assert helpers.is_available()
+    assert not helpers.is_initialized()
+    assert not helpers.is_distributed()
+    assert helpers.is_main_process()
+    assert helpers.is_main_process(local=True)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_are_themselves(value) -> None:
+    assert helpers.compute_and_broadcast(lambda: value) is value
+    assert helpers.gather_from_all_ranks(lambda: value)[0] is value
+    assert helpers.gather_scalar_from_all_ranks(lambda: value, 1)[0] is value
+    assert helpers.reduce_and_broadcast(lambda: value, lambda values: values)[0] is value
+    assert helpers.all_gather_object(value)[0] is value
+    objects = [value]
+    assert helpers.broadcast_object_list(objects) is None
+    assert objects[0] is value
+
+
+def test_tensors() -> None:
+    tensor = torch.arange(3.0)
+    assert helpers.all_reduce(tensor) is None
+    assert helpers.broadcast(tensor, 0) is None
+    assert tensor.tolist() == [0, 1, 2]
+    assert helpers.all_gather(tensor)[0] is tensor
+    assert helpers.all_to_all(tensor) is tensor
+    with pytest.raises(ValueError, match="must be one of SUM"):
+        helpers.all_reduce(tensor, "MEDIAN")
+
+
+def test_failures() -> None:
+    def fail():
+        raise LookupError("on purpose")
+
+    def block():
+        with helpers.zero_first(True):
+            fail()
+
+    def local_block():
+        with helpers.run_local_rank_zero_first():
+            fail()
+
+    for call in (
+        lambda: helpers.compute_and_broadcast(fail),
+        lambda: helpers.gather_from_all_ranks(fail),
+        lambda: helpers.reduce_and_broadcast(fail, sum),
+        lambda: helpers.reduce_and_broadcast(lambda: 1, lambda values: fail()),
+        block,
+        local_block,
+    ):
+        with pytest.raises(RankFailedError, match="rank 0 failed: LookupError: on purpose") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, LookupError)
+    with pytest.raises(ValueError, match="world_size is 2, but the group has 1 rank;"):
+        helpers.gather_from_all_ranks(lambda: 1, world_size=2)
+
+
+def test_nobody_to_wait_for() -> None:
+    helpers.barrier()
+    helpers.barrier(timeout=0.001)
+    for first in (True, False):
+        with helpers.zero_first(first):
+            pass
+    with helpers.run_local_rank_zero_first(), helpers.zero_only() as main:
+        assert main
+    assert helpers.zero_only()(lambda: 3)() == 3
+
+
+def test_sampler() -> None:
+    assert list(helpers.get_sampler(range(4))) == [0, 1, 2, 3]
+    sampler = helpers.get_sampler(range(10), shuffle=True, drop_last=True, num_replicas=3, rank=1, seed=4)
+    wanted = torch.utils.data.DistributedSampler(
+        range(10), shuffle=True, drop_last=True, num_replicas=3, rank=1, seed=4
+    )
+    assert list(sampler) == list(wanted)
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+TORCH = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+PALS = {"PALS_RANKID": "5", "PALS_SIZE": "8", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_NODEID": "1"}
+FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, (0, 1, 0, 1, 0)),
+        (OPEN_MPI, (5, 8, 1, 4, None)),
+        (HYDRA, (5, 8, 1, 4, None)),
+        (SLURM, (5, 8, 1, None, 1)),
+        (TORCH, (5, 8, 1, 4, 1)),
+        (MVAPICH, (5, 8, 1, 4, None)),
+        (PALS, (5, 8, 1, 4, 1)),
+        (FLUX, (5, 8, 1, None, None)),
+        ({**OPEN_MPI, **TORCH}, (5, 8, 1, 4, 1)),
+        ({**OPEN_MPI, **TORCH, "RANK": "4"}, (5, 8, 1, 4, None)),
+        ({**OPEN_MPI, "WORLD_SIZE": "1", "RANK": "0"}, (5, 8, 1, 4, None)),
+        # Open MPI's own order on one node, where everybody else has 0 1 2 3.
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (1, 4, 1, 4, 0)),
+        # srun has started a torchrun on each of two nodes
+        ({**TORCH, **SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "TORCHELASTIC_RUN_ID": "x"},
+         (5, 8, 1, 4, 1)),
+        ({"PMI_SIZE": "1"}, (0, 1, 0, 1, 0)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, (0, 1, 0, 1, 0)),  # sbatch: an allocation, not a step
+    ],
+)  # fmt: skip
+def test_launchers_variables(variables, wanted, monkeypatch) -> None:
+    assert tuple(launched.find(variables)) == wanted
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert helpers.get_global_rank() == wanted[0]
+    assert helpers.get_world_size() == wanted[1]
+    for query, value in zip(
+        (helpers.get_local_rank, helpers.get_local_world_size, helpers.get_node_rank), wanted[2:], strict=True
+    ):
+        if value is not None:
+            assert query() == value
+        else:
+            with pytest.raises(RuntimeError, match="not known before initialisation"):
+                query()
+    assert list(helpers.get_sampler(range(16))) == list(range(wanted[0], 16, wanted[1]))
+
+
+def test_a_size_without_a_rank() -> None:
+    with pytest.raises(RuntimeError, match="which of them this is, is unknown: PMI_RANK is not set"):
+        launched.find({"PMI_SIZE": "2"})
+
+
+@pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA, SLURM, TORCH], ids=["Open MPI", "hydra", "Slurm", "torchrun"])
+def test_one_of_many_that_has_not_initialised_is_not_a_single_process(variables, monkeypatch) -> None:
+    """The originals would run so many independent jobs."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not helpers.is_distributed()
+    for call in (
+        helpers.barrier,
+        lambda: helpers.all_reduce(torch.ones(1)),
+        lambda: helpers.compute_and_broadcast(lambda: 1),
+        lambda: helpers.gather_from_all_ranks(lambda: 1),
+        lambda: helpers.zero_first(True).__enter__(),
+        lambda: helpers.run_local_rank_zero_first().__enter__(),
+    ):
+        with pytest.raises(RuntimeError, match=r"process 5 of 8.*call torchmpi_plugin.dist.initialize_dist"):
+            call()
+
+
+def test_arguments_of_initialize_dist() -> None:
+    with pytest.raises(ValueError, match="device must be one of cpu, gpu, cuda or None, not 'tpu'"):
+        helpers.initialize_dist("tpu")
+    if not torch.cuda.is_available():
+        for device in ("gpu", "cuda:1", torch.device("cuda")):
+            with pytest.raises(RuntimeError, match="torch sees no GPU"):
+                helpers.initialize_dist(device)
+    assert not dist.is_initialized()
+
+
+QUERIES_AND_HELPERS = """
+import sys
+import torchmpi_plugin.dist as helpers
+assert helpers.get_world_size() == {size} and helpers.get_global_rank() == {rank}
+helpers.is_distributed(), helpers.is_main_process(), helpers.get_local_rank(), helpers.get_sampler(range(9))
+import torch.distributed as dist
+assert not dist.is_initialized() and "mpi4py.MPI" not in sys.modules
+"""
+INITIALISE = """
+import sys
+import torch, torch.distributed as dist
+import torchmpi_plugin.dist as helpers
+helpers.initialize_dist(*{arguments})
+helpers.initialize_dist(*{arguments})
+assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ({backend!r}, 0, 1)
+assert helpers.get_local_rank() == helpers.get_node_rank() == 0 and helpers.get_local_world_size() == 1
+helpers.barrier(), helpers.barrier(timeout=5)
+assert helpers.compute_and_broadcast(lambda: 0.1) == 0.1
+rows = torch.ones(2, requires_grad=True)
+helpers.all_to_all(rows).sum().backward()
+assert rows.grad.tolist() == [1, 1]
+dist.destroy_process_group()
+"""
+
+
+def run(program: str, **variables: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **variables},
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_a_query_initialises_nothing() -> None:
+    run(QUERIES_AND_HELPERS.format(size=1, rank=0))
+    run(QUERIES_AND_HELPERS.format(size=8, rank=5), **OPEN_MPI)
+
+
+@pytest.mark.parametrize("backend", ["mpiplus", "gloo"])
+def test_initialize_a_single_process(backend: str) -> None:
+    run(INITIALISE.format(arguments=("cpu", 30.0, backend), backend=backend))

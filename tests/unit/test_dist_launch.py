@@ -1,0 +1,128 @@
+"""torchmpi_plugin.launch in a single process: the configuration, the backends, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from dataclasses import fields
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchmpi_plugin import launch
+from torchmpi_plugin.dist import launched
+from torchmpi_plugin.launch import MultiprocessConfig
+from torchmpi_plugin.launch.payload import Payload
+
+UNDER_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def nobody_launched_us(monkeypatch) -> None:
+    for name in (*UNDER_MPIRUN, "PMI_SIZE", "PMI_RANK", "WORLD_SIZE", "RANK", "TORCH_DISTRIBUTED_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launched, "running_mpi", lambda: None)
+
+
+def test_the_names_and_defaults_are_mls() -> None:
+    assert [field.name for field in fields(MultiprocessConfig)] == [
+        "rank",
+        "local_rank",
+        "world_size",
+        "local_world_size",
+        "master_addr",
+        "master_port",
+        "init_method",
+        "model_parallelism",
+        "pipeline_parallelism",
+        "backend",
+        "model_parallel_backend",
+        "pipeline_parallel_backend",
+        "data_parallel_backend",
+        "launch_method",
+    ]
+    assert list(inspect.signature(launch.launch_subprocesses).parameters)[:5] == [
+        "func",
+        "cfg",
+        "setup",
+        "rank_offset",
+        "args",
+    ]
+    assert launch.launch_subprocess is launch.launch_subprocesses
+    assert list(inspect.signature(launch.init_and_run).parameters) == ["func", "cfg", "args", "kwargs"]
+
+
+@pytest.mark.parametrize("missing", [None, "???"])
+def test_resolve(missing) -> None:
+    config = MultiprocessConfig(world_size=missing, local_world_size=missing, master_port=missing)
+    MultiprocessConfig.resolve(config)
+    assert config.world_size == config.local_world_size == max(torch.cuda.device_count(), 1)
+    assert (config.init_method, config.master_port) == ("mpi://", None)
+    given = MultiprocessConfig(world_size=8, local_world_size=4, master_port=29501, init_method="env://")
+    given.resolve()
+    assert (given.world_size, given.local_world_size, given.init_method, given.master_port) == (8, 4, "env://", 29501)
+
+
+def test_resolve_under_mpirun(monkeypatch) -> None:
+    for name, value in UNDER_MPIRUN.items():
+        monkeypatch.setenv(name, value)
+    config = MultiprocessConfig()
+    config.resolve()
+    assert (config.world_size, config.local_world_size) == (4, 2)
+    with pytest.raises(ValueError, match="world_size is 3, but this program is one of 4 ranks"):
+        MultiprocessConfig(world_size=3).resolve()
+
+
+def test_backends(monkeypatch) -> None:
+    assert launch.default_backend() == launch.get_distributed_backend() == "mpiplus"
+    monkeypatch.setenv("TORCH_DISTRIBUTED_BACKEND", "")
+    assert launch.get_distributed_backend() == "mpiplus"
+    launch.set_distributed_backend("gloo")
+    assert launch.get_distributed_backend() == dist.Backend.GLOO
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank_offset is 2, but MPI numbers the ranks"):
+        launch.launch_subprocesses(print, MultiprocessConfig(world_size=2), None, 2)
+    with pytest.raises(RuntimeError, match="no process group is initialised"):
+        launch.init_parallelism()
+    with pytest.raises(RuntimeError, match="there are no groups yet"):
+        launch.parallel_group_info()
+    assert not launch.parallelism_is_initialized()
+    launch.reset_parallelism()
+
+
+def test_groups_of_a_world_of_one() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for wrong in ((0, 1), (1, 0), (1, -1)):
+            with pytest.raises(ValueError, match="must be at least 1"):
+                launch.init_parallelism(*wrong)
+        with pytest.raises(ValueError, match=r"1 ranks cannot be shared out.*\(1\) x pipeline_parallelism \(2\)"):
+            launch.init_parallelism(1, 2)
+        launch.init_parallelism(model_parallelism=4)  # cut to the world's size
+        info = launch.parallel_group_info()
+        assert info.mp.world_size == info.pp.world_size == info.dp.world_size == 1
+        assert info.mesh.mesh_dim_names == ("data", "pipeline", "model")
+        with pytest.raises(RuntimeError, match="exist already"):
+            launch.init_parallelism()
+        launch.reset_parallelism()
+        assert not launch.parallelism_is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_lambdas_and_closures_travel() -> None:
+    number = 3
+    payload = Payload(lambda x: x + number, None, MultiprocessConfig(world_size=2), (1,), {})
+    search_path, rest = pickle.loads(payload.dumps())
+    arrived = pickle.loads(rest)
+    assert isinstance(search_path, list)
+    assert arrived.func(4) == 7
+    assert arrived.cfg == payload.cfg

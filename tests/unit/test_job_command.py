@@ -1,0 +1,175 @@
+"""The launcher that fits, and what it is started with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from torchmpi_plugin.jobs import command, launcher
+from torchmpi_plugin.jobs.hosts import lay_out
+from torchmpi_plugin.jobs.launcher import Launcher, LauncherError, Library, find_launcher, identify
+
+OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "")
+MPICH = Library("MPICH", "5.0.2", "MPICH Version: 5.0.2", "mpich", "/opt/mpich/lib/libmpi.so.12", "")
+BATCH = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
+
+HYDRA_SAYS = "HYDRA build details:\n    Version:                                 4.0.2\n"
+INTEL_SAYS = "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 20230619"
+PRRTE_SAYS = "prterun (PRRTE) 3.0.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "line"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", "Open MPI", "mpirun (Open MPI) 5.0.11"),
+        ("mpirun (OpenRTE) 2.1.1", "Open MPI", "mpirun (OpenRTE) 2.1.1"),
+        (PRRTE_SAYS, "Open MPI", PRRTE_SAYS),
+        (HYDRA_SAYS, "MPICH", "Hydra 4.0.2"),
+        (INTEL_SAYS, "MPICH", INTEL_SAYS),
+        ("slurm 22.05.8", "Slurm", "slurm 22.05.8"),
+    ],
+)
+def test_launchers_say_whose_they_are(text: str, family: str, line: str) -> None:
+    assert identify(text) == (family, line)
+
+
+def test_what_is_no_launcher() -> None:
+    assert identify("GNU bash, version 5.2.15") is None
+
+
+def program(directory: Path, name: str, says: str) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+    (directory / name).chmod(0o755)
+    return str(directory / name)
+
+
+@pytest.fixture
+def library(tmp_path) -> Library:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libmpi.so.40").touch()
+    return OPEN_MPI.__class__(**{**OPEN_MPI.__dict__, "path": str(tmp_path / "lib/libmpi.so.40")})
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(launcher.os, "get_exec_path", lambda: [f"{tmp_path}/path"])
+    return tmp_path / "path"
+
+
+def test_the_one_beside_the_library_comes_first(tmp_path, path: Path, library: Library) -> None:
+    program(path, "mpirun", "mpirun (Open MPI) 5.0.1")
+    beside = program(tmp_path / "bin", "mpirun", "mpirun (Open MPI) 5.0.11")
+    assert find_launcher(library=library).path == beside
+
+
+def test_one_on_the_path_must_fit(path: Path, library: Library) -> None:
+    other = program(path, "mpirun", HYDRA_SAYS)
+    right = program(path, "mpiexec", "mpiexec (Open MPI) 5.0.1")
+    found = find_launcher(library=library)
+    assert found.path == right
+    assert found.rejected == {other: "belongs to MPICH (Hydra 4.0.2)"}
+
+
+def test_none_that_fits(path: Path, library: Library) -> None:
+    program(path, "mpirun", HYDRA_SAYS)
+    program(path, "mpiexec", "mpiexec (Open MPI) 4.1.4")
+    with pytest.raises(LauncherError, match=r"Open MPI 5\.0\.11") as caught:
+        find_launcher(library=library)
+    for words in ("Hydra 4.0.2", "of another version (mpiexec (Open MPI) 4.1.4)", "--launcher", "MPI4PY_MPIABI"):
+        assert words in str(caught.value)
+
+
+def test_one_that_is_chosen(path: Path, library: Library) -> None:
+    right = program(path, "my-mpirun", "mpirun (Open MPI) 5.0.1")
+    assert find_launcher(right, library).path == right
+    with pytest.raises(LauncherError, match="there is no launcher"):
+        find_launcher("no-such-launcher", library)
+    with pytest.raises(LauncherError, match="would not find each other"):
+        find_launcher(program(path, "other", HYDRA_SAYS), library)
+    with pytest.raises(LauncherError, match="does not say"):
+        find_launcher(program(path, "bash", "GNU bash"), library)
+
+
+def test_srun_in_an_allocation_without_mpirun(path: Path, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path, "srun", "slurm 22.05.8")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert find_launcher(library=library).family == "Slurm"
+
+
+# ---- command lines ----
+
+
+def line(found: Library, *layout, environment=None, family: str | None = None, **more) -> str:
+    """The options of the launcher, without the supervisor's command."""
+    used = Launcher("launcher", family or found.family, "", found)
+    words = command.launch_command(used, lay_out(*layout, environment=environment or {}), **more)
+    return " ".join(words[1:-3])
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(command.node, "cores", lambda: [0, 1])
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("user")
+def test_open_mpi() -> None:
+    assert line(OPEN_MPI, 2) == "-n 2 --bind-to none"
+    assert line(OPEN_MPI, 3) == "-n 3 --oversubscribe --bind-to none"
+    assert line(OPEN_MPI, 2, map_by="core", mpi_args=["--x"]) == "-n 2 --map-by core --x"
+    assert line(OPEN_MPI, 2, mpi_args=["--bind-to", "core"]) == "-n 2 --bind-to core"
+    forwarded = "-x PATH -x MPIPLUS_JOB"
+    assert line(OPEN_MPI, 4, None, "a:2,b:2") == f"-n 4 --host a:2,b:2 --bind-to none {forwarded}"
+    in_batch = line(OPEN_MPI, 3, 2, environment=BATCH)
+    assert in_batch == f"-n 6 --map-by ppr:3:node --bind-to none {forwarded}"
+
+
+@pytest.mark.usefixtures("user")
+def test_only_root_says_that_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert line(OPEN_MPI, 2).startswith("--allow-run-as-root ")
+    assert "root" not in line(MPICH, 2)
+
+
+@pytest.mark.usefixtures("user")
+def test_mpich() -> None:
+    assert line(MPICH, 3) == "-n 3"
+    assert line(MPICH, 4, None, "a:2,b:2") == "-n 4 -hosts a,b -ppn 2"
+    assert line(MPICH, 3, None, "a:2,b:2") == "-n 3 -hosts a:2,b:1"
+    assert line(MPICH, 3, 2, environment=BATCH, map_by="core") == "-n 6 -ppn 3 -map-by core"
+
+
+@pytest.mark.usefixtures("user")
+def test_srun(tmp_path) -> None:
+    srun = program(tmp_path, "srun", "MPI plugin types are...\n\tnone\n\tpmi2")
+    used = Launcher(srun, "Slurm", "", MPICH)
+    words = command.launch_command(used, lay_out(2, 2, environment=BATCH))
+    assert words[1:6] == ["--kill-on-bad-exit=1", "--ntasks=4", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmi2"]
+    with pytest.raises(LauncherError, match=r"no --mpi=pmix, which Open MPI 5.0.11 needs .*none pmi2"):
+        command.launch_command(Launcher(srun, "Slurm", "", OPEN_MPI), lay_out(2, environment=BATCH))
+    chosen = command.launch_command(used, lay_out(2, environment=BATCH), mpi_args=["--mpi=none"])
+    assert chosen[1:4] == ["--kill-on-bad-exit=1", "--ntasks=2", "--mpi=none"]
+
+
+@pytest.mark.usefixtures("user")
+def test_the_environment_has_the_cures() -> None:
+    here = {"RANK": "3", "PATH": "/bin"}
+    used = Launcher("mpirun", "Open MPI", "", OPEN_MPI)
+    alone = command.launch_environment(used, lay_out(2, environment={}), here)
+    assert alone == {"PATH": "/bin", "OMPI_MCA_btl": "^ofi"}
+    crowded = command.launch_environment(used, lay_out(3, environment={}), {"OMPI_MCA_btl": "tcp,self"})
+    assert crowded == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert command.launch_environment(used, lay_out(4, None, "a:2,b:2", environment={}), {}) == {}
+    assert command.launch_environment(Launcher("", "MPICH", "", MPICH), lay_out(3, environment={}), {}) == {}
+
+
+def test_other_hosts_get_what_the_user_has_set() -> None:
+    environment = {"MY": "1", "RANK": "0", "SLURM_PROCID": "0", "PMIX_RANK": "1", "PWD": "/x", "MPIPLUS_JOB": "secret"}
+    assert command.inherited(environment) == {"MY": "1"}

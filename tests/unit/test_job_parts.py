@@ -1,0 +1,197 @@
+"""The parts of `mpiplus run` that start nothing: file names, hosts, places, output."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from torchmpi_plugin.jobs.formats import check_format, expand
+from torchmpi_plugin.jobs.hosts import Host, allocated_ranks, lay_out, parse_hosts, read_hostfile
+from torchmpi_plugin.jobs.output import LineBuffer, Terminal
+from torchmpi_plugin.jobs.rank import Identity, who_am_i
+from torchmpi_plugin.node import Place, cores, identity, places
+
+# ---- file names ----
+
+
+def test_a_format_is_filled_in() -> None:
+    values = {"rank": 3, "local_rank": 1, "world_size": 8, "node_rank": 1, "local_world_size": 2}
+    assert expand("{rank:03d}-{local_rank}-{world_size}-{node_rank}-{local_world_size}", values) == "003-1-8-1-2"
+
+
+@pytest.mark.parametrize(
+    ("format_", "problem"),
+    [
+        ("log-{rnak}", "unknown field {rnak}"),
+        ("log-{}", "unknown field {}"),
+        ("log-{rank", "no file name"),
+        ("log-{rank!x}", "no file name"),
+        ("log-{rank:x.5}", "no file name"),
+        ("log", "same file for all 4"),
+        ("log-{node_rank}", "same file"),
+    ],
+)
+def test_a_format_that_cannot_work(format_: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check_format(format_, 4)
+
+
+def test_one_rank_needs_no_field() -> None:
+    check_format("log", 1)
+
+
+# ---- hosts ----
+
+
+def test_hosts_are_split() -> None:
+    assert parse_hosts("h1, h2:4") == [Host("h1", None), Host("h2", 4)]
+
+
+@pytest.mark.parametrize("text", ["", "h1,,h2", "h1:", "h1:x", "h1:0", ":4"])
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("h1 slots=2 max-slots=4\n\n# a comment\nh2 slots=3 # and another\n", [Host("h1", 2), Host("h2", 3)]),
+        ("h1:2\nh2\n", [Host("h1", 2), Host("h2", None)]),
+        ("h1\nh1\nh2\n", [Host("h1", 2), Host("h2", 1)]),
+    ],
+)
+def test_hostfiles_of_each_kind(tmp_path, text: str, hosts: list[Host]) -> None:
+    (tmp_path / "hosts").write_text(text)
+    assert read_hostfile(tmp_path / "hosts") == hosts
+
+
+def test_hostfiles_that_are_none(tmp_path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_hostfile(tmp_path / "nowhere")
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(ValueError, match="names no host"):
+        read_hostfile(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("nproc", "nnodes", "hosts", "ranks", "spread"),
+    [
+        (4, None, "h1:2,h2:2", 4, [("h1", 2), ("h2", 2)]),
+        (3, None, "h1,h2", 3, [("h1", 2), ("h2", 1)]),
+        (2, None, "h1:4,h2:4", 2, [("h1", 2)]),
+        (2, 2, "h1,h2,h3", 4, [("h1", 2), ("h2", 2)]),
+    ],
+)
+def test_ranks_are_spread(nproc: int, nnodes: int | None, hosts: str, ranks: int, spread: list) -> None:
+    layout = lay_out(nproc, nnodes, hosts, environment={})
+    assert (layout.ranks, list(layout.hosts)) == (ranks, spread)
+    assert not layout.here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((5, None, "h1:2,h2:2"), "do not fit: .* room for 4"),
+        ((2, 3, "h1,h2"), "only 2 host"),
+        ((2, 2), "2 nodes, but which"),
+        ((2, None, "h1", "file"), "not both"),
+    ],
+)
+def test_numbers_that_do_not_go_together(arguments: tuple, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        lay_out(*arguments, environment={})
+
+
+def test_where_the_ranks_are() -> None:
+    """This decides whether the launcher listens to other hosts, and whether Open MPI needs its fabrics."""
+    assert lay_out(2, environment={})[-2:] == (True, True)
+    assert lay_out(2, hosts="localhost:2", environment={})[-2:] == (True, True)
+    assert lay_out(2, environment={"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"})[-2:] == (True, False)
+    assert lay_out(2, environment={"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"})[-2:] == (False, False)
+    assert lay_out(2, 2, environment={"PBS_NODEFILE": "f"})[-2:] == (False, False)
+
+
+def test_the_ranks_of_an_allocation(tmp_path) -> None:
+    (tmp_path / "nodes").write_text("h1\nh1\nh2\n")
+    assert allocated_ranks({}) is None
+    assert allocated_ranks({"SLURM_NTASKS": "8"}) == 8
+    assert allocated_ranks({"LSB_DJOB_NUMPROC": "6"}) == 6
+    assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
+
+
+# ---- places ----
+
+
+def test_places_go_by_the_order_of_ranks() -> None:
+    assert places(["b", "a", "b", "a", "a"]) == [
+        Place(0, 2, 0),
+        Place(0, 3, 1),
+        Place(1, 2, 0),
+        Place(1, 3, 1),
+        Place(2, 3, 1),
+    ]
+
+
+def test_this_node() -> None:
+    assert identity() == identity()
+    assert len(cores()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}, (1, 4)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
+        ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (2, 3)),
+        ({"PMIX_RANK": "5"}, (5, 0)),
+    ],
+)
+def test_ranks_by_their_launchers_word(environment: dict[str, str], expected: tuple[int, int]) -> None:
+    assert who_am_i(environment) == Identity(*expected)
+
+
+def test_no_rank() -> None:
+    assert who_am_i({"SLURM_NTASKS": "4"}) is None
+
+
+# ---- output ----
+
+
+def test_lines_are_kept_together() -> None:
+    lines = LineBuffer()
+    assert lines.feed(b"one\ntw") == b"one\n"
+    assert bool(lines)
+    assert lines.feed(b"o\n10%\r") == b"two\n10%\r"
+    assert not lines
+    assert lines.feed(b"prompt> ") == b""
+    assert lines.flush() == b"prompt> "
+    assert len(lines.feed(b"x" * 100_000)) == 100_000
+
+
+def show(*pieces: tuple[int, bytes], **options: bool) -> str:
+    stream = io.StringIO()
+    terminal = Terminal(stream, **{"prefix": True, "colour": False, **options})
+    for rank, data in pieces:
+        terminal.show(rank, data)
+    terminal.finish()
+    return stream.getvalue()
+
+
+def test_each_line_has_its_rank() -> None:
+    assert show((0, b"a\n\nb\n"), (1, b"c\n")) == "[rank 0] a\n[rank 0] \n[rank 0] b\n[rank 1] c\n"
+
+
+def test_an_open_line_goes_on_unless_another_rank_speaks() -> None:
+    assert show((0, b"a"), (0, b"b\n")) == "[rank 0] ab\n"
+    assert show((0, b"a"), (1, b"c\n"), (0, b"b")) == "[rank 0] a\n[rank 1] c\n[rank 0] b\n"
+
+
+def test_a_character_that_comes_in_two_pieces() -> None:
+    assert show((0, b"\xc3"), (1, b"x\n"), (0, b"\xbc\n"), (0, b"\xff\n"), prefix=False) == "x\nü\n�\n"
+
+
+def test_colours() -> None:
+    assert show((1, b"a\n"), colour=True) == "\x1b[33m[rank 1]\x1b[0m a\n"
