@@ -23,4 +23,8 @@ try:
 except dist.DistBackendError as error:
     (directory / f"part-{rank}").write_text(str(error))
     (directory / f"part-{rank}").rename(directory / f"error-{rank}")
+# A launcher kills the ranks it still reaches as soon as one has ended: nobody goes before all have been told.
+until = time.monotonic() + 60
+while len(list(directory.glob("error-*"))) < dist.get_world_size() and time.monotonic() < until:
+    time.sleep(0.05)
 os._exit(1)  # MPI cannot end in order
