@@ -6,6 +6,7 @@ which gives N jobs of one rank each instead of one job of N.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -52,3 +53,40 @@ def started_by_mpi(environment: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher that MPI knows (or should know) started this process."""
     launch = detect(environment)
     return launch is not None and launch.launcher != _SCRIPT
+
+
+# ---- children of ranks ----
+
+_MARK = "MPIPLUS_RANK_PROCESS"
+# What makes a process this rank of this job for the library that reads it.
+_IDENTITY = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "SLURM_STEPID", "SLURM_PROCID")
+_SCRIPT_IDENTITY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _identity() -> str:
+    names = _IDENTITY if started_by_mpi() else _SCRIPT_IDENTITY
+    return " ".join(os.environ.get(name, "-") for name in names)
+
+
+def mark_as_rank() -> None:
+    """Leave word for child processes, which inherit the launcher's variables, that the rank is this process."""
+    if detect() is not None:
+        os.environ[_MARK] = f"{os.getpid()} {_identity()}"
+
+
+def check_not_a_ranks_child() -> None:
+    """Refuse to start MPI in a child of a rank: MPI would take it for the rank, whose memory it then spoils.
+
+    Raises:
+        RuntimeError: this process was started by a rank, with the rank's variables.
+    """
+    pid, _, identity = os.environ.get(_MARK, "").partition(" ")
+    parent = multiprocessing.parent_process()
+    parents = [os.getppid()] + ([parent.pid] if parent is not None else [])
+    if pid.isdigit() and int(pid) in parents and identity == _identity():
+        raise RuntimeError(
+            f"mpiplus: this process ({os.getpid()}) was started by process {pid}, which is a rank of a job, and is no "
+            f"rank itself; it cannot take part. If it is a worker (of a DataLoader or of multiprocessing, by spawn or "
+            f"forkserver), it imports the script first: put init_process_group and what follows under "
+            f"if __name__ == '__main__':"
+        )

@@ -87,7 +87,9 @@ def mpi() -> Any:
     if mpi.Is_finalized():
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
+        launchers.check_not_a_ranks_child()
         _initialise(mpi)
+    launchers.mark_as_rank()
     _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
     _check_launcher(mpi)
     return mpi

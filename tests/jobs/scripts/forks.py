@@ -94,7 +94,7 @@ def worker_processes() -> None:
     for method in ("fork", "spawn", "forkserver"):
         busy(lambda method=method: start_one(method))
         say(f"{method} works")
-    for method in ("fork", "spawn"):
+    for method in ("fork", "spawn", "forkserver"):
         busy(lambda method=method: load(method))
         say(f"DataLoader works with {method}")
 
