@@ -7,6 +7,7 @@ import copy
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -21,6 +22,28 @@ T = TypeVar("T")
 def clone_of(store: Store) -> Store:
     """Another connection to the same store, where it can; on a shared one a call waits for whatever else waits."""
     return store.clone() if hasattr(store, "clone") else store
+
+
+# ---- threads in store calls ----
+
+# One that comes out of torch's C++ while Python ends is ended there, which C++ answers with abort().
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon that may call the store."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return thread
+
+
+def wait_for_threads(seconds: float) -> bool:
+    """Before Python ends: whether all of them have ended by then."""
+    until = time.monotonic() + seconds
+    for thread in list(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
+    return not any(thread.is_alive() for thread in _threads)
 
 
 class CheckIn:
@@ -138,8 +161,7 @@ class CheckIn:
             with contextlib.suppress(RuntimeError, ValueError):
                 answer[0] = ask()
 
-        self._asking = threading.Thread(target=run, name="mpiplus-store", daemon=True)
-        self._asking.start()
+        self._asking = start_thread(run, "mpiplus-store")
         self._asking.join(seconds)
         return answer[0]
 

@@ -96,6 +96,11 @@ class Group(Identity):
             self._left = True
             self._checkin.leave(self._sequence)
 
+    def take_back_failed(self) -> None:
+        """Cancel what has failed for the user already, as far as only this process uses its buffers."""
+        if self._handle and any(work.abandoned for work in self._engine.pending() if work.group is self):
+            self._lib.mpp_group_abort(self._handle)
+
     def shutdown(self) -> None:
         """Free the group's communicator and memory, once its operations are complete. Idempotent.
 
@@ -105,6 +110,7 @@ class Group(Identity):
             return
         self.leave()
         status.stop(self)
+        self.take_back_failed()
         self._handle = 0
         self._broken = self._broken or f"{self.label} is destroyed"
         shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])

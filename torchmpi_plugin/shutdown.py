@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import checkin, mpi_runtime, status
 from . import engine as engine_module
-from . import mpi_runtime, status
 
 if TYPE_CHECKING:
     from .checkin import CheckIn
@@ -34,6 +34,8 @@ _uncaught = False
 _exit: tuple[int, Any] = (0, None)
 #: Seconds that the others get to leave too, after sys.exit with an error: less than it takes them to notice.
 _EXIT_GRACE = 1.0
+#: Seconds that an answer of the store is waited for at exit: long, for the machine may be busy.
+_STORE_GRACE = 30.0
 #: Who has left the current world, or the one before.
 _world: CheckIn | None = None
 #: Whether an uncaught exception ends the job: the user's word, in Options.
@@ -149,10 +151,14 @@ def _at_exit(engine: Engine) -> None:
     _done = True
     if mpi_runtime.mpi().Is_finalized():
         engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
+        if status.monitor is not None:
+            status.monitor.stop()
+        checkin.wait_for_threads(_STORE_GRACE)
         return
     _abort_after_exception()
     for group in list(_groups):
         group.leave()
+        group.take_back_failed()
         _outlive_python(group.get_group_store())
     _outlive_python(_kept_store)
     _end_job_after_failed_exit()
@@ -160,6 +166,8 @@ def _at_exit(engine: Engine) -> None:
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+    if not checkin.wait_for_threads(max(_STORE_GRACE, _grace())):
+        abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
 
 
 _kept_store: Any = None
@@ -189,7 +197,10 @@ def _end_job_if_busy(engine: Engine) -> None:
     left = drain(engine.pending)
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
-        abort_job(
-            f"{len(left)} operation(s) still pending at exit ({names}); wait() for them and call "
-            f"destroy_process_group() before the program ends"
+        failed = all(work.abandoned for work in left)
+        cure = (
+            "they have failed, but MPI still holds their buffers and cannot end in order"
+            if failed
+            else "wait() for them and call destroy_process_group() before the program ends"
         )
+        abort_job(f"{len(left)} operation(s) still pending at exit ({names}); {cure}")

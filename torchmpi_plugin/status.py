@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import Store
 
-from .checkin import clone_of
+from .checkin import clone_of, start_thread
 
 if TYPE_CHECKING:
     from .group import Group
@@ -79,8 +79,7 @@ class Monitor:
         self._store = store
         self._rank = rank
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._answer_forever, name="mpiplus-status", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
         answered = 0
@@ -106,7 +105,7 @@ class Monitor:
         return answers
 
     def stop(self) -> None:
-        """No more answers. Joined, as a thread must not come out of a store call while Python ends."""
+        """No more answers."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(2 * LOOK_EVERY)

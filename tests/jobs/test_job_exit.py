@@ -52,6 +52,15 @@ def test_an_operation_pending_at_the_end(job: Job) -> None:
     outcome.failed("still pending at exit", "recv.* from rank 1", "rank 0 ends the job").says_not("Segmentation")
 
 
+@pytest.mark.parametrize("what", ["subgroup", "world"])
+def test_destroy_while_others_wait(job: Job, what: str) -> None:
+    job.run(3, "exits.py", "destroyed_meanwhile", what).succeeded(3)
+
+
+def test_init_twice(job: Job) -> None:
+    job.run(2, "exits.py", "initialised_twice").succeeded(2)
+
+
 def test_ctrl_c_in_a_collective(job: Job) -> None:
     job.run(2, "exits.py", "interrupted", job.directory).succeeded(2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, run, say, wait_for
+from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 LAST = SIZE - 1
 
@@ -124,6 +124,30 @@ def pending() -> None:
         dist.irecv(torch.ones(3), LAST, tag=5)
 
 
+def destroyed_meanwhile(what: str) -> None:
+    """A rank destroys a group in which the others wait: they hear of it, and who handles that ends in order."""
+    dist.init_process_group("mpiplus")
+    group = dist.new_group() if what == "subgroup" else dist.group.WORLD
+    check_works(group)
+    if ME == LAST:
+        dist.destroy_process_group(group)
+    else:
+        with raises(dist.DistBackendError, f"waiting for rank {LAST}, which left"):
+            dist.all_reduce(torch.ones(3), group=group)
+    if what == "subgroup":
+        check_works()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def initialised_twice() -> None:
+    """The second call is refused, and nothing is lost."""
+    dist.init_process_group("mpiplus")
+    with raises(ValueError, "twice"):
+        dist.init_process_group("mpiplus")
+    check_works()
+
+
 def interrupted(directory: str) -> None:
     """Ctrl-C reaches a rank inside a collective, which goes on when the rank it waits for comes."""
     sign = Path(directory) / "interrupted"
@@ -166,6 +190,8 @@ run(
         "all_exit": all_exit,
         "exit_caught": exit_caught,
         "pending": pending,
+        "destroyed_meanwhile": destroyed_meanwhile,
+        "initialised_twice": initialised_twice,
         "interrupted": interrupted,
         "interrupt_not_caught": interrupt_not_caught,
     }
