@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import mpi_runtime, status
@@ -41,8 +41,11 @@ class Engine:
         #: The only thread that may call MPI, where MPI wants that.
         self.only_thread = None if self.background else threading.main_thread().ident
         self._registry: dict[int, PendingWork] = {}
-        self._thread: threading.Thread | None = None
-        self._start_lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        #: How many of them are in the users' callbacks, or may be.
+        self._resolving = 0
+        self._kept_house = time.monotonic()
+        self._start_lock, self._lead, self._housekeeping = threading.Lock(), threading.Lock(), threading.Lock()
         self._stopping = False
 
     # ---- pending operations ----
@@ -53,14 +56,15 @@ class Engine:
         if not self.background:
             self._reap()
             return
-        if self._thread is None:
+        if not self._threads:
             self._start_background()
         if not self.lib.mpp_watch(work.handle):
             self._finish(work, self.lib.mpp_state_of(work.handle))
 
     def _finish(self, work: PendingWork, state: int) -> None:
         """C is done with ``work``: complete it, and forget it unless the background thread will."""
-        work.complete(state & ~_REPORTED)
+        if work.complete(state & ~_REPORTED):
+            work.resolve()
         if not state & _REPORTED:
             self._registry.pop(work.handle, None)
 
@@ -116,34 +120,69 @@ class Engine:
 
     def _start_background(self) -> None:
         with self._start_lock:
-            if self._thread is not None or self._stopping:
+            if self._threads or self._stopping:
                 return
             if self.lib.mpp_engine_start(1):
                 raise RuntimeError("mpiplus could not start its progress thread (too many threads?)")
-            self._thread = threading.Thread(target=self._complete_forever, name="mpiplus", daemon=True)
-            self._thread.start()
+            self._start_completing()
+
+    def _start_completing(self) -> None:
+        thread = threading.Thread(target=self._complete_forever, name="mpiplus", daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _complete_forever(self) -> None:
-        """Completes asynchronous operations: results put in place, futures set, references dropped."""
-        housekeeping = time.monotonic()
+        """Completes asynchronous operations: results put in place, futures set, references dropped.
+
+        Setting a future runs the callbacks of whoever uses it, and such a callback may wait for another future
+        (PowerSGD's does). So the thread that sets one leaves the lead to another.
+        """
+        while not self._stopping:
+            with self._lead:
+                resolving = self._lead_until_a_future()
+            if resolving is None:
+                return
+            with self._start_lock:
+                self._resolving += 1
+                if self._resolving == len(self._threads) and not self._stopping:
+                    self._start_completing()
+            resolving()
+            del resolving
+            with self._start_lock:
+                self._resolving -= 1
+
+    def _lead_until_a_future(self) -> Callable[[], None] | None:
+        """Complete operations until the next step may run callbacks; that step, or None at the end."""
         while not self._stopping:
             handle = self.lib.mpp_next_completed(_HOUSEKEEPING_NS if self._registry else 1_000_000_000)
             work = self._registry.pop(handle, None) if handle else None
-            if work is not None:
-                work.complete(self.lib.mpp_state_of(handle) & ~_REPORTED)
+            if work is not None and work.complete(self.lib.mpp_state_of(handle) & ~_REPORTED):
+                return work.resolve
             del work  # or the last tensor would live until the next one completes
-            if time.monotonic() - housekeeping > _HOUSEKEEPING_NS / 1e9:
-                housekeeping = time.monotonic()
-                for late in list(self._registry.values()):
-                    if not late.finished:
-                        late.check_deadline()
+            if self._registry and time.monotonic() - self._kept_house > _HOUSEKEEPING_NS / 1e9:
+                self._kept_house = time.monotonic()
+                return self._keep_house
+        return None
+
+    def _keep_house(self) -> None:
+        """Look at deadlines: one thread at a time, for it may take seconds to ask the others."""
+        if not self._housekeeping.acquire(blocking=False):
+            return
+        try:
+            for late in list(self._registry.values()):
+                if not late.finished:
+                    late.check_deadline()
+        finally:
+            self._housekeeping.release()
 
     def stop(self) -> None:
-        """End both threads; nothing progresses in the background any more."""
+        """End all threads; nothing progresses in the background any more."""
         self._stopping = True
         self.lib.mpp_engine_stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5)
+        until = time.monotonic() + 5
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
 
 _engine: Engine | None = None

@@ -95,7 +95,7 @@ class Work(dist.Work):
             self._future = future
             finished = self.finished
         if finished:
-            self._resolve()
+            self.resolve()
         return future
 
     def source_rank(self) -> int:
@@ -104,7 +104,7 @@ class Work(dist.Work):
 
     _source_rank = source_rank
 
-    def _resolve(self) -> None:
+    def resolve(self) -> None:
         """Set the future, if there is one. Outside the lock: this runs the user's callbacks."""
         if self._future is None:
             return
@@ -182,13 +182,17 @@ class PendingWork(Work):
 
     _source_rank = source_rank
 
-    def complete(self, state: int) -> None:
-        """C is done with the operation: put the result in place and tell whoever waits. Idempotent."""
+    def complete(self, state: int) -> bool:
+        """C is done with the operation: put the result in place. Idempotent.
+
+        Returns:
+            Whether somebody has a future, and :meth:`resolve` is to follow.
+        """
         with _completing:
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
                 self._finish = self._keep = None
-                return
+                return False
             if state == engine.DONE:
                 try:
                     if self._finish is not None:
@@ -199,7 +203,7 @@ class PendingWork(Work):
                 self._error = self.group.failure_of(self)
             self._finish = self._keep = None
             self.finished = True
-        self._resolve()
+            return self._future is not None
 
     def _abandon(self, error: Exception) -> bool:
         """Fail for the user, while C may still use the buffers; False if it is over already."""
@@ -213,7 +217,7 @@ class PendingWork(Work):
     def abandon_aborted(self) -> None:
         """The group was aborted while this waited."""
         if self._abandon(DistBackendError(f"{self}: the group was aborted")):
-            self._resolve()
+            self.resolve()
 
     def check_deadline(self) -> None:
         """Report a long wait to the others; give up when the operation's time is up."""
@@ -227,7 +231,7 @@ class PendingWork(Work):
             error = diagnosis.timed_out(self) if late else diagnosis.look(self)
             if error is None or not self._abandon(error):
                 return
-        self._resolve()
+        self.resolve()
 
 
 class CoalescedWork(dist.Work):

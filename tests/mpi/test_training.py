@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -118,6 +119,37 @@ def test_ddp_with_the_bf16_hook() -> None:
     train(model, my_part)
     assert_same_parameters(model.module, alone(), rtol=0.1, atol=0.05)
     assert not torch.equal(model.module.out.weight, make_model().out.weight)
+
+
+def test_ddp_with_power_sgd() -> None:
+    """Its callbacks start operations and wait for their futures."""
+    model = ddp()
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        train(model, my_part)
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    its = mine.clone()
+    dist.broadcast(its, 0)
+    assert torch.equal(mine, its)
+
+
+def summed_again(future: torch.futures.Future, times: int, delay: float) -> torch.Tensor:
+    tensor = future.value()[0]
+    if times == 0:
+        return tensor
+    time.sleep(delay)
+    again = dist.all_reduce(tensor, async_op=True).get_future()
+    return again.then(lambda done: summed_again(done, times - 1, delay)).wait()
+
+
+def test_callbacks_that_wait_for_futures() -> None:
+    """However deep: whoever runs them must not be the one who completes what they wait for."""
+    delay = 0.02 * dist.get_rank()
+    time.sleep(delay)
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    deep = future.then(lambda done: summed_again(done, 4, delay))
+    assert deep.wait().tolist() == [dist.get_world_size() ** 5] * 2
 
 
 def test_ddp_no_sync_accumulates() -> None:
