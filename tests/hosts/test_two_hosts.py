@@ -67,6 +67,7 @@ def test_a_host_is_cut_off(
         try:
             wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100)
             two_hosts.cut("node2")
+            (tmp_path / "cut").touch()
             wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60)
         finally:
             end(job)

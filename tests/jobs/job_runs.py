@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from mpi_installations import Installation
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Generous: the machine may be busy. What has not ended by then has hung.
-SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", "120"))
+SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", "180"))
 #: How long processes may take to vanish once the launcher has ended.
 GRACE = 10.0
 MARK = "MPIPLUS_TEST_JOB"
@@ -120,6 +122,15 @@ class Job:
     def _run(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Outcome:
         full = {**self.installation.full_environment(), **(environment or {})}
         return run_process(command, full, self.directory)
+
+
+def free_port() -> int:
+    """Below the ports that the system gives to whoever asks for any: nobody takes it in the meantime."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run_process(

@@ -37,7 +37,7 @@ def test_under_mpiplus_run(job: Job) -> None:
 
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:
-    outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "9"]), None)
+    outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "18"]), None)
     outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on host .* talks to no other rank")
     assert outcome.stdout.count("mpiplus info") == 1
 

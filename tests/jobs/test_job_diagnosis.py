@@ -15,16 +15,18 @@ def test_ranks_that_call_different_things(job: Job, shared_memory: str) -> None:
 
 @pytest.mark.parametrize("where", ["computing", "receiving", "other group"])
 def test_what_a_late_rank_is_doing(job: Job, where: str) -> None:
-    job.run(3, "diagnosis.py", "elsewhere", where).succeeded(3)
+    job.run(3, "diagnosis.py", "elsewhere", where, job.directory).succeeded(3)
 
 
 def test_the_watchdog_speaks_and_the_job_goes_on(job: Job) -> None:
-    outcome = job.run(2, "diagnosis.py", "slow_peer", environment={"MPIPLUS_WATCHDOG": "1"}).succeeded(2)
+    outcome = job.run(2, "diagnosis.py", "slow_peer", job.directory, environment={"MPIPLUS_WATCHDOG": "1"})
+    outcome.succeeded(2)
     outcome.says(r"mpiplus: rank 0 has waited \d+ s for all_reduce.*goes on waiting.*Not arrived: rank 1.*load_batch")
 
 
 def test_the_watchdog_can_be_switched_off(job: Job) -> None:
-    job.run(2, "diagnosis.py", "slow_peer", environment={"MPIPLUS_WATCHDOG": "0"}).succeeded(2).says_not("has waited")
+    outcome = job.run(2, "diagnosis.py", "unheard_peer", environment={"MPIPLUS_WATCHDOG": "0"})
+    outcome.succeeded(2).says_not("has waited")
 
 
 @pytest.mark.parametrize("how", ["killed", "_exit(0)"])

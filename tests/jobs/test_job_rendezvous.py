@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
-import socket
 
 import pytest
-from job_runs import Job
+from job_runs import Job, free_port
 from mpi_installations import Installation, find_installations, is_open_mpi
 
 NO_PLUGIN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-
-
-def free_port() -> int:
-    """Below the ports that the system gives to whoever asks for any: nobody takes it in the meantime."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def test_every_way_in_one_process(job: Job) -> None:

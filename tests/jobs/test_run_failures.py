@@ -61,7 +61,7 @@ def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
 
 
 def test_the_time_limit(job: Job) -> None:
-    outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", 3))
+    outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", 10))  # enough to start in
     ended(outcome, 124).says("the time limit has passed; ranks 0, 1 had not ended")
 
 

@@ -118,7 +118,7 @@ class Cluster:
 
 def _start_daemons(cluster: Cluster) -> None:
     directory, (first, second) = cluster.directory, cluster.network.names
-    port = 20000 + secrets.randbelow(20000)
+    port = 20000 + secrets.randbelow(12000)  # below those that the system gives to whoever asks for any
     for name in ("state", "spool", f"tmp-{first}", f"tmp-{second}"):
         (directory / name).mkdir()
     text = CONFIGURATION.format(
@@ -140,7 +140,7 @@ def _start_daemons(cluster: Cluster) -> None:
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     state = ""
     while time.monotonic() < until:
         with contextlib.suppress(RuntimeError):

@@ -129,7 +129,7 @@ def test_a_rank_that_dies_does_not_leave_the_others_in_mpi_init(server: Running,
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    server = Running(2, 0.5)
+    server = Running(2, 2)  # until then a slow client may connect
     client = Client(server, f"{SECRET} 0")
     assert client.answer() == ""
     assert server.ended()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, raises, run, say
+from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 LAST = SIZE - 1
 SHORT = timedelta(seconds=3)
@@ -65,12 +67,17 @@ def detail() -> None:
     assert gathered == [{"rank": rank} for rank in range(SIZE)]
 
 
-def load_batch(seconds: float) -> None:
-    time.sleep(seconds)
+def load_batch(signs: list[Path]) -> None:
+    """Until the others have what they wait for. They are told where this rank is: it calls no other Python function."""
+    names = [str(sign) for sign in signs]
+    for name in names:
+        while not os.access(name, os.F_OK):
+            time.sleep(0.01)
 
 
-def elsewhere(where: str) -> None:
+def elsewhere(where: str, directory: str) -> None:
     """The error names the function, or the operation, that keeps the last rank from coming."""
+    told = [Path(directory) / f"told-{rank}" for rank in range(LAST)]
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
     group = dist.new_group(timeout=SHORT)
     other = dist.new_group(timeout=timedelta(seconds=60))
@@ -83,11 +90,14 @@ def elsewhere(where: str) -> None:
     if ME != LAST:
         with raises(dist.DistBackendError, "timed out", patterns[where], "arrived: ranks? 0"):
             dist.all_reduce(torch.ones(3), group=group)
+        told[ME].touch()
     elif where == "computing":
-        load_batch(8)
+        load_batch(told)
     elif where == "receiving":
         dist.recv(torch.ones(1), 0, group=other)
     if where == "receiving" and ME == 0:
+        for sign in told:  # another rank may still be asking what the last one is doing
+            wait_for(sign)
         dist.send(torch.ones(1), LAST, group=other)
     if where == "other group":
         dist.all_reduce(torch.ones(2), group=other)
@@ -96,12 +106,29 @@ def elsewhere(where: str) -> None:
     check_works()
 
 
-def slow_peer() -> None:
-    """A line after a while, and no error."""
+def slow_peer(directory: str) -> None:
+    """A line after a while, for which the last rank waits, and no error."""
+    spoken = Path(directory) / "spoken"
+
+    def note(record: logging.LogRecord) -> bool:
+        if "has waited" in record.getMessage():
+            spoken.touch()
+        return True
+
+    logging.getLogger("torchmpi_plugin").addFilter(note)  # not a handler: the line is to be printed all the same
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
     check_works()
     if ME == LAST:
-        load_batch(5)
+        load_batch([spoken])
+    check_works()
+
+
+def unheard_peer() -> None:
+    """The same without a line: later than any would have come."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    check_works()
+    if ME == LAST:
+        time.sleep(5)
     check_works()
 
 
@@ -119,4 +146,12 @@ def vanishes(how: str) -> None:
 
 
 if __name__ == "__main__":
-    run({"detail": detail, "elsewhere": elsewhere, "slow_peer": slow_peer, "vanishes": vanishes})
+    run(
+        {
+            "detail": detail,
+            "elsewhere": elsewhere,
+            "slow_peer": slow_peer,
+            "unheard_peer": unheard_peer,
+            "vanishes": vanishes,
+        }
+    )

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
+from torchmpi_plugin import status
+
 LAST = SIZE - 1
 
 
@@ -156,7 +158,8 @@ def interrupted(directory: str) -> None:
     dist.all_gather_object(pids, os.getpid())
     tensor = torch.full((3,), float(ME + 1))
     if ME == 0:
-        time.sleep(0.5)  # rank 1 is waiting by then; if it is not, it is interrupted before it waits
+        while "waits for all_reduce" not in status.monitor.ask([1]).get(1, ""):  # before, nobody would catch it
+            pass
         os.kill(pids[1], signal.SIGINT)
         wait_for(sign)  # rank 1 leaves the collective without any help from this rank
         dist.all_reduce(tensor)

@@ -46,6 +46,8 @@ def member(rank: int, size: int, url: str) -> None:
 def absent() -> None:
     """The last rank has come to the store, and then does not come to the world."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), SIZE, False)
+    store.set(f"here {ME}", "")
+    store.wait([f"here {rank}" for rank in range(SIZE)])  # only the last one may be missing below, not a slow one
     if ME == SIZE - 1:
         store.wait(["others gave up"])
         return

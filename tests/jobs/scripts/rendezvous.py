@@ -36,6 +36,13 @@ def agreed(make) -> object:
     return MPI.COMM_WORLD.bcast(make() if MPI.COMM_WORLD.rank == 0 else None)
 
 
+def everybody_has_left() -> None:
+    """Nobody connects to a port where the store of the world before may still listen."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+
+
 def check_world(rank: int) -> None:
     """This process has that rank, its own or the mirrored one, and so it is in MPI's communicator of the world."""
     from mpi4py import MPI
@@ -118,6 +125,7 @@ def environment_given(port: str) -> None:
     for name, value in given.items():
         assert os.environ[name] == value, (name, value, os.environ[name])
     assert os.environ["LOCAL_WORLD_SIZE"] == str(SIZE)
+    everybody_has_left()
     cycle("env:// again", MIRRORED)
     cycle("mpi:// past the variables", ME, init_method="mpi://")
 
