@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import node
-from .wire import MESSAGE, Channel, ClosedError
+from .wire import MESSAGE, Channel, ClosedError, Frame
 
 VARIABLE = "MPIPLUS_JOB"  # for the supervisors, from the launcher: where it listens
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -67,8 +67,8 @@ def _connect(addresses: list[str], port: int) -> Channel:
     )
 
 
-def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any]]:
-    """Connect, say who this is, and wait for the others; what to run."""
+def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]]:
+    """Connect, say who this is, and wait for the others; what to run, and what came right after it."""
     me = who_am_i(os.environ)
     if me is None:
         raise SystemExit(
@@ -91,7 +91,7 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any]]:
     channel.socket.settimeout(None)
     if frames[0].kind != MESSAGE or "command" not in frames[0].message:
         raise ClosedError("no command")
-    return channel, frames[0].message
+    return channel, frames[0].message, frames[1:]
 
 
 def _guard(supervisor: int) -> int:
@@ -114,10 +114,10 @@ def _supervise(guard_gone: int) -> int:
     from .supervisor import Supervisor
 
     try:
-        channel, job = _greet(json.loads(os.environ.pop(VARIABLE)))
+        channel, job, early = _greet(json.loads(os.environ.pop(VARIABLE)))
     except (ClosedError, TimeoutError):
         return 1  # the launcher has ended, or given up, and said why
-    return Supervisor(channel, job, guard_gone).run()
+    return Supervisor(channel, job, guard_gone, early).run()
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from .formats import expand
 from .output import LineBuffer
 from .rank import FORWARDED
-from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError
+from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
 
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
@@ -43,11 +43,13 @@ class Supervisor:
         channel: to the launcher.
         job: what to run, where, and what to do with the output; see ``job.orders``.
         guard_gone: a pipe that ends when the guard does.
+        early: what came together with the job.
     """
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any], guard_gone: int) -> None:
+    def __init__(self, channel: Channel, job: Mapping[str, Any], guard_gone: int, early: Sequence[Frame] = ()) -> None:
         self._channel: Channel | None = channel
         self._job = job
+        self._early = early
         self._guard_gone = guard_gone
         self._selector = selectors.DefaultSelector()
         self._child: subprocess.Popen[bytes] | None = None
@@ -67,6 +69,7 @@ class Supervisor:
             self._start()
         except OSError as error:
             self._cannot_start(error)
+        self._obey(self._early)
         while self._code is None or self._streams or not self._dismissed:
             for key, _ in self._selector.select(0.1):
                 key.data()
@@ -181,6 +184,9 @@ class Supervisor:
         except ClosedError:
             self._launcher_lost()
             return
+        self._obey(frames)
+
+    def _obey(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
             if frame.kind != MESSAGE:
                 continue

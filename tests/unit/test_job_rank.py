@@ -1,0 +1,29 @@
+"""A rank's side of the talk with the launcher of `mpiplus run`."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from torchmpi_plugin.jobs import rank
+from torchmpi_plugin.jobs.wire import Channel
+
+
+def test_an_order_that_comes_together_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read may bring both; a signal must not be lost in it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    supervisors = socket.create_connection(server.getsockname())
+    launcher = Channel(server.accept()[0])
+    launcher.say(command=["true"])
+    launcher.say(signal=15)
+    monkeypatch.setattr(rank, "who_am_i", lambda environment: rank.Identity(0, 1))
+    monkeypatch.setattr(rank, "_connect", lambda addresses, port: Channel(supervisors))
+    channel, job, early = rank._greet({"addresses": [], "port": 0, "secret": ""})
+    assert job == {"command": ["true"]}
+    orders = [frame.message for frame in early]
+    while not orders:
+        orders = [frame.message for frame in channel.receive()]
+    assert orders == [{"signal": 15}]
+    for connection in (launcher, channel, server):
+        connection.close()
