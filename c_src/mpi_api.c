@@ -48,7 +48,6 @@ int mpp_set_constant(const char *name, int index, int64_t value) {
     else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = to_handle(value);
     else if (!strcmp(name, "IN_PLACE")) mpp_mpi.in_place = (void *)(intptr_t)value;
     else if (!strcmp(name, "ANY_SOURCE")) mpp_mpi.any_source = (int)value;
-    else if (!strcmp(name, "ERR_TRUNCATE")) mpp_mpi.err_truncate = (int)value;
     else if (!strcmp(name, "status_source_offset")) mpp_mpi.status_source_offset = (int)value;
     else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = to_handle(value);
     else if (!strcmp(name, "op") && index >= 0 && index < 16) mpp_mpi.op[index] = to_handle(value);

@@ -36,10 +36,8 @@ typedef union {
     X(Iallgather, (const void *, int, mpi_handle, void *, int, mpi_handle, mpi_handle, mpi_handle *))                  \
     X(Ireduce_scatter_block, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))            \
     X(Error_string, (int, char *, int *))                                                                              \
-    X(Error_class, (int, int *))                                                                                       \
     X(Finalized, (int *))                                                                                              \
-    X(Finalize, (void))                                                                                                \
-    X(Abort, (mpi_handle, int))
+    X(Finalize, (void))
 
 typedef struct {
 #define MPP_MEMBER(name, arguments) int(*name) arguments;
@@ -50,7 +48,6 @@ typedef struct {
     mpi_handle request_null;
     void *in_place;
     int any_source;
-    int err_truncate;
     int status_source_offset;
     mpi_handle datatype[32]; /* indexed by enum mpp_dtype; only the types MPI reduces are set */
     mpi_handle op[16];       /* indexed by enum mpp_redop */

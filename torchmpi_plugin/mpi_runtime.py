@@ -213,7 +213,6 @@ def _set_constants(module: Any, lib: Any) -> None:
     put("REQUEST_NULL", handle_of(module.REQUEST_NULL))
     put("IN_PLACE", int(module.IN_PLACE))
     put("ANY_SOURCE", module.ANY_SOURCE)
-    put("ERR_TRUNCATE", module.ERR_TRUNCATE)
     put("status_source_offset", _status_source_offset(module))
     for index, name in MPI_DATATYPES.items():
         put("datatype", handle_of(getattr(module, name)), index)
