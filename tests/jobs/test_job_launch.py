@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
-import socket
+import sys
 
 import pytest
-from job_runs import Job
+from job_runs import Job, free_port, run_process
 
 SCRIPT = "launches.py"
+#: Everything in it is of __main__, and the ranks send it on.
+PROGRAM = """
+import sys
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torchmpi_plugin.dist import all_gather_object, compute_and_broadcast
+from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError, launch_subprocesses
+
+@dataclass
+class Sample:
+    number: int
+
+    def doubled(self):
+        return Sample(2 * self.number)
+
+def double(sample):
+    return sample.doubled()
+
+def train(samples, arguments):
+    assert all_gather_object(double(Sample(dist.get_rank()))) == samples
+    function, kind = all_gather_object((double, Sample))[0]
+    assert function(kind(4)) == Sample(8)
+    assert sys.argv[1:] == arguments, sys.argv
+
+def fail():
+    dist.barrier()
+    compute_and_broadcast(lambda: 1 // 0, rank=1)
+
+if __name__ == "__main__":
+    config = MultiprocessConfig(world_size=2)
+    launch_subprocesses(train, config, None, 0, [Sample(0), Sample(2)], sys.argv[1:])
+    for _ in range(3):
+        try:
+            launch_subprocesses(fail, config)
+        except RankFailedError as error:
+            assert (error.rank, error.exit_code) == (1, 1), error
+            assert "ZeroDivisionError" in error.traceback
+            print("as expected", flush=True)
+"""
 
 
 def test_four_ranks_from_a_plain_process(job: Job) -> None:
@@ -15,14 +55,31 @@ def test_four_ranks_from_a_plain_process(job: Job) -> None:
     assert outcome.stdout.count("] again\n") == 4
 
 
+@pytest.mark.parametrize("how", ["script", "-c", "stdin"])
+def test_what_main_has_and_who_is_to_blame(job: Job, how: str) -> None:
+    """Classes of __main__ can be sent on; who raised is named, and not who was told of it and was faster."""
+    script = job.directory / "scripts" / "program.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAM)
+    if how == "script":  # from whose path the working directory is missing
+        (job.directory / "json.py").write_text("raise RuntimeError('of the working directory')")
+    command = {
+        "script": f"{sys.executable} {script} --lr 0.1",
+        "-c": f'{sys.executable} -c "$(cat {script})" --lr 0.1',
+        "stdin": f"{sys.executable} - --lr 0.1 < {script}",
+    }[how]
+    outcome = run_process(["sh", "-c", command], job.installation.full_environment(), job.directory)
+    assert outcome.code == 0, outcome.output
+    assert outcome.stdout.count("as expected") == 3
+    assert not outcome.survivors
+
+
 def test_gloo(job: Job) -> None:
     job.alone(SCRIPT, "on_gloo").succeeded(2)
 
 
 def test_gloo_over_tcp(job: Job) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    job.alone(SCRIPT, "on_gloo_over_tcp", port).succeeded(2)
+    job.alone(SCRIPT, "on_gloo_over_tcp", free_port()).succeeded(2)
 
 
 def test_one_rank(job: Job) -> None:

@@ -31,8 +31,20 @@ def fail_on(guilty: int, words: str = "on purpose"):
     return "x" * 1000
 
 
-def unpicklable_on(guilty: int):
-    return threading.Lock() if dist.get_rank() == guilty else "fine"
+def read_on(ranks: list[int]) -> str:
+    if dist.get_rank() not in ranks:
+        raise ModuleNotFoundError("not here")
+    return "fine"
+
+
+class Unreadable:
+    """Can be pickled everywhere, and unpickled on some ranks, if any."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.ranks = list(ranks)
+
+    def __reduce__(self):
+        return read_on, (self.ranks,)
 
 
 def test_the_function_raises_on_each_rank_in_turn(talk: Talk) -> None:
@@ -66,32 +78,55 @@ def test_several_ranks_fail_at_once(talk: Talk) -> None:
     works(talk)
 
 
-def test_a_value_cannot_be_pickled(talk: Talk) -> None:
+UNFIT = pytest.mark.parametrize(("kind", "words"), [(threading.Lock, "pickle"), (Unreadable, "unpickled on rank")])
+
+
+@UNFIT
+def test_a_value_that_cannot_travel(talk: Talk, kind, words: str) -> None:
     if talk.size == 1:
         return  # nothing travels
     for guilty in talk.ranks:
-        objects = [unpicklable_on(guilty)]
+        value = kind() if talk.rank == guilty else "fine"
+        root = next(rank for rank in talk.ranks if rank != guilty)  # nobody unpickles what is its own
         calls = [
-            lambda g=guilty: helpers.compute_and_broadcast(lambda: unpicklable_on(g), g, talk.group),
-            lambda g=guilty: helpers.gather_from_all_ranks(lambda: unpicklable_on(g), group=talk.group),
-            lambda g=guilty: helpers.reduce_and_broadcast(lambda: unpicklable_on(g), len, talk.group),
-            lambda g=guilty: helpers.all_gather_object(unpicklable_on(g), talk.group),
-            lambda g=guilty, o=objects: helpers.broadcast_object_list(o, g, talk.group),
+            lambda v=value, g=guilty: helpers.compute_and_broadcast(lambda: v, g, talk.group),
+            lambda v=value, r=root: helpers.gather_from_all_ranks(lambda: v, rank=r, group=talk.group),
+            lambda v=value: helpers.all_gather_object(v, talk.group),
+            lambda v=value, g=guilty: helpers.broadcast_object_list([v], g, talk.group),
         ]
+        if guilty != talk.ranks[0] or kind is not Unreadable:
+            calls.append(lambda v=value: helpers.reduce_and_broadcast(lambda: v, len, talk.group))
         for call in calls:
-            expect_failure(guilty, "pickle", call)
+            expect_failure(guilty, words, call)
             works(talk)
 
 
-def test_a_result_of_the_reduction_cannot_be_pickled(talk: Talk) -> None:
+@UNFIT
+def test_a_result_of_the_reduction_that_cannot_travel(talk: Talk, kind, words: str) -> None:
     if talk.size == 1:
         return  # nothing travels
     expect_failure(
         talk.ranks[0],
-        "pickle",
-        lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: threading.Lock(), group=talk.group),
+        words,
+        lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: kind(), group=talk.group),
     )
     works(talk)
+
+
+def test_a_value_that_only_one_rank_cannot_read(talk: Talk) -> None:
+    """A class that is not there, say. It is said whose value and which rank."""
+    if talk.size == 1:
+        return
+    source, reader = talk.ranks[0], talk.ranks[-1]
+    value = Unreadable(*talk.ranks[:-1])
+    for call in (
+        lambda: helpers.compute_and_broadcast(lambda: value, source, talk.group),
+        lambda: helpers.broadcast_object_list([value], source, talk.group),
+        lambda: helpers.all_gather_object(value if talk.rank == source else None, talk.group),
+    ):
+        error = expect_failure(source, f"cannot be unpickled on rank {reader}: ModuleNotFoundError: not here", call)
+        assert "in read_on" in error.traceback
+        works(talk)
 
 
 def test_wrong_world_size_on_all_ranks(talk: Talk) -> None:
@@ -115,10 +150,9 @@ def test_ranks_that_are_not_in_the_group(talk: Talk) -> None:
         lambda: helpers.gather_from_all_ranks(lambda: 1, rank=99, group=talk.group),
         lambda: helpers.broadcast_object_list([1], src=99, group=talk.group),
     ):
-        if talk.size > 1:
-            with pytest.raises(ValueError, match="rank 99 is not in the group"):
-                call()
-            works(talk)
+        with pytest.raises(ValueError, match="rank 99 is not in the group"):
+            call()
+        works(talk)
 
 
 def test_lists_of_different_lengths(talk: Talk) -> None:

@@ -92,6 +92,33 @@ def test_nested_blocks(world) -> None:
     helpers.barrier(timeout=20)
 
 
+def test_a_failure_outside_a_nested_block(world, new_group) -> None:
+    """The others never come to the inner one; nobody waits for them there, then or later."""
+    group = new_group(list(range(world.size)))
+    main = world.rank == 0
+    with pytest.raises(RankFailedError, match="rank 0 failed: LookupError"), helpers.zero_first(main, group):
+        with helpers.run_local_rank_zero_first(group):
+            pass
+        raise LookupError("on purpose")
+    with helpers.zero_first(main, group):
+        pass
+    helpers.barrier(group, timeout=20)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_rank_0_does_not_leave_before_the_others_have_come(world, local: bool) -> None:
+    """Else it might end, and take the store along, while they wait for it."""
+    helpers.barrier(timeout=20)
+    start = time.monotonic()
+    if world.rank != 0:
+        time.sleep(0.5)
+    with helpers.run_local_rank_zero_first() if local else helpers.zero_first(world.rank == 0):
+        entered = time.monotonic() - start
+    if world.rank == 0 and world.size > 1:
+        assert entered < 0.4 < time.monotonic() - start
+    helpers.barrier(timeout=20)
+
+
 @pytest.mark.parametrize(("backend", "local"), [("mpiplus", False), ("mpiplus", True), ("gloo", False)])
 def test_the_wait_outlasts_the_groups_timeout_and_sleeps(world, new_group, backend: str, local: bool) -> None:
     seconds = 2.0

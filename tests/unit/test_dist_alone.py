@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import dist as helpers
-from torchmpi_plugin.dist import launched
+from torchmpi_plugin.dist import launched, starting
+from torchmpi_plugin.dist.meetings import Meeting
 from torchmpi_plugin.errors import RankFailedError
 
 VALUES = [2**53 + 1, 0.1, 10**12, True, None, "text", {"a": [1, (2, 3)]}, torch.ones(2), threading.Lock()]
@@ -86,6 +88,15 @@ def test_failures() -> None:
         assert isinstance(caught.value.__cause__, LookupError)
     with pytest.raises(ValueError, match="world_size is 2, but the group has 1 rank;"):
         helpers.gather_from_all_ranks(lambda: 1, world_size=2)
+    for call in (
+        lambda: helpers.compute_and_broadcast(lambda: 1, rank=1),
+        lambda: helpers.gather_from_all_ranks(lambda: 1, rank=1),
+        lambda: helpers.broadcast_object_list([1], src=1),
+    ):
+        with pytest.raises(ValueError, match=r"rank 1 is not in the group, whose global ranks are \[0\]"):
+            call()
+    with pytest.raises(TypeError, match=r"write @zero_only\(\)"):
+        helpers.zero_only(print)
 
 
 def test_nobody_to_wait_for() -> None:
@@ -97,6 +108,24 @@ def test_nobody_to_wait_for() -> None:
     with helpers.run_local_rank_zero_first(), helpers.zero_only() as main:
         assert main
     assert helpers.zero_only()(lambda: 3)() == 3
+
+
+class GroupOf:
+    """What a meeting wants of a group."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.get_group_store = lambda: store
+
+
+def test_who_comes_as_the_time_runs_out_is_not_missing() -> None:
+    """All have come, and the last of them has not opened the door yet."""
+    store = dist.HashStore()
+    members = SimpleNamespace(group=GroupOf(store), ranks=[0, 1], rank=1, size=2)
+    meeting = Meeting(members, "barrier")
+    meeting.arrive()
+    dist.PrefixStore("mpiplus-dist/barrier/1", store).set("came/0", "")
+    threading.Timer(0.2, lambda: dist.PrefixStore("mpiplus-dist/barrier/1", store).set("door", "")).start()
+    assert meeting.wait("barrier", 0.05) == b""
 
 
 def test_sampler() -> None:
@@ -244,6 +273,41 @@ def test_a_query_initialises_nothing() -> None:
     run(QUERIES_AND_HELPERS.format(size=8, rank=5), **OPEN_MPI)
 
 
-@pytest.mark.parametrize("backend", ["mpiplus", "gloo"])
+@pytest.mark.parametrize("backend", ["mpiplus", "gloo", "GLOO"])
 def test_initialize_a_single_process(backend: str) -> None:
-    run(INITIALISE.format(arguments=("cpu", 30.0, backend), backend=backend))
+    run(INITIALISE.format(arguments=("cpu", 30.0, backend), backend=backend.lower()))
+
+
+@pytest.mark.parametrize("backend", ["mpiplus", "gloo"])
+@pytest.mark.parametrize(
+    ("launcher", "world_size", "wanted"),
+    [
+        ({}, "4", {}),
+        (OPEN_MPI, "8", {}),
+        (OPEN_MPI, "1", {"init_method": "mpi://"}),  # as a single process leaves them behind
+        (HYDRA, "4", {"init_method": "mpi://"}),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, "4", {}),
+    ],
+)
+def test_variables_that_contradict_mpi_are_not_used(backend, launcher, world_size, wanted, monkeypatch, caplog) -> None:
+    """Else mpirun would start so many jobs of their own, and nobody would notice."""
+    torch_variables = {"RANK": "0", "WORLD_SIZE": world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in {**launcher, **torch_variables}.items():
+        monkeypatch.setenv(name, value)
+    assert starting._how_to_meet(backend) == wanted
+    assert bool(wanted) == (f"MPI has started 8 processes; RANK and WORLD_SIZE={world_size} are not" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("device", "number"), [("gpu", 1), ("cuda", 1), ("cuda:0", 0), (torch.device("cuda", 3), 3), ("cpu", None)]
+)
+def test_the_gpu_is_that_of_the_local_rank_or_the_one_that_is_named(device, number, monkeypatch) -> None:
+    chosen = []
+    monkeypatch.setattr(starting.members, "initialized", lambda: True)
+    monkeypatch.setattr(starting.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(starting, "get_local_rank", lambda: 5)
+    monkeypatch.setattr(starting.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(starting.torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(starting.torch.cuda, "set_device", chosen.append)
+    helpers.initialize_dist(device, backend="gloo")
+    assert chosen == ([] if number is None else [number])

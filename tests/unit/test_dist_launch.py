@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import pickle
+import sys
 from dataclasses import fields
 
 import pytest
@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from torchmpi_plugin import launch
 from torchmpi_plugin.dist import launched
-from torchmpi_plugin.launch import MultiprocessConfig
+from torchmpi_plugin.jobs import JobResult
+from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError, processes
 from torchmpi_plugin.launch.payload import Payload
 
 UNDER_MPIRUN = {
@@ -69,6 +70,18 @@ def test_resolve(missing) -> None:
     assert (given.world_size, given.local_world_size, given.init_method, given.master_port) == (8, 4, "env://", 29501)
 
 
+@pytest.mark.parametrize("launcher", [{"PMI_SIZE": "1", "PMI_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "x"}])
+def test_resolve_under_a_launcher_of_one(launcher, monkeypatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", **launcher}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = MultiprocessConfig()
+    config.resolve()
+    assert (config.world_size, config.local_world_size) == (1, 1)
+    with pytest.raises(ValueError, match="world_size is 4, but this program is one of 1 ranks"):
+        MultiprocessConfig(world_size=4).resolve()
+
+
 def test_resolve_under_mpirun(monkeypatch) -> None:
     for name, value in UNDER_MPIRUN.items():
         monkeypatch.setenv(name, value)
@@ -121,8 +134,48 @@ def test_groups_of_a_world_of_one() -> None:
 def test_lambdas_and_closures_travel() -> None:
     number = 3
     payload = Payload(lambda x: x + number, None, MultiprocessConfig(world_size=2), (1,), {})
-    search_path, rest = pickle.loads(payload.dumps())
-    arrived = pickle.loads(rest)
-    assert isinstance(search_path, list)
+    search_path, arguments = list(sys.path), list(sys.argv)
+    arrived = Payload.loads(payload.dumps())
+    assert (sys.path, sys.argv) == (search_path, arguments)
     assert arrived.func(4) == 7
     assert arrived.cfg == payload.cfg
+
+
+def leave(error: BaseException) -> None:
+    assert dist.get_world_size() == launch.parallel_group_info().dp.world_size == 1
+    raise error
+
+
+@pytest.mark.parametrize(("error", "code"), [(LookupError("this one"), 1), (SystemExit(7), 7), (SystemExit("no"), 1)])
+def test_one_rank_that_fails_is_like_one_of_several(error: BaseException, code: int) -> None:
+    """And can be started again."""
+    for _ in range(2):
+        with pytest.raises(RankFailedError, match=f"rank 0 on host .* failed first: exit code {code}") as caught:
+            launch.launch_subprocesses(leave, MultiprocessConfig(world_size=1, backend="gloo"), None, 0, error)
+        assert (caught.value.rank, caught.value.exit_code) == (0, code)
+        assert caught.value.host and "in leave\n" in caught.value.traceback
+        assert caught.value.__cause__ is error
+        assert not dist.is_initialized() and not launch.parallelism_is_initialized()
+
+
+def test_one_rank_that_ends_early() -> None:
+    config = MultiprocessConfig(world_size=1, backend="gloo")
+    launch.launch_subprocesses(leave, config, None, 0, SystemExit(0))
+    with pytest.raises(KeyboardInterrupt):
+        launch.launch_subprocesses(leave, config, None, 0, KeyboardInterrupt())
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (JobResult(130, None, "mpiplus run: SIGINT was passed on to the ranks"), KeyboardInterrupt),
+        (JobResult(137, None, "mpiplus run: SIGINT was passed on to the ranks"), KeyboardInterrupt),
+        (JobResult(1, None, "mpiplus run: SIGINT came before the ranks had started"), KeyboardInterrupt),
+        (JobResult(143, None, "mpiplus run: SIGTERM was passed on to the ranks"), SystemExit),
+        (JobResult(1, None, "mpiplus run: the job did not start: ..."), RuntimeError),
+    ],
+)
+def test_how_a_job_that_did_not_fail_by_itself_ends(result: JobResult, kind: type[BaseException]) -> None:
+    with pytest.raises(kind):
+        processes._raise(result)

@@ -6,7 +6,6 @@ every rank raises, naming the rank that failed, and the group can be used afterw
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from . import members as groups
 from . import wire
 from .outcomes import Attempt, Failure, raise_failed, raise_failures
+from .reading import read
 
 T = TypeVar("T")
 
@@ -31,7 +31,8 @@ def _share(doing: str, function: Callable[[], Any], root: int, members: groups.M
     attempt = Attempt.of(function) if members.rank == root else None
     message = wire.broadcast(attempt and attempt.message, root, members)
     raise_failed(doing, {root: message}, attempt and attempt.error)
-    return attempt.value if attempt is not None else pickle.loads(message.payload)
+    values = read(doing, {root: message}, [] if attempt is not None else [root], members)
+    return attempt.value if attempt is not None else values[root]
 
 
 def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.ProcessGroup | None = None) -> T:
@@ -48,8 +49,8 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
         On ``rank`` the very object, elsewhere a copy.
 
     Raises:
-        RankFailedError: ``fn`` raised, or its result cannot be pickled; on every rank, with ``rank``, ``host``
-            and ``traceback`` of the one that failed.
+        RankFailedError: ``fn`` raised, or its result cannot be pickled or unpickled; on every rank, with
+            ``rank``, ``host`` and ``traceback`` of what failed.
         ValueError: ``rank`` is not in the group.
 
     Example::
@@ -59,6 +60,7 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
     doing = "compute_and_broadcast"
     members, me = groups.find_or_alone(group, doing)
     if members is None:
+        groups.find_root(rank, [me])
         return _alone(doing, me, fn)
     result: T = _share(doing, fn, members.root(rank), members)
     return result
@@ -72,11 +74,11 @@ def _check_size(world_size: int | None, size: int) -> None:
 
 
 def _gather(doing: str, attempt: Attempt, root: int, members: groups.Members) -> list[Any] | None:
-    messages = wire.gather(attempt.message, members, root)
-    raise_failed(doing, dict(zip(members.ranks, messages, strict=True)), attempt.error)
-    if members.rank != root:
-        return None
-    return [attempt.value if i == members.me else pickle.loads(m.payload) for i, m in enumerate(messages)]
+    messages = dict(zip(members.ranks, wire.gather(attempt.message, members, root), strict=True))
+    raise_failed(doing, messages, attempt.error)
+    others = [rank for rank in members.ranks if rank != root] if members.rank == root else []
+    values = {**read(doing, messages, others, members), root: attempt.value}
+    return [values[rank] for rank in members.ranks] if members.rank == root else None
 
 
 def gather_from_all_ranks(
@@ -98,7 +100,8 @@ def gather_from_all_ranks(
         On ``rank`` the results in the group's order, elsewhere None.
 
     Raises:
-        RankFailedError: ``fn`` raised, or its result cannot be pickled, on some rank; on every rank, naming it.
+        RankFailedError: ``fn`` raised on some rank, or its result cannot be pickled or unpickled; on every
+            rank, naming that one.
         ValueError: another ``world_size``, or a ``rank`` that is not in the group.
 
     Example::
@@ -110,6 +113,7 @@ def gather_from_all_ranks(
     members, me = groups.find_or_alone(group, doing)
     if members is None:
         _check_size(world_size, 1)
+        groups.find_root(rank, [me])
         return [_alone(doing, me, fn)]
     try:
         _check_size(world_size, members.size)
@@ -137,7 +141,8 @@ def reduce_and_broadcast(
         group: the ranks that take part; the world if None.
 
     Raises:
-        RankFailedError: one of the functions raised, or its result cannot be pickled; on every rank.
+        RankFailedError: one of the functions raised, or its result cannot be pickled or unpickled; on every
+            rank.
 
     Example::
 

@@ -15,6 +15,8 @@ from ..errors import DistBackendError, describe_ranks
 from .members import Members
 
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 5.0
+#: How long a rank that may go on can take to notice, beside its nap: the machine may be busy.
+_SCHEDULING = 1.0
 #: Looks per second that the store's host takes from all ranks together, and from each one.
 _LOOKS, _LOOKS_EACH = 1000.0, 20.0
 
@@ -48,6 +50,7 @@ class Meeting:
         """Open the door with bad news instead; whoever comes later hears it too."""
         self._store.set("door", error)
         self.leave()
+        time.sleep(2 * self._longest_nap)  # for those who wait: this process may end next, and the job with it
 
     def wait(self, doing: str, seconds: float | None = None) -> bytes:
         """Sleep until the door opens, and leave.
@@ -63,14 +66,16 @@ class Meeting:
             DistBackendError: time is up (the message names the missing ranks), or the store is gone.
         """
         start = time.monotonic()
-        while not self._open(doing):
+        while not self._has("door", doing):
             waited = time.monotonic() - start
-            if seconds is not None and waited >= seconds:
-                raise self._timed_out(doing, waited)
-            nap = min(max(_SHORTEST_NAP, waited / 10), self._longest_nap)
-            time.sleep(nap if seconds is None else max(0.0, min(nap, seconds - waited)))
+            left = float("inf") if seconds is None else seconds - waited
+            if left <= 0:
+                self._give_up(doing, waited)
+            self._nap(waited, left)
         news = self._store.get("door")
         self.leave()
+        if not news:
+            self.see_off(2 * self._longest_nap + _SCHEDULING)
         return news
 
     def leave(self) -> None:
@@ -80,18 +85,32 @@ class Meeting:
                 with contextlib.suppress(RuntimeError):
                     self._store.delete_key(key)
 
-    def _open(self, doing: str) -> bool:
+    def see_off(self, seconds: float = float("inf")) -> None:
+        """On rank 0, sleep until all have left: its process hosts the store as a rule, and may end next."""
+        start, waited = time.monotonic(), 0.0
+        with contextlib.suppress(DistBackendError):
+            while self._members.rank == 0 and waited < seconds and self._has("left", ""):
+                self._nap(waited, seconds - waited)
+                waited = time.monotonic() - start
+
+    def _nap(self, waited: float, left: float = float("inf")) -> None:
+        time.sleep(max(_SHORTEST_NAP, min(waited / 10, self._longest_nap, left)))
+
+    def _has(self, key: str, doing: str) -> bool:
         try:
-            return self._store.check(["door"])
+            return self._store.check([key])
         except RuntimeError as error:
             raise DistBackendError(
                 f"{doing}: rank {self._members.rank} lost the store while it waited: {str(error).splitlines()[0]}; its "
                 f"host, rank 0 as a rule, may have ended"
             ) from error
 
-    def _timed_out(self, doing: str, waited: float) -> DistBackendError:
+    def _give_up(self, doing: str, waited: float) -> None:
+        """Unless all have come at the last moment: the door opens any moment then."""
         missing = [rank for rank in self._members.ranks if not self._store.check([f"came/{rank}"])]
+        if not missing:
+            return
         self.leave()
-        return DistBackendError(
+        raise DistBackendError(
             f"{doing}: rank {self._members.rank} gave up after {waited:.1f} s: {describe_ranks(missing)} did not come"
         )

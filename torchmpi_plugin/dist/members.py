@@ -10,6 +10,19 @@ import torch.distributed as dist
 from . import launched
 
 
+def find_root(rank: int, ranks: list[int]) -> int:
+    """The member that ``rank`` means; 0, every helper's default, is the first where 0 is no member.
+
+    Raises:
+        ValueError: no such member.
+    """
+    if rank in ranks:
+        return rank
+    if rank == 0:
+        return ranks[0]
+    raise ValueError(f"rank {rank} is not in the group, whose global ranks are {ranks}")
+
+
 class Members(NamedTuple):
     """A group seen from one of its members.
 
@@ -40,16 +53,8 @@ class Members(NamedTuple):
         return torch.device("cpu" if "cpu" in types else types[0])
 
     def root(self, rank: int) -> int:
-        """The member that ``rank`` means; 0, every helper's default, is the first where 0 is no member.
-
-        Raises:
-            ValueError: no such member.
-        """
-        if rank in self.ranks:
-            return rank
-        if rank == 0:
-            return self.ranks[0]
-        raise ValueError(f"rank {rank} is not in the group, whose global ranks are {self.ranks}")
+        """As :func:`find_root`."""
+        return find_root(rank, self.ranks)
 
 
 def initialized() -> bool:

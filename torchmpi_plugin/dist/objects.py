@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from . import members as groups
 from . import wire
 from .outcomes import Attempt, raise_failed
+from .reading import read
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def all_gather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]
         One object for each rank, all of them copies; ``[obj]`` alone.
 
     Raises:
-        RankFailedError: a rank's object cannot be pickled; on every rank, naming that one.
+        RankFailedError: a rank's object cannot be pickled or unpickled; on every rank, naming that one.
 
     Example::
 
@@ -38,9 +38,9 @@ def all_gather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]
     if members is None:
         return [obj]
     attempt = Attempt.of(lambda: obj)
-    messages = wire.gather(attempt.message, members)
-    raise_failed("all_gather_object", dict(zip(members.ranks, messages, strict=True)), attempt.error)
-    return [pickle.loads(message.payload) for message in messages]
+    messages = dict(zip(members.ranks, wire.gather(attempt.message, members), strict=True))
+    raise_failed("all_gather_object", messages, attempt.error)
+    return list(read("all_gather_object", messages, members.ranks, members).values())
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -54,7 +54,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
         group: the ranks that take part; the world if None.
 
     Raises:
-        RankFailedError: an object cannot be pickled; on every rank.
+        RankFailedError: an object cannot be pickled or unpickled; on every rank.
         ValueError: ``src`` is not in the group, or this rank's list has another length.
 
     Example::
@@ -62,16 +62,18 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
         names = [make_run_name()] if get_global_rank() == 0 else [None]
         broadcast_object_list(names)
     """
-    members, _ = groups.find_or_alone(group, "broadcast_object_list")
+    members, me = groups.find_or_alone(group, "broadcast_object_list")
     if members is None:
+        groups.find_root(src, [me])
         return
     root = members.root(src)
     attempt = Attempt.of(lambda: list(object_list)) if members.rank == root else None
     message = wire.broadcast(attempt and attempt.message, root, members)
     raise_failed("broadcast_object_list", {root: message}, attempt and attempt.error)
+    values = read("broadcast_object_list", {root: message}, [] if attempt is not None else [root], members)
     if attempt is not None:
         return
-    objects = pickle.loads(message.payload)
+    objects = values[root]
     if len(objects) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {root} sends {len(objects)} objects, the list of rank {members.rank} has "

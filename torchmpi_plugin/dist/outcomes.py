@@ -14,6 +14,7 @@ from .wire import Message
 
 _LONGEST_TRACEBACK = 16_000
 _SHOWN = 4
+_SIMPLE = {type(None), bool, int, float, complex, str, bytes}
 
 
 class Failure(NamedTuple):
@@ -60,7 +61,7 @@ class Attempt(NamedTuple):
         """Call ``function``. A value that ``travels`` and cannot be pickled is a failure too."""
         try:
             value = function()
-            return cls(value, None, Message(True, pickle.dumps(value) if travels else b""))
+            return cls(value, None, Message(True, pickle.dumps(value) if travels else b"", type(value) in _SIMPLE))
         # SystemExit and Ctrl-C too: the other ranks wait in a collective, and must hear of it.
         except BaseException as error:
             return cls.failed(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -9,7 +10,6 @@ import torch.distributed as dist
 
 from .. import node
 from . import launched, members
-from .objects import all_gather_object
 
 
 class Place(NamedTuple):
@@ -50,8 +50,13 @@ def _look_up(group: dist.ProcessGroup) -> Place:
 
 
 def _ask_all(group: dist.ProcessGroup) -> Place:
-    everybody = all_gather_object(node.identity(), group)
-    return Place(*node.places(everybody)[dist.get_rank(group)])
+    """Over the store: a collective of nccl would want the rank's GPU, which is chosen by the answer."""
+    rank = dist.get_rank(group)
+    store = dist.PrefixStore("mpiplus-dist/nodes", group.get_group_store())
+    store.set(f"{rank}", node.identity())
+    if rank == 0:
+        store.set("all", json.dumps([store.get(f"{r}").decode() for r in range(dist.get_world_size(group))]))
+    return Place(*node.places(json.loads(store.get("all")))[rank])
 
 
 def _local(name: str, what: str, group: dist.ProcessGroup | None) -> int:

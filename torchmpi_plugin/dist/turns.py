@@ -19,6 +19,11 @@ from .queries import is_main_process, place
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: How many blocks this rank is in that it runs first, and the meetings of those that have ended inside another:
+#: the others come to them only once they have been let into the outer one.
+_depth = 0
+_ended: list[Meeting] = []
+
 
 def _tell(meeting: Meeting | None, rank: int, error: BaseException, doing: str) -> None:
     failure = Failure.of(error)
@@ -36,14 +41,22 @@ def _hear(news: bytes, doing: str) -> None:
 
 @contextlib.contextmanager
 def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Iterator[None]:
+    global _depth  # noqa: PLW0603
     if first:
+        _depth += 1
         try:
             yield
         except BaseException as error:
+            _ended.clear()
             _tell(meeting, rank, error, doing)
+        finally:
+            _depth -= 1
         if meeting is not None:
             meeting.arrive()
             meeting.leave()
+            _ended.append(meeting)
+        while _ended and not _depth:
+            _ended.pop().see_off()
         return
     if meeting is not None:
         meeting.arrive()
@@ -55,8 +68,9 @@ def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Ite
 def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """A block that the main rank runs first, and the others when it is through.
 
-    The wait has no deadline, by design, and sleeps. From Axolotl, which waits in a barrier of the backend: to
-    the group's deadline (30 minutes as a rule), also where the block has raised on the main rank.
+    The wait has no deadline, by design, and sleeps. Rank 0, whose process hosts the store, leaves the block when
+    all have come to it. From Axolotl, which waits in a barrier of the backend: to the group's deadline (30 minutes
+    as a rule), also where the block has raised on the main rank.
 
     Args:
         is_main: whether this rank goes first. Several may; the others then wait for all of them.
@@ -116,6 +130,9 @@ class zero_only:  # noqa: N801 - a function's name, like the original's
     Args:
         group: whose rank 0 is the main one; the world's if None.
 
+    Raises:
+        TypeError: ``@zero_only`` without its parentheses.
+
     Example::
 
         with zero_only() as main:
@@ -127,6 +144,8 @@ class zero_only:  # noqa: N801 - a function's name, like the original's
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if callable(group):
+            raise TypeError("zero_only takes a group; to decorate a function write @zero_only()")
         self._group = group
 
     def __enter__(self) -> bool:

@@ -1,6 +1,6 @@
 """Bytes between the ranks of a group, over torch's collectives.
 
-A message is a head of fixed size that says how long it is and carries up to 247 bytes itself, so a number, a
+A message is a head of fixed size that says how long it is and carries up to 246 bytes itself, so a number, a
 short text or a small tuple takes one collective; longer ones take a second.
 """
 
@@ -15,15 +15,22 @@ import torch.distributed as dist
 from .members import Members
 
 HEAD = 256
-_LENGTHS = struct.Struct("<?q")
+_LENGTHS = struct.Struct("<??q")
 INLINE = HEAD - _LENGTHS.size
 
 
 class Message(NamedTuple):
-    """What one rank sends."""
+    """What one rank sends.
+
+    Attributes:
+        ok: whether the payload is a value, and not an error.
+        payload: pickled, or a failure's text.
+        simple: the value is a number or a text, and can be unpickled anywhere.
+    """
 
     ok: bool
     payload: bytes
+    simple: bool = False
 
 
 def _as_tensor(data: bytes, size: int, device: torch.device) -> torch.Tensor:
@@ -37,7 +44,7 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _head(message: Message) -> bytes:
-    return _LENGTHS.pack(message.ok, len(message.payload)) + message.payload[:INLINE]
+    return _LENGTHS.pack(message.ok, message.simple, len(message.payload)) + message.payload[:INLINE]
 
 
 def _all_gather(data: bytes, size: int, members: Members) -> list[bytes]:
@@ -65,17 +72,19 @@ def gather(message: Message, members: Members, root: int | None = None) -> list[
     """
     heads = _all_gather(_head(message), HEAD, members)
     known = [_LENGTHS.unpack_from(head) for head in heads]
-    failed = not all(ok for ok, _ in known)
-    wanted = [length for ok, length in known if not (ok and failed)]
+    failed = not all(ok for ok, _, _ in known)
+    wanted = [length for ok, _, length in known if not (ok and failed)]
     if max(wanted) <= INLINE:
-        return [Message(ok, head[_LENGTHS.size :][:length]) for (ok, length), head in zip(known, heads, strict=True)]
+        bodies = [head[_LENGTHS.size :] for head in heads]
+        return [Message(ok, body[:length], simple) for (ok, simple, length), body in zip(known, bodies, strict=True)]
     mine = b"" if failed and message.ok else message.payload
     if failed or root is None:
         bodies = _all_gather(mine, max(wanted), members)
     else:
         bodies = _gather(mine, max(wanted), root, members) or [b""] * members.size
     return [
-        Message(ok, b"" if failed and ok else body[:length]) for (ok, length), body in zip(known, bodies, strict=True)
+        Message(ok, b"" if failed and ok else body[:length], simple)
+        for (ok, simple, length), body in zip(known, bodies, strict=True)
     ]
 
 
@@ -83,12 +92,12 @@ def broadcast(message: Message | None, root: int, members: Members) -> Message:
     """The message of ``root``, which gives it; the others give None."""
     head = _as_tensor(_head(message) if message is not None else b"", HEAD, members.device)
     dist.broadcast(head, src=root, group=members.group)
-    ok, length = _LENGTHS.unpack_from(_as_bytes(head))
+    ok, simple, length = _LENGTHS.unpack_from(_as_bytes(head))
     if message is None and length <= INLINE:
-        return Message(ok, _as_bytes(head)[_LENGTHS.size :][:length])
+        return Message(ok, _as_bytes(head)[_LENGTHS.size :][:length], simple)
     if length > INLINE:
         body = _as_tensor(message.payload if message is not None else b"", length, members.device)
         dist.broadcast(body, src=root, group=members.group)
-        message = message or Message(ok, _as_bytes(body))
+        message = message or Message(ok, _as_bytes(body), simple)
     assert message is not None
     return message

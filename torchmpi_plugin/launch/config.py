@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ def job_size() -> int | None:
     if initialized() and dist.get_world_size() > 1:
         return dist.get_world_size()
     here = launched.find()
-    return here.size if here.size > 1 or launchers.started_by_mpi() else None
+    alone = here.size == 1 and not launchers.started_by_mpi() and "TORCHELASTIC_RUN_ID" not in os.environ
+    return None if alone else here.size
 
 
 @dataclass

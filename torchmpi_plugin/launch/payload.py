@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
 
 from .config import MultiprocessConfig
-from .parallel import reset_parallelism
+from .parallel import parallelism_is_initialized, reset_parallelism
 from .running import init_and_run
 
 
@@ -29,18 +31,61 @@ class Payload:
         """Make the call; then undo the initialisation, unless it was there before."""
         if self.setup is not None:
             self.setup()
-        there_before = dist.is_initialized()
-        init_and_run(self.func, self.cfg, *self.args, **self.kwargs)
-        reset_parallelism()
-        if not there_before:
-            dist.destroy_process_group()
+        world_before, groups_before = dist.is_initialized(), parallelism_is_initialized()
+        try:
+            init_and_run(self.func, self.cfg, *self.args, **self.kwargs)
+        except BaseException:
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                raise  # to undo it takes all ranks, and the others may be anywhere
+            _undo(world_before, groups_before)
+            raise
+        _undo(world_before, groups_before)
 
     def dumps(self) -> bytes:
-        """As bytes: a pickled tuple of the module search path, and of this, pickled.
+        """As bytes, for :meth:`loads`.
 
         cloudpickle takes the functions and classes of ``__main__`` by value, so that the ranks need not run
-        the caller's script to have them.
+        the caller's script to have them. There they belong to ``__main__`` again: plain pickle looks for them
+        in it, as soon as a rank sends one on.
         """
-        import cloudpickle
+        file = io.BytesIO()
+        pickler = _pickler(file)
+        pickler.dump(self)
+        pickler.dump(pickler.of_main)
+        return pickle.dumps((sys.path, sys.argv, file.getvalue()))
 
-        return pickle.dumps((sys.path, cloudpickle.dumps(self)))
+    @classmethod
+    def loads(cls, data: bytes) -> Payload:
+        """Give this process the module search path, the arguments and the ``__main__`` of the caller's."""
+        sys.path[:], sys.argv[:], rest = pickle.loads(data)
+        unpickler = pickle.Unpickler(io.BytesIO(rest))
+        payload: Payload = unpickler.load()
+        vars(sys.modules["__main__"]).update(unpickler.load())
+        return payload
+
+
+def _undo(world_before: bool, groups_before: bool) -> None:
+    if not groups_before:
+        reset_parallelism()
+    if not world_before and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _pickler(file: io.BytesIO) -> Any:
+    """A cloudpickle Pickler whose ``of_main`` has what it has met of ``__main__``, by name."""
+    import cloudpickle
+
+    main = vars(sys.modules["__main__"])
+
+    class Pickler(cloudpickle.Pickler):
+        def __init__(self) -> None:
+            super().__init__(file)
+            self.of_main = {name: main[name] for name in ("__file__",) if name in main}  # multiprocessing wants it
+
+        def reducer_override(self, obj: Any) -> Any:
+            name = obj.__name__ if isinstance(obj, (type, FunctionType)) else ""
+            if name and main.get(name) is obj:
+                self.of_main[name] = obj
+            return super().reducer_override(obj)
+
+    return Pickler()

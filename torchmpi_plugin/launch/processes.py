@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..dist.outcomes import Failure
 from ..errors import RankFailedError
-from ..jobs import JobResult, run_job
+from ..jobs import JobResult, RankFailure, run_job
+from ..jobs.python import python_command
 from .config import MultiprocessConfig, job_size
 from .payload import Payload
+from .rank import INTERRUPTED, exit_code
 
-_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_RANK = "from torchmpi_plugin.launch.rank import main; main(sys.argv[1])"
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def launch_subprocesses(
@@ -33,7 +37,8 @@ def launch_subprocesses(
     In a program that mpirun (or torchrun) has started, this calls ``func`` in place: the ranks are there
     already. In a plain process with more than one rank to run, it starts them through the mpirun that belongs to
     the MPI at hand, and returns when all have ended; there is no time limit. Their output comes through as it
-    is, and Ctrl-C ends them all. From ml, whose ranks are started with multiprocessing.
+    is, and Ctrl-C ends them all. One rank runs in this process. From ml, whose ranks are started with
+    multiprocessing.
 
     Args:
         func: what the ranks run. It may be defined in ``__main__``, or be a lambda.
@@ -46,6 +51,7 @@ def launch_subprocesses(
 
     Raises:
         RankFailedError: a rank failed, which ended the others; with its rank, host, exit code and traceback.
+            Not in place: what ``func`` raises there is raised as it is.
         ValueError: the program runs on another number of ranks already; or a ``rank_offset``.
         RuntimeError: the ranks could not be started.
 
@@ -67,7 +73,8 @@ def launch_subprocesses(
     if in_place or cfg.world_size <= 1:
         before = dict(os.environ)
         try:
-            Payload(func, setup, cfg, args, kwargs).run()
+            payload = Payload(func, setup, cfg, args, kwargs)
+            payload.run() if in_place else _run_alone(payload)
         finally:
             _restore(before)
         return
@@ -79,37 +86,54 @@ launch_subprocess = launch_subprocesses
 
 def _restore(before: dict[str, str]) -> None:
     """Take back the rank's variables: they would tell the next launch that it is part of this one."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "INIT_METHOD", "MASTER_ADDR", "MASTER_PORT"):
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for name in (*ranks, "INIT_METHOD", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
         if name in before:
             os.environ[name] = before[name]
+
+
+def _run_alone(payload: Payload) -> None:
+    """A failure looks like that of one rank among several."""
+    try:
+        payload.run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        code = exit_code(error)
+        if code:
+            text = Failure.of(error).traceback
+            raise _failed(RankFailure(0, socket.gethostname(), code, text, f"exit code {code}")) from error
 
 
 def _start(payload: Payload) -> None:
     with tempfile.TemporaryDirectory(prefix="mpiplus-launch-") as directory:
         file = Path(directory) / "payload"
         file.write_bytes(payload.dumps())
-        command = [sys.executable, "-m", "torchmpi_plugin.launch.rank", str(file)]
         assert payload.cfg.world_size is not None
-        result = run_job(command, nproc=payload.cfg.world_size, prefix=False)
+        result = run_job(python_command(_RANK, str(file)), nproc=payload.cfg.world_size, prefix=False)
     if result.returncode:
         _raise(result)
 
 
+def _failed(failure: RankFailure) -> RankFailedError:
+    words = failure.traceback.strip()
+    ending = failure.cause or f"exit code {failure.exit_code}"
+    return RankFailedError(
+        f"rank {failure.rank} on host {failure.host} failed first: {ending}"
+        + (f"; its last words:\n{words}" if words else ""),
+        ranks=[failure.rank],
+        host=failure.host,
+        exit_code=failure.exit_code,
+        traceback=failure.traceback,
+    )
+
+
 def _raise(result: JobResult) -> None:
-    failure = result.failure
-    if failure is not None:
-        words = failure.traceback.strip()
-        ending = failure.cause or f"exit code {failure.exit_code}"
-        raise RankFailedError(
-            f"rank {failure.rank} on host {failure.host} failed first: {ending}"
-            + (f"; its last words:\n{words}" if words else ""),
-            ranks=[failure.rank],
-            host=failure.host,
-            exit_code=failure.exit_code,
-            traceback=failure.traceback,
-        )
-    if result.returncode == _INTERRUPTED:
+    if result.failure is not None:
+        raise _failed(result.failure)
+    # The message too: ranks that ignore the signal, or have not started yet, end in another way.
+    if result.returncode == INTERRUPTED or "mpiplus run: SIGINT" in result.message:
         raise KeyboardInterrupt
     if result.returncode == _TERMINATED:
         raise SystemExit(result.returncode)

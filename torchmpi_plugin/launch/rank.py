@@ -1,18 +1,21 @@
-"""What a rank runs that ``launch_subprocesses`` has started: ``python -m torchmpi_plugin.launch.rank FILE``."""
+"""What a rank runs that ``launch_subprocesses`` has started: ``main`` with the name of the payload's file."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from .. import mpi_runtime
+from ..errors import RankFailedError
 from .payload import Payload
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
+# How long ranks that were told of a failure wait for the one that failed to end first, and to be named for it.
+_GUILTY_SECONDS = 2.0
 
 
 def _receive(path: str) -> Payload:
@@ -20,10 +23,33 @@ def _receive(path: str) -> Payload:
     comm = mpi_runtime.mpi().COMM_WORLD.Dup()
     data = comm.bcast(Path(path).read_bytes() if comm.Get_rank() == 0 else None)
     comm.Free()
-    search_path, rest = pickle.loads(data)
-    sys.path[:] = search_path
-    payload: Payload = pickle.loads(rest)
-    return payload
+    return Payload.loads(data)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a rank that has raised this, as the shell has it."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _was_told(error: BaseException) -> bool:
+    """Whether another rank has failed, and not this one."""
+    if not isinstance(error, RankFailedError) or not error.ranks:
+        return False
+    return mpi_runtime.mpi().COMM_WORLD.Get_rank() not in error.ranks
+
+
+def _say(error: BaseException) -> None:
+    if isinstance(error, SystemExit):
+        if not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif not isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error)
 
 
 def _leave(code: int) -> NoReturn:
@@ -36,20 +62,12 @@ def _leave(code: int) -> NoReturn:
 def main(path: str) -> None:
     """Receive the function, and run it."""
     try:
-        payload = _receive(path)
-        payload.run()
-    except SystemExit as error:
-        if error.code is None or error.code == 0:
+        _receive(path).run()
+    except BaseException as error:
+        code = exit_code(error)
+        if code == 0:
             return
-        if not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-        _leave(error.code & 0xFF if isinstance(error.code, int) else 1)
-    except KeyboardInterrupt:
-        _leave(_INTERRUPTED)
-    except BaseException:
-        traceback.print_exc()
-        _leave(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        if _was_told(error):
+            time.sleep(_GUILTY_SECONDS)
+        _say(error)
+        _leave(code)
