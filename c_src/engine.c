@@ -142,18 +142,20 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
-/* Polls until `op` is complete, its group aborted, or the time up; what it found. */
+/* Polls until `op` is complete, its group aborted, or the time up; what it found. The caller has counted itself
+ * among the group's pollers, under the lock: once the operation is complete, nothing else keeps the group. */
 static int poll(mpp_op *op, int64_t wait_ns) {
+    mpp_group *group = op->group;
     /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
      * to run; with fewer cores than ranks every spin takes the core from the rank that is waited for. */
-    const int spins = op->group->yield_early ? 4 : 400;
+    const int spins = group->yield_early ? 4 : 400;
     int64_t deadline = 0;
     int state;
     atomic_fetch_add(&engine.waiters, 1);
     for (int polls = 0;; polls++) {
         state = atomic_load_explicit(&op->state, memory_order_acquire);
         if (state != MPP_PENDING) break;
-        if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) {
+        if (atomic_load_explicit(&group->aborted, memory_order_relaxed)) {
             state = MPP_ABORTED;
             break;
         }
@@ -174,6 +176,7 @@ static int poll(mpp_op *op, int64_t wait_ns) {
         sched_yield();
     }
     atomic_fetch_sub(&engine.waiters, 1);
+    atomic_fetch_sub(&group->pollers, 1);
     return state;
 }
 
@@ -193,6 +196,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     } else {
         complete(op, state);
     }
+    if (wait_ns > 0) atomic_fetch_add(&op->group->pollers, 1);
     mpp_unlock();
     if (wait_ns > 0 && poll(op, wait_ns) == MPP_DONE) {
         discard(op);
@@ -211,9 +215,11 @@ static int state_of(const mpp_op *op) {
 int mpp_wait(uintptr_t handle, int64_t wait_ns) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
+    int state = atomic_load(&op->state);
+    if (state == MPP_PENDING) atomic_fetch_add(&op->group->pollers, 1);
     op->notify = 0;
     mpp_unlock();
-    int state = poll(op, wait_ns);
+    if (state == MPP_PENDING) state = poll(op, wait_ns);
     return state == MPP_DONE || state == MPP_FAILED ? state_of(op) : state;
 }
 
@@ -385,10 +391,10 @@ void mpp_group_abort(uintptr_t handle) {
     mpp_unlock();
 }
 
-/* Refuses (-1) while an operation is active: MPI or a neighbour may still touch its buffers. */
+/* Refuses (-1) while an operation is active, as MPI or a neighbour may still touch its buffers, or waited for. */
 int mpp_group_free(uintptr_t handle) {
     mpp_group *group = (mpp_group *)handle;
-    if (mpp_group_active(handle)) return -1;
+    if (mpp_group_active(handle) || atomic_load(&group->pollers)) return -1;
     mpp_channel_free(group->channel);
     free(group);
     return 0;

@@ -42,6 +42,7 @@ struct mpp_group {
     unsigned sequence;
     int yield_early;
     _Atomic int aborted;
+    _Atomic int pollers; /* threads that wait for an operation of this group, and look at the group meanwhile */
     int64_t active;
     mpp_channel *channel;             /* NULL where the group spans several nodes */
     struct message_op *receives;      /* the user's, not yet matched, in program order */

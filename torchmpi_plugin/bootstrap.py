@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from . import launchers, mpi_runtime, node
 from .checkin import CheckIn
 from .errors import DistBackendError
 
+_MPI_VARIABLES = ("PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_LOCAL")
 _DOING = "init_process_group: making an MPI world of processes that MPI did not start"
 
 
@@ -55,11 +57,14 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
 
 
 def _open_mpi_text(library: str, size: int) -> str:
-    program = " ".join([Path(sys.argv[0]).name or "train.py", *sys.argv[1:]])
+    words = sys.orig_argv[2:] if sys.orig_argv[1:2] == ["-u"] else sys.orig_argv[1:]  # torchrun's, with its -u
+    if words[:1] != ["-m"]:
+        words = [Path(sys.argv[0]).name or "train.py", *sys.argv[1:]]
+    program = shlex.join(words)
     return (
         f"init_process_group: these {size} processes were not started by MPI, and {library} cannot make a world of "
-        f"them. Start the job with its own launcher: mpirun -n {size} python {program}. (With MPICH, which pip "
-        f"installs as 'torchmpi-plugin[mpich]', mpiplus also runs under torchrun.)"
+        f"them. Start the job with its own launcher: mpirun -n {size} python {program}, or mpiplus run -n {size} "
+        f"{program}. (With MPICH, which pip installs as 'torchmpi-plugin[mpich]', mpiplus also runs under torchrun.)"
     )
 
 
@@ -117,12 +122,17 @@ def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
 
 
 def _initialise(connection: socket.socket, rank: int, size: int) -> None:
-    """MPI_Init, told about its peers. The variables go again: a child process must not use our connection."""
+    """MPI_Init, told about its peers. The variables go again: a child process must not use our connection.
+
+    Those of a launcher that started torchrun are out of MPI's sight meanwhile.
+    """
     # Detached: it must outlive Python, whose end comes before MPI_Finalize.
     told = {"PMI_FD": connection.detach(), "PMI_RANK": rank, "PMI_SIZE": size}
+    inherited = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_MPI_VARIABLES)}
     os.environ.update({name: str(value) for name, value in told.items()})
     try:
         mpi_runtime.mpi()
     finally:
         for name in told:
             del os.environ[name]
+        os.environ.update(inherited)

@@ -8,7 +8,6 @@ that MPI or a neighbour may still be writing to, whether or not the user kept it
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +23,6 @@ _REPORTED = 4  # added to the state where the background thread completes the op
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = 50_000_000
 _HOUSEKEEPING_NS = 250_000_000
-
-#: True in a process forked from one that had the engine running: MPI must not be touched there.
-forked = False
 
 
 class Engine:
@@ -203,15 +199,7 @@ def start() -> Engine:
 
 def running() -> Engine | None:
     """The engine, if there is one."""
-    return None if forked else _engine
-
-
-def _after_fork_in_child() -> None:
-    global forked  # noqa: PLW0603
-    forked = _engine is not None
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    return None if mpi_runtime.forked else _engine
 
 
 @contextlib.contextmanager

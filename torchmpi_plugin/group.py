@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import agreement, arguments, engine, processes, shutdown, status
+from . import agreement, arguments, engine, mpi_runtime, processes, shutdown, status
 from .checkin import CheckIn
 from .communicator import Communicator
 from .diagnosis import Diagnosis
@@ -52,7 +52,7 @@ class Group(Identity):
         self._left = False
         self._reductions: dict[Any, Any] = {}
         self._coalescing: list[Work] | None = None
-        self._compares = size > 1 and agreement.wanted()
+        self._compares = size > 1 and communicator.compares
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
 
@@ -104,21 +104,32 @@ class Group(Identity):
     def shutdown(self) -> None:
         """Free the group's communicator and memory, once its operations are complete. Idempotent.
 
-        What does not complete within the exit grace is left for the end of the process.
+        What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
+        it is left for the end of the process.
         """
-        if engine.forked:
+        if mpi_runtime.forked:
             return
         self.leave()
         status.stop(self)
         self.take_back_failed()
-        self._handle = 0
+        handle, self._handle = self._handle, 0
         self._broken = self._broken or f"{self.label} is destroyed"
-        shutdown.drain(lambda: [work for work in self._engine.pending() if work.group is self])
+        if handle:
+            shutdown.wait_until(lambda: self._is_idle(handle))
+            if self._lib.mpp_group_active(handle):
+                self._lib.mpp_group_abort(handle)
+                shutdown.wait_until(lambda: not status.is_waited_for(self))
         with self.diagnosis.lock:
             freed = self._communicator.free()
         if freed and self.user_communicator is not None:
             self.user_communicator.Free()
             self.user_communicator = None
+
+    def _is_idle(self, handle: int) -> bool:
+        """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
+        left = [work for work in self._engine.pending() if work.group is self]
+        active = int(self._lib.mpp_group_active(handle))
+        return active == sum(work.abandoned for work in left) or status.is_waited_for(self)
 
     def break_off(self, why: str) -> None:
         """No operation can follow: the ranks no longer agree on which one is next."""
@@ -141,11 +152,8 @@ class Group(Identity):
 
     def _begin(self, operation: str) -> int:
         """Check that an operation may start here and now; the C group."""
-        if engine.forked:
-            raise RuntimeError(
-                f"{operation} in a process forked from an MPI rank: MPI does not survive a fork. Communicate in the "
-                f"parent only, or start workers with the spawn method"
-            )
+        if mpi_runtime.forked:
+            mpi_runtime.refuse_in_forked_child(operation)
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
         status.last = self, operation
@@ -179,6 +187,9 @@ class Group(Identity):
         peer: int | None = None,
     ) -> Work:
         """Make the Work of an operation that C has started (``handle``) or already completed (0)."""
+        if peer is None:
+            about = (tensors[0].shape, tensors[0].dtype, len(tensors)) if tensors else None
+            self.diagnosis.last = self._sequence, operation, about
         if handle == 0:
             if finish is not None:
                 finish()

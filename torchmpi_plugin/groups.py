@@ -38,6 +38,7 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
         DistBackendError: not all ranks of the group made the call within its timeout.
     """
     ours = resolve(group)
+    mpi_runtime.refuse_in_forked_child("get_comm")
     if ours.user_communicator is None:
         ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
         ours.user_communicator = ours.communicator.comm.Dup()
@@ -61,4 +62,5 @@ def monitored_barrier(
         DistBackendError: some ranks did not come in time; every rank that came gets this error.
     """
     ours = resolve(group)
+    mpi_runtime.refuse_in_forked_child("monitored_barrier")
     ours.checkin.barrier(timeout or ours.timeout, "monitored_barrier")

@@ -42,9 +42,13 @@ _SIZES = (
 def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
     """The launcher that says how many ranks there are, or None where none does."""
     environment = os.environ if environment is None else environment
+    torchrun = "TORCHELASTIC_RUN_ID" in environment
     for launcher, variable, companion in _SIZES:
         value = environment.get(variable, "")
         if value.isdigit() and (companion is None or environment.get(companion, "").isdigit()):
+            # What started torchrun has started one process per node, whose variables torchrun's ranks inherit.
+            if torchrun and launcher != _SCRIPT and value != environment.get("WORLD_SIZE"):
+                continue
             return Launch(launcher, int(value), variable)
     return None
 

@@ -25,6 +25,31 @@ class Shim(NamedTuple):
 
 _we_finalize = False
 
+#: True in a process forked from one in which MPI runs: MPI must not be touched there.
+forked = False
+
+
+def _after_fork_in_child() -> None:
+    global forked  # noqa: PLW0603
+    module = sys.modules.get("mpi4py.MPI")
+    forked = forked or (module is not None and module.Is_initialized() and not module.Is_finalized())
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def refuse_in_forked_child(doing: str) -> None:
+    """MPI knows one process, and takes what a child says for the parent's word.
+
+    Raises:
+        RuntimeError: this process was forked from an MPI rank.
+    """
+    if forked:
+        raise RuntimeError(
+            f"{doing} in a process forked from an MPI rank: MPI does not survive a fork. Communicate in the parent "
+            f"only, or start workers with the spawn method"
+        )
+
 
 @functools.cache
 def library() -> Any:
@@ -76,13 +101,18 @@ def library_name(mpi: Any) -> str:
     return str(mpi.Get_library_version()).split("\n")[0].split(",")[0].strip("\x00 \t")
 
 
-@functools.cache
 def mpi() -> Any:
     """``mpi4py.MPI``, initialised.
 
     Raises:
-        RuntimeError: no MPI library, or MPI already finalised.
+        RuntimeError: no MPI library, MPI already finalised, or a forked child.
     """
+    refuse_in_forked_child("MPI is wanted")
+    return _started()
+
+
+@functools.cache
+def _started() -> Any:
     mpi = library()
     if mpi.Is_finalized():
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")

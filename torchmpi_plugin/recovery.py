@@ -36,6 +36,7 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
         DistBackendError: the other survivors did not come in time.
     """
     old = resolve(group)
+    mpi_runtime.refuse_in_forked_child("shrink")
     if old is not dist.group.WORLD:
         raise ValueError("shrink: only the world can be shrunk; make its subgroups anew afterwards")
     timeout = timeout or old.timeout

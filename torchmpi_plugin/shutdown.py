@@ -20,13 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import checkin, mpi_runtime, status
-from . import engine as engine_module
 
 if TYPE_CHECKING:
     from .checkin import CheckIn
     from .engine import Engine
     from .group import Group
-    from .work import PendingWork
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _uncaught = False
@@ -138,7 +136,7 @@ def _aborts() -> bool:
 
 
 def _abort_after_exception() -> None:
-    if not _aborts() or not _uncaught or engine_module.forked or mpi_runtime.mpi().Is_finalized():
+    if not _aborts() or not _uncaught or mpi_runtime.forked or mpi_runtime.mpi().Is_finalized():
         return
     if mpi_runtime.mpi().COMM_WORLD.Get_size() > 1:
         abort_job("an uncaught exception (above)")
@@ -146,7 +144,7 @@ def _abort_after_exception() -> None:
 
 def _at_exit(engine: Engine) -> None:
     global _done  # noqa: PLW0603
-    if engine_module.forked or _done:
+    if mpi_runtime.forked or _done:
         return
     _done = True
     if mpi_runtime.mpi().Is_finalized():
@@ -185,16 +183,16 @@ def _outlive_python(store: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
 
 
-def drain(pending: Callable[[], list[PendingWork]]) -> list[PendingWork]:
-    """Wait, within the grace, until nothing is pending that can still complete; what is left."""
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait, within the grace."""
     until = time.monotonic() + _grace()
-    while (left := pending()) and time.monotonic() < until and not all(work.abandoned for work in left):
+    while not true() and time.monotonic() < until:
         time.sleep(0.001)
-    return left
 
 
 def _end_job_if_busy(engine: Engine) -> None:
-    left = drain(engine.pending)
+    wait_until(lambda: all(work.abandoned for work in engine.pending()))
+    left = engine.pending()
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
         failed = all(work.abandoned for work in left)

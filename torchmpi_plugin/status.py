@@ -7,6 +7,7 @@ main thread that computes, sleeps or waits elsewhere. A rank that does not answe
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from torch.distributed import Store
 from .checkin import clone_of, start_thread
 
 if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
     from .group import Group
     from .work import PendingWork
 
@@ -28,6 +30,8 @@ LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
 #: The last operation that was begun, and its group. A plain assignment on every operation's way.
 last: tuple[Group, str] | None = None
 _waiting: dict[int, PendingWork] = {}  # by thread
+#: Of the open groups, by their names.
+diagnoses: dict[str, Diagnosis] = {}
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCHS = f"{os.sep}torch{os.sep}"
@@ -39,6 +43,11 @@ def waits(work: PendingWork | None) -> None:
         _waiting[threading.get_ident()] = work
     elif _waiting:
         _waiting.pop(threading.get_ident(), None)
+
+
+def is_waited_for(group: Group) -> bool:
+    """Whether a thread has waited for an operation of ``group`` for a while."""
+    return any(work.group is group for work in list(_waiting.values()))
 
 
 def _place() -> str:
@@ -61,7 +70,16 @@ def describe() -> str:
     if last is None:
         return f"has called nothing yet{at}"
     group, operation = last
+    call = group.diagnosis.last_call()
+    if call is not None and call.number == group._sequence and call.call.startswith(operation):
+        operation = call.call  # with shape and dtype; messages are not described
     return f"does not wait; its last call was {operation} (sequence number {group._sequence}, {group.label}){at}"
+
+
+def _answer() -> str:
+    """The clause, and on a line of its own the last collective of each group."""
+    calls = {name: call for name, diagnosis in list(diagnoses.items()) if (call := diagnosis.last_call())}
+    return f"{describe()}\n{json.dumps(calls)}"
 
 
 _ASKED = "mpiplus/status/asked"
@@ -89,10 +107,10 @@ class Monitor:
                 asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
                 while answered < asked:  # several ranks may have asked
                     answered += 1
-                    store.set(f"mpiplus/status/{answered}/{self._rank}", describe())
+                    store.set(f"mpiplus/status/{answered}/{self._rank}", _answer())
 
     def ask(self, ranks: list[int]) -> dict[int, str]:
-        """What ``ranks`` of the world say; those that do not answer in time are left out."""
+        """What ``ranks`` of the world say: see :func:`_answer`. Those that do not answer in time are left out."""
         number = self._store.add(_ASKED, 1)
         until = time.monotonic() + ANSWER_WITHIN
         answers: dict[int, str] = {}
@@ -129,6 +147,8 @@ def stop(group: Group) -> None:
     global monitor, _world, last  # noqa: PLW0603
     if last is not None and last[0] is group:
         last = None
+    for name in [name for name, diagnosis in list(diagnoses.items()) if diagnosis is group.diagnosis]:
+        del diagnoses[name]
     if monitor is not None and group is _world:
         monitor.stop()
         monitor = _world = None

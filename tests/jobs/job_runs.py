@@ -114,10 +114,12 @@ class Job:
         """``python scripts/script arguments``, without a launcher."""
         return self._run([sys.executable, str(SCRIPTS / script), *map(str, arguments)], environment)
 
-    def torchrun(self, ranks: int, script: str, *arguments: object) -> Outcome:
+    def torchrun(
+        self, ranks: int, script: str, *arguments: object, environment: Mapping[str, str] | None = None
+    ) -> Outcome:
         """``torchrun --nproc-per-node ranks scripts/script arguments``."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        return self._run([*command, str(SCRIPTS / script), *map(str, arguments)], None)
+        return self._run([*command, str(SCRIPTS / script), *map(str, arguments)], environment)
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Outcome:
         full = {**self.installation.full_environment(), **(environment or {})}

@@ -57,6 +57,11 @@ def test_destroy_while_others_wait(job: Job, what: str) -> None:
     job.run(3, "exits.py", "destroyed_meanwhile", what).succeeded(3)
 
 
+@pytest.mark.parametrize("how", ["abort", "shutdown", "destroy"])
+def test_ending_a_group_frees_who_waits(job: Job, how: str) -> None:
+    job.run(2, "exits.py", "freed", how).succeeded(2)
+
+
 def test_init_twice(job: Job) -> None:
     job.run(2, "exits.py", "initialised_twice").succeeded(2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from job_runs import Job
 
 
@@ -9,8 +10,13 @@ def can_join(job: Job) -> bool:
     return job.installation.vendor != "Open MPI"
 
 
-def test_under_torchrun(job: Job) -> None:
-    outcome = job.torchrun(3, "joined.py", "trains")
+#: What a process of an srun with one task per node sees, as which torchrun is often started.
+IN_SLURM = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize("environment", [{}, IN_SLURM], ids=["", "in Slurm"])
+def test_under_torchrun(job: Job, environment: dict[str, str]) -> None:
+    outcome = job.torchrun(3, "joined.py", "trains", environment=environment)
     if can_join(job):
         outcome.succeeded(3)
     else:

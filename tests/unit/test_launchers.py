@@ -52,6 +52,14 @@ def test_mpirun_inside_a_slurm_allocation() -> None:
     assert detect({**SLURM, **OPEN_MPI}) == Launch("Open MPI's mpirun", 4, "OMPI_COMM_WORLD_SIZE")
 
 
+def test_torchrun_in_a_slurm_step() -> None:
+    """srun starts one torchrun per node, whose ranks inherit what srun said of that."""
+    found = detect({**SLURM, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "RANK": "5"})
+    assert found is not None
+    assert found.size == 16
+    assert "torchrun" in found.launcher
+
+
 def test_this_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)

@@ -142,6 +142,33 @@ def destroyed_meanwhile(what: str) -> None:
         dist.destroy_process_group()
 
 
+def freed(how: str) -> None:
+    """A thread waits for ranks that do not come, and another one ends the group."""
+    dist.init_process_group("mpiplus")
+    group = dist.new_group()
+    check_works(group)
+    if ME == 0:
+        errors: list[Exception] = []
+        thread = threading.Thread(target=wait_in, args=(group, errors))
+        thread.start()
+        while not status.is_waited_for(group):
+            time.sleep(0.01)
+        started = time.monotonic()
+        {"abort": group.abort, "shutdown": group.shutdown, "destroy": lambda: dist.destroy_process_group(group)}[how]()
+        thread.join()
+        assert time.monotonic() - started < 5, "the waiter was not freed"
+        assert len(errors) == 1 and "aborted" in str(errors[0]), errors
+    check_works()
+    dist.destroy_process_group()
+
+
+def wait_in(group: dist.ProcessGroup, errors: list[Exception]) -> None:
+    try:
+        group.allreduce([torch.ones(3)]).wait()
+    except dist.DistBackendError as error:
+        errors.append(error)
+
+
 def initialised_twice() -> None:
     """The second call is refused, and nothing is lost."""
     dist.init_process_group("mpiplus")
@@ -194,6 +221,7 @@ run(
         "exit_caught": exit_caught,
         "pending": pending,
         "destroyed_meanwhile": destroyed_meanwhile,
+        "freed": freed,
         "initialised_twice": initialised_twice,
         "interrupted": interrupted,
         "interrupt_not_caught": interrupt_not_caught,

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say
 from torch.utils.data import DataLoader, TensorDataset
 
+import torchmpi_plugin
+
 
 def busy(action: Callable[[], None]) -> None:
     """Do something while a message is awaited and the progress thread has work."""
@@ -47,6 +49,10 @@ def refused() -> None:
         lambda: dist.send(torch.ones(2), (ME + 1) % SIZE),
         lambda: dist.irecv(torch.ones(2), (ME + 1) % SIZE),
         lambda: dist.all_gather_object([None] * SIZE, 1),
+        dist.new_group,
+        torchmpi_plugin.get_comm,
+        torchmpi_plugin.monitored_barrier,
+        torchmpi_plugin.shrink,
     ]
     for call in calls:
         with raises(RuntimeError, "forked", "parent", "spawn"):
