@@ -1,8 +1,11 @@
+#define _GNU_SOURCE
 #include "mpi_api.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shim.h"
@@ -47,6 +50,7 @@ int mpp_set_constant(const char *name, int index, int64_t value) {
     if (!strcmp(name, "BYTE")) mpp_mpi.byte = to_handle(value);
     else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = to_handle(value);
     else if (!strcmp(name, "IN_PLACE")) mpp_mpi.in_place = (void *)(intptr_t)value;
+    else if (!strcmp(name, "COMM_WORLD")) mpp_mpi.world = to_handle(value);
     else if (!strcmp(name, "ANY_SOURCE")) mpp_mpi.any_source = (int)value;
     else if (!strcmp(name, "status_source_offset")) mpp_mpi.status_source_offset = (int)value;
     else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = to_handle(value);
@@ -62,17 +66,46 @@ void mpp_error_text(int code, char *text, int length) {
     snprintf(text, (size_t)length, "%s", whole);
 }
 
-static pid_t owner;
+/* ---- the end of the process ---- */
+
+static pid_t owner;     /* the process that finalizes MPI; not a forked child of it, which would speak in its name */
+static int ending_rank; /* who it is, where a failure of this process ends the job; else -1 */
 
 void mpp_own_mpi(int own) { owner = own ? getpid() : 0; }
+void mpp_end_job_on_failure(int rank) { ending_rank = rank; }
 
-/* For Py_AtExit: finalizes the MPI that mpp_own_mpi took over, unless it was given up again. Not in a forked
- * child, where MPI_Finalize would speak to the launcher in its parent's name and hang or end the job. */
-void mpp_finalize(void) {
+static void end_job(int status) {
+    const struct timespec moment = {.tv_nsec = 200000000}; /* a launcher may not forward what it has not read yet */
+    fprintf(stderr, "mpiplus: rank %d ends the job: exit code %d, while others go on\n", ending_rank, status);
+    fflush(NULL);
+    nanosleep(&moment, NULL);
+    mpp_mpi.Abort(mpp_mpi.world, status);
+    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+}
+
+/* After Python's end, whose exit code nobody knows before: it may come from sys.exit, from a SystemExit, or be Python's
+ * own. A rank that leaves with an error while others wait for it would hang itself in MPI_Finalize. */
+static void at_exit(int status, void *unused) {
+    (void)unused;
     int finalized = 0;
     if (getpid() != owner) return;
     mpp_mpi.Finalized(&finalized);
-    if (!finalized) mpp_mpi.Finalize();
+    if (finalized) return;
+    if (status && ending_rank >= 0) end_job(status);
+    mpp_mpi.Finalize();
+}
+
+#ifndef __GLIBC__
+static void at_some_exit(void) { at_exit(0, NULL); }
+#endif
+
+int mpp_finalize_at_exit(void) {
+    ending_rank = -1;
+#ifdef __GLIBC__
+    return on_exit(at_exit, NULL);
+#else
+    return atexit(at_some_exit);
+#endif
 }
 
 mpi_handle mpp_to_handle(int64_t value) { return to_handle(value); }

@@ -37,7 +37,8 @@ typedef union {
     X(Ireduce_scatter_block, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))            \
     X(Error_string, (int, char *, int *))                                                                              \
     X(Finalized, (int *))                                                                                              \
-    X(Finalize, (void))
+    X(Finalize, (void))                                                                                                \
+    X(Abort, (mpi_handle, int))
 
 typedef struct {
 #define MPP_MEMBER(name, arguments) int(*name) arguments;
@@ -46,6 +47,7 @@ typedef struct {
     /* Constants, set through mpp_set_constant. */
     mpi_handle byte;
     mpi_handle request_null;
+    mpi_handle world;
     void *in_place;
     int any_source;
     int status_source_offset;

@@ -31,7 +31,8 @@ int mpp_load(const char *path, char *message, int length);
 int mpp_set_constant(const char *name, int index, int64_t value);
 void mpp_error_text(int code, char *text, int length);
 void mpp_own_mpi(int own);
-void mpp_finalize(void);
+int mpp_finalize_at_exit(void);
+void mpp_end_job_on_failure(int rank);
 
 /* engine */
 int mpp_engine_start(int background);

@@ -206,13 +206,21 @@ def _load_shim(module: Any) -> Shim:
     _set_constants(module, lib)
     if _we_finalize:
         lib.mpp_own_mpi(1)
-        # After every Python exit handler, the user's included, as mpi4py itself does it.
-        ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(lib, "mpp_finalize")))))
+        lib.mpp_finalize_at_exit()  # after all of Python, the user's exit handlers included
     return Shim(lib, ffi)
+
+
+def end_job_on_failure(rank: int) -> bool:
+    """An exit code other than 0 ends the job, with that code; False where others see to MPI's end."""
+    if _we_finalize:
+        shim().lib.mpp_end_job_on_failure(rank)
+    return _we_finalize
 
 
 def leave_unfinalized() -> None:
     """Leave out MPI_Finalize at the end of the program, where it may wait for ranks that have died."""
+    global _we_finalize  # noqa: PLW0603
+    _we_finalize = False
     shim().lib.mpp_own_mpi(0)
 
 
@@ -241,6 +249,7 @@ def _set_constants(module: Any, lib: Any) -> None:
 
     put("BYTE", handle_of(module.BYTE))
     put("REQUEST_NULL", handle_of(module.REQUEST_NULL))
+    put("COMM_WORLD", handle_of(module.COMM_WORLD))
     put("IN_PLACE", int(module.IN_PLACE))
     put("ANY_SOURCE", module.ANY_SOURCE)
     put("status_source_offset", _status_source_offset(module))

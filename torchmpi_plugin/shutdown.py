@@ -99,19 +99,30 @@ def _watch_for_sys_exit() -> None:
     sys.exit = noting
 
 
-def _end_job_after_failed_exit() -> None:
-    """A rank that ends with an error, while others go on, would hang them or itself in MPI_Finalize."""
+def _noted_code() -> int:
+    """What the program gave to sys.exit; 0 if nothing, or if it has called an operation since: somebody caught it."""
     code, last = _exit
-    # An operation since then: somebody has caught the SystemExit.
-    if not code or last is not status.last or not _aborts():
-        return
-    if _world is None or _world.size == 1:
-        return
-    until = time.monotonic() + _EXIT_GRACE
+    return code if last is status.last else 0
+
+
+def _others_go_on() -> bool:
+    """Whether ranks are left that a failure of this one would hang, or hang it in MPI_Finalize."""
+    if _world is None or _world.size == 1 or not _aborts():
+        return False
+    until = time.monotonic() + (_EXIT_GRACE if _noted_code() else 0.0)
     while len(_world.departed()) < _world.size:
-        if time.monotonic() > until:
-            abort_job(f"sys.exit({code}), while others go on", code)
+        if time.monotonic() >= until:
+            return True
         time.sleep(0.05)
+    return False
+
+
+def _end_job_on_failure(engine: Engine) -> None:
+    """Only C will know the exit code. What the program said it would be counts where MPI's end is not ours to see."""
+    ours = mpi_runtime.end_job_on_failure(mpi_runtime.mpi().COMM_WORLD.Get_rank())
+    code = _noted_code()
+    if code and (not ours or engine.pending()):
+        abort_job(f"exit code {code}, while others go on", code)
 
 
 def _flush() -> None:
@@ -159,7 +170,8 @@ def _at_exit(engine: Engine) -> None:
         group.take_back_failed()
         _outlive_python(group.get_group_store())
     _outlive_python(_kept_store)
-    _end_job_after_failed_exit()
+    if _others_go_on():
+        _end_job_on_failure(engine)
     _end_job_if_busy(engine)
     engine.stop()
     for group in list(_groups):

@@ -86,17 +86,21 @@ def one_raises(how: str) -> None:
 
 
 def fail() -> None:
+    Path("fails").touch()  # in the test's directory: from now on counts how long the job takes to end
     raise ArithmeticError("this one is meant")
 
 
 def one_exits(who: str, how: str) -> None:
-    """One rank ends with sys.exit while the others wait for it."""
+    """One rank ends with an exit code while the others wait for it."""
     dist.init_process_group("mpiplus")
     check_works()
     if int(who) != ME:
         wait_for_ever()
+    Path("fails").touch()
     if how == "destroyed":
         dist.destroy_process_group()
+    if how == "SystemExit":
+        raise SystemExit(3)
     sys.exit(3)
 
 
@@ -107,15 +111,19 @@ def all_exit() -> None:
     sys.exit("nothing to do")
 
 
-def exit_caught() -> None:
-    """One rank's SystemExit does not end its program."""
+def exit_caught(how: str) -> None:
+    """One rank's SystemExit does not end its program, nor the job where that rank comes to its end first."""
     dist.init_process_group("mpiplus")
+    check_works()
     if ME == LAST:
         try:
             sys.exit(3)
         except SystemExit:
             say("stays")
-    check_works()
+    elif how == "leaves":
+        time.sleep(3)  # longer than the others get to leave, after a failure
+    if how == "stays":
+        check_works()
 
 
 def pending() -> None:
