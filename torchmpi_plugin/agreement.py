@@ -20,11 +20,26 @@ if TYPE_CHECKING:
     from .group import Group
 
 _TEXT_BYTES = 384
+#: At the end of the name of an operation that compares.
+COMPARING = " (comparing the calls)"
+#: Operations whose tensor has as many elements on one rank as on any other.
+_OF_EQUAL_COUNTS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def wanted() -> bool:
-    """Whether the user asked for it."""
+    """Whether the user asked this rank for it."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
+
+
+def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
+    """What of a call is equal on ranks that agree, as far as the tensors it returns tell.
+
+    Shapes are not: (2, 3) and (6,) go together, and the parts of an all_gather may differ in length.
+    """
+    if not tensors:
+        return operation
+    count = f" {tensors[0].numel()}" if operation in _OF_EQUAL_COUNTS else ""
+    return f"{operation}{count} {tensors[0].dtype}"
 
 
 class Call(NamedTuple):
@@ -76,10 +91,11 @@ def check(group: Group, operation: str, call: Call, opts: Any) -> None:
         DistBackendError: on every rank, if they do not agree; says who calls what. The group stays usable.
     """
     size = group.size()
-    mine = _record(call.describe(operation), call, size)
+    text = call.describe(operation)
+    mine = _record(text, call, size)
     everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
     handle = group._lib.mpp_allgather(group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), SLICE_NS)
-    group._issue(f"{operation} (comparing the calls)", handle, True, [], opts, None, (mine, everybody))
+    group._issue(text + COMPARING, handle, True, [], opts, None, (mine, everybody))
     texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
     problem = _different_calls(texts) or _different_lengths(everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64))
     if problem:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Store
 
@@ -44,6 +44,20 @@ def wait_for_threads(seconds: float) -> bool:
     for thread in list(_threads):
         thread.join(max(0.0, until - time.monotonic()))
     return not any(thread.is_alive() for thread in _threads)
+
+
+class Report(NamedTuple):
+    """The last collective that a rank called, or waits in.
+
+    Attributes:
+        number: in the group.
+        call: in words.
+        essence: what must be equal on all ranks.
+    """
+
+    number: int
+    call: str
+    essence: str
 
 
 class CheckIn:
@@ -165,29 +179,28 @@ class CheckIn:
         self._asking.join(seconds)
         return answer[0]
 
-    def _say(self, subject: str, sequence: int, what: str) -> None:
-        self._store.set(self._key(subject, self._rank), json.dumps([sequence, what]))
+    def _say(self, subject: str, what: Any) -> None:
+        self._store.set(self._key(subject, self._rank), json.dumps(what))
 
-    def _heard(self, subject: str) -> dict[int, tuple[int, str]]:
-        found: dict[int, tuple[int, str]] = {}
-        for rank in self._present(subject, list(range(self.size))):
-            sequence, what = json.loads(self._store.get(self._key(subject, rank)))
-            found[rank] = (sequence, what)
-        return found
+    def _heard(self, subject: str) -> dict[int, Any]:
+        ranks = self._present(subject, list(range(self.size)))
+        return {rank: json.loads(self._store.get(self._key(subject, rank))) for rank in ranks}
 
-    def report(self, sequence: int, doing: str) -> None:
-        """Tell the others that this rank has long been waiting in collective number ``sequence``."""
-        self.briefly(lambda: self._say("waiting", sequence, doing), None)
+    def report(self, report: Report) -> None:
+        """Tell the others in which collective this rank has long been waiting."""
+        self.briefly(lambda: self._say("waiting", report), None)
 
-    def reports(self) -> dict[int, tuple[int, str]] | None:
+    def reports(self) -> dict[int, Report] | None:
         """What the ranks that wait, or waited long, said last; None if the store does not answer."""
-        return self.briefly(lambda: self._heard("waiting"), None)
+        if self._asking is not None:
+            self._asking.join(2)  # on a busy machine an answer may be just late
+        return self.briefly(lambda: {rank: Report(*what) for rank, what in self._heard("waiting").items()}, None, 2)
 
     def leave(self, sequence: int) -> None:
         """Tell the others that this rank's program ends after collective number ``sequence``."""
 
         def say() -> None:
-            self._say("left", sequence, "")
+            self._say("left", sequence)
             self._store.add(self._key("left"), 1)
 
         self.briefly(say, None)
@@ -198,6 +211,6 @@ class CheckIn:
         def ask() -> dict[int, int]:
             if self._store.add(self._key("left"), 0) == 0:
                 return {}
-            return {rank: sequence for rank, (sequence, _) in self._heard("left").items()}
+            return self._heard("left")
 
         return self.briefly(ask, {})

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from . import mpi_runtime, node, processes
+from . import agreement, mpi_runtime, node, processes
 from .checkin import CheckIn
 from .errors import DistBackendError
 
@@ -107,6 +107,7 @@ class Communicator:
         handle: the C group, as an integer.
         place: where this rank is among the nodes.
         processes: the ranks' processes, where they can be seen from here.
+        compares: whether a rank was asked to compare the calls; then all do.
         largest_tag: the largest tag a user may give.
     """
 
@@ -117,9 +118,11 @@ class Communicator:
         self._lib = shim.lib
         self._segment: Segment | None = None
         rank, size = comm.Get_rank(), comm.Get_size()
-        everybody = comm.allgather((processes.this(), mpi_runtime.allowed_cpus()))
-        self.place = _place(rank, [(process.node, cpus) for process, cpus in everybody])
-        self.processes = [processes.if_visible(process) for process, _ in everybody]
+        # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
+        everybody = comm.allgather((processes.this(), mpi_runtime.allowed_cpus(), agreement.wanted()))
+        self.place = _place(rank, [(process.node, cpus) for process, cpus, _ in everybody])
+        self.processes = [processes.if_visible(process) for process, _, _ in everybody]
+        self.compares = any(wanted for _, _, wanted in everybody)
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
         self.handle: int = self._lib.mpp_group_new(
             mpi_runtime.handle_of(comm),

@@ -48,6 +48,7 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
     """
     global _base  # noqa: PLW0603
     _check_alone()
+    mpi_runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
     ranks = list(opts.global_ranks_in_group)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import processes, status
+import torch
+
+from . import agreement, processes, status
+from .checkin import Report
 from .errors import DistBackendError, RankFailedError, describe_ranks
+from .work import in_words
 
 if TYPE_CHECKING:
     from .group import Group
@@ -24,6 +29,10 @@ _REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0
 _REPORT_GRACE = 0.5
 #: Seconds between two looks at who has gone.
 _LOOK_EVERY = 1.0
+#: A rank that has left is given this long to end the job itself, with its own error and exit code.
+_LEAVING_GRACE = 3.0
+#: So many ranks are asked what they do, and so many different calls are listed.
+_ENOUGH = 8
 
 
 def _watchdog_seconds() -> float:
@@ -34,6 +43,17 @@ def _watchdog_seconds() -> float:
         return 60.0
 
 
+def _report_of(call: PendingWork) -> Report:
+    return Report(call.number, in_words(call.name, call._tensors), agreement.essence(call.name, call._tensors))
+
+
+class _Answer(NamedTuple):
+    """What a rank says of itself, and its last call in this group."""
+
+    words: str
+    call: Report | None
+
+
 class Diagnosis:
     """Of one group. Everything here runs under ``lock``, on the thread that waits or on the background one."""
 
@@ -42,9 +62,21 @@ class Diagnosis:
         # Not a cycle: a destroyed group must go at once, and with it the store it hosts, whose port may be wanted.
         self._group: Group = weakref.proxy(group)
         self._looked = 0.0
-        self._reported = -1
+        self._reported = -1, False
+        #: The last collective: number, name, and of its tensors the first one's shape, the dtype and how many.
+        self.last: tuple[int, str, tuple[torch.Size, torch.dtype, int] | None] | None = None
         self._watchdog = _watchdog_seconds()
         self._quiet_until = 0.0
+        self._leaving: dict[int, float] = {}  # since when
+        status.diagnoses[group.group_name] = self
+
+    def last_call(self) -> Report | None:
+        """The last collective that was begun, whether it is complete or not."""
+        if self.last is None:
+            return None
+        number, name, about = self.last
+        tensors = [torch.empty(about[0], dtype=about[1], device="meta")] * about[2] if about is not None else []
+        return Report(number, in_words(name, tensors), agreement.essence(name, tensors))
 
     # ---- while an operation waits ----
 
@@ -53,9 +85,11 @@ class Diagnosis:
         group = self._group
         if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
             return None
-        if call.peer is None and call.number > self._reported:
-            self._reported = call.number
-            group.checkin.report(call.number, call.name)
+        # A call is compared under the same number before it is made.
+        step = call.number, not call.name.endswith(agreement.COMPARING)
+        if call.peer is None and step > self._reported:
+            self._reported = step
+            group.checkin.report(_report_of(call))
         if time.monotonic() - self._looked < _LOOK_EVERY:
             return None
         self._looked = time.monotonic()
@@ -76,7 +110,7 @@ class Diagnosis:
             missed = gone if len(gone) == group.size() - 1 else set()
         else:
             missed = {call.peer} & {*left, *dead}
-        if not missed:
+        if not missed or self._may_end_the_job(missed - {*dead}):
             return None
         if call.peer is None:
             group.break_off(f"{call} failed")
@@ -86,6 +120,11 @@ class Diagnosis:
             how = f"but {self._name(killed)} has ended without a word: killed, out of memory, or os._exit()"
             return RankFailedError(f"{text}, {how}", ranks=[group.global_rank(rank) for rank in killed])
         return DistBackendError(f"{text}, which left this group without taking part; look for what ended it")
+
+    def _may_end_the_job(self, leaving: set[int]) -> bool:
+        """Whether to wait a little: a rank on its way out may have failed, and say so better than this one can."""
+        self._leaving = {rank: self._leaving.get(rank, time.monotonic()) for rank in leaving}
+        return any(time.monotonic() - noticed < _LEAVING_GRACE for noticed in self._leaving.values())
 
     def _name(self, ranks: list[int]) -> str:
         names = []
@@ -124,48 +163,80 @@ class Diagnosis:
             group.take_back(call)  # a receive: the group stays usable
             return call.if_cancelled
         group.break_off(f"{call} timed out")
-        group.checkin.report(call.number, call.name)
+        group.checkin.report(_report_of(call))
         time.sleep(min(_REPORT_GRACE, 0.1 * call.seconds))
         return DistBackendError(f"{text}. {self._who_is_missing(call)}")
 
     def _who_is_missing(self, call: PendingWork) -> str:
         group = self._group
         everybody = range(group.size())
-        answer = group.checkin.reports()
-        reports = {**(answer or {}), group.rank(): (call.number, call.name)}
+        heard = group.checkin.reports()
+        reports = {**(heard or {}), group.rank(): _report_of(call)}
         waiting = {r for r in everybody if group.has_arrived(call, r)}
-        waiting |= {r for r, (sequence, _) in reports.items() if sequence >= call.number}
+        waiting |= {r for r, report in reports.items() if report.number >= call.number}
         missing = [r for r in everybody if r not in waiting]
-        others = sorted(
-            {f"{name} on rank {r}" for r, (s, name) in reports.items() if s == call.number and name != call.name}
-        )
+        answers = self._ask(missing)
+        # A rank whose part is done, as a broadcast's root, or that has only just come, has not reported.
+        calls = {r: answer.call for r, answer in answers.items() if answer is not None and answer.call is not None}
+        through = {r: last for r, last in calls.items() if last.number >= call.number}
+        missing = [r for r in missing if r not in through]
         parts = []
-        if missing and answer is None and not group.can_see_arrivals(call):
+        if missing and heard is None and not group.can_see_arrivals(call):
             parts.append(
                 "Who has not arrived is unknown: the store does not answer, so rank 0, its host, may be the one"
             )
         elif missing:
-            parts.append(f"Not arrived: {describe_ranks(missing)} ({self._what_they_do(missing)})")
+            parts.append(f"Not arrived: {describe_ranks(missing)} ({self._in_words(missing, answers)})")
         if waiting:
             parts.append(f"arrived: {describe_ranks(sorted(waiting))}")
-        if others:
-            parts.append(f"and they call different operations: {', '.join(others)}")
+        if through:
+            ranks = sorted(through)
+            parts.append(f"arrived by their own account: {describe_ranks(ranks)} ({self._in_words(ranks, answers)})")
+        if different := self._different_calls({**reports, **through}):
+            parts.append(f"and they call different operations: {different}")
         return "; ".join(parts)
 
-    def _what_they_do(self, ranks: list[int], limit: int = 8) -> str:
-        """Their own words, of the first few; who does not answer cannot."""
-        monitor = status.monitor
-        asked = [rank for rank in ranks[:limit] if rank >= 0]
-        if monitor is None or not asked:
+    def _different_calls(self, reports: dict[int, Report]) -> str:
+        """Who calls what under the number of this rank's call; nothing where all agree."""
+        mine = reports[self._group.rank()]
+        callers: dict[str, list[int]] = {}
+        for rank, report in sorted(reports.items()):
+            same_step = report.call.endswith(agreement.COMPARING) == mine.call.endswith(agreement.COMPARING)
+            if report.number == mine.number and same_step:
+                callers.setdefault(report.essence, []).append(rank)
+        if len(callers) < 2:
             return ""
-        worlds = {rank: self._group.global_rank(rank) for rank in asked}
+        calls = [f"{reports[ranks[0]].call} on {describe_ranks(ranks)}" for ranks in callers.values()]
+        more = [f"and {len(calls) - _ENOUGH} more"] if len(calls) > _ENOUGH else []
+        return ", ".join([*calls[:_ENOUGH], *more])
+
+    def _ask(self, ranks: list[int]) -> dict[int, _Answer | None]:
+        """What the first few of them do; None of those that do not answer, which cannot."""
+        monitor = status.monitor
+        asked = {self._group.global_rank(rank): rank for rank in ranks[:_ENOUGH] if rank >= 0}
+        if monitor is None or not asked:
+            return {}
         nobody: dict[int, str] = {}
-        answers = self._group.checkin.briefly(
-            lambda: monitor.ask(list(worlds.values())), nobody, status.ANSWER_WITHIN + 0.5
-        )
-        silent = [rank for rank in asked if worlds[rank] not in answers]
-        parts = [f"rank {rank} {answers[worlds[rank]]}" for rank in asked if rank not in silent]
+        answers = self._group.checkin.briefly(lambda: monitor.ask(list(asked)), nobody, status.ANSWER_WITHIN + 0.5)
+        return {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
+
+    def _understood(self, answer: str | None) -> _Answer | None:
+        if answer is None:
+            return None
+        words, _, calls = answer.partition("\n")
+        call: Any = json.loads(calls).get(self._group.group_name)
+        return _Answer(words, Report(*call) if call else None)
+
+    @staticmethod
+    def _in_words(ranks: list[int], answers: dict[int, _Answer | None]) -> str:
+        """What ``_ask`` has heard of ``ranks``."""
+        heard = {rank: answers[rank] for rank in ranks if rank in answers}
+        silent = [rank for rank, answer in heard.items() if answer is None]
+        parts = [f"rank {rank} {answer.words}" for rank, answer in heard.items() if answer is not None]
         if silent:
             parts.append(f"{describe_ranks(silent)} gave no answer: stopped, dead, cut off, or busy without Python")
         text = "; ".join(parts)
         return text.removeprefix(f"rank {ranks[0]} ") if len(ranks) == 1 else text
+
+    def _what_they_do(self, ranks: list[int]) -> str:
+        return self._in_words(ranks, self._ask(ranks))

@@ -17,6 +17,15 @@ from .errors import DistBackendError
 if TYPE_CHECKING:
     from .group import Group
 
+
+def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
+    """An operation on ``tensors``, of which the first is described."""
+    if not tensors:
+        return operation
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"{operation} of {tuple(tensors[0].shape)} {str(tensors[0].dtype).removeprefix('torch.')}{more}"
+
+
 # One lock for all: completing is short.
 _completing = threading.Lock()
 
@@ -161,15 +170,11 @@ class PendingWork(Work):
             running.lib.mpp_release(self.handle)
 
     def __str__(self) -> str:
-        shapes = peer = ""
-        if self._tensors:
-            first = self._tensors[0]
-            shapes = f" of {tuple(first.shape)} {str(first.dtype).removeprefix('torch.')}"
-            shapes += f" and {len(self._tensors) - 1} more" if len(self._tensors) > 1 else ""
+        peer = ""
         if self.peer is not None:
             direction = "to" if self.name == "send" else "from"
             peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
-        return f"{self.name}{shapes}{peer} (sequence number {self.number}, {self.group.label})"
+        return f"{in_words(self.name, self._tensors)}{peer} (sequence number {self.number}, {self.group.label})"
 
     def elapsed(self) -> float:
         """Seconds since the call."""

@@ -31,13 +31,18 @@ CRASH = re.compile(r"Traceback|Exception ignored|Segmentation|Fatal Python error
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. ``code`` is None where it had to be stopped at its limit."""
+    """How a job ended, and when: after ``seconds``, at ``ended`` on the clock of files.
+
+    ``code`` is None where it had to be stopped at its limit.
+    """
 
     command: str
     code: int | None
     stdout: str
     stderr: str
     survivors: list[str]
+    seconds: float
+    ended: float
 
     @property
     def output(self) -> str:
@@ -62,6 +67,15 @@ class Outcome:
         for pattern in patterns:
             if found := re.search(pattern, self.output):
                 self.problem(f"the output has {found.group()!r}")
+        return self
+
+    def within(self, seconds: float, since: Path | None = None) -> Outcome:
+        """It took no longer; from the moment that a rank touched ``since``, where starting up is not meant."""
+        if since is not None and not since.exists():
+            self.problem(f"no rank came to touch {since.name}")
+        took = self.seconds if since is None else self.ended - since.stat().st_mtime
+        if took > seconds:
+            self.problem(f"it took {took:.1f} s, which is more than {seconds:g} s")
         return self
 
     def _ended(self) -> None:
@@ -141,6 +155,7 @@ def run_process(
     """Run any command like a job: with a limit, and nothing left running."""
     mark = uuid.uuid4().hex
     outputs = [directory / f"{mark}.{name}" for name in ("stdout", "stderr")]
+    started = time.time()
     # To files: a process that outlives the launcher cannot hold us up as it would with a pipe.
     with outputs[0].open("wb") as stdout, outputs[1].open("wb") as stderr:
         launcher = subprocess.Popen(
@@ -153,9 +168,10 @@ def run_process(
             start_new_session=True,
         )
         code = _wait(launcher, seconds, mark, stderr)
+    ended = time.time()
     survivors = _sweep(mark)
     stdout_text, stderr_text = (path.read_text(errors="replace") for path in outputs)
-    return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors)
+    return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors, ended - started, ended)
 
 
 def _wait(launcher: subprocess.Popen, seconds: float, mark: str, stderr: BinaryIO) -> int | None:

@@ -6,11 +6,36 @@ import pytest
 from job_runs import Job
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+#: Within how many seconds of a rank's end the job ends, which is nobody's timeout; generous, the machine may be busy.
+SOON = 30
 
 
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_ranks_that_call_different_things(job: Job, shared_memory: str) -> None:
     job.run(3, "diagnosis.py", "detail", environment={**DETAIL, "MPIPLUS_SHM": shared_memory}).succeeded(3)
+
+
+def test_calls_are_compared_if_one_rank_was_asked_to(job: Job) -> None:
+    """Variables of one host do not reach the others."""
+    job.run(3, "diagnosis.py", "detail", "on one rank").succeeded(3)
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_different_calls_at_a_timeout(job: Job, shared_memory: str) -> None:
+    """The last rank does not come, so that neither MPI nor the shared memory can tell."""
+    outcome = job.run(3, "diagnosis.py", "disagree", job.directory, environment={"MPIPLUS_SHM": shared_memory})
+    outcome.failed().says_not("AssertionError", "Segmentation")
+    # Not by what they print: the launcher may drop that, as no rank ends in order.
+    assert all((job.directory / f"told-{rank}").exists() for rank in range(2)), outcome.output
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_a_different_call_that_is_through(job: Job, shared_memory: str) -> None:
+    """A rank that had nothing to wait for, such as the root of a broadcast, is told apart from a late one."""
+    environment = {"MPIPLUS_SHM": shared_memory}
+    outcome = job.run(2, "diagnosis.py", "gone_on", job.directory, environment=environment)
+    outcome.failed().says_not("AssertionError", "Segmentation")
+    assert (job.directory / "told-1").exists(), outcome.output
 
 
 @pytest.mark.parametrize("where", ["computing", "receiving", "other group"])
@@ -32,7 +57,9 @@ def test_the_watchdog_can_be_switched_off(job: Job) -> None:
 @pytest.mark.parametrize("how", ["killed", "_exit(0)"])
 def test_a_rank_that_vanishes(job: Job, how: str) -> None:
     """Most launchers end the job at once; where the launcher is torchrun, the others notice."""
-    job.run(3, "diagnosis.py", "vanishes", how).failed().says_not("came out")
+    vanished = job.directory / "vanishes"
+    job.run(3, "diagnosis.py", "vanishes", how).failed().within(SOON, since=vanished).says_not("came out")
     if job.installation.vendor != "Open MPI" and how == "_exit(0)":
         outcome = job.torchrun(3, "diagnosis.py", "vanishes", how)
         outcome.failed("RankFailedError", r"waiting for rank 2, but rank 2 \(process \d+\) has ended without a word")
+        outcome.within(SOON, since=vanished)

@@ -49,8 +49,10 @@ def wrong_calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def detail() -> None:
+def detail(where: str = "everywhere") -> None:
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL all ranks hear at once who calls what, and the group goes on."""
+    if where == "on one rank" and ME == LAST:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
     check_works()
     check_works(dist.new_group())
@@ -65,6 +67,90 @@ def detail() -> None:
     gathered = [None] * SIZE
     dist.all_gather_object(gathered, {"rank": ME})
     assert gathered == [{"rank": rank} for rank in range(SIZE)]
+
+
+def disagreeing() -> dict[str, tuple[str, Callable[[dist.ProcessGroup], dist.Work]]]:
+    """What the others call without the last rank, by what differs; with what the error says of it, if anything.
+
+    Each waits for the last rank's data: of two that exchange data first, MPI might report a message too long.
+    """
+    dtype, count = (torch.float32, 4) if ME else (torch.int32, 5)
+    parts = [torch.ones(1 + rank) for rank in range(SIZE)]
+    return {
+        "operation": (
+            r"all_reduce of \(7,\) float32 on rank 0, broadcast of \(7,\) float32 on rank 1$",
+            lambda group: (
+                dist.broadcast(torch.ones(7), LAST, group=group, async_op=True)
+                if ME
+                else dist.all_reduce(torch.ones(7), group=group, async_op=True)
+            ),
+        ),
+        "dtype": (
+            r"all_reduce of \(7,\) int32 on rank 0, all_reduce of \(7,\) float32 on rank 1$",
+            lambda group: dist.all_reduce(torch.ones(7, dtype=dtype), group=group, async_op=True),
+        ),
+        "count": (
+            r"broadcast of \(5,\) float32 on rank 0, broadcast of \(4,\) float32 on rank 1$",
+            lambda group: dist.broadcast(torch.ones(count), LAST, group=group, async_op=True),
+        ),
+        "shape": (
+            "",
+            lambda group: dist.broadcast(torch.ones((2, 3) if ME else (6,)), LAST, group=group, async_op=True),
+        ),
+        "parts": ("", lambda group: dist.reduce_scatter(parts[ME].clone(), parts, group=group, async_op=True)),
+        "splits": (
+            "",
+            lambda group: dist.all_to_all_single(
+                torch.ones((1 + ME) * SIZE),
+                torch.ones(sum(range(1, SIZE + 1))),
+                [1 + ME] * SIZE,
+                [1 + rank for rank in range(SIZE)],
+                group=group,
+                async_op=True,
+            ),
+        ),
+    }
+
+
+def disagree(directory: str) -> None:
+    """The error at the deadline lists who calls what, where that differs and should not."""
+    told = [Path(directory) / f"told-{rank}" for rank in range(LAST)]
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    calls = disagreeing()
+    groups = [dist.new_group(timeout=timedelta(seconds=5)) for _ in calls]
+    for group in groups:
+        dist.barrier(group)
+    if ME == LAST:
+        load_batch(told)
+        os._exit(5)  # not in order: nobody can take back what MPI waits for
+    works = [call(group) for group, (_, call) in zip(groups, calls.values(), strict=True)]
+    for work, (what, (pattern, _)) in zip(works, calls.items(), strict=True):
+        with raises(
+            dist.DistBackendError, "timed out", rf"Not arrived: rank {LAST} \(does not wait", pattern
+        ) as caught:
+            work.wait()
+        assert bool(pattern) == ("they call different operations: " in str(caught[0])), (what, caught[0])
+    told[ME].touch()
+    load_batch(told)
+    os._exit(5)
+
+
+def gone_on(directory: str) -> None:
+    """Rank 0 leaves its part of a scatter to MPI and goes on; rank 1 waits in something else."""
+    told = Path(directory) / f"told-{LAST}"
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    group = dist.new_group(timeout=SHORT)
+    dist.barrier(group)
+    if ME == 0:
+        dist.scatter(torch.ones(1), [torch.ones(1)] * SIZE, 0, group=group)
+        load_batch([told])
+    else:
+        who = r"by their own account: rank 0 \(does not wait; its last call was scatter of \(1,\) float32.*load_batch"
+        calls = r"scatter of \(1,\) float32 on rank 0, all_reduce of \(4,\) float32 on rank 1$"
+        with raises(dist.DistBackendError, "timed out", who, calls):
+            dist.all_reduce(torch.ones(4), group=group)
+        told.touch()
+    os._exit(5)
 
 
 def load_batch(signs: list[Path]) -> None:
@@ -137,6 +223,7 @@ def vanishes(how: str) -> None:
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=100))
     check_works()
     if ME == LAST:
+        Path("vanishes").touch()  # in the test's directory
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)
@@ -149,6 +236,8 @@ if __name__ == "__main__":
     run(
         {
             "detail": detail,
+            "disagree": disagree,
+            "gone_on": gone_on,
             "elsewhere": elsewhere,
             "slow_peer": slow_peer,
             "unheard_peer": unheard_peer,
