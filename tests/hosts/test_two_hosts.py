@@ -79,6 +79,30 @@ def test_a_host_is_cut_off(
         assert re.search(told, text), text
 
 
+def test_mpiplus_run_without_a_host_that_is_cut_off(
+    two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The job ends soon after it is told to, and says whom it could not reach."""
+    is_open_mpi = installation.vendor == "Open MPI"
+    agent = f"--prtemca plm_ssh_agent {two_hosts.agent}" if is_open_mpi else f"-launcher-exec {two_hosts.agent}"
+    options = ["--hosts", "node1:1,node2:1", "--grace", "1", "--mpi-args", agent]
+    program = ["sh", "-c", 'touch "ready-$RANK"; exec sleep 1000']
+    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+    command = two_hosts.on("node1", [mpiplus, "run", "-n", "2", *options, "-c", *program])
+    output_file = tmp_path / "output"
+    with output_file.open("wb") as output:
+        job = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
+        try:
+            wait_for([tmp_path / f"ready-{rank}" for rank in range(2)], 100)
+            two_hosts.cut("node2")
+            job.terminate()
+            code = job.wait(60)
+        finally:
+            end(job)
+    assert code == 143, output_file.read_text()
+    assert re.search("rank 1 on host node2 did not answer .*cannot be reached", output_file.read_text())
+
+
 def wait_for(files: list[Path], seconds: float) -> None:
     until = time.monotonic() + seconds
     while missing := [file.name for file in files if not file.exists()]:

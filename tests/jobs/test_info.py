@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from job_runs import SCRIPTS, Job
-from launch_runs import MPIPLUS_MODULE, ended, mpiplus
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 
 
 def test_alone(job: Job) -> None:
@@ -34,6 +35,17 @@ def test_under_mpiplus_run(job: Job) -> None:
     facts = json.loads(outcome.stdout.replace("[rank 0] ", ""))
     assert facts["nodes"][0]["ranks"] == [0, 1]
     assert facts["failed_pairs"] == []
+
+
+def test_under_torchrun(job: Job) -> None:
+    """Its ranks are no mistake where this MPI can make a world of them."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    outcome = job._run([*torchrun, MPIPLUS, "info"], None)
+    assert outcome.stdout.count("mpiplus info\n") == 1
+    if job.installation.vendor == "Open MPI":
+        outcome.failed("PROBLEM: torchrun started 2 ranks", "Open MPI takes only those of its own launcher")
+    else:
+        ended(outcome, 0).says("note: torchrun started 2 ranks", "torchrun's ranks").says_not("belong together")
 
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import subprocess
 
 import pytest
 from job_runs import Job
-from launch_runs import ended, launch
+from launch_runs import MPIPLUS, ended, launch
 
 HOST = re.escape(platform.node())
 
@@ -63,6 +65,47 @@ def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
 def test_the_time_limit(job: Job) -> None:
     outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", 10))  # enough to start in
     ended(outcome, 124).says("the time limit has passed; ranks 0, 1 had not ended")
+
+
+def test_a_supervisor_that_is_stopped(job: Job) -> None:
+    """It obeys no order. The job ends without it, and it is ended too."""
+    outcome = launch(job, 2, "launched.py", "dies", "stopped", options=("--timeout", 12, "--grace", 1))
+    ended(outcome, 124).says(f"rank 1 on host {HOST} did not answer the order to end")
+
+
+def test_a_rank_that_leaves_with_0(job: Job) -> None:
+    """While the others wait for it: neither a success, nor a failure without a name."""
+    outcome = launch(job, 3, "launched.py", "dies", "left")
+    ended(outcome, 70).says(f"rank 2 on host {HOST} ended with exit code 0, but without MPI_Finalize")
+
+
+def test_a_deep_traceback(job: Job) -> None:
+    outcome = ended(launch(job, 1, "launched.py", "recurses"), 1)
+    told = outcome.stderr[outcome.stderr.index("the last lines of rank 0") :]
+    assert told.splitlines()[1].strip() == "Traceback (most recent call last):"
+    assert told.count("in other") > 80
+    assert "RecursionError" in told.splitlines()[-2]
+
+
+def test_survivors_go_on_where_the_user_asks_for_it(job: Job) -> None:
+    option = "--with-ft ulfm" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
+    outcome = launch(job, 3, "launched.py", "one_goes_on", options=("--mpi-args", option))
+    ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on host .* was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+def test_a_reader_that_does_not_read(job: Job, streams: str) -> None:
+    """The time limit counts all the same."""
+    read, write = os.pipe()
+    words = [MPIPLUS, "run", "-n", "2", "--timeout", "5", "--grace", "1", "-c", "yes"]
+    files = {"stdout": write, "stderr": write if streams == "both" else subprocess.DEVNULL}
+    job_process = subprocess.Popen(words, env=job.installation.full_environment(), cwd=job.directory, **files)
+    os.close(write)
+    try:
+        assert job_process.wait(60) == 124
+    finally:
+        job_process.kill()
+        os.close(read)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])

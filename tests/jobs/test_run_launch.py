@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import subprocess
 
 import pytest
 from job_runs import SCRIPTS, Job
@@ -46,6 +50,39 @@ def test_a_reader_that_has_seen_enough(job: Job) -> None:
     outcome.says_not("Traceback")
 
 
+def test_a_slow_reader_gets_everything_in_order(job: Job) -> None:
+    """The ranks wait for it, like in a pipe."""
+    command = [MPIPLUS, "run", "-n", "2", str(SCRIPTS / "launched.py"), "prints", "60000"]
+    words = ["sh", "-c", '"$@" | (sleep 8; cat)', "sh", *command]
+    outcome = ended(job._run(words, None), 0)
+    for rank in range(2):
+        lines = re.findall(rf"(?m)^\[rank {rank}\] line ([0-9]+) x{{100}}$", outcome.stdout)
+        assert lines == [str(number) for number in range(60000)]
+
+
+def test_colours_on_a_terminal(job: Job) -> None:
+    """And none where NO_COLOR is set."""
+    for variables, start in (({}, "\x1b[33m[rank 1]\x1b[0m hi"), ({"NO_COLOR": "1"}, "[rank 1] hi")):
+        terminal, side = pty.openpty()
+        environment = {**job.installation.full_environment(), **variables}
+        words = [MPIPLUS, "run", "-n", "2", "-c", "echo", "hi"]
+        process = subprocess.Popen(words, env=environment, cwd=job.directory, stdout=side, stderr=side)
+        os.close(side)
+        shown = read_terminal(terminal)
+        assert process.wait(60) == 0, shown
+        assert start in shown.splitlines()
+
+
+def read_terminal(terminal: int) -> str:
+    """Everything up to the end, which a terminal tells by an error."""
+    data = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(terminal, 1 << 16):
+            data += piece
+    os.close(terminal)
+    return data.decode()
+
+
 @pytest.mark.parametrize("words", [("echo", "one", "two"), ("echo one two",)])
 def test_a_command(job: Job, words: tuple[str, ...]) -> None:
     ended(mpiplus(job, "run", "-n", 2, "--no-prefix", "-c", *words), 0).says("(?m)^one two$")
@@ -76,6 +113,7 @@ def test_in_place_under_a_launcher(job: Job) -> None:
     outcome = job._run(job.installation.command(2, words), None).succeeded(2)
     assert outcome.output.count("size 2") == 2
     assert outcome.output.count("--timeout has no effect") == 1
+    assert outcome.output.count("-n 4 asks for 4 rank(s), but this process is already one of 2") == 1
 
 
 def test_verbose_says_how_it_starts(job: Job) -> None:
@@ -91,6 +129,6 @@ def test_hosts_and_arguments_for_mpirun(job: Job) -> None:
 
 
 def test_torchruns_flags_warn(job: Job) -> None:
-    words = ("--nproc-per-node", 2, "--nnodes", 1, "--node-rank", 0, "--world_size", 5)
+    words = ("--nproc-per-node", 2, "--nnodes", "1:1", "--standalone", "--node-rank", 0, "--world_size", 5)
     outcome = ended(mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello"), 0)
     outcome.says("--node-rank has no effect", "--world-size 5 is ignored", r"\[rank 1\] hello 1 2 0")

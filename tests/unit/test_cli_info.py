@@ -92,6 +92,14 @@ def test_a_launcher_of_another_mpi() -> None:
     assert "PROBLEM an MPICH-family mpiexec (hydra) started 4 ranks (PMI_SIZE=4), but MPI sees a world of one" in text
 
 
+def test_torchruns_ranks() -> None:
+    """MPI's world is made of them later, by an MPI that can."""
+    launch = Launch("torchrun", 4, "WORLD_SIZE")
+    text = told(facts(mpi={**MPI, "vendor": "MPICH"}), launch)
+    assert re.search("^note torchrun started 4 ranks .*torchrun's ranks.* init_process_group.* one MPI world", text)
+    assert re.search("^PROBLEM torchrun .*Open MPI takes only .*mpiplus run -n 4", told(facts(), launch))
+
+
 def test_pairs_by_what_both_sides_say() -> None:
     reports = {
         0: {"host": "a", "failed": {}},

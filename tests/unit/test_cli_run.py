@@ -10,7 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, program_command
+from torchmpi_plugin.cli.counts import NODES, PER_NODE
+from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, other_number, program_command
+from torchmpi_plugin.cli.started import speaks, started_by
+from torchmpi_plugin.node import cores
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "2", "--hostfile", "nowhere", "train.py"], "cannot be read"),
         (["-n", "2", "--timeout", "0", "train.py"], "not in the range"),
         (["-n", "2", "--lr", "0.1", "train.py"], "No such option"),
+        (["--nproc-per-node", "gpu", "train.py"], "tensors on the CPU; give a number, auto or cpu"),
+        (["--nproc-per-node", "x", "train.py"], "is not a valid integer"),
+        (["-n", "2", "--nnodes", "1:2", "train.py"], "elastic job"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:
@@ -84,15 +90,57 @@ def test_how_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"WORLD_SIZE": "1", "RANK": "0"}, False),  # a leftover, and not what -n 4 asks for
         ({"WORLD_SIZE": "1", "RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, False),  # srun --pty bash
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "1"}, False),  # with --mpi=pmi2
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "1"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, True),
     ],
 )
 def test_already_under_a_launcher(environment: dict[str, str], expected: bool) -> None:
-    assert in_place(4, environment) is expected
+    assert (in_place(4, environment) is not None) is expected
+
+
+@pytest.mark.parametrize("wanted", [None, 1])
+def test_a_step_of_one_task_is_enough_for_one_rank(wanted: int | None) -> None:
+    assert in_place(wanted, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is not None
+
+
+def test_another_number_than_the_launchers() -> None:
+    """Both are named; torchrun on each node has started all ranks, whatever srun has."""
+    launch = started_by({"OMPI_COMM_WORLD_SIZE": "2"})
+    assert launch is not None
+    assert other_number(launch, 2, None, None) == other_number(launch, None, None, None) == []
+    assert other_number(launch, None, 1, None) == []  # it may be one on each of two nodes
+    told = other_number(launch, 2, None, 2)[0]
+    for words in ("-n 2 --nnodes 2 asks for 4 rank", "one of 2 that Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2"):
+        assert words in told
+    torchrun = started_by(
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": ""}
+    )
+    assert torchrun == ("torchrun", 4, "WORLD_SIZE")
+
+
+def test_one_rank_warns() -> None:
+    assert speaks({"OMPI_COMM_WORLD_RANK": "0", "RANK": "3"})
+    assert not speaks({"PMI_RANK": "1"})
+    assert not speaks({"RANK": "1", "TORCHELASTIC_RUN_ID": "", "SLURM_PROCID": "0"})
+
+
+def test_numbers_as_torchrun_takes_them() -> None:
+    assert PER_NODE.convert("3", None, None) == 3
+    assert PER_NODE.convert("auto", None, None) == PER_NODE.convert("cpu", None, None) == len(cores())
+    assert NODES.convert("2:2", None, None) == NODES.convert("2", None, None) == 2
 
 
 def test_flags_that_mean_something_else_with_mpi() -> None:
-    assert contradictions(4, None, None, None) == []
-    assert contradictions(4, None, None, 4) == []
-    told = " ".join(contradictions(4, 1, "h1", 8))
-    for words in ("--node-rank has no effect", "--world-size 8 is ignored", "MASTER_ADDR"):
+    assert contradictions(4, None, None, None, False) == []
+    assert contradictions(4, None, None, 4, False) == []
+    told = " ".join(contradictions(4, 1, "h1", 8, True))
+    for words in (
+        "--node-rank has no effect",
+        "--world-size 8 is ignored",
+        "MASTER_ADDR",
+        "--standalone has no effect",
+    ):
         assert words in told

@@ -170,6 +170,18 @@ def test_the_environment_has_the_cures() -> None:
     assert command.launch_environment(Launcher("", "MPICH", "", MPICH), lay_out(3, environment={}), {}) == {}
 
 
+def test_ranks_are_not_started_as_parts_of_an_srun_step() -> None:
+    used = Launcher("mpirun", "MPICH", "", MPICH)
+    step = {"PMI_RANK": "0", "PMI_FD": "9", "PMIX_SERVER_URI2": "x", "PMIX_RANK": "0", "PMIX_MCA_gds": "hash"}
+    assert command.launch_environment(used, lay_out(3, environment={}), step) == {"PMIX_MCA_gds": "hash"}
+
+
+def test_who_asks_for_recovery() -> None:
+    for words in (["--with-ft", "ulfm"], ["--x", "--with-ft=ulfm"], ["--enable-recovery"], ["-disable-auto-cleanup"]):
+        assert command.asks_for_recovery(words)
+    assert not command.asks_for_recovery(["--with-ft", "none"])
+
+
 def test_other_hosts_get_what_the_user_has_set() -> None:
     environment = {"MY": "1", "RANK": "0", "SLURM_PROCID": "0", "PMIX_RANK": "1", "PWD": "/x", "MPIPLUS_JOB": "secret"}
     assert command.inherited(environment) == {"MY": "1"}

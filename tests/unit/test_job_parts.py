@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -10,6 +11,7 @@ from torchmpi_plugin.jobs.formats import check_format, expand
 from torchmpi_plugin.jobs.hosts import Host, allocated_ranks, lay_out, parse_hosts, read_hostfile
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal
 from torchmpi_plugin.jobs.rank import Identity, who_am_i
+from torchmpi_plugin.jobs.writing import Writer, destination
 from torchmpi_plugin.node import Place, cores, identity, places
 
 # ---- file names ----
@@ -177,6 +179,8 @@ def show(*pieces: tuple[int, bytes], **options: bool) -> str:
     for rank, data in pieces:
         terminal.show(rank, data)
     terminal.finish()
+    assert terminal.writer.wait(10)
+    terminal.writer.close()
     return stream.getvalue()
 
 
@@ -191,6 +195,44 @@ def test_an_open_line_goes_on_unless_another_rank_speaks() -> None:
 
 def test_a_character_that_comes_in_two_pieces() -> None:
     assert show((0, b"\xc3"), (1, b"x\n"), (0, b"\xbc\n"), (0, b"\xff\n"), prefix=False) == "x\nü\n�\n"
+
+
+def test_a_reader_that_does_not_read() -> None:
+    """Nobody waits for it; what it has not taken is known, and nothing is lost if it goes on to read."""
+    read, write = os.pipe()
+    with open(write, "w") as stream, open(read, "rb") as reader:
+        writer = Writer()
+        writer.write(stream, "x" * 1_000_000)
+        writer.write(stream, "end\n")
+        assert not writer.wait(0.2)
+        assert writer.waiting == 1_000_004
+        assert not writer.is_full(False)
+        writer.write(stream, "y" * (8 << 20))
+        assert writer.is_full(False)
+        assert reader.read(1_000_004 + (8 << 20)) == b"x" * 1_000_000 + b"end\n" + b"y" * (8 << 20)
+        assert writer.wait(10)
+        writer.close()
+
+
+def test_a_reader_that_has_gone() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        writer = Writer()
+        writer.write(stream, "x")
+        assert writer.wait(10)
+        with pytest.raises(BrokenPipeError):
+            writer.check()
+        with pytest.raises(BrokenPipeError):
+            writer.write(stream, "y")
+
+
+def test_streams_that_lead_to_one_place(tmp_path) -> None:
+    """Their lines must keep their order."""
+    with (tmp_path / "a").open("a") as one, (tmp_path / "a").open("a") as other, (tmp_path / "b").open("a") as third:
+        assert destination(one) == destination(other) != destination(third)
+    text = io.StringIO()
+    assert destination(text) == destination(text) != destination(io.StringIO())
 
 
 def test_colours() -> None:

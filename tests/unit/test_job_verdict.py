@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from torchmpi_plugin.jobs.outcome import Ending, RankRecord
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
+from torchmpi_plugin.jobs.tail import Tail
 from torchmpi_plugin.jobs.verdict import describe_ending, find_culprit, judge, name_ranks, signal_name
 
 
@@ -58,13 +64,68 @@ def test_a_lost_host() -> None:
 
 def test_nobody_to_blame() -> None:
     found = records()
-    found[1].code = 0
     for record in (found[0], found[2]):
         record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    found[1].code, found[1].signal, found[1].ended_by_mpi = 137, 9, True
     result = judge(ending(found, [1, 0, 2], noise="a long story"), "mpirun")
     assert (result.returncode, result.failure) == (1, None)
     assert "a long story" in result.message
-    assert "Rank 1 had ended with exit code 0, perhaps without MPI_Finalize" in result.message
+    assert "no rank had failed before" in result.message
+
+
+def left_early(*ranks: int, **more) -> JobResult:
+    found = records()
+    for record in found:
+        if record.rank in ranks:
+            record.code = 0
+        else:
+            record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    others = [record.rank for record in found if record.rank not in ranks]
+    return judge(ending(found, [*ranks, *others], **more), "mpirun")
+
+
+def test_a_rank_that_leaves_with_0_while_others_wait() -> None:
+    result = left_early(1)
+    assert result.returncode == 70
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.host, result.failure.exit_code) == (1, "h1", 70)
+    assert "rank 1 on host h1 ended with exit code 0, but without MPI_Finalize" in result.message
+    several = left_early(0, 2)
+    assert (several.returncode, several.failure) == (70, None)
+    assert "rank 0 on host h0, rank 2 on host h2 ended with exit code 0, one of them without" in several.message
+
+
+def test_an_mpirun_that_is_killed_after_ranks_have_ended() -> None:
+    assert left_early(1, launcher_code=143).returncode == 143
+
+
+def test_ranks_that_do_not_answer() -> None:
+    found = records(4)
+    for record in found:
+        record.ended_by_us = True
+    found[1].silent = found[2].silent = True
+    found[1].host = found[2].host = "far"
+    found[3].silent = found[3].is_killed = True
+    message = judge(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
+    assert "ranks 1, 2 on host far did not answer the order to end (the host cannot be reached" in message
+    assert "rank 3 on host h3 did not answer the order to end (stopped?), and was killed" in message
+
+
+def test_output_that_nobody_has_read() -> None:
+    found = records()
+    assert "the last 7 characters of output are lost" in judge(ending(found, [], unread=7), "mpirun").message
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((0, 137, 0), 0), ((0, 137, 3), 3)])
+def test_survivors_count_where_mpi_recovers(codes: tuple[int, ...], expected: int) -> None:
+    found = records()
+    for record, code in zip(found, codes, strict=True):
+        record.code, record.signal = code, 9 if code > 128 else 0
+    order = [2, 1, 0]
+    result = judge(ending(found, order, recovers=True, launcher_code=137), "mpirun")
+    assert result.returncode == expected
+    if not expected:
+        assert "rank 1 on host h1 was killed by SIGKILL" in result.message
 
 
 def test_the_time_limit_and_signals() -> None:
@@ -91,8 +152,52 @@ def test_the_last_words_start_at_the_traceback() -> None:
     record = RankRecord(0)
     record.heard(["noise\n"] * 100, 1.0)
     record.heard(["Traceback (most recent call last)\n", "  File\n", "ValueError\n"], 2.0)
-    assert record.last_words() == "Traceback (most recent call last)\n  File\nValueError\n"
+    assert record.tail.text() == "Traceback (most recent call last)\n  File\nValueError\n"
     assert record.complained == 2.0
+
+
+def tail_of(text: str) -> str:
+    tail = Tail()
+    for line in text.splitlines(keepends=True):
+        tail.add(line)
+    return tail.text()
+
+
+def traceback_of(error: Callable[[], None]) -> str:
+    try:
+        error()
+    except Exception:
+        return traceback.format_exc()
+    raise AssertionError
+
+
+def test_a_long_traceback_is_kept() -> None:
+    """As far as 400 lines; of a longer one its start and its end."""
+    frames = "".join(f"  File number {number}\n" for number in range(200))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: no\n"
+    assert tail_of("noise\n" * 50 + text) == text
+    text = f"Traceback (most recent call last):\n{frames * 4}ValueError: no\n"
+    lines = tail_of(text).splitlines()
+    assert len(lines) == 401
+    assert (lines[0], lines[1], lines[-1]) == (text.splitlines()[0], "  File number 0", "ValueError: no")
+    assert lines[100] == "... 402 lines left out ..."
+
+
+def chained() -> None:
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError as first:
+        raise KeyError("second") from first
+
+
+def test_chained_tracebacks_from_the_first_on() -> None:
+    text = traceback_of(chained)
+    assert text.count("Traceback") == 2
+    assert tail_of("Traceback (most recent call last):\n  File\nOSError: of before\n" + text) == text
+
+
+def test_a_traceback_that_is_long_past() -> None:
+    assert tail_of("Traceback (most recent call last):\n  File\nOSError\n" + "step\n" * 50) == "step\n" * 40
 
 
 def test_names() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from .. import launchers
 from ..jobs.rank import who_am_i
+from .started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
 
@@ -51,7 +51,7 @@ def collect(seconds: float) -> dict[str, Any]:
     from .survey.report import nodes_of
     from .survey.worker import ask_mpi
 
-    launch = launchers.detect()
+    launch = started_by(os.environ)
     me = who_am_i(os.environ)
     facts: dict[str, Any] = {"versions": host.versions(), "host": host.describe()}
     facts["started_by"] = f"{launch.launcher}, {launch.size} ranks ({launch.variable})" if launch else ""
@@ -60,13 +60,17 @@ def collect(seconds: float) -> dict[str, Any]:
     facts.update(answers)
     facts["mpi_error"] = error
     facts["nodes"] = nodes_of(reports)
-    facts["prints"] = (me.rank if me is not None else facts.get("rank", 0)) == 0
+    by_torchrun = launch is not None and launch.launcher == TORCHRUN
+    rank = int(os.environ.get("RANK", "0")) if by_torchrun else me.rank if me is not None else facts.get("rank", 0)
+    facts["prints"] = rank == 0
     if facts["prints"]:
         facts.update(_launcher())
     facts["variables"] = host.variables(os.environ)
     facts["problems"] = [found._asdict() for found in advice.advise(facts, launch, os.environ)]
     if not facts.pop("met", True) and not facts["problems"]:
         facts["problems"] = [{"text": "rank 0 has found pairs of ranks that cannot talk", "serious": True}]
+    if by_torchrun and not facts["prints"]:
+        facts["problems"] = []  # torchrun ends rank 0 where another rank fails first, and rank 0 is to tell
     return facts
 
 

@@ -13,13 +13,16 @@ from typing import NamedTuple
 
 import click
 
-from .. import launchers
 from ..jobs.formats import FIELDS, check_format
 from ..jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
-from ..jobs.rank import who_am_i
+from ..jobs.writing import say
+from ..launchers import Launch
+from .counts import NODES, PER_NODE
+from .started import is_shell_step, speaks, started_by
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
 _POSITIVE = click.IntRange(min=1)
+_LAST_WORDS_SECONDS = 1.0
 
 
 class Numbers(NamedTuple):
@@ -31,8 +34,10 @@ class Numbers(NamedTuple):
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node.")
-@click.option("--nproc-per-node", "--nproc_per_node", type=_POSITIVE, help="Ranks on each node.")
-@click.option("--nnodes", type=_POSITIVE, help="Nodes (as many as --hosts or --hostfile name, else 1).")
+@click.option(
+    "--nproc-per-node", "--nproc_per_node", type=PER_NODE, help="Ranks on each node; auto, cpu: one per core."
+)
+@click.option("--nnodes", type=NODES, help="Nodes (as many as --hosts or --hostfile name, else 1).")
 @click.option("--hosts", metavar="HOST[:N],...", help="Where: h1,h2 or h1:4,h2:4.")
 @click.option("--hostfile", type=click.Path(), help="A file with a host per line: h1, h1:4 or h1 slots=4.")
 @click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
@@ -57,6 +62,7 @@ class Numbers(NamedTuple):
 @click.option("--master-addr", "--master_addr", hidden=True)
 @click.option("--master-port", "--master_port", type=int, hidden=True)
 @click.option("--world-size", "--world_size", type=_POSITIVE, hidden=True)
+@click.option("--standalone", is_flag=True, hidden=True)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -81,6 +87,7 @@ def run(
     master_addr: str | None,
     master_port: int | None,
     world_size: int | None,
+    standalone: bool,
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -91,14 +98,16 @@ def run(
     Under mpirun, srun or torchrun it starts nothing, and becomes the program itself.
     """
     argv = program_command(program, arguments, module, command)
-    if in_place(nproc or nproc_per_node):
-        _warn_in_place({"--stdout": stdout, "--stderr": stderr, "--timeout": timeout, "--hosts": hosts})
+    launch = in_place(wanted_ranks(nproc, nproc_per_node, nnodes), os.environ)
+    if launch is not None:
+        if speaks(os.environ):
+            options = {"--stdout": stdout, "--stderr": stderr, "--timeout": timeout, "--hosts": hosts}
+            _warn([*ineffective(options), *other_number(launch, nproc, nproc_per_node, nnodes)])
         os.execvp(argv[0], argv)
     numbers = count_ranks(nproc, nproc_per_node, nnodes, hosts, hostfile)
     _check(numbers, hosts, hostfile, stdout, stderr)
     ranks = numbers.nproc * (numbers.nnodes or 1)
-    for line in contradictions(ranks, node_rank, master_addr, world_size):
-        click.echo(f"mpiplus run: {line}", err=True)
+    _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
     from ..jobs.job import run_job
     from ..jobs.launcher import LauncherError
 
@@ -124,7 +133,7 @@ def run(
     except LauncherError as error:
         raise click.ClickException(str(error)) from None
     if result.message:
-        click.echo(result.message, err=True)
+        say(sys.stderr, f"{result.message}\n", max(grace, _LAST_WORDS_SECONDS))
     sys.exit(result.returncode)
 
 
@@ -169,26 +178,47 @@ def _module_exists(top: str) -> bool:
         del sys.path[0]
 
 
-def in_place(wanted: int | None, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher has already started this process as a rank."""
-    environment = os.environ if environment is None else environment
-    launch = launchers.detect(environment)
-    if launch is None:
-        return False
-    if launch.variable == "WORLD_SIZE" and launch.size == 1 and "TORCHELASTIC_RUN_ID" not in environment:
-        return wanted == 1  # not a launcher but variables that something has left behind
-    return True
+def wanted_ranks(nproc: int | None, per_node: int | None, nnodes: int | None) -> int | None:
+    """How many ranks the options name; None where they leave it open."""
+    number = nproc or per_node
+    return number * (nnodes or 1) if number else None
 
 
-def _warn_in_place(options: Mapping[str, object]) -> None:
+def in_place(wanted: int | None, environment: Mapping[str, str]) -> Launch | None:
+    """The launcher that has already started this process as a rank, if one has."""
+    launch = started_by(environment)
+    if launch is None or launch.size > 1 or "TORCHELASTIC_RUN_ID" in environment:
+        return launch
+    if launch.variable == "WORLD_SIZE":
+        return launch if wanted == 1 else None  # not a launcher but variables that something has left behind
+    if is_shell_step(launch, environment) and (wanted or 1) > 1:
+        return None
+    return launch
+
+
+def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes: int | None) -> list[str]:
+    """What to tell a user whose launcher has started more ranks, or fewer, than the options name."""
+    wanted = wanted_ranks(nproc, per_node, nnodes)
+    if wanted is None or wanted == launch.size:
+        return []
+    if per_node and nnodes is None and launch.size % per_node == 0:
+        return []  # it may be so many on each of several nodes
+    given = "-n" if nproc else "--nproc-per-node"
+    option = f"{given} {nproc or per_node}" + (f" --nnodes {nnodes}" if nnodes else "")
+    return [
+        f"{option} asks for {wanted} rank(s), but this process is already one of {launch.size} that "
+        f"{launch.launcher} has started ({launch.variable}={launch.size}), and those it will be. Say the number "
+        f"there, or leave out one of the two launchers"
+    ]
+
+
+def ineffective(options: Mapping[str, object]) -> list[str]:
+    """What to tell a user whose options would need a launcher of our own."""
     given = [name for name, value in options.items() if value is not None]
-    me = who_am_i(os.environ)
-    if given and (me is None or me.rank == 0):
-        click.echo(
-            f"mpiplus run: already under a launcher, so the program runs in place and {', '.join(given)} "
-            f"{'has' if len(given) == 1 else 'have'} no effect",
-            err=True,
-        )
+    if not given:
+        return []
+    verb = "has" if len(given) == 1 else "have"
+    return [f"already under a launcher, so the program runs in place and {', '.join(given)} {verb} no effect"]
 
 
 def count_ranks(
@@ -225,7 +255,14 @@ def _check(numbers: Numbers, hosts: str | None, hostfile: str | None, stdout: st
         raise click.UsageError(str(error)) from None
 
 
-def contradictions(ranks: int, node_rank: int | None, master_addr: str | None, world_size: int | None) -> list[str]:
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"mpiplus run: {line}", err=True)
+
+
+def contradictions(
+    ranks: int, node_rank: int | None, master_addr: str | None, world_size: int | None, standalone_with_hosts: bool
+) -> list[str]:
     """What to tell a user of torchrun or Composer whose options mean something else, or nothing, with MPI."""
     lines = []
     if node_rank is not None:
@@ -235,6 +272,8 @@ def contradictions(ranks: int, node_rank: int | None, master_addr: str | None, w
         )
     if world_size is not None and world_size != ranks:
         lines.append(f"--world-size {world_size} is ignored: -n and --nnodes make {ranks} ranks")
+    if standalone_with_hosts:
+        lines.append("--standalone has no effect: the ranks run on the hosts that are named")
     if master_addr is not None:
         lines.append(f"--master-addr {master_addr} is passed on as MASTER_ADDR, where rank 0 must run; MPI needs none")
     return lines

@@ -18,6 +18,9 @@ _NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI
 # These say something of the process or host they were set for, not of the user's wishes.
 _LOCAL_PREFIXES = ("PMIX_", "PMI_", "PRTE_", "OMPI_", "HYDRA_", "SLURM", "PALS_", "FLUX_", "SSH_", "XDG_", "DBUS_")
 _LOCAL = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "TMPDIR", VARIABLE}
+# Of an srun step in which mpirun is to start others: it would take itself for the step's rank.
+_STEP = {"PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_SPAWNED"}
+_STEP_PREFIXES = ("PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_")
 _TORCH = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
 
 
@@ -32,7 +35,11 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 def launch_environment(launcher: Launcher, layout: Layout, environment: Mapping[str, str]) -> dict[str, str]:
     """The launcher's own environment: this one, without another job's ranks, and with the cures for Open MPI."""
-    result = {name: value for name, value in environment.items() if name not in _TORCH}
+    result = {
+        name: value
+        for name, value in environment.items()
+        if name not in _TORCH | _STEP and not name.startswith(_STEP_PREFIXES)
+    }
     if launcher.library.family == "Open MPI":
         if layout.one_host:
             result.setdefault("OMPI_MCA_btl", "^ofi")  # a search for fabrics that takes a second
@@ -49,6 +56,12 @@ def most_on_a_host(layout: Layout) -> int:
     if layout.per_node:
         return layout.per_node
     return layout.ranks if layout.one_host else 0
+
+
+def asks_for_recovery(mpi_args: Sequence[str]) -> bool:
+    """Whether the user has MPI let the others go on after the death of a rank (ULFM), and wants no end of the job."""
+    text = " ".join(mpi_args).replace("=", " ")
+    return any(option in text for option in ("-with-ft ulfm", "-enable-recovery", "-disable-auto-cleanup"))
 
 
 def launch_command(

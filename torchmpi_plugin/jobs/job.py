@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from .command import inherited, launch_command, launch_environment
+from .command import asks_for_recovery, inherited, launch_command, launch_environment
 from .formats import check_format
 from .hosts import lay_out
 from .launcher import Launcher, find_launcher
@@ -17,6 +17,7 @@ from .outcome import JobResult
 from .output import Terminal
 from .verdict import judge
 from .watch import Orders, Watch
+from .writing import Writer, destination
 
 
 def run_job(
@@ -95,16 +96,20 @@ def run_job(
         inherited={} if layout.here else inherited(full),
         own=dict(env or {}),
     )
+    writers: dict[object, Writer] = {}
     terminals = [
-        Terminal(stream, prefix, _coloured(stream) if colour is None else colour)
+        Terminal(
+            stream,
+            prefix,
+            _coloured(stream) if colour is None else colour,
+            writers.setdefault(destination(stream), Writer()),
+        )
         for stream in (out or sys.stdout, err or sys.stderr)
     ]
-    watch = Watch(layout, orders, terminals, timeout, start_timeout)
+    watch = Watch(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args))
     if verbose:
         print(f"mpiplus run: {launcher.version} ({launcher.path})", *_shown(argv), sep="\n    ", file=err or sys.stderr)
     watch.run(argv, launch_environment(launcher, layout, full))
-    for terminal in terminals:
-        terminal.finish()
     return judge(watch.ended(), Path(launcher.path).name, verbose)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-TAIL_LINES = 40
-_TRACEBACK = "Traceback (most recent call last)"
+from .tail import TRACEBACK, Tail
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class JobResult(NamedTuple):
     """How a job ended.
 
     Attributes:
-        returncode: 0; the code of the rank that failed first; 124 past the time limit; mpirun's own.
+        returncode: 0; the code of the rank that failed first; 124 past the time limit; 70 where a rank left with 0
+            and mpirun ended the others for it; mpirun's own.
         failure: the rank that failed first, if that is known and what ended the job.
         message: what to tell the user: lines for stderr, none after a success.
     """
@@ -53,6 +53,8 @@ class RankRecord:
         ended_by_us: its program was still running when this launcher began to end the job.
         ended_by_mpi: its program was still running when mpirun began to end this rank.
         gone: the connection is closed.
+        silent: its supervisor did not say that it has followed the order to end.
+        is_killed: that supervisor and its program were on this host, and were killed.
         complained: when its stderr first showed an uncaught exception or an abort; 0: never.
     """
 
@@ -63,26 +65,26 @@ class RankRecord:
     ended_by_us: bool = False
     ended_by_mpi: bool = False
     gone: bool = False
+    silent: bool = False
+    is_killed: bool = False
     complained: float = 0.0
-    tail: list[str] = field(default_factory=list)
+    tail: Tail = field(default_factory=Tail)
+
+    @property
+    def gone_without_a_word(self) -> bool:
+        """Lost: nobody knows how its program ended."""
+        return self.gone and self.code is None
 
     def heard(self, lines: Sequence[str], now: float) -> None:
         """Remember what it wrote to stderr."""
         if not self.complained and any(_is_complaint(line) for line in lines):
             self.complained = now
-        self.tail = [*self.tail, *lines][-TAIL_LINES:]
-
-    def last_words(self) -> str:
-        """Its last lines on stderr, from the last traceback on if there is one."""
-        starts = [index for index, line in enumerate(self.tail) if _TRACEBACK in line]
-        start = starts[-1] if starts else 0
-        while start and self.tail[start - 1].startswith(("During handling of", "The above exception", "\n")):
-            start -= 1
-        return "".join(self.tail[start:])
+        for line in lines:
+            self.tail.add(line)
 
 
 def _is_complaint(line: str) -> bool:
-    return _TRACEBACK in line or "ends the job" in line or "MPI_Abort" in line
+    return TRACEBACK in line or "ends the job" in line or "MPI_Abort" in line
 
 
 @dataclass
@@ -99,6 +101,8 @@ class Ending:
         timed_out: the ranks that were running then.
         trouble: why the ranks did not start; empty: they did.
         missing: the ranks that did not come up.
+        unread: characters of output that the reader of stdout or stderr has not taken.
+        recovers: MPI was asked to let the others go on after the death of a rank.
     """
 
     records: list[RankRecord]
@@ -110,3 +114,5 @@ class Ending:
     timed_out: list[int] = field(default_factory=list)
     trouble: str = ""
     missing: list[int] = field(default_factory=list)
+    unread: int = 0
+    recovers: bool = False

@@ -6,6 +6,8 @@ import codecs
 import re
 from typing import TextIO
 
+from .writing import Writer
+
 _FLUSH_BYTES = 1 << 16
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
@@ -41,17 +43,20 @@ class Terminal:
     Args:
         stream: what to write to.
         prefix: whether to write the rank in front of each line.
+        colour: whether to colour the rank.
+        writer: does the writing; shared by streams that lead to one place.
     """
 
-    def __init__(self, stream: TextIO, prefix: bool, colour: bool) -> None:
+    def __init__(self, stream: TextIO, prefix: bool, colour: bool, writer: Writer | None = None) -> None:
         self._stream = stream
+        self.writer = writer or Writer()
         self._prefix = prefix
         self._colour = colour
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._unfinished: int | None = None
 
     def show(self, rank: int, data: bytes) -> str:
-        """Write what a rank has printed, and return it as text."""
+        """Have written what a rank has printed, and return it as text."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
         text = decoder.decode(data)
         lines = _LINE.findall(text)
@@ -59,9 +64,8 @@ class Terminal:
             continues = self._unfinished == rank
             start = "\n" if self._unfinished is not None and not continues else ""
             name = self._name(rank)
-            self._stream.write(start + ("" if continues else name) + name.join(lines))
+            self.writer.write(self._stream, start + ("" if continues else name) + name.join(lines))
             self._unfinished = None if lines[-1].endswith(("\n", "\r")) else rank
-            self._stream.flush()
         return text
 
     def _name(self, rank: int) -> str:
@@ -73,6 +77,5 @@ class Terminal:
     def finish(self) -> None:
         """End a line that a rank has left open."""
         if self._unfinished is not None:
-            self._stream.write("\n")
+            self.writer.write(self._stream, "\n")
             self._unfinished = None
-        self._stream.flush()

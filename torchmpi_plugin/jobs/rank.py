@@ -82,6 +82,7 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
         size=me.size,
         host=socket.gethostname(),
         node=node.identity(),
+        process=os.getpid(),
         cores=node.cores(),
     )
     channel.socket.settimeout(_ANSWER_SECONDS)
@@ -97,7 +98,7 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
 def _guard(supervisor: int) -> int:
     """Pass signals on until the supervisor ends; its exit code."""
     for number in FORWARDED:
-        signal.signal(number, lambda received, _: _pass_on(supervisor, received))
+        signal.signal(number, lambda received, _: _pass_on(supervisor, received, signal.SIGCONT))
     _, status = os.waitpid(supervisor, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
@@ -105,9 +106,11 @@ def _guard(supervisor: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _pass_on(process: int, number: int) -> None:
+def _pass_on(process: int, *numbers: int) -> None:
+    """The signals; SIGCONT among them has one that was stopped hear the others."""
     with contextlib.suppress(ProcessLookupError):  # it has just ended
-        os.kill(process, number)
+        for number in numbers:
+            os.kill(process, number)
 
 
 def _supervise(guard_gone: int) -> int:

@@ -57,6 +57,7 @@ class Supervisor:
         self._code: int | None = None
         self._ended_by_mpi = False
         self._dismissed = False
+        self._held = False
         self._drain_until = self._kill_at = float("inf")
 
     def run(self) -> int:
@@ -115,7 +116,8 @@ class Supervisor:
     def _ended(self, status: int) -> None:
         """Tell it at once, as who was first counts; what is still in the pipes comes after it."""
         self._code = status if status >= 0 else 128 - status
-        self._drain_until = time.monotonic() + _DRAIN_SECONDS
+        if not self._held:
+            self._drain_until = time.monotonic() + _DRAIN_SECONDS
         self._say(event="ended", code=self._code, signal=max(0, -status), by_mpi=self._ended_by_mpi)
         if self._code:
             self._signal(signal.SIGKILL)  # what the program has started
@@ -135,6 +137,8 @@ class Supervisor:
     # ---- output ----
 
     def _read(self, descriptor: int) -> None:
+        if self._held:
+            return  # since the loop's last look
         stream = self._streams[descriptor]
         try:
             data = os.read(descriptor, 1 << 16)
@@ -193,11 +197,29 @@ class Supervisor:
             order = frame.message
             if "signal" in order and self._code is None:
                 self._signal(order["signal"])
+            elif "hold" in order:
+                self._hold(order["hold"])
             elif "dismissed" in order:
                 self._dismissed = True
 
+    def _hold(self, held: bool) -> None:
+        """Leave the program's output in its pipes, which stops it at its next print, or go on to read it."""
+        if held == self._held:
+            return
+        self._held = held
+        for descriptor, stream in self._streams.items():
+            if held:
+                self._selector.unregister(descriptor)
+                stream.last = float("inf")  # a line that is cut by the hold is not one without an end
+            else:
+                stream.last = time.monotonic()
+                self._selector.register(descriptor, selectors.EVENT_READ, partial(self._read, descriptor))
+        if self._code is not None:
+            self._drain_until = float("inf") if held else time.monotonic() + _DRAIN_SECONDS
+
     def _launcher_lost(self) -> None:
         """It was killed, or its host is cut off. Nobody will read any more; end the program."""
+        self._hold(False)
         if self._channel is not None:
             self._selector.unregister(self._channel)
             self._channel.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .outcome import Ending, JobResult, RankFailure, RankRecord
 
 _TIMED_OUT = 124  # as timeout(1) has it
+_LEFT = 70  # EX_SOFTWARE: a rank left with 0; mpirun's own code would be 1 or 9, like any failure's
+_KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT, 128 + signal.SIGHUP)
 _SHOWN_RANKS = 16
 
 
@@ -53,7 +55,7 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
     if record.ended_by_mpi and launcher_code:
         code = launcher_code
     cause = "ended the job (MPI_Abort)" if record.ended_by_mpi else describe_ending(record)
-    return RankFailure(record.rank, record.host, code, record.last_words(), cause)
+    return RankFailure(record.rank, record.host, code, record.tail.text(), cause)
 
 
 def describe_failure(failure: RankFailure, others: int) -> str:
@@ -83,6 +85,29 @@ def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
         launcher: the name of mpirun.
         verbose: quote mpirun in any case.
     """
+    result = _judge(ending, launcher, verbose)
+    words = [result.message, *_left_behind(ending)]
+    return result._replace(message="\n".join(word for word in words if word))
+
+
+def _left_behind(ending: Ending) -> Iterator[str]:
+    """What the job has left: ranks that may still run, output that nobody has read."""
+    by_host: dict[tuple[str, bool], list[int]] = {}
+    for record in ending.records:
+        if record.silent:
+            by_host.setdefault((record.host, record.is_killed), []).append(record.rank)
+    for (host, is_killed), ranks in by_host.items():
+        what = (
+            "(stopped?), and was killed"
+            if is_killed
+            else "(the host cannot be reached, or the process was stopped); what still runs there must be ended by hand"
+        )
+        yield f"mpiplus run: {name_ranks(ranks)} on host {host} did not answer the order to end {what}"
+    if ending.unread:
+        yield f"mpiplus run: the last {ending.unread} characters of output are lost: their reader did not take them"
+
+
+def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     said = f"{launcher} says:\n{ending.noise.strip()}\n" if ending.noise.strip() else ""
     code = ending.launcher_code or 0
     quoted = said if verbose else ""
@@ -91,17 +116,30 @@ def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
     if ending.is_timeout:
         late = f"; {name_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
         return JobResult(_TIMED_OUT, None, f"{quoted}mpiplus run: the time limit has passed{late}; the job was ended")
+    if ending.recovers and not ending.signalled and _has_recovered(ending.records):
+        return JobResult(0, None, quoted + _describe_recovery(ending.records))
     culprit = find_culprit(ending.order, ending.records)
     if culprit is not None:
         failure = failure_of(culprit, code)
-        others = sum(1 for record in ending.records if record.ended_by_us or record.ended_by_mpi) - culprit.ended_by_mpi
+        ended = [record for record in ending.records if record.ended_by_us or record.ended_by_mpi]
+        others = sum(not record.silent for record in ended) - culprit.ended_by_mpi
         return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others))
     if ending.signalled:
         name = signal_name(ending.signalled)
-        first = next((record.code for record in ending.order if record.code), 0)
+        unheard = 128 + signal.SIGKILL if any(record.silent for record in ending.records) else 0
+        first = next((record.code for record in ending.order if record.code), unheard)
         return JobResult(first, None, f"{quoted}mpiplus run: {name} was passed on to the ranks")
+    return _judge_mpirun(ending, launcher, said, quoted)
+
+
+def _judge_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
+    """Where no rank is known to have failed."""
+    code = ending.launcher_code or 0
+    left = _left_early(ending)
+    if left:
+        return JobResult(_LEFT, _failure_of_leaving(left), said + _describe_leaving(left, len(ending.records)))
     if code or any(record.code != 0 for record in ending.records):
-        return JobResult(code or 1, None, said + _ended_by_launcher(ending, launcher, code))
+        return JobResult(code or 1, None, said + _ended_by_launcher(launcher, code))
     return JobResult(0, None, quoted.rstrip())
 
 
@@ -115,9 +153,44 @@ def _not_started(ending: Ending, launcher: str, code: int) -> str:
     )
 
 
-def _ended_by_launcher(ending: Ending, launcher: str, code: int) -> str:
-    words = f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
-    done = [record.rank for record in ending.order if record.code == 0]
-    if done and len(done) < len(ending.records):
-        words += f". {name_ranks(done).capitalize()} had ended with exit code 0, perhaps without MPI_Finalize"
-    return words
+def _ended_by_launcher(launcher: str, code: int) -> str:
+    return f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
+
+
+def _left_early(ending: Ending) -> list[RankRecord]:
+    """Ranks that ended with 0 before mpirun ended the others for it; none where mpirun itself was killed."""
+    done = [record for record in ending.order if record.code == 0]
+    others = [record for record in ending.records if record.ended_by_mpi]
+    return done if others and ending.launcher_code not in _KILLED else []
+
+
+def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
+    """If only one rank has left, it is to blame."""
+    if len(left) > 1:
+        return None
+    cause = "ended with exit code 0, but without MPI_Finalize"
+    return RankFailure(left[0].rank, left[0].host, _LEFT, left[0].tail.text(), cause)
+
+
+def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:
+    names = ", ".join(f"rank {record.rank} on host {record.host}" for record in left[:_SHOWN_RANKS])
+    others = ranks - len(left)
+    return (
+        f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "
+        f"MPI_Finalize (os._exit?), while {others} rank{'s' if others > 1 else ''} went on, which MPI has ended"
+    )
+
+
+def _has_recovered(records: Sequence[RankRecord]) -> bool:
+    """Some have died, not by mpirun's hand, and all others have ended well."""
+    dead = [record for record in records if record.signal or record.gone_without_a_word]
+    survivors = [record for record in records if record not in dead]
+    if not dead or not survivors or any(record.ended_by_mpi for record in dead):
+        return False
+    return all(record.code == 0 for record in survivors)
+
+
+def _describe_recovery(records: Sequence[RankRecord]) -> str:
+    dead = [record for record in records if record.code != 0]
+    lines = [f"rank {record.rank} on host {record.host} was {describe_ending(record)}" for record in dead]
+    return "\n".join(f"mpiplus run: {line}; the others went on, and ended well" for line in lines)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import os
 import secrets
 import selectors
 import signal
 import socket
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import node
@@ -21,13 +19,17 @@ from .formats import FIELDS
 from .hosts import Layout
 from .outcome import Ending, RankRecord
 from .output import Terminal
+from .process import SECONDS as _LAUNCHER_SECONDS
+from .process import LauncherProcess
 from .rank import FORWARDED, VARIABLE
-from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
+from .signals import caught
+from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame, end_unanswered
+from .writing import Writer
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LAUNCHER_SECONDS = 5.0  # for mpirun to end once its ranks have, and again once it is told to
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
-_NOISE_BYTES = 1 << 16
+_ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL
+_READER_SECONDS = 1.0  # for the reader of the output to take the rest of it
 _NEVER = float("inf")
 
 
@@ -50,6 +52,7 @@ class Member:
         self.record = record
         self.channel = channel
         self.node = str(hello["node"])
+        self.process = int(hello["process"])
         self.cores: list[int] = list(hello["cores"])
         self.dismissed = False
 
@@ -64,6 +67,15 @@ class Member:
             self.dismissed = True
             self.tell(dismissed=True)
 
+    def kill(self, secret: str) -> None:
+        """What is left of a silent one, if it is on this host: a supervisor that was stopped, and its program."""
+        if self.node != node.identity():
+            return
+        with contextlib.suppress(OSError):  # another container's processes have other numbers; be sure that it is ours
+            if secret.encode() in Path(f"/proc/{self.process}/environ").read_bytes():
+                node.kill_session(self.process)
+                self.record.is_killed = True
+
 
 class Watch:
     """Runs mpirun and watches the ranks. After ``run``, ``ended`` says how it ended."""
@@ -75,6 +87,7 @@ class Watch:
         terminals: Sequence[Terminal],
         timeout: float | None,
         start_timeout: float,
+        recovers: bool = False,
     ) -> None:
         self._layout = layout
         self._orders = orders
@@ -82,13 +95,13 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
         self._members: dict[int, Member] = {}
-        self._ending = Ending([RankRecord(rank) for rank in range(layout.ranks)])
-        self._started = self._closing = False
+        self._ending = Ending([RankRecord(rank) for rank in range(layout.ranks)], recovers=recovers)
+        self._started = self._closing = self._done = self._held = False
         now = time.monotonic()
         self._timeout_at = now + timeout if timeout else _NEVER
         self._start_by, self._start_timeout = now + start_timeout, start_timeout
-        self._terminate_at = self._kill_at = self._give_up_at = _NEVER
-        self._terminate_mpirun_at = self._kill_mpirun_at = _NEVER
+        self._terminate_at = self._kill_at = self._silent_at = self._give_up_at = _NEVER
+        self._ended_at = self._read_until = _NEVER
 
     def ended(self) -> Ending:
         """How it ended."""
@@ -96,24 +109,20 @@ class Watch:
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start mpirun and return when it and all ranks have ended."""
-        with self._listener() as contact, self._signals():
-            self._process = subprocess.Popen(
-                argv,
-                env={**environment, VARIABLE: json.dumps({**contact, "secret": self._secret})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us to pass on
-            )
-            assert self._process.stdout is not None
-            os.set_blocking(self._process.stdout.fileno(), False)
-            self._selector.register(self._process.stdout, selectors.EVENT_READ, self._noise)
+        with self._listener() as contact, caught(FORWARDED, self._selector, self._signalled):
+            job = json.dumps({**contact, "secret": self._secret})
+            self._process = LauncherProcess(argv, {**environment, VARIABLE: job})
+            self._selector.register(self._process, selectors.EVENT_READ, self._noise)
             try:
                 while not self._over():
                     for key, _ in self._selector.select(0.1):
                         key.data()
                     self._look_at_the_clock()
             finally:
-                self._leave_nothing()
+                self._process.close()
+                self._ending.noise = self._process.noise
+                for writer in self._writers():
+                    writer.close()
 
     # ---- the supervisors ----
 
@@ -134,6 +143,7 @@ class Watch:
         with contextlib.suppress(OSError):
             connection, _ = self._listening.accept()
             connection.settimeout(5.0)
+            end_unanswered(connection)
             channel = Channel(connection)
             self._selector.register(channel, selectors.EVENT_READ, lambda: self._greeted(channel))
 
@@ -208,8 +218,8 @@ class Watch:
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
             self._ending.order.append(record)
-            if record.code and not self._closing:
-                self._end(signal.SIGTERM)
+            if record.code:
+                self._failed()
         elif frame.kind == MESSAGE and frame.message.get("event") == "told" and record.code == 0:
             member.dismiss()
 
@@ -218,13 +228,46 @@ class Watch:
         member.record.gone = True
         if member.record.code is None:
             self._ending.order.append(member.record)
-            if not self._closing:
-                self._end(signal.SIGTERM)
+            self._failed()
+
+    def _failed(self) -> None:
+        """One rank is dead, and so is the job, unless MPI was asked to let the others go on."""
+        if not self._closing and not self._ending.recovers:
+            self._end(signal.SIGTERM)
+
+    # ---- the output ----
+
+    def _writers(self) -> set[Writer]:
+        return {terminal.writer for terminal in self._terminals.values()}
+
+    def _look_at_the_reader(self) -> None:
+        """Have the ranks wait for who reads their output, as in a pipe; not once the job is being ended."""
+        writers = self._writers()
+        for writer in writers:
+            writer.check()
+        held = not self._closing and any(writer.is_full(self._held) for writer in writers)
+        if held != self._held:
+            self._held = held
+            for member in self._members.values():
+                if not member.record.gone:
+                    member.tell(hold=held)
+
+    def _all_written(self, now: float) -> bool:
+        """Nothing is left to write, or it is time not to wait for the reader any more."""
+        if self._ended_at == _NEVER:
+            self._ended_at = now
+            for terminal in self._terminals.values():
+                terminal.finish()
+        self._ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
+        is_patient = not self._closing or now < max(self._read_until, self._ended_at + _READER_SECONDS)
+        return not any(writer.waiting for writer in self._writers()) or not is_patient
 
     # ---- ends ----
 
     def _running(self) -> list[Member]:
-        return [member for member in self._members.values() if member.record.code is None and not member.record.gone]
+        """Those whose programs run, for all that is known."""
+        records = ((member, member.record) for member in self._members.values())
+        return [member for member, record in records if record.code is None and not (record.gone or record.silent)]
 
     def _send_signal(self, number: int) -> None:
         for member in self._running():
@@ -232,16 +275,28 @@ class Watch:
 
     def _end(self, number: int, grace: float | None = None) -> None:
         """End what still runs, with a signal now and SIGKILL after the grace."""
-        self._closing = True
+        self._close()
         if not self._started:
-            for member in self._running():
-                member.channel.socket.shutdown(socket.SHUT_RDWR)
-            self._terminate_mpirun_at = time.monotonic()
+            self._hang_up()
+            self._process.end_at(time.monotonic())
             return
         for member in self._running():
             member.record.ended_by_us = True
             member.tell(signal=number)
-        self._kill_at = min(self._kill_at, time.monotonic() + (self._orders.grace if grace is None else grace))
+        limit = time.monotonic() + (self._orders.grace if grace is None else grace)
+        self._kill_at = min(self._kill_at, limit)
+        self._read_until = min(self._read_until, limit)
+
+    def _close(self) -> None:
+        """From now on the job ends, and nobody waits for a reader of its output longer than that takes."""
+        self._closing = True
+        self._read_until = min(self._read_until, time.monotonic() + self._orders.grace)
+        for writer in self._writers():
+            writer.is_patient = False
+
+    def _hang_up(self) -> None:
+        for member in self._running():
+            member.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def _fail(self, text: str) -> None:
         """End a job that has not started."""
@@ -249,13 +304,10 @@ class Watch:
         self._end(signal.SIGTERM)
 
     def _over(self) -> bool:
-        quiet = self._process.poll() is not None and self._process.stdout not in self._open()
-        return (quiet and all(member.record.gone for member in self._members.values())) or (
-            time.monotonic() > self._give_up_at
-        )
-
-    def _open(self) -> list[Any]:
-        return [key.fileobj for key in self._selector.get_map().values()]
+        now = time.monotonic()
+        quiet = self._process.code() is not None and self._process.is_quiet
+        ended = quiet and all(member.record.gone or member.record.silent for member in self._members.values())
+        return (ended or now > self._give_up_at) and self._all_written(now)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -274,78 +326,50 @@ class Watch:
         if now > self._kill_at:
             self._kill_at = _NEVER
             self._send_signal(signal.SIGKILL)
-        if self._process.poll() is not None:
-            self._mpirun_ended(self._process.returncode, now)
-        if self._started and not self._running() and self._terminate_mpirun_at == _NEVER:
+            self._silent_at = min(self._silent_at, now + _ANSWER_SECONDS)
+        if now > self._silent_at:
+            self._silent_at = _NEVER
+            self._give_up_the_silent(now)
+        self._look_at_the_reader()
+        code = self._process.code()
+        if code is not None:
+            self._mpirun_ended(code, now)
+        if self._started and not self._running() and not self._done and not self._held:
+            self._done = True
             for member in self._members.values():
                 member.dismiss()
-            self._terminate_mpirun_at = now + _LAUNCHER_SECONDS
-        self._press_mpirun(now)
+            self._process.end_at(now + _LAUNCHER_SECONDS)
+        self._process.press(now)
+
+    def _give_up_the_silent(self, now: float) -> None:
+        """Do without those that have not ended: stopped supervisors, or hosts that cannot be reached."""
+        for member in self._running():
+            member.record.silent = True
+            member.kill(self._secret)
+            self._process.end_at(now)
 
     def _mpirun_ended(self, code: int, now: float) -> None:
         """Supervisors outlive it a little, to tell what they know."""
         if self._ending.launcher_code is not None:
             return
-        self._ending.launcher_code = code if code >= 0 else 128 - code
+        self._ending.launcher_code = code
         self._give_up_at = now + self._orders.grace + 2 * _LAUNCHER_SECONDS
         if not self._started:
             self._ending.trouble = self._ending.trouble or "the ranks did not come up"
-            self._closing = True
-            for member in self._running():
-                member.channel.socket.shutdown(socket.SHUT_RDWR)
+            self._close()
+            self._hang_up()
         elif not self._closing and self._running():
-            self._closing = True
+            self._close()
             self._terminate_at = now + _OWN_ENDING_SECONDS
             for member in self._running():
                 member.record.ended_by_mpi = True
 
-    def _press_mpirun(self, now: float) -> None:
-        """See that mpirun ends too."""
-        if now > self._terminate_mpirun_at and self._kill_mpirun_at == _NEVER:
-            self._kill_mpirun_at = now + _LAUNCHER_SECONDS
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-        if now > self._kill_mpirun_at:
-            self._kill_mpirun_at = now + _LAUNCHER_SECONDS
-            self._leave_nothing()
-
-    def _leave_nothing(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
     def _noise(self) -> None:
-        """What mpirun itself says, or a supervisor that cannot connect."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        data = os.read(pipe.fileno(), 1 << 16)
-        if not data:
-            self._selector.unregister(pipe)
-        elif len(self._ending.noise) < _NOISE_BYTES:
-            self._ending.noise += data.decode(errors="replace")
+        self._process.read()
+        if self._process.is_quiet:
+            self._selector.unregister(self._process)
 
     # ---- signals ----
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        receive, send = socket.socketpair()
-        for end in (receive, send):
-            end.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in FORWARDED}
-        wakeup = signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
-        self._selector.register(receive, selectors.EVENT_READ, lambda: self._signalled(receive.recv(4096)))
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            receive.close()
-            send.close()
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:

@@ -59,9 +59,43 @@ def dies(how: str) -> None:
         MPI.COMM_WORLD.Abort(5)
     if how == "supervisor":
         os.kill(os.getppid(), signal.SIGKILL)
+    if how == "stopped":
+        os.kill(os.getppid(), signal.SIGSTOP)
+    if how == "left":
+        os._exit(0)
     if how == "launcher":
         os.kill(int(Path("launcher").read_text()), signal.SIGKILL)
     wait_for_ever()
+
+
+def one_goes_on() -> None:
+    """One rank is killed, and another, which MPI lets go on, ends well later."""
+    meet()
+    if RANK == LAST:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(2)
+    print("went on")
+    os._exit(0)
+
+
+def recurses() -> None:
+    """Two functions that call each other: Python does not shorten their traceback."""
+    sys.setrecursionlimit(200)
+    one()
+
+
+def one() -> None:
+    other()
+
+
+def other() -> None:
+    one()
+
+
+def prints(lines: str) -> None:
+    """Much."""
+    for number in range(int(lines)):
+        print("line", number, "x" * 100)
 
 
 def leaves_a_child() -> None:

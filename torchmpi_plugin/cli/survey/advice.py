@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...launchers import Launch
+from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8
 _SMALL_SHARED_MEMORY = 64 << 20
@@ -38,18 +39,30 @@ def _errors(facts: Mapping[str, Any], launch: Launch | None) -> list[Advice]:
         cure = "reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
         found.append(Advice(f"mpiplus lacks a compiled part; {cure}", True))
     if launch is not None and launch.size > 1 and facts.get("size") == 1:
-        found.append(
-            Advice(
-                f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size}), but MPI sees a "
-                f"world of one: launcher and library do not belong together. Use the mpirun of this MPI (mpiplus run "
-                f"finds it), another srun --mpi=..., or make mpi4py load the launcher's MPI (MPI4PY_MPIABI)",
-                True,
-            )
-        )
+        found.append(_worlds_of_one(facts, launch))
     if facts.get("launcher_error"):
         serious = launch is None or "mpi" not in facts
         found.append(Advice(str(facts["launcher_error"]), serious))
     return [*found, *_talking(facts)]
+
+
+def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
+    started = f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size})"
+    if launch.launcher == TORCHRUN and _is_open_mpi(facts):
+        text = f"{started}, and Open MPI takes only those of its own launcher: use mpiplus run -n {launch.size}"
+        return Advice(text, True)
+    if launch.launcher == TORCHRUN:
+        text = (
+            f"{started}: they are torchrun's ranks, each a world of one to MPI until "
+            f'init_process_group("mpiplus") makes one MPI world of them. To try whether all can talk: '
+            f"mpiplus run -n {launch.size} -m torchmpi_plugin.cli info"
+        )
+        return Advice(text, False)
+    text = (
+        f"{started}, but MPI sees a world of one: launcher and library do not belong together. Use the mpirun of this "
+        f"MPI (mpiplus run finds it), another srun --mpi=..., or make mpi4py load the launcher's MPI (MPI4PY_MPIABI)"
+    )
+    return Advice(text, True)
 
 
 def _talking(facts: Mapping[str, Any]) -> list[Advice]:

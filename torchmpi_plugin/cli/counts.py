@@ -1,0 +1,35 @@
+"""Numbers of ranks and nodes as torchrun takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .. import node
+
+
+class _PerNode(click.IntRange):
+    """A number, or ``auto`` or ``cpu``: one rank for each core that this process may use."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("auto", "cpu"):
+            return len(node.cores())
+        if value in ("gpu", "xpu"):
+            self.fail(f"{value!r} does not go with tensors on the CPU; give a number, auto or cpu", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Nodes(click.IntRange):
+    """A number, or torchrun's ``min:max`` where both are one number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        least, colon, most = str(value).partition(":")
+        if colon and least != most:
+            self.fail(f"{value!r} would be an elastic job, which MPI does not have; give one number", param, ctx)
+        if colon:
+            value = least
+        return super().convert(value, param, ctx)
+
+
+PER_NODE, NODES = _PerNode(min=1), _Nodes(min=1)
