@@ -134,9 +134,13 @@ class Engine:
             del work  # or the last tensor would live until the next one completes
             if time.monotonic() - housekeeping > _HOUSEKEEPING_NS / 1e9:
                 housekeeping = time.monotonic()
-                for late in list(self._registry.values()):
-                    if not late.finished:
-                        late.check_deadline()
+                self._check_deadlines()
+
+    def _check_deadlines(self) -> None:
+        # A function of its own: a variable of the loop above would keep the last operation's tensors alive.
+        for work in list(self._registry.values()):
+            if not work.finished:
+                work.check_deadline()
 
     def stop(self) -> None:
         """End both threads; nothing progresses in the background any more."""
