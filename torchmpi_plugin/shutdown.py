@@ -160,6 +160,7 @@ def _at_exit(engine: Engine) -> None:
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+    engine.lib.mpp_cuda_release()
 
 
 _kept_store: Any = None
