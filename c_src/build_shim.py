@@ -14,7 +14,10 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("mpi_api.c", "engine.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "wire.c", "reduce.c")
+SOURCES = (
+    *("mpi_api.c", "engine.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "mpi_reductions.c"),
+    *("wire.c", "reduce.c", "cuda_api.c", "cuda_pool.c", "staging.c"),
+)
 HEADERS = ("reduce.h", "shim.h")
 
 

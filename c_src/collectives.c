@@ -7,38 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
-#include "wire.h"
+#include "mpi_collective.h"
 
-/* Elements are converted in pieces of about this size: small enough to stay in the cache. */
-enum { STAGE_BYTES = 1 << 20 };
-
-typedef struct mpi_collective mpi_collective;
-
-struct mpi_collective {
-    mpp_op op;
-    mpi_collective *later; /* in group->launching */
-    int (*launch)(mpi_collective *);
-    void (*finish)(mpi_collective *); /* may be NULL */
-    mpi_handle request;
-    int active, last_launched;
-    size_t index, calls;
-    const char *in;
-    char *out;
-    size_t total, per_call, element; /* elements, elements, bytes */
-    int root;
-    mpp_reduction how;
-    int wire;
-    char *stage, *stage_out;
-    uintptr_t *in_list;
-    size_t *counts;
-};
-
-static size_t length_of(const mpi_collective *c) {
-    size_t begin = c->index * c->per_call;
-    if (begin >= c->total) return 0;
-    return c->total - begin < c->per_call ? c->total - begin : c->per_call;
-}
+/* ---- one call after the other ---- */
 
 static void leave_queue(mpi_collective *c) {
     c->last_launched = 1;
@@ -55,6 +26,11 @@ static int step(mpp_op *op) {
                 leave_queue(c);
                 return mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
             }
+            if (op->staging && !mpp_stage_open(op, c->index * c->stride)) {
+                if (!op->failure) return MPP_PENDING;
+                leave_queue(c);
+                return MPP_FAILED;
+            }
             int error = c->launch(c);
             if (error || c->index + 1 == c->calls) leave_queue(c);
             if (error) return mpp_fail(op, MPP_FAILURE_MPI, error);
@@ -70,6 +46,7 @@ static int step(mpp_op *op) {
         }
         if (c->finish) c->finish(c);
         c->index++;
+        if (op->staging) mpp_stage_close(op->staging, c->index * c->stride);
     }
 }
 
@@ -81,24 +58,22 @@ static void discard_buffers(mpp_op *op) {
     free(c->counts);
 }
 
-static mpi_collective *new_collective(mpp_group *g, int (*launch)(mpi_collective *)) {
-    mpi_collective *c = mpp_new_op(sizeof *c, g, step);
+mpi_collective *mpp_new_collective(mpp_group *g, int (*launch)(mpi_collective *), uintptr_t staging) {
+    mpi_collective *c = mpp_new_op(sizeof *c, g, step, staging);
     if (!c) return NULL;
     c->op.discard = discard_buffers;
     c->launch = launch;
     c->calls = 1;
+    c->element = 1;
     return c;
 }
 
-static uintptr_t out_of_memory(mpi_collective *c, mpp_group *g) {
-    if (c) {
-        discard_buffers(&c->op);
-        free(c);
-    }
+uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
+    if (c) mpp_discard(&c->op);
     return mpp_out_of_memory(g);
 }
 
-static uintptr_t enqueue(mpi_collective *c, int64_t wait_ns) {
+uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns) {
     mpp_group *g = c->op.group;
     mpp_lock();
     if (c->calls) {
@@ -110,10 +85,24 @@ static uintptr_t enqueue(mpi_collective *c, int64_t wait_ns) {
     return mpp_start(&c->op, wait_ns);
 }
 
-static void split(mpi_collective *c, size_t total, size_t per_call) {
+void mpp_split(mpi_collective *c, size_t total, size_t per_call) {
     c->total = total;
     c->per_call = per_call ? per_call : 1;
     c->calls = (total + c->per_call - 1) / c->per_call;
+    c->stride = c->per_call * c->element;
+}
+
+/* Lanes of an operation that reads `in` and writes `out`, which may be the same; directions may be 0. */
+void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int out_direction) {
+    int in_place = c->in == c->out;
+    mpp_add_lane(&c->op, (uintptr_t)c->in, bytes, in_place ? in_direction | out_direction : in_direction);
+    if (out_direction && !in_place) c->out_lane = mpp_add_lane(&c->op, (uintptr_t)c->out, bytes, out_direction);
+    mpp_stage_begin(&c->op, c->stride);
+}
+
+/* Whether the operation stays in the node's memory. What MPI takes from a device directly does not. */
+static int in_node(const mpp_group *g, uintptr_t staging) {
+    return g->channel && (!staging || mpp_through_host(staging));
 }
 
 /* ---- barrier ---- */
@@ -123,39 +112,43 @@ static int launch_barrier(mpi_collective *c) { return mpp_mpi.Ibarrier(c->op.gro
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     if (g->channel) return mpp_shm_barrier(g, wait_ns);
-    mpi_collective *c = new_collective(g, launch_barrier);
-    return c ? enqueue(c, wait_ns) : out_of_memory(c, g);
+    mpi_collective *c = mpp_new_collective(g, launch_barrier, 0);
+    return c ? mpp_enqueue(c, wait_ns) : mpp_no_collective(c, g);
 }
 
 /* ---- broadcast ---- */
 
 static int launch_broadcast(mpi_collective *c) {
-    return mpp_mpi.Ibcast(c->out + c->index * c->per_call, (int)length_of(c), mpp_mpi.byte, c->root, c->op.group->comm,
-                          &c->request);
+    return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_length_of(c), mpp_mpi.byte, c->root,
+                          c->op.group->comm, &c->request);
 }
 
-uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, int64_t wait_ns) {
+uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, wait_ns);
-    mpi_collective *c = new_collective(g, launch_broadcast);
-    if (!c) return out_of_memory(c, g);
-    c->out = (char *)buffer;
+    if (in_node(g, staging)) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
+    mpi_collective *c = mpp_new_collective(g, launch_broadcast, staging);
+    if (!c) return mpp_no_collective(c, g);
+    c->in = c->out = (char *)buffer;
     c->root = root;
-    split(c, bytes, mpp_chunk_limit);
-    return enqueue(c, wait_ns);
+    mpp_split(c, bytes, mpp_call_limit(staging));
+    if (staging) mpp_stage_buffers(c, bytes, root == g->rank ? MPP_LOAD : 0, root == g->rank ? 0 : MPP_STORE);
+    return mpp_enqueue(c, wait_ns);
 }
 
 /* ---- all_gather ---- */
 
 static int launch_allgather(mpi_collective *c) {
     const mpp_group *g = c->op.group;
-    const void *in = c->in == c->out + (size_t)g->rank * c->total ? mpp_mpi.in_place : c->in;
-    return mpp_mpi.Iallgather(in, (int)c->total, mpp_mpi.byte, c->out, (int)c->total, mpp_mpi.byte, g->comm,
-                              &c->request);
+    int n = (int)mpp_length_of(c);
+    size_t offset = c->index * c->per_call;
+    const char *in = mpp_in_at(c, offset);
+    char *out = mpp_out_at(c, offset); /* the blocks of all ranks, each of n bytes */
+    const void *send = in == out + (size_t)g->rank * (size_t)n ? mpp_mpi.in_place : in;
+    return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
 }
 
 static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                                 int64_t wait_ns) {
+                                 uintptr_t staging, int64_t wait_ns) {
     uintptr_t *send = malloc((size_t)g->size * sizeof *send);
     size_t *send_bytes = malloc((size_t)g->size * sizeof *send_bytes);
     uintptr_t op;
@@ -164,8 +157,9 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
             send[r] = in;
             send_bytes[r] = bytes[g->rank];
         }
-        op = mpp_exchange((uintptr_t)g, send, send_bytes, out, bytes, wait_ns);
+        op = mpp_exchange((uintptr_t)g, send, send_bytes, out, bytes, staging, wait_ns);
     } else {
+        mpp_staging_free((mpp_staging *)staging);
         op = mpp_out_of_memory(g);
     }
     free(send);
@@ -174,22 +168,37 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
 }
 
 uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                             int64_t wait_ns) {
+                             uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_allgather(g, (const void *)in, out, bytes, wait_ns);
-    return exchange_blocks(g, in, out, bytes, wait_ns);
+    if (in_node(g, staging)) return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
+    return exchange_blocks(g, in, out, bytes, staging, wait_ns);
 }
 
-uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, int64_t wait_ns) {
+static uintptr_t allgather_equal(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call,
+                                 uintptr_t staging, int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, launch_allgather, staging);
+    if (!c) return mpp_no_collective(c, g);
+    c->in = (const char *)in;
+    c->out = (char *)out;
+    mpp_split(c, bytes, per_call);
+    if (staging) {
+        mpp_add_lane(&c->op, in, bytes, MPP_LOAD);
+        c->out_lane = 1;
+        for (size_t r = 0; r < (size_t)g->size; r++) mpp_add_lane(&c->op, out + r * bytes, bytes, MPP_STORE);
+        mpp_stage_begin(&c->op, c->stride);
+    }
+    return mpp_enqueue(c, wait_ns);
+}
+
+uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
+                        int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
-    if (!g->channel && bytes <= mpp_chunk_limit) {
-        mpi_collective *c = new_collective(g, launch_allgather);
-        if (!c) return out_of_memory(c, g);
-        c->in = (const char *)in;
-        c->out = (char *)out;
-        c->total = bytes;
-        c->calls = bytes ? 1 : 0;
-        return enqueue(c, wait_ns);
+    if (!in_node(g, staging)) {
+        size_t limit = mpp_call_limit(staging);
+        /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
+        if (mpp_through_host(staging))
+            return allgather_equal(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
+        if (bytes <= limit) return allgather_equal(g, in, out, bytes, bytes, staging, wait_ns);
     }
     uintptr_t *list = malloc((size_t)g->size * sizeof *list);
     size_t *lengths = malloc((size_t)g->size * sizeof *lengths);
@@ -199,182 +208,12 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
             list[r] = out + (size_t)r * bytes;
             lengths[r] = bytes;
         }
-        op = mpp_allgather_list(group, in, list, lengths, wait_ns);
+        op = mpp_allgather_list(group, in, list, lengths, staging, wait_ns);
     } else {
+        mpp_staging_free((mpp_staging *)staging);
         op = mpp_out_of_memory(g);
     }
     free(list);
     free(lengths);
     return op;
-}
-
-/* ---- reductions ---- */
-
-static mpi_handle mpi_op(const mpp_reduction *how) { return mpp_mpi.op[mpp_wire_op(how)]; }
-
-/* Fills in the reduction; whether the elements have to be converted before MPI sees them. */
-static int set_reduction(mpi_collective *c, const mpp_reduction *how) {
-    c->how = *how;
-    c->element = mpp_dtype_size(how->dtype);
-    c->wire = mpp_wire_dtype(how);
-    return c->wire != how->dtype || how->has_premul;
-}
-
-static int new_stage(mpi_collective *c, size_t elements) {
-    c->stage = malloc((elements ? elements : 1) * mpp_dtype_size(c->wire));
-    return c->stage != NULL;
-}
-
-/* All-reduce, and reduce to a root: root -1 means everybody. */
-static int launch_reduce(mpi_collective *c) {
-    mpp_group *g = c->op.group;
-    size_t n = length_of(c), offset = c->index * c->per_call * c->element;
-    const char *in = c->in + offset;
-    char *out = c->stage ? c->stage : c->out + offset;
-    const void *send = in == out ? mpp_mpi.in_place : (const void *)in;
-    if (c->stage) {
-        mpp_to_wire(&c->how, c->stage, in, n);
-        send = mpp_mpi.in_place;
-    }
-    mpi_handle type = mpp_mpi.datatype[c->wire];
-    if (c->root < 0) return mpp_mpi.Iallreduce(send, out, (int)n, type, mpi_op(&c->how), g->comm, &c->request);
-    if (c->root != g->rank) {
-        send = c->stage ? c->stage : in;
-        out = NULL;
-    }
-    return mpp_mpi.Ireduce(send, out, (int)n, type, mpi_op(&c->how), c->root, g->comm, &c->request);
-}
-
-static void finish_reduce(mpi_collective *c) {
-    if (c->root >= 0 && c->root != c->op.group->rank) return;
-    char *out = c->out + c->index * c->per_call * c->element;
-    if (c->stage) mpp_from_wire(&c->how, out, c->stage, length_of(c));
-    else if (c->how.divisor != 1) mpp_from_wire(&c->how, out, out, length_of(c));
-}
-
-static uintptr_t reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        int64_t wait_ns) {
-    mpi_collective *c = new_collective(g, launch_reduce);
-    if (!c) return out_of_memory(c, g);
-    c->in = (const char *)in;
-    c->out = (char *)out;
-    c->root = root;
-    c->finish = finish_reduce;
-    int staged = set_reduction(c, how);
-    size_t limit = staged && STAGE_BYTES < mpp_chunk_limit ? STAGE_BYTES : mpp_chunk_limit;
-    split(c, count, limit / mpp_dtype_size(c->wire));
-    if (staged && !new_stage(c, count < c->per_call ? count : c->per_call)) return out_of_memory(c, g);
-    return enqueue(c, wait_ns);
-}
-
-uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
-                        int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, wait_ns);
-    return reduce(g, in, out, count, how, -1, wait_ns);
-}
-
-uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, wait_ns);
-    return reduce(g, in, out, count, how, root, wait_ns);
-}
-
-/* ---- reduce_scatter ---- */
-
-/* Equal blocks: call number i reduces elements [i * per_call, ...) of every block. */
-static int launch_reduce_scatter(mpi_collective *c) {
-    mpp_group *g = c->op.group;
-    size_t n = length_of(c), wire = mpp_dtype_size(c->wire);
-    const void *send = (const void *)c->in_list[0];
-    void *out = c->stage_out ? (void *)c->stage_out : (void *)c->out;
-    if (c->stage) {
-        for (int r = 0; r < g->size; r++) {
-            const char *block = (const char *)c->in_list[r] + c->index * c->per_call * c->element;
-            mpp_to_wire(&c->how, c->stage + (size_t)r * n * wire, block, n);
-        }
-        send = c->stage;
-    }
-    return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->wire], mpi_op(&c->how), g->comm,
-                                         &c->request);
-}
-
-static void finish_reduce_scatter(mpi_collective *c) {
-    char *out = c->out + c->index * c->per_call * c->element;
-    if (c->stage_out) mpp_from_wire(&c->how, out, c->stage_out, length_of(c));
-    else if (c->how.divisor != 1) mpp_from_wire(&c->how, out, out, length_of(c));
-}
-
-/* Blocks of different lengths: one reduction to every rank after the other, in pieces. */
-typedef struct {
-    int root;
-    size_t begin, n;
-} uneven_piece;
-
-static uneven_piece piece_of(const mpi_collective *c) {
-    size_t index = c->index;
-    for (int r = 0; r < c->op.group->size; r++) {
-        size_t pieces = (c->counts[r] + c->per_call - 1) / c->per_call;
-        if (index < pieces) {
-            size_t begin = index * c->per_call, left = c->counts[r] - begin;
-            return (uneven_piece){r, begin, left < c->per_call ? left : c->per_call};
-        }
-        index -= pieces;
-    }
-    return (uneven_piece){0, 0, 0};
-}
-
-static int launch_uneven(mpi_collective *c) {
-    mpp_group *g = c->op.group;
-    uneven_piece p = piece_of(c);
-    mpp_to_wire(&c->how, c->stage, (const char *)c->in_list[p.root] + p.begin * c->element, p.n);
-    const void *send = p.root == g->rank ? mpp_mpi.in_place : (const void *)c->stage;
-    return mpp_mpi.Ireduce(send, p.root == g->rank ? c->stage : NULL, (int)p.n, mpp_mpi.datatype[c->wire],
-                           mpi_op(&c->how), p.root, g->comm, &c->request);
-}
-
-static void finish_uneven(mpi_collective *c) {
-    uneven_piece p = piece_of(c);
-    if (p.root == c->op.group->rank) mpp_from_wire(&c->how, c->out + p.begin * c->element, c->stage, p.n);
-}
-
-static int overlap(const mpi_collective *c, size_t bytes, int size) {
-    uintptr_t in = c->in_list[0], out = (uintptr_t)c->out;
-    return out < in + bytes * (size_t)size && in < out + bytes;
-}
-
-/* Which MPI calls are made depends on counts and `flat` alone, which all ranks share; where the bytes are
- * staged is each rank's own affair. */
-uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                             const mpp_reduction *how, int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, wait_ns);
-    mpi_collective *c = new_collective(g, launch_reduce_scatter);
-    size_t size = (size_t)g->size, pieces = 0;
-    if (!c) return out_of_memory(c, g);
-    c->out = (char *)out;
-    c->in_list = malloc(size * sizeof *c->in_list);
-    c->counts = malloc(size * sizeof *c->counts);
-    if (!c->in_list || !c->counts) return out_of_memory(c, g);
-    memcpy(c->in_list, in, size * sizeof *in);
-    memcpy(c->counts, counts, size * sizeof *counts);
-    int even = 1, convert = set_reduction(c, how);
-    for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
-    size_t wire = mpp_dtype_size(c->wire), limit = STAGE_BYTES < mpp_chunk_limit ? STAGE_BYTES : mpp_chunk_limit;
-    int whole = flat && even && !convert && counts[0] * size * wire <= mpp_chunk_limit;
-    split(c, counts[0], whole ? counts[0] : even ? limit / wire / size : limit / wire);
-    size_t block = counts[0] < c->per_call ? counts[0] : c->per_call;
-    c->finish = finish_reduce_scatter;
-    if (!even) {
-        for (size_t r = 0; r < size; r++) pieces += (counts[r] + c->per_call - 1) / c->per_call;
-        c->calls = pieces;
-        c->launch = launch_uneven;
-        c->finish = finish_uneven;
-        if (!new_stage(c, c->per_call)) return out_of_memory(c, g);
-    } else if (!whole || overlap(c, counts[0] * c->element, g->size)) {
-        c->stage_out = malloc((block ? block : 1) * wire);
-        if (!c->stage_out || !new_stage(c, block * size)) return out_of_memory(c, g);
-    }
-    return enqueue(c, wait_ns);
 }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "staging.h"
+
 size_t mpp_chunk_limit = (size_t)1 << 30;
 
 static struct {
@@ -112,10 +114,14 @@ static int progress_all(void) {
 
 /* ---- starting and waiting ---- */
 
-void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *)) {
+void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging) {
     mpp_op *op = calloc(1, size);
-    if (!op) return NULL;
+    if (!op) {
+        mpp_staging_free((mpp_staging *)staging);
+        return NULL;
+    }
     op->group = group;
+    op->staging = (mpp_staging *)staging;
     op->step = step;
     op->source = -1;
     return op;
@@ -125,13 +131,14 @@ static int failed_step(mpp_op *op) { return mpp_fail(op, MPP_FAILURE_MEMORY, 0);
 
 /* The last resort: one operation that says so, so that Python has a place to read the reason from. */
 uintptr_t mpp_out_of_memory(mpp_group *group) {
-    mpp_op *op = mpp_new_op(sizeof *op, group, failed_step);
+    mpp_op *op = mpp_new_op(sizeof *op, group, failed_step, 0);
     if (!op) abort();
     return mpp_start(op, 0);
 }
 
-static void discard(mpp_op *op) {
+void mpp_discard(mpp_op *op) {
     if (op->discard) op->discard(op);
+    if (op->staging) mpp_staging_free(op->staging);
     free(op);
 }
 
@@ -185,7 +192,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     int state = op->step(op);
     if (state == MPP_DONE && wait_ns >= 0) {
         mpp_unlock();
-        discard(op);
+        mpp_discard(op);
         return 0;
     }
     op->group->active++;
@@ -199,7 +206,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     if (wait_ns > 0) atomic_fetch_add(&op->group->pollers, 1);
     mpp_unlock();
     if (wait_ns > 0 && poll(op, wait_ns) == MPP_DONE) {
-        discard(op);
+        mpp_discard(op);
         return 0;
     }
     return (uintptr_t)op;
@@ -266,7 +273,7 @@ int mpp_arrived(uintptr_t handle, int rank) {
 
 int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
-void mpp_release(uintptr_t handle) { discard((mpp_op *)handle); }
+void mpp_release(uintptr_t handle) { mpp_discard((mpp_op *)handle); }
 
 /* ---- background ---- */
 

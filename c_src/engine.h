@@ -18,10 +18,12 @@
 typedef struct mpp_op mpp_op;
 typedef struct mpp_group mpp_group;
 typedef struct mpp_channel mpp_channel; /* shared memory of a group, shm.c */
+typedef struct mpp_staging mpp_staging; /* between an operation and device memory, staging.h */
 
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
+    mpp_staging *staging;               /* NULL where the buffers are in host memory */
     int (*step)(mpp_op *);              /* under the lock */
     void (*cancel)(mpp_op *);           /* under the lock; NULL where an operation cannot be taken back */
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
@@ -46,6 +48,7 @@ struct mpp_group {
     int64_t active;
     mpp_channel *channel;             /* NULL where the group spans several nodes */
     struct message_op *receives;      /* the user's, not yet matched, in program order */
+    struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */
 };
 
@@ -55,7 +58,9 @@ extern size_t mpp_chunk_limit;
 int mpp_fail(mpp_op *op, int failure, int mpi_error);
 int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
 
-void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *));
+/* Takes the staging over, also where it returns NULL. */
+void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
+void mpp_discard(mpp_op *op);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 uintptr_t mpp_out_of_memory(mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
@@ -65,11 +70,12 @@ void mpp_unlock(void);
 /* shm.c */
 void mpp_channel_free(mpp_channel *channel);
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns);
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                         int64_t wait_ns);
-uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns);
+                         uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                            int64_t wait_ns);
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
-                                 const mpp_reduction *how, int64_t wait_ns);
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
 #endif

@@ -7,20 +7,25 @@
  * byte lands: Open MPI 5.0 writes past a receive buffer that is too small, whatever error it then returns.
  * A message of the wrong length is taken off the wire all the same, into memory of our own, and the
  * channel stays in order. Nothing needs MPI_Cancel either: an unmatched receive is only a note of ours.
+ *
+ * A send whose data is still on its way from a CUDA device is not begun yet. Those after it that could be taken for it
+ * wait behind it, as messages must not overtake each other. A message is staged as one piece, because the other side
+ * may have its tensor elsewhere, and would cut it up in another way or not at all.
  */
 #include "engine.h"
+#include "staging.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TO_MATCH, ACTIVE, OVER };
+enum { TO_MATCH, TO_SEND, ACTIVE, OVER };
 
 typedef struct {
     mpi_handle request;
     char *buffer, *spill; /* spill: where a message of the wrong length goes */
     size_t bytes;
-    int peer, receive, phase;
+    int peer, lane, phase;
 } transfer;
 
 typedef struct message_op message_op;
@@ -28,8 +33,9 @@ typedef struct message_op message_op;
 struct message_op {
     mpp_op op;
     int count, tag;
-    int unmatched;     /* receives still to be matched */
-    message_op *later; /* in group->receives, until all of it is matched */
+    int unmatched, unsent;     /* receives still to be matched, sends still to be begun */
+    message_op *later;         /* in group->receives, until all of it is matched */
+    message_op *later_to_send; /* in group->sends, until all of it is begun */
     transfer *transfers;
 };
 
@@ -66,6 +72,45 @@ static int must_wait(const message_op *m, int peer) {
             return 1;
     }
     return 0;
+}
+
+/* ---- sends that cannot be begun at once ---- */
+
+static void begin_send(message_op *m, transfer *t) {
+    int error = mpp_mpi.Isend(t->buffer, (int)t->bytes, mpp_mpi.byte, t->peer, m->tag, m->op.group->comm, &t->request);
+    m->unsent--;
+    t->phase = error ? OVER : ACTIVE;
+    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+}
+
+static void enter_sends(message_op *m) {
+    message_op **end = &m->op.group->sends;
+    if (!m->unsent) return;
+    while (*end) end = &(*end)->later_to_send;
+    *end = m;
+}
+
+static void leave_sends(message_op *m) {
+    for (message_op **at = &m->op.group->sends; *at; at = &(*at)->later_to_send) {
+        if (*at != m) continue;
+        *at = m->later_to_send;
+        return;
+    }
+}
+
+/* Whether an earlier message to the same rank with the same tag has not been begun. Others must not hold this one up:
+ * what its receiver does next may be what their data is waiting for, on the device. */
+static int is_behind(const message_op *m, const transfer *t) {
+    for (const message_op *earlier = m->op.group->sends; earlier && earlier != m; earlier = earlier->later_to_send)
+        for (int i = 0; i < earlier->count && earlier->tag == m->tag; i++)
+            if (earlier->transfers[i].phase == TO_SEND && earlier->transfers[i].peer == t->peer) return 1;
+    return 0;
+}
+
+static void begin_sends(message_op *m) {
+    for (int i = 0; i < m->count; i++)
+        if (m->transfers[i].phase == TO_SEND && !is_behind(m, &m->transfers[i])) begin_send(m, &m->transfers[i]);
+    if (!m->unsent) leave_sends(m);
 }
 
 /* ---- the state of one transfer ---- */
@@ -121,26 +166,38 @@ static int advance(message_op *m, int i) {
     return t->phase == OVER;
 }
 
+/* What has not been begun never will be; whether there was anything. */
+static int give_up(message_op *m) {
+    int found = 0;
+    for (int i = 0; i < m->count; i++) {
+        if (m->transfers[i].phase != TO_MATCH && m->transfers[i].phase != TO_SEND) continue;
+        m->transfers[i].phase = OVER;
+        found = 1;
+    }
+    m->unmatched = m->unsent = 0;
+    leave_queue(m);
+    leave_sends(m);
+    return found;
+}
+
+static void cancel(mpp_op *op) {
+    if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+}
+
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
+    if (op->staging && !mpp_stage_open(op, 0)) {
+        if (op->failure) give_up(m);
+        else return MPP_PENDING;
+    }
+    if (m->unsent) begin_sends(m);
     int over = 1, unmatched = m->unmatched;
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].phase != OVER) over &= advance(m, i);
     if (unmatched && !m->unmatched) leave_queue(m);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
-}
-
-static void cancel(mpp_op *op) {
-    message_op *m = (message_op *)op;
-    for (int i = 0; i < m->count; i++) {
-        if (m->transfers[i].phase != TO_MATCH) continue;
-        m->transfers[i].phase = OVER;
-        mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
-    }
-    m->unmatched = 0;
-    leave_queue(m);
 }
 
 /* ---- starting ---- */
@@ -151,86 +208,135 @@ static void discard_transfers(mpp_op *op) {
     free(m->transfers);
 }
 
-static message_op *new_message_op(mpp_group *group, size_t capacity, int tag) {
-    message_op *m = mpp_new_op(sizeof *m, group, step);
+static message_op *new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging) {
+    message_op *m = mpp_new_op(sizeof *m, group, step, staging);
     if (!m) return NULL;
-    m->transfers = calloc(capacity ? capacity : 1, sizeof *m->transfers);
-    if (!m->transfers) {
-        free(m);
-        return NULL;
-    }
     m->tag = tag;
     m->op.cancel = cancel;
     m->op.discard = discard_transfers;
-    return m;
+    m->transfers = calloc(capacity ? capacity : 1, sizeof *m->transfers);
+    if (m->transfers) return m;
+    mpp_discard(&m->op);
+    return NULL;
 }
 
-static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int receive) {
+/* The buffer as a lane; one that goes to several ranks is one lane. */
+static int lane_of(message_op *m, uintptr_t buffer, size_t bytes, int direction) {
+    const mpp_staging *t = m->op.staging;
+    const mpp_lane *before = t && t->lane_count ? &t->lanes[t->lane_count - 1] : NULL;
+    if (!t) return 0;
+    if (before && before->device == buffer && before->bytes == bytes && before->direction == direction)
+        return t->lane_count - 1;
+    return mpp_add_lane(&m->op, buffer, bytes, direction);
+}
+
+static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int lane, int phase) {
     transfer *t = &m->transfers[m->count++];
-    *t = (transfer){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .receive = receive};
+    *t = (transfer){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .lane = lane, .phase = phase};
     return t;
 }
 
 static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+    int lane = lane_of(m, buffer, bytes, MPP_LOAD);
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        transfer *t = add(m, buffer, part, peer, 0);
-        int error = mpp_mpi.Isend(t->buffer, (int)part, mpp_mpi.byte, peer, m->tag, m->op.group->comm, &t->request);
-        t->phase = error ? OVER : ACTIVE;
-        if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+        transfer *t = add(m, buffer, part, peer, lane, TO_SEND);
+        m->unsent++;
+        if (!m->op.staging && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
         bytes -= part;
     } while (bytes);
 }
 
 static void add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+    int lane = lane_of(m, buffer, bytes, MPP_STORE);
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, 1);
+        add(m, buffer, part, peer, lane, TO_MATCH);
         m->unmatched++;
         buffer += part;
         bytes -= part;
     } while (bytes);
 }
 
-uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns) {
-    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag);
+/* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
+static void stage_transfers(message_op *m) {
+    const mpp_staging *t = m->op.staging;
+    mpp_stage_begin(&m->op, 0);
+    for (int i = 0; i < m->count && !t->error; i++) {
+        transfer *part = &m->transfers[i];
+        size_t offset = (uintptr_t)part->buffer - t->lanes[part->lane].device;
+        part->buffer = mpp_staged(t, part->lane, 0) + offset;
+    }
+}
+
+uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
+                   int64_t wait_ns) {
+    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
+    if (staging) {
+        add_send(m, buffer, bytes, peer);
+        stage_transfers(m);
+    }
     mpp_lock();
-    add_send(m, buffer, bytes, peer);
+    if (!staging) add_send(m, buffer, bytes, peer);
+    enter_sends(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
 
-uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns) {
-    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag);
+uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
+                   int64_t wait_ns) {
+    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
-    mpp_lock();
     add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
+    if (staging) stage_transfers(m);
+    mpp_lock();
     enter_queue(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
 
+typedef struct {
+    const uintptr_t *send, *recv;
+    const size_t *send_bytes, *recv_bytes;
+} exchange;
+
+static void add_exchange(message_op *m, const exchange *x) {
+    const mpp_group *g = m->op.group;
+    for (int i = 1; i < g->size; i++) {
+        int to = (g->rank + i) % g->size;
+        if (x->send_bytes[to]) add_send(m, x->send[to], x->send_bytes[to], to);
+    }
+    for (int i = 1; i < g->size; i++) {
+        int from = (g->rank + g->size - i) % g->size;
+        if (x->recv_bytes[from]) add_receive(m, x->recv[from], x->recv_bytes[from], from);
+    }
+}
+
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
  * sides must agree on them. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int64_t wait_ns) {
+                       const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
+    const exchange x = {send, recv, send_bytes, recv_bytes};
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += chunks_of(send_bytes[r]) + chunks_of(recv_bytes[r]);
-    message_op *m = new_message_op(g, capacity, 0);
+    message_op *m = new_message_op(g, capacity, 0, staging);
     if (!m) return mpp_out_of_memory(g);
     size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
-    if (own && send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    if (staging) {
+        add_exchange(m, &x);
+        stage_transfers(m);
+        mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
+    } else if (own && send[g->rank] != recv[g->rank]) {
+        memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    }
     mpp_lock();
     /* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. */
     m->tag = g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count);
-    for (int i = 1; i < g->size; i++) {
-        int to = (g->rank + i) % g->size, from = (g->rank + g->size - i) % g->size;
-        if (send_bytes[to]) add_send(m, send[to], send_bytes[to], to);
-        if (recv_bytes[from]) add_receive(m, recv[from], recv_bytes[from], from);
-    }
+    if (!staging) add_exchange(m, &x);
+    enter_sends(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }

@@ -16,13 +16,14 @@ enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 
 /* Added to the state of a complete operation that mpp_next_completed reports, or has reported. */
 enum { MPP_REPORTED = 4 };
 
-/* Why an operation failed: an MPI error code, or one of these. */
+/* Why an operation failed: an MPI error code, a CUDA one, or one of these. */
 enum mpp_failure {
     MPP_FAILURE_MPI = 1,
     MPP_FAILURE_MEMORY = 2,
     MPP_FAILURE_LENGTH = 3,
     MPP_FAILURE_CANCELLED = 4,
-    MPP_FAILURE_MISMATCH = 5
+    MPP_FAILURE_MISMATCH = 5,
+    MPP_FAILURE_CUDA = 6
 };
 
 /* library */
@@ -50,23 +51,37 @@ int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);
 int mpp_group_free(uintptr_t group);
 
+/* CUDA. Where an operation's buffers are on a device, its `staging` is what mpp_stage made on the same thread just
+ * before, else 0. mpp_stage takes the number of the device and the stream whose queued work comes before the
+ * operation; it returns 0 and a message if the device cannot be used. The operation takes the staging over. `direct`
+ * is for operations that reduce nothing. */
+int mpp_cuda_load(const char *library, char *message, int length);
+void mpp_cuda_error_text(int code, char *text, int length);
+uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int length);
+void mpp_set_stage_bytes(size_t bytes);
+size_t mpp_get_stage_bytes(void);
+void mpp_cuda_release(void);
+
 /* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
  * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
  * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
-uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns);
-uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, int64_t wait_ns);
+uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
+                   int64_t wait_ns);
+uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
+                   int64_t wait_ns);
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int64_t wait_ns);
+                       const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns);
-uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, int64_t wait_ns);
+uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
-                        int64_t wait_ns);
+                        uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        int64_t wait_ns);
-uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, int64_t wait_ns);
-uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns);
+                        uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
+                             uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                             const mpp_reduction *how, int64_t wait_ns);
+                             const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
 /* waiting */
 int mpp_wait(uintptr_t op, int64_t wait_ns);

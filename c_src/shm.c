@@ -113,12 +113,15 @@ static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
         mpp_reduce(&s->how, mpp_slot_of(c, c->rank, number) + begin, c->sources, c->size, (end - begin) / s->element);
 }
 
+/* Whether this rank's data of the next chunk has come from the device it may be on. */
+static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, s->written * s->chunk_bytes); }
+
 /* One round over write, reduce, read; whether anything moved. */
 static int advance(shm_op *s, mpp_channel *c) {
     rank_counters *mine = &c->counters[c->rank];
     int moved = 0;
     uint64_t number = s->first + s->written;
-    if (s->written < s->chunks && may_write(s, c, number)) {
+    if (s->written < s->chunks && may_write(s, c, number) && is_loaded(s)) {
         if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
         s->written++;
         mine->signature[number % (uint64_t)c->ring] = s->signature;
@@ -137,6 +140,7 @@ static int advance(shm_op *s, mpp_channel *c) {
     if (s->done < s->written && may_read(s, c, number)) {
         if (s->read) s->read(s, s->done);
         s->done++;
+        if (s->op.staging) mpp_stage_close(s->op.staging, s->done * s->chunk_bytes);
         /* A later flat operation must not leave `reduced` behind: two-phase ones compare it with chunk numbers. */
         if (!s->two_phase) atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
         atomic_store_explicit(&mine->out, number + 1, memory_order_release);
@@ -194,6 +198,7 @@ static int step(mpp_op *op) {
             if (state == MPP_FAILED) break;
         }
     }
+    if (op->failure) state = MPP_FAILED; /* also: data that does not come from the device */
     if (s->done == s->chunks && state == MPP_PENDING) state = MPP_DONE;
     if (state == MPP_PENDING) return state;
     c->head = s->later;
@@ -206,17 +211,17 @@ static int arrived(mpp_op *op, int rank) {
     return atomic_load_explicit(&theirs->in, memory_order_acquire) > ((shm_op *)op)->first;
 }
 
-void mpp_discard_lists(mpp_op *op) {
+static void discard_lists(mpp_op *op) {
     shm_op *s = (shm_op *)op;
     free((void *)s->in_list);
     free((void *)s->out_list);
     free(s->lengths);
 }
 
-shm_op *mpp_new_shm_op(mpp_group *g) {
-    shm_op *s = mpp_new_op(sizeof *s, g, step);
+shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
+    shm_op *s = mpp_new_op(sizeof *s, g, step, staging);
     if (!s) return NULL;
-    s->op.discard = mpp_discard_lists;
+    s->op.discard = discard_lists;
     s->op.arrived = arrived;
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;

@@ -3,6 +3,7 @@
 #define MPP_SHM_H
 
 #include "engine.h"
+#include "staging.h"
 
 enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 7 };
 
@@ -57,6 +58,7 @@ struct shm_op {
     /* data */
     const char *in;
     char *out;
+    int out_lane; /* where they are staged: number of `out`, or of the first in out_list; 0 is that of the input */
     size_t bytes; /* of `in` or `out`, what is cut into chunks */
     mpp_reduction how;
     size_t element;
@@ -69,8 +71,7 @@ size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk);
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
 
-shm_op *mpp_new_shm_op(mpp_group *g);
-void mpp_discard_lists(mpp_op *op);
+shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
 void mpp_sign(shm_op *s, int kind, unsigned extra, size_t bytes);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
 

@@ -12,17 +12,36 @@ static uintptr_t *copy_list(const uintptr_t *list, int count) {
 }
 
 static uintptr_t out_of_memory(shm_op *s, mpp_group *g) {
-    if (s) {
-        mpp_discard_lists(&s->op);
-        free(s);
-    }
+    if (s) mpp_discard(&s->op);
     return mpp_out_of_memory(g);
+}
+
+/* ---- the user's buffers: in host memory, or staged there ---- */
+
+static const char *in_at(const shm_op *s, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, 0, offset) : s->in + offset;
+}
+
+static char *out_at(const shm_op *s, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane, offset) : s->out + offset;
+}
+
+static const char *in_block_at(const shm_op *s, int rank, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, rank, offset) : (const char *)s->in_list[rank] + offset;
+}
+
+static char *out_block_at(const shm_op *s, int rank, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane + rank, offset) : (char *)s->out_list[rank] + offset;
+}
+
+static void begin_staging(shm_op *s) {
+    mpp_stage_begin(&s->op, mpp_piece_size(s->chunk_bytes, s->op.staging->lane_count));
 }
 
 /* ---- barrier and broadcast ---- */
 
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g);
+    shm_op *s = mpp_new_shm_op(g, 0);
     if (!s) return out_of_memory(s, g);
     mpp_sign(s, BARRIER, 0, 0);
     return mpp_enqueue_shm(s, wait_ns);
@@ -30,17 +49,17 @@ uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
 
 static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(slot, s->in + chunk * s->chunk_bytes, length);
+    if (length) memcpy(slot, in_at(s, chunk * s->chunk_bytes), length);
 }
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(s->out + chunk * s->chunk_bytes, mpp_slot_of(c, s->root, s->first + chunk), length);
+    if (length) memcpy(out_at(s, chunk * s->chunk_bytes), mpp_slot_of(c, s->root, s->first + chunk), length);
 }
 
-uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g);
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g);
     s->in = s->out = buffer;
     s->bytes = bytes;
@@ -48,6 +67,10 @@ uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, 
     mpp_sign(s, BROADCAST, (unsigned)root, bytes);
     if (g->rank == root) s->write = write_plain;
     else s->read = read_from_root;
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
+        begin_staging(s);
+    }
     return mpp_enqueue_shm(s, wait_ns);
 }
 
@@ -58,8 +81,8 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     size_t offset = chunk * s->chunk_bytes;
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk);
     /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
-    c->sources[c->rank] = s->in + offset;
-    mpp_reduce(&s->how, s->out + offset, c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+    c->sources[c->rank] = in_at(s, offset);
+    mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
 static void read_parts(shm_op *s, uint64_t chunk) {
@@ -67,14 +90,14 @@ static void read_parts(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
-        memcpy(s->out + chunk * s->chunk_bytes + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
+        memcpy(out_at(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
     }
 }
 
 /* root -1: everybody gets the result. */
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                         int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g);
+                         uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g);
     s->in = in;
     s->out = out;
@@ -89,6 +112,12 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
     mpp_sign(s, root < 0 ? ALL_REDUCE : REDUCE, root < 0 ? 0 : (unsigned)root, s->bytes);
+    if (staging) {
+        int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
+        mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
+        if (result && !in_place) s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->bytes, result);
+        begin_staging(s);
+    }
     return mpp_enqueue_shm(s, wait_ns);
 }
 
@@ -96,7 +125,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
 
 static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
-    if (length) memcpy(slot, s->in + chunk * s->chunk_bytes, length);
+    if (length) memcpy(slot, in_at(s, chunk * s->chunk_bytes), length);
 }
 
 static void read_blocks(shm_op *s, uint64_t chunk) {
@@ -104,15 +133,16 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
     size_t offset = chunk * s->chunk_bytes;
     for (int r = 0; r < c->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
-        char *out = (char *)s->out_list[r] + offset;
         if (!length) continue;
+        char *out = out_block_at(s, r, offset);
         if (r != c->rank) memcpy(out, mpp_slot_of(c, r, s->first + chunk), length);
-        else if (out != s->in + offset) memcpy(out, s->in + offset, length);
+        else if (out != in_at(s, offset)) memcpy(out, in_at(s, offset), length);
     }
 }
 
-uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                            int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g);
     size_t longest = 0;
     s->in = in;
@@ -127,6 +157,12 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
     mpp_sign(s, ALL_GATHER, lengths, longest);
     s->write = write_own_block;
     s->read = read_blocks;
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
+        s->out_lane = 1;
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, out[r], bytes[r], MPP_STORE);
+        begin_staging(s);
+    }
     return mpp_enqueue_shm(s, wait_ns);
 }
 
@@ -138,7 +174,7 @@ static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     for (int r = 0; r < c->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         if (length && r != c->rank)
-            memcpy(slot + (size_t)r * s->chunk_bytes, (const char *)s->in_list[r] + chunk * s->chunk_bytes, length);
+            memcpy(slot + (size_t)r * s->chunk_bytes, in_block_at(s, r, chunk * s->chunk_bytes), length);
     }
 }
 
@@ -148,13 +184,13 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
     if (!length) return;
     for (int r = 0; r < c->size; r++)
         c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)c->rank * s->chunk_bytes;
-    c->sources[c->rank] = (const char *)s->in_list[c->rank] + offset;
-    mpp_reduce(&s->how, s->out + offset, c->sources, c->size, length / s->element);
+    c->sources[c->rank] = in_block_at(s, c->rank, offset);
+    mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, length / s->element);
 }
 
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
-                                 const mpp_reduction *how, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g);
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g);
     size_t longest = 0;
     unsigned lengths = 0;
@@ -173,5 +209,10 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     mpp_sign(s, REDUCE_SCATTER, lengths, longest);
     s->write = write_pieces;
     s->read = read_piece_sum;
+    if (staging) {
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
+        s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->lengths[g->rank], MPP_STORE);
+        begin_staging(s);
+    }
     return mpp_enqueue_shm(s, wait_ns);
 }

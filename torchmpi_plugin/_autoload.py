@@ -37,6 +37,7 @@ _torch_env_rendezvous: Any = None
 
 def _register() -> None:
     global _torch_env_rendezvous
+    import torch
     import torch.distributed as dist
 
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
@@ -45,7 +46,9 @@ def _register() -> None:
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     dist.register_rendezvous_handler("mpi", _mpi_rendezvous)
     try:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        # A torch that knows no CUDA would ask a group about tensors that cannot be.
+        devices = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
     except Exception:
         del handlers["mpi"]
         raise

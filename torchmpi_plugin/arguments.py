@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from . import device
+
 Finish = Callable[[], None] | None
 
 
@@ -24,13 +26,13 @@ def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
 
 
 def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
-    """A CPU tensor, dense (or COO where ``sparse``), or an exception that says what else it is."""
+    """A CPU or CUDA tensor, dense (or COO where ``sparse``), or an exception that says what else it is."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not device.is_cuda(tensor):
         raise ValueError(
-            f"{operation}: mpiplus moves CPU tensors; this one is on {tensor.device}. Move it with .cpu(), or use a "
-            f"backend for {tensor.device.type}"
+            f"{operation}: mpiplus moves CPU and CUDA tensors; this one is on {tensor.device}. Move it with .cpu(), or "
+            f"use a backend for {tensor.device.type}"
         )
     if tensor.layout is not torch.strided and not (sparse and tensor.layout is torch.sparse_coo):
         raise ValueError(f"{operation}: expected a dense tensor, not one with layout {tensor.layout}")
@@ -58,10 +60,10 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
             f"pass a .clone()"
         )
     target = tensor.detach()
-    buffer = readable(target) if load else torch.empty(target.shape, dtype=target.dtype)
+    buffer = readable(target) if load else target.new_empty(target.shape)
 
     def finish() -> None:
-        target.copy_(buffer)
+        device.copy(buffer, target)
 
     return buffer, finish
 
@@ -128,10 +130,12 @@ def check_count(found: int, expected: int, what: str, operation: str) -> None:
         raise ValueError(f"{operation}: {what} must have {expected} entries, one for each rank, not {found}")
 
 
-def check_dtype(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:
+def check_alike(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:
     """Two tensors of one operation."""
     if tensor.dtype != like.dtype:
         raise TypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
+    if not (tensor.is_cpu and like.is_cpu) and tensor.device != like.device:
+        raise ValueError(f"{operation}: all tensors must be on one device, not {like.device} and {tensor.device}")
 
 
 def check_numel(tensor: torch.Tensor, expected: int, what: str, operation: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import torch
 
-from . import bootstrap, communicator, mpi_runtime, rendezvous, shutdown, status
+from . import bootstrap, communicator, cuda_aware, cuda_path, mpi_runtime, rendezvous, shutdown, status
 from .options import Options
 from .process_group import ProcessGroupMPI
 
@@ -29,8 +30,9 @@ def _check_alone() -> None:
     if len(backends) > 1:
         raise RuntimeError(
             f"torch {torch.__version__} cannot combine mpiplus with other backends in one group "
-            f"({frame.f_locals['backend_config']}); make one group for each: init_process_group('mpiplus') and "
-            f"new_group(backend=...)"
+            f"({frame.f_locals['backend_config']}): before torch 2.15 a backend written in Python has a group for "
+            f"itself, and mpiplus is none of the newer kind yet. mpiplus takes CPU and CUDA tensors; or make one group "
+            f"for each backend: init_process_group('mpiplus') and new_group(backend=...)"
         )
 
 
@@ -53,6 +55,8 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
+    cuda = None if options is None else options.cuda
+    cuda_aware.wish(cuda, os.environ)  # a wrong word is an error here, before anybody waits for this rank
     if options is not None and options.comm is not None and not is_world:
         raise ValueError("Options(comm=...) is for init_process_group; a subgroup takes its ranks from the world")
     if is_world:
@@ -63,6 +67,8 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         rendezvous.check_world_size(opts.group_size, _base.Get_size())
     base = _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
     comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
+    if is_world:
+        cuda_path.settle(comm.comm, cuda, comm.place.local_rank)
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:

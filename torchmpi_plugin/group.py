@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import agreement, arguments, engine, mpi_runtime, processes, shutdown, status
+from . import agreement, arguments, cuda_path, device, engine, mpi_runtime, processes, shutdown, status
 from .checkin import CheckIn
 from .communicator import Communicator
 from .diagnosis import Diagnosis
@@ -19,7 +19,7 @@ from .errors import DistBackendError, RankFailedError, describe_ranks
 from .identity import Identity
 from .work import CoalescedWork, PendingWork, Work
 
-_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH = 2, 3, 4, 5
+_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
 
 
 class Group(Identity):
@@ -46,6 +46,8 @@ class Group(Identity):
         self._checkin = checkin
         self._handle = communicator.handle
         self._messages = 0
+        #: CUDA tensors that are only moved are handed to MPI itself.
+        self._direct = cuda_path.current.direct
         #: Finds out why an operation takes so long.
         self.diagnosis = Diagnosis(self)
         self._broken: str | None = None
@@ -175,6 +177,16 @@ class Group(Identity):
         """Where the user asked for it (``_compares``): whether all ranks are about to make the same call."""
         agreement.check(self, operation, call, opts)
 
+    def _stage(self, tensor: torch.Tensor, moves: bool = False) -> int:
+        """What C needs to know about an operation on CUDA tensors, just before it starts.
+
+        Args:
+            tensor: one of them.
+            moves: the operation reduces nothing, so MPI may be able to do it on the device.
+        """
+        direct = moves and self._direct
+        return device.stage(self._lib, self._ffi, tensor, direct, self._communicator.place.local_rank)
+
     def _issue(
         self,
         operation: str,
@@ -276,13 +288,19 @@ class Group(Identity):
                 f"{text}: the ranks disagree: rank {first[0]} calls {describe_signature(second[0])}. Nothing was "
                 f"reduced or copied; the group can be used again"
             )
+        if failure == _FAILURE_CUDA:
+            self.break_off(f"{call} failed")
+            return DistBackendError(f"{text}: {device.error_text(self._lib, self._ffi, code[0])}")
         if failure == _FAILURE_CANCELLED:
             return call.if_cancelled or DistBackendError(f"{text}: {self._broken or 'cancelled'}")
+        return self._failure_in_mpi(call, text, code[0])
+
+    def _failure_in_mpi(self, call: PendingWork, text: str, code: int) -> Exception:
         if call.peer is None:
             self.break_off(f"{call} failed")
-        if processes.is_process_failure(code[0]):
+        if processes.is_process_failure(code):
             dead = processes.failed_ranks(self._communicator.comm)
             who = describe_ranks(dead) if dead else "a rank, as another one says,"
             ranks = [self.global_rank(rank) for rank in dead]
             return RankFailedError(f"{text}: {who} has died. torchmpi_plugin.shrink() goes on without", ranks=ranks)
-        return DistBackendError(f"{text}: {engine.mpi_error_text(code[0])}")
+        return DistBackendError(f"{text}: {engine.mpi_error_text(code)}")

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .device import types as device_types
+
 
 class Identity(dist.ProcessGroup):
     """Ranks, names, devices and settings of a group."""
@@ -81,10 +83,10 @@ class Identity(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in device_types()]
 
     def _get_backend(self, device: torch.device) -> Any:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in device_types():
             raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
         return self
 

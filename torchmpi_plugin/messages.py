@@ -26,7 +26,8 @@ class Messages(Group):
         arguments.check_tag(tag, self._communicator.largest_tag, "send")
         source = readable(tensor)
         group = self._begin("send")
-        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, 0)
+        staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
+        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, staging, 0)
         return self._issue("send", handle, False, [tensor], None, None, source, dst)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -43,8 +44,10 @@ class Messages(Group):
         arguments.check_tag(tag, self._communicator.largest_tag, "recv")
         buffer, finish = writable(tensor, "recv")
         group = self._begin("recv")
+        staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         # -1: keep the operation even if it is complete, to ask it where the message came from
-        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, -1 if src < 0 else 0)
+        wait_ns = -1 if src < 0 else 0
+        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, staging, wait_ns)
         return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)
 
     def _exchange(
@@ -63,5 +66,6 @@ class Messages(Group):
         group = self._begin_collective(name)
         if self._compares:
             self._compare(name, Call(tensors[0].dtype, root=root, send=send[1], receive=receive[1]), opts)
-        handle = self._lib.mpp_exchange(group, *send, *receive, SLICE_NS if sync else 0)
+        staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)
+        handle = self._lib.mpp_exchange(group, *send, *receive, staging, SLICE_NS if sync else 0)
         return self._issue(name, handle, sync, tensors, opts, finish, keep)

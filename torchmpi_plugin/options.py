@@ -15,7 +15,11 @@ class Options:
             its ranks unless the rendezvous says otherwise. It is duplicated, never used itself.
         abort_on_exception: an exception that nobody catches on one rank ends the whole job, so that the others
             do not wait for it. The variable ``MPIPLUS_ABORT_ON_EXCEPTION=0`` switches this off as well.
+        cuda: how CUDA tensors travel. "staged": through host memory; "direct": MPI is handed their addresses,
+            except for reductions; None: as the variable ``MPIPLUS_CUDA`` says, or "auto", which asks the MPI
+            library. The same on all ranks, or all stage.
     """
 
     comm: Any = None
     abort_on_exception: bool = True
+    cuda: str | None = None

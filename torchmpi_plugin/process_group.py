@@ -90,7 +90,9 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective("broadcast")
         if self._compares:
             self._compare("broadcast", Call(tensor.dtype, [tensor.numel()], root=root), opts)
-        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, SLICE_NS if sync else 0)
+        staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
+        wait_ns = SLICE_NS if sync else 0
+        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, staging, wait_ns)
         return self._issue("broadcast", handle, sync, [tensor], opts, finish, buffer)
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
@@ -115,7 +117,8 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective("all_reduce")
         if self._compares:
             self._compare("all_reduce", Call(tensor.dtype, [count], opts.reduceOp), opts)
-        handle = self._lib.mpp_allreduce(group, address, address, count, how, SLICE_NS if sync else 0)
+        staging = 0 if tensor.is_cpu else self._stage(tensor)
+        handle = self._lib.mpp_allreduce(group, address, address, count, how, staging, SLICE_NS if sync else 0)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
 
     @_ends_coalescing_on_error
@@ -151,7 +154,8 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective("reduce")
         if self._compares:
             self._compare("reduce", Call(tensor.dtype, [count], opts.reduceOp, root), opts)
-        handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, SLICE_NS if sync else 0)
+        staging = 0 if tensor.is_cpu else self._stage(tensor)
+        handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, staging, SLICE_NS if sync else 0)
         return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
 
     # ---- gathering ----
@@ -166,7 +170,7 @@ class ProcessGroupMPI(Messages):
     def _allgather(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Work:
         arguments.check_count(len(outputs), self._size, "the output list", "all_gather")
         for output in outputs:
-            arguments.check_dtype(check(output, "all_gather"), tensor, "all_gather")
+            arguments.check_alike(check(output, "all_gather"), tensor, "all_gather")
         arguments.check_numel(outputs[self._rank], tensor.numel(), "this rank's output", "all_gather")
         sync = not opts.asyncOp
         source = readable(tensor)
@@ -176,7 +180,9 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective("all_gather")
         if self._compares:
             self._compare("all_gather", Call(tensor.dtype, send=sent, receive=lengths), opts)
-        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, SLICE_NS if sync else 0)
+        staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
+        wait_ns = SLICE_NS if sync else 0
+        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, staging, wait_ns)
         finish = arguments.all_of(finishes)
         return self._issue("all_gather", handle, sync, list(outputs), opts, finish, (source, buffers))
 
@@ -184,7 +190,7 @@ class ProcessGroupMPI(Messages):
         """Every rank's tensor, one after the other, into one output of ``size`` times its elements."""
         opts = _options(c10d.AllgatherOptions, opts, None)
         name = "all_gather_into_tensor"
-        arguments.check_dtype(check(output, name), check(input, name), name)
+        arguments.check_alike(check(output, name), check(input, name), name)
         arguments.check_numel(output, input.numel() * self._size, "the output", name)
         sync = not opts.asyncOp
         source = readable(input)
@@ -192,8 +198,9 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective(name)
         if self._compares:
             self._compare(name, Call(input.dtype, [input.numel()]), opts)
+        staging = 0 if input.is_cpu else self._stage(input, moves=True)
         handle = self._lib.mpp_allgather(
-            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), SLICE_NS if sync else 0
+            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0
         )
         return self._issue(name, handle, sync, [output], opts, finish, (source, buffer))
 
@@ -241,7 +248,7 @@ class ProcessGroupMPI(Messages):
         elif output_tensors and _first(output_tensors):
             raise ValueError("gather: only the root may pass an output list")
         for output in outputs:
-            arguments.check_dtype(check(output, "gather"), tensor, "gather")
+            arguments.check_alike(check(output, "gather"), tensor, "gather")
             arguments.check_numel(output, tensor.numel(), "each output", "gather")
         source = readable(tensor)
         send = [source if r == root else None for r in range(self._size)]
@@ -273,7 +280,7 @@ class ProcessGroupMPI(Messages):
         elif input_tensors and _first(input_tensors):
             raise ValueError("scatter: only the root may pass an input list")
         for item in inputs:
-            arguments.check_dtype(check(item, "scatter"), tensor, "scatter")
+            arguments.check_alike(check(item, "scatter"), tensor, "scatter")
             arguments.check_numel(item, tensor.numel(), "each input", "scatter")
         send: Parts = [readable(item) for item in inputs] or [None] * self._size
         buffer, finish = writable(tensor, "scatter")
@@ -297,7 +304,7 @@ class ProcessGroupMPI(Messages):
         output, inputs = single(output_tensors, "reduce_scatter"), _first(input_tensors)
         arguments.check_count(len(inputs), self._size, "the input list", "reduce_scatter")
         for item in inputs:
-            arguments.check_dtype(check(item, "reduce_scatter"), output, "reduce_scatter")
+            arguments.check_alike(check(item, "reduce_scatter"), output, "reduce_scatter")
         arguments.check_numel(output, inputs[self._rank].numel(), "the output", "reduce_scatter")
         sources = [readable(item) for item in inputs]
         addresses, counts = [s.data_ptr() for s in sources], [s.numel() for s in sources]
@@ -307,7 +314,7 @@ class ProcessGroupMPI(Messages):
         """Reduce block ``r`` of every rank's input, of ``size`` equal blocks, into rank ``r``'s output."""
         opts = _options(c10d.ReduceScatterOptions, opts, None)
         name = "reduce_scatter_tensor"
-        arguments.check_dtype(check(input, name), check(output, name), name)
+        arguments.check_alike(check(input, name), check(output, name), name)
         arguments.check_numel(input, output.numel() * self._size, "the input", name)
         source, count = readable(input), output.numel()
         step = count * source.element_size()
@@ -325,8 +332,9 @@ class ProcessGroupMPI(Messages):
         group = self._begin_collective(name)
         if self._compares:
             self._compare(name, Call(output.dtype, counts, opts.reduceOp), opts)
+        staging = 0 if output.is_cpu else self._stage(output)
         handle = self._lib.mpp_reduce_scatter(
-            group, addresses, buffer.data_ptr(), counts, flat, how, SLICE_NS if sync else 0
+            group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0
         )
         return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
 
@@ -354,7 +362,7 @@ class ProcessGroupMPI(Messages):
         """Rows of the input to each rank, rows of the output from each; equal parts where no sizes are given."""
         name = "all_to_all_single"
         opts = _options(c10d.AllToAllOptions, opts, timeout)
-        arguments.check_dtype(check(output, name), check(input, name), name)
+        arguments.check_alike(check(output, name), check(input, name), name)
         ins = arguments.split_sizes(input_split_sizes or (), input, self._size, "input", name)
         outs = arguments.split_sizes(output_split_sizes or (), output, self._size, "output", name)
         arguments.check_numel_pair(ins[self._rank], outs[self._rank], name)
@@ -373,7 +381,7 @@ class ProcessGroupMPI(Messages):
         arguments.check_count(len(output_tensors), self._size, "the output list", "all_to_all")
         arguments.check_count(len(input_tensors), self._size, "the input list", "all_to_all")
         for tensor in [*output_tensors, *input_tensors]:
-            arguments.check_dtype(check(tensor, "all_to_all"), input_tensors[0], "all_to_all")
+            arguments.check_alike(check(tensor, "all_to_all"), input_tensors[0], "all_to_all")
         mine = (input_tensors[self._rank].numel(), output_tensors[self._rank].numel())
         arguments.check_numel_pair(*mine, "all_to_all")
         pairs = [writable(tensor, "all_to_all") for tensor in output_tensors]

@@ -176,6 +176,7 @@ def _at_exit(engine: Engine) -> None:
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+    engine.lib.mpp_cuda_release()
     if not checkin.wait_for_threads(max(_STORE_GRACE, _grace())):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
 

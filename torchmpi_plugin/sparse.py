@@ -26,7 +26,7 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
     """Add up every rank's sparse tensor, in place; complete when it returns.
 
     Args:
-        tensor: COO, on the CPU; the same shape, dtype and number of sparse dimensions on all ranks.
+        tensor: COO; the same shape, dtype and number of sparse dimensions on all ranks.
         opts: c10d's AllreduceOptions; SUM and AVG.
 
     Raises:
@@ -38,8 +38,6 @@ def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
         raise ValueError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
     if kind == AVG and tensor.dtype is torch.bool:
         raise ValueError("all_reduce: AVG makes no sense for torch.bool")
-    if not tensor.is_cpu:
-        raise ValueError(f"all_reduce: mpiplus moves CPU tensors; this one is on {tensor.device}")
     # torch passes the real view of a complex tensor. Its new entries would not reach the tensor itself.
     base = tensor._base
     target = base if base is not None and base.is_complex() else tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from . import engine
+from . import device, engine
 from .errors import DistBackendError
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class Work(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait()``: CPU tensors know no streams."""
+        """The same as ``wait()``, after which the result may be used on any stream."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """The same as ``wait()``: CPU tensors know no streams."""
+        """The same as ``wait()``: MPI is driven by the host, so it is the host that waits."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -100,7 +100,9 @@ class Work(dist.Work):
         with _completing:
             if self._future is not None:
                 return self._future
-            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
+            devices: list[Any] = device.devices_of(self._tensors)
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
             self._future = future
             finished = self.finished
         if finished:

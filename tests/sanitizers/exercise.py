@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
+import fake_cuda
 import groups
 import torch
 import torch.distributed as dist
@@ -64,20 +65,35 @@ def fits(operation: Operation, dtype: torch.dtype, shape: tuple[int, ...]) -> bo
     return operation.kind != REDUCTION or makes_sense(dtype, "SUM")
 
 
-def in_flight(group: groups.Group, failures: Failures) -> None:
+def in_flight(group: groups.Group, failures: Failures, kind: type[Case] = Case) -> None:
     """All asynchronous operations begun before the first is waited for, the last one first."""
     wanted = [
         operation
         for operation in OPERATIONS
         if "wait" in operation.modes and operation.kind in (MOVEMENT, REDUCTION) and operation.min_size <= group.size
         if operation.name != "irecv_any_source"  # it could take another operation's message
+        if kind is Case or not operation.shapes  # sparse tensors
     ]
-    case = Case(group, torch.float32, (3001,), mode="wait")
+    case = kind(group, torch.float32, (3001,), mode="wait")
     begun = [(operation, operation.start(case)) for operation in wanted]
     for operation, started in reversed(begun):
         complete(started, "wait")
         already = Operation(operation.name, lambda _, s=started: s, operation.kind)
         failures.found += [f"in flight, {operation}: {text}" for text in run_case(already, case)]
+
+
+def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
+    """CUDA tensors over the stand-in for the driver, one after the other and all at once."""
+    lib = all_groups["world"].process_group._lib
+    lib.mpp_set_stage_bytes(1 << 16)
+    wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION) and not operation.shapes]
+    with fake_cuda.cuda_without_gpu(Path()) as driver, driver.on_stream(kernel_us=200):
+        for operation, family, shape in itertools.product(wanted, ("world", "even_odd"), ((5,), (100_003,))):
+            group = all_groups[family]
+            for mode in operation.modes if group.size >= operation.min_size else ():
+                failures.run(operation, fake_cuda.DeviceCase(group, torch.float32, shape, mode=mode))
+        in_flight(all_groups["world"], failures, fake_cuda.DeviceCase)
+        failures.found += driver.violations()
 
 
 def threads(pair: list[dist.ProcessGroup], failures: Failures) -> None:
@@ -197,6 +213,7 @@ def main() -> int:
     table(all_groups, failures)
     in_flight(all_groups["world"], failures)
     in_flight(all_groups["reversed"], failures)
+    on_device(all_groups, failures)
     threads([dist.new_group(None) for _ in range(2)], failures)
     dropped()
     if "errors" in sys.argv[1:]:

@@ -145,19 +145,19 @@ static void one_turn(shim *s, user *u) {
     switch (what) {
     case 0: finish(s, u, s->mpp_barrier(u->group, wait_ns), how); break;
     case 1:
-        finish(s, u, s->mpp_broadcast(u->group, in, bytes, root, wait_ns), how);
+        finish(s, u, s->mpp_broadcast(u->group, in, bytes, root, 0, wait_ns), how);
         for (size_t i = 0; i < n; i++) check(u->in[i] == contribution(root, i), "broadcast", u, n);
         break;
     case 2: /* in place */
-        finish(s, u, s->mpp_allreduce(u->group, in, in, n, &sum, wait_ns), how);
+        finish(s, u, s->mpp_allreduce(u->group, in, in, n, &sum, 0, wait_ns), how);
         for (size_t i = 0; i < n; i++) check(u->in[i] == sum_of_all(i), "all_reduce", u, n);
         break;
     case 3:
-        finish(s, u, s->mpp_reduce_to(u->group, in, out, n, &sum, root, wait_ns), how);
+        finish(s, u, s->mpp_reduce_to(u->group, in, out, n, &sum, root, 0, wait_ns), how);
         for (size_t i = 0; i < n && u->rank == root; i++) check(u->out[i] == sum_of_all(i), "reduce", u, n);
         break;
     case 4:
-        finish(s, u, s->mpp_allgather(u->group, in, out, bytes, wait_ns), how);
+        finish(s, u, s->mpp_allgather(u->group, in, out, bytes, 0, wait_ns), how);
         for (size_t i = 0; i < n * (size_t)size; i++)
             check(u->out[i] == contribution((int)(i / n), i % n), "all_gather", u, n);
         break;
@@ -166,7 +166,7 @@ static void one_turn(shim *s, user *u) {
             list[r] = (uintptr_t)(u->out + (size_t)r * MOST);
             lengths[r] = n / (size_t)(r + 1) * sizeof(float);
         }
-        finish(s, u, s->mpp_allgather_list(u->group, in, list, lengths, wait_ns), how);
+        finish(s, u, s->mpp_allgather_list(u->group, in, list, lengths, 0, wait_ns), how);
         for (int r = 0; r < size; r++)
             for (size_t i = 0; i < n / (size_t)(r + 1); i++)
                 check(u->out[(size_t)r * MOST + i] == contribution(r, i), "uneven all_gather", u, n);
@@ -177,7 +177,7 @@ static void one_turn(shim *s, user *u) {
             lengths[r] = longest / (size_t)(r + 1);
             list[r] = (uintptr_t)u->in;
         }
-        finish(s, u, s->mpp_reduce_scatter(u->group, list, out, lengths, 0, &sum, wait_ns), how);
+        finish(s, u, s->mpp_reduce_scatter(u->group, list, out, lengths, 0, &sum, 0, wait_ns), how);
         for (size_t i = 0; i < lengths[u->rank]; i++) check(u->out[i] == sum_of_all(i), "reduce_scatter", u, n);
         break;
     }
@@ -192,7 +192,7 @@ static void in_flight(shim *s, user *u) {
     for (int k = 0; k < BEGUN; k++) {
         fill(u, u->in + k * part, part);
         uintptr_t at = (uintptr_t)(u->in + k * part);
-        ops[k] = s->mpp_allreduce(u->group, at, at, part, &sum, 0);
+        ops[k] = s->mpp_allreduce(u->group, at, at, part, &sum, 0, 0);
     }
     for (int k = BEGUN - 1; k >= 0; k--) finish(s, u, ops[k], (int)(next(&u->own) % 3));
     for (size_t i = 0; i < MOST; i++) check(u->in[i] == sum_of_all(i % part), "all_reduce in flight", u, part);
@@ -207,8 +207,8 @@ static void mismatched(shim *s, user *u) {
     if (size == 1) return;
     fill(u, u->in, MOST);
     uintptr_t op =
-        u->rank ? s->mpp_allreduce(u->group, in, out, MOST, &sum, 0) : s->mpp_broadcast(u->group, in, 8, 0, 0);
-    uintptr_t later = s->mpp_allreduce(u->group, in, in, 5, &sum, 0);
+        u->rank ? s->mpp_allreduce(u->group, in, out, MOST, &sum, 0, 0) : s->mpp_broadcast(u->group, in, 8, 0, 0, 0);
+    uintptr_t later = s->mpp_allreduce(u->group, in, in, 5, &sum, 0, 0);
     check(wait_somehow(s, u, op, how) == MPP_FAILED, "a mismatch", u, 0);
     check(s->mpp_failure_of(op, &error, &other, &signature) == MPP_FAILURE_MISMATCH, "its reason", u, 0);
     s->mpp_release(op);

@@ -131,9 +131,9 @@ class TestNumbers:
             arguments.check_count(2, 3, "the list", "op")
 
     def test_dtypes(self) -> None:
-        arguments.check_dtype(torch.ones(1), torch.ones(2), "op")
+        arguments.check_alike(torch.ones(1), torch.ones(2), "op")
         with pytest.raises(TypeError, match=r"op: .*float32.*int64"):
-            arguments.check_dtype(torch.ones(1, dtype=torch.int64), torch.ones(1), "op")
+            arguments.check_alike(torch.ones(1, dtype=torch.int64), torch.ones(1), "op")
 
     def test_lengths(self) -> None:
         arguments.check_numel(numbers(), 24, "the output", "op")

@@ -28,7 +28,7 @@ MPI = {
     "abi": "Open MPI's (openmpi)",
     "path": "/lib/libmpi.so.40",
     "thread_level": "MPI_THREAD_MULTIPLE",
-    "cuda": {"aware": None, "why": "nothing to ask"},
+    "cuda": {"aware": None, "why": "nothing to ask", "path": "staged through host memory", "path_why": "a reason"},
 }
 
 

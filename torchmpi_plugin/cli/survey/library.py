@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ... import cuda_aware
+
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 _ABIS = {"openmpi": "Open MPI's", "mpich": "MPICH's", "mpiabi": "the MPI-5 standard's"}
-# Variables that switch support for GPU buffers on or off, by vendor.
-_GPU_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MPIR_CVAR_ENABLE_GPU", "I_MPI_OFFLOAD", "MV2_USE_CUDA")
 
 
 def describe(module: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def describe(module: Any) -> dict[str, Any]:
         "abi": f"{_ABIS[abi]} ({abi})" if abi in _ABIS else "that which mpi4py was built for",
         "path": _path(),
         "thread_level": f"MPI_THREAD_{_LEVELS[levels.index(module.Query_thread())]}",
-        "cuda": _cuda(module.__file__, os.environ),
+        "cuda": _cuda(module, os.environ),
     }
 
 
@@ -39,13 +39,12 @@ def _path() -> str:
     return next((file for file in files if "libmpi.so" in file or "libmpich" in file), files[0] if files else "unknown")
 
 
-def _cuda(extension: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Whether MPI takes CUDA buffers, and why we think so."""
-    switches = [f"{name}={environment[name]}" for name in _GPU_SWITCHES if name in environment]
-    said = f"; {', '.join(switches)}" if switches else ""
+def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
+    support = cuda_aware.detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment)
     try:
-        query = ctypes.CDLL(extension).MPIX_Query_cuda_support
-    except (OSError, AttributeError):
-        return {"aware": None, "why": f"the library has no MPIX_Query_cuda_support to ask{said}"}
-    answer = int(query())
-    return {"aware": bool(answer), "why": f"MPIX_Query_cuda_support() says {answer}{said}"}
+        direct, why = cuda_aware.path(support, *cuda_aware.wish(None, environment))
+    except ValueError as error:
+        direct, why = False, str(error)
+    path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"
+    return {"aware": support.aware, "why": support.why, "path": path, "path_why": why}

@@ -58,7 +58,9 @@ def _mpi_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "MPI library", mpi["text"]
     yield "", f"{mpi['path']}"
     yield "", f"MPI {mpi['standard']}, ABI {mpi['abi']}, {mpi['thread_level']}"
-    yield "CUDA-aware", f"{_yes(mpi['cuda']['aware'])}: {mpi['cuda']['why']}"
+    cuda = mpi["cuda"]
+    yield "CUDA-aware", f"{_yes(cuda['aware'])}: {cuda['why']}"
+    yield "CUDA tensors", f"{cuda['path']}: {cuda['path_why']}"
 
 
 def _launcher_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,54 @@
+/* The CUDA driver functions that staging uses, without a CUDA header or library.
+ *
+ * They are found at run time in libcuda.so.1, which comes with the GPU's driver, when the first CUDA tensor is
+ * communicated: so the same build serves machines with and without a GPU. The names are those of the library's
+ * symbols; where CUDA has several versions of a function, of the one that takes 64-bit addresses.
+ */
+#ifndef MPP_CUDA_API_H
+#define MPP_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef unsigned long long cuda_address;
+typedef void *cuda_context, *cuda_stream, *cuda_event;
+
+enum {
+    CUDA_OK = 0,
+    CUDA_NOT_READY = 600,
+    CUDA_STREAM_NON_BLOCKING = 1, /* does not wait for the legacy default stream */
+    CUDA_EVENT_NO_TIMING = 2,
+    CUDA_HOST_PORTABLE = 1 /* pinned for every device */
+};
+
+/* X(member, symbol, arguments); each returns a CUresult, an int. */
+#define MPP_CUDA_FUNCTIONS(X)                                                                                          \
+    X(init, "cuInit", (unsigned))                                                                                      \
+    X(error_name, "cuGetErrorName", (int, const char **))                                                              \
+    X(error_string, "cuGetErrorString", (int, const char **))                                                          \
+    X(device_get, "cuDeviceGet", (int *, int))                                                                         \
+    X(context_retain, "cuDevicePrimaryCtxRetain", (cuda_context *, int))                                               \
+    X(context_push, "cuCtxPushCurrent_v2", (cuda_context))                                                             \
+    X(context_pop, "cuCtxPopCurrent_v2", (cuda_context *))                                                             \
+    X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                                                       \
+    X(host_free, "cuMemFreeHost", (void *))                                                                            \
+    X(to_host, "cuMemcpyDtoHAsync_v2", (void *, cuda_address, size_t, cuda_stream))                                    \
+    X(to_device, "cuMemcpyHtoDAsync_v2", (cuda_address, const void *, size_t, cuda_stream))                            \
+    X(in_device, "cuMemcpyDtoDAsync_v2", (cuda_address, cuda_address, size_t, cuda_stream))                            \
+    X(stream_create, "cuStreamCreate", (cuda_stream *, unsigned))                                                      \
+    X(stream_destroy, "cuStreamDestroy_v2", (cuda_stream))                                                             \
+    X(stream_wait, "cuStreamWaitEvent", (cuda_stream, cuda_event, unsigned))                                           \
+    X(event_create, "cuEventCreate", (cuda_event *, unsigned))                                                         \
+    X(event_record, "cuEventRecord", (cuda_event, cuda_stream))                                                        \
+    X(event_query, "cuEventQuery", (cuda_event))                                                                       \
+    X(event_destroy, "cuEventDestroy_v2", (cuda_event))
+
+typedef struct {
+#define MPP_MEMBER(name, symbol, arguments) int(*name) arguments;
+    MPP_CUDA_FUNCTIONS(MPP_MEMBER)
+#undef MPP_MEMBER
+} cuda_api;
+
+extern cuda_api mpp_cuda;
+
+#endif

@@ -1,0 +1,373 @@
+"""CUDA tensors over a stand-in for the driver: every operation on every path, in stream order."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import fake_cuda
+import pytest
+import torch
+import torch.distributed as dist
+from cases import LAYOUTS, Case
+from expected import makes_sense
+from fake_cuda import DeviceCase, Driver, on_device
+from groups import Group
+from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
+from started import Failures, Operation, complete, run_case
+
+from torchmpi_plugin import cuda_aware, cuda_path
+
+STAGE_BYTES = 1 << 16  # one chunk of shared memory, so that a large tensor takes many pieces
+PIECE = STAGE_BYTES  # of an operation with one buffer
+DTYPES = (torch.bfloat16, torch.uint8)
+SHAPES = ((), (0,), (5,), (70001,))
+ON_DEVICE = [
+    operation
+    for operation in OPERATIONS
+    if operation.kind in (MOVEMENT, REDUCTION) and operation.name != "sparse_all_reduce"
+]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory, world):
+    return tmp_path_factory.mktemp(f"driver{world.rank}")
+
+
+@pytest.fixture
+def driver(library, world) -> Iterator[Driver]:
+    """The stand-in; at the end nothing forbidden has been done to it, and this thread's context is as it was."""
+    lib = world.process_group._lib
+    before = lib.mpp_get_stage_bytes()
+    lib.mpp_set_stage_bytes(STAGE_BYTES)
+    with fake_cuda.cuda_without_gpu(library) as found:
+        yield found
+        dist.barrier()
+        found.drain()
+        problems = found.violations()
+        depth = found.lib.fake_context_depth()
+    lib.mpp_set_stage_bytes(before)
+    assert problems == []
+    assert depth == 0
+
+
+@pytest.fixture(scope="session")
+def over_mpi(all_groups) -> dict[str, Group]:
+    """Groups that use MPI's own collectives, as between nodes."""
+    before = os.environ.get("MPIPLUS_SHM")
+    os.environ["MPIPLUS_SHM"] = "0"
+    made = {}
+    for family in ("world", "reversed"):
+        ranks = list(all_groups[family].ranks)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=30))
+        made[family] = Group(f"{family} over MPI", group, tuple(sorted(ranks)), dist.get_rank(group))
+    if before is None:
+        del os.environ["MPIPLUS_SHM"]
+    else:
+        os.environ["MPIPLUS_SHM"] = before
+    return made
+
+
+@pytest.fixture(params=["shared memory", "MPI", "direct"])
+def pair(request, all_groups, over_mpi) -> Iterator[list[Group]]:
+    """Two groups of all ranks; with "direct" MPI is handed what is only moved, which this one can reach."""
+    chosen = over_mpi if request.param == "MPI" else all_groups
+    found = [chosen["world"], chosen["reversed"]]
+    for group in found:
+        group.process_group._direct = request.param == "direct"
+    yield found
+    for group in found:
+        group.process_group._direct = False
+
+
+def fits(operation: Operation, case: Case) -> bool:
+    if case.group.size < operation.min_size or (operation.dtypes and case.dtype not in operation.dtypes):
+        return False
+    return operation.kind != REDUCTION or makes_sense(case.dtype, case.op_name)
+
+
+@pytest.mark.parametrize("operation", ON_DEVICE, ids=str)
+def test_every_operation(operation: Operation, pair: list[Group], driver: Driver) -> None:
+    failures = Failures()
+    failures.cases += operation.min_size > pair[0].size
+    with driver.on_stream(kernel_us=100):
+        plain = [DeviceCase(pair[0], shape=shape) for shape in SHAPES]
+        others = [DeviceCase(pair[1], dtype, (70001,)) for dtype in DTYPES]
+        others += [DeviceCase(pair[1], shape=(3, 4), layout=layout) for layout in LAYOUTS[1:]]
+        modes = operation.modes if pair[0].size <= 3 else operation.modes[-1:]  # for the sake of time
+        for case, mode in [*itertools.product(plain, modes), *itertools.product(others, modes[:1])]:
+            if fits(operation, case):
+                failures.run(operation, case.with_(mode=mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"])
+def test_every_reduction(name: str, pair: list[Group], driver: Driver) -> None:
+    failures = Failures()
+    operation = TABLE[name]
+    with driver.on_stream(kernel_us=100):
+        for op_name in operation.op_names:
+            # Of many narrow floats some lie where MPI's order of additions decides the rounding.
+            for dtype, count in (
+                (torch.float64, 20001),
+                (torch.float16, 300),
+                (torch.int8, 20001),
+                (torch.bool, 20001),
+            ):
+                case = DeviceCase(pair[0], dtype, (count,), op_name=op_name)
+                if fits(operation, case):
+                    failures.run(operation, case)
+    failures.report()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_reduce", "reduce", "all_gather_into_tensor", "isend_irecv"])
+def test_sizes_around_a_piece(name: str, pair: list[Group], driver: Driver) -> None:
+    """The last piece full, one byte short, one byte long; fewer pieces than slots, as many, and more."""
+    failures = Failures()
+    operation = TABLE[name]
+    with driver.on_stream(kernel_us=0):
+        for pieces, odd in itertools.product((1, 2, 4, 5, 9), (-1, 0, 1)):
+            case = DeviceCase(pair[0], torch.uint8, (pieces * PIECE + odd,), mode=operation.modes[-1])
+            if fits(operation, case):
+                failures.run(operation, case)
+    failures.report()
+
+
+def test_with_a_low_limit_of_counts(pair: list[Group], driver: Driver) -> None:
+    """Several MPI messages for one tensor, as above 1 GiB."""
+    import torchmpi_plugin.engine
+
+    failures = Failures()
+    with torchmpi_plugin.engine.set_chunk_limit(256), driver.on_stream(kernel_us=50):
+        for operation, dtype in itertools.product(ON_DEVICE, (torch.float32, torch.bfloat16)):
+            case = DeviceCase(pair[0], dtype, (1000,), mode=operation.modes[0])
+            if fits(operation, case):
+                failures.run(operation, case)
+    failures.report()
+
+
+def test_result_of_a_long_kernel(pair: list[Group], driver: Driver) -> None:
+    """The regression test of stream order: the input is written by a kernel that is far from done at the call."""
+    group, count = pair[0], 20_000
+    with driver.on_stream(kernel_us=150_000):
+        mine = on_device(driver, torch.full((count,), group.rank + 1.0))
+        assert mine[0] != group.rank + 1.0, "the kernel should still run"
+        dist.all_reduce(mine, group=group.process_group)
+        assert mine.unique().tolist() == [sum(range(1, group.size + 1))]
+        mine = on_device(driver, torch.full((count,), group.rank + 1.0))
+        dist.broadcast(mine, group.ranks[0], group=group.process_group, async_op=True).wait()
+        assert mine.unique().tolist() == [1]
+
+
+def test_result_waits_for_those_who_still_read(pair: list[Group], driver: Driver) -> None:
+    """What the user has queued before the call reads the old values, however early the message comes."""
+    group = pair[0]
+    if group.size < 2:
+        return
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    target = on_device(driver, torch.zeros(64))
+    driver.drain()
+    with driver.on_stream(kernel_us=100_000):
+        driver.write_later(
+            target.data_ptr(), torch.full((64,), 7.0).view(torch.uint8)
+        )  # stands for a kernel in between
+        work = dist.irecv(target, group.ranks[source], group=group.process_group)
+        dist.send(torch.full((64,), float(group.rank)), group.ranks[to], group=group.process_group)
+        work.wait()
+        driver.drain()
+        assert target.unique().tolist() == [source]
+
+
+def test_everything_in_flight(pair: list[Group], driver: Driver) -> None:
+    """Begun before the first is waited for, the last one first; both groups, in another order on every other rank."""
+    wanted = [
+        operation
+        for operation in ON_DEVICE
+        if "wait" in operation.modes and operation.min_size <= pair[0].size and operation.name != "irecv_any_source"
+    ]
+    problems = []
+    with driver.on_stream(kernel_us=200):
+        order = pair if dist.get_rank() % 2 else pair[::-1]
+        begun = []
+        for group in order:
+            case = DeviceCase(group, torch.float32, (30_000,), mode="wait")
+            begun += [(operation, case, operation.start(case)) for operation in wanted]
+        for operation, case, started in reversed(begun):
+            complete(started, "wait")
+            already = Operation(operation.name, lambda _, s=started: s, operation.kind)
+            problems += [f"{operation} {case}: {text}" for text in run_case(already, case)]
+    assert problems == []
+
+
+def test_messages_do_not_overtake_one_that_waits(all_groups, driver: Driver) -> None:
+    """A CUDA tensor, then a CPU tensor, to the same rank with the same tag; with another tag it need not wait."""
+    group = all_groups["world"]
+    if group.size < 2 or group.rank > 1:
+        return
+    if group.rank == 0:
+        with driver.on_stream(kernel_us=400_000):
+            slow = on_device(driver, torch.full((5,), 1.0))
+            works = [dist.isend(slow, 1), dist.isend(torch.full((5,), 2.0), 1), dist.isend(torch.zeros(5), 1, tag=1)]
+            works[2].wait()
+            assert not works[0].is_completed()
+            for work in works:
+                work.wait()
+    else:
+        received = [torch.empty(5) for _ in range(3)]
+        dist.recv(received[2], 0, tag=1)
+        for tensor in received[:2]:
+            dist.recv(tensor, 0)
+        assert [tensor[0].item() for tensor in received] == [1, 2, 0]
+
+
+def test_host_and_device_on_the_two_sides(all_groups, driver: Driver) -> None:
+    """What a rank sends from a CUDA tensor another may take into a CPU tensor."""
+    group = all_groups["world"]
+    numbers = torch.arange(100_000.0)
+    if group.size < 2:
+        return
+    if group.rank == 0:
+        dist.send(on_device(driver, numbers), 1)
+    if group.rank == 1:
+        received = torch.empty(100_000)
+        dist.recv(received, 0)
+        assert torch.equal(received, numbers)
+    if os.environ.get("MPIPLUS_SHM") == "0":
+        return  # between nodes collectives are cut up differently
+    tensor = torch.ones(100_000) if group.rank else on_device(driver, torch.ones(100_000))
+    dist.all_reduce(tensor)
+    assert tensor.unique().tolist() == [group.size]
+
+
+def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> list[float]:
+    """all_reduce in memory that only the device can reach; the values that come out."""
+    lib, ffi, size = group.process_group._lib, group.process_group._ffi, count * 4
+    address, stream = driver.lib.fake_alloc(device, size, 0), driver.lib.fake_stream(device)
+    mine = torch.full((count,), group.rank + 1.0)
+    driver.lib.fake_kernel(stream, device, 2000, address, mine.data_ptr(), size)
+    how = group.process_group._reduction(torch.float32, dist.ReduceOp.SUM, "all_reduce")
+    staging = lib.mpp_stage(device, stream, 0, ffi.new("char[]", 100), 100)
+    handle = lib.mpp_allreduce(group.process_group._handle, address, address, count, how, staging, 0)
+    group.process_group._issue("all_reduce", handle, True, [])
+    view = (ctypes.c_float * count).from_address(driver.lib.fake_view(address))
+    values = torch.frombuffer(view, dtype=torch.float32).unique().tolist()
+    driver.lib.fake_stream_destroy(stream)
+    driver.lib.fake_free(address)
+    return values
+
+
+def test_two_devices_from_two_threads(pair: list[Group], driver: Driver) -> None:
+    """Each with a group of its own, at the same time; threads that have no context of CUDA's yet."""
+    found: list[list[float]] = []
+
+    def work(device: int) -> None:
+        for count in (5, 70001, 5, 40001):
+            found.append(reduce_by_address(pair[device], driver, device, count))
+
+    threads = [threading.Thread(target=work, args=(device,)) for device in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[sum(range(1, pair[0].size + 1))]] * 8
+
+
+FAULTS = {
+    "pinned memory": (b"MemHostAlloc", 2, "OUT_OF_MEMORY: out of memory"),
+    "a copy to the host": (b"MemcpyDtoHAsync", 700, "illegal memory access"),
+    "a copy to the device": (b"MemcpyHtoDAsync", 700, "illegal memory access"),
+    "an event": (b"EventQuery", 700, "illegal memory access"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
+    """The operation fails with the driver's words; the group is given up, others go on."""
+    name, code, text = FAULTS[fault]
+    group = new_group(list(world.ranks))
+    world.process_group._lib.mpp_cuda_release()  # memory that is there already would do
+    tensor = on_device(driver, torch.ones(5 * PIECE))
+    driver.drain()
+    driver.lib.fake_fail(name, 0, code)
+    with pytest.raises(dist.DistBackendError, match=text):
+        dist.all_reduce(tensor, group=group)
+    driver.lib.fake_fail(None, 0, 0)
+    with pytest.raises(dist.DistBackendError, match="make a new group"):
+        dist.all_reduce(tensor, group=group)
+    dist.barrier()
+    time.sleep(0.05)  # copies that were under way
+    tensor = on_device(driver, torch.ones(5))
+    dist.all_reduce(tensor)
+    assert tensor.unique().tolist() == [world.size]
+
+
+def test_no_such_device(driver: Driver, world) -> None:
+    """Before anything is sent, so that the group can go on."""
+    group = world.process_group
+    message = group._ffi.new("char[]", 200)
+    assert group._lib.mpp_stage(7, 0, 0, message, 200) == 0
+    assert b"CUDA_ERROR_INVALID_DEVICE" in group._ffi.string(message)
+
+
+def test_everything_is_given_back(driver: Driver, world) -> None:
+    lib = world.process_group._lib
+    lib.mpp_cuda_release()
+    before = [driver.lib.fake_live(what) for what in range(3)]
+    for _ in range(3):
+        tensor = on_device(driver, torch.ones(9 * PIECE))
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+    dist.barrier()
+    give_up = time.monotonic() + 5
+    while True:  # the last Work dies when the background thread lets go of it
+        lib.mpp_cuda_release()
+        more = [driver.lib.fake_live(what) - before[what] for what in range(3)]
+        if max(more) <= 0 or time.monotonic() > give_up:
+            break
+        time.sleep(0.01)
+    assert max(more) <= 0  # less, where an earlier test's Work has died meanwhile
+
+
+class Forgetful:
+    """A communicator over which nothing comes."""
+
+    def __init__(self, comm) -> None:
+        self.Get_rank, self.Get_size = comm.Get_rank, comm.Get_size
+
+    def Irecv(self, *_):  # noqa: N802 - mpi4py's name
+        from mpi4py import MPI
+
+        return MPI.Request(MPI.REQUEST_NULL)
+
+    Isend = Irecv
+
+
+def test_probe_of_the_direct_path(channel) -> None:
+    """On host memory: what comes is compared."""
+    host = torch.device("cpu")
+    assert cuda_path._probe(channel, host) == ""
+    assert "wrong contents" in cuda_path._probe(Forgetful(channel), host)
+
+
+@pytest.mark.parametrize("refuses", ["nobody", "library", "probe"])
+def test_all_ranks_take_one_path(refuses: str, channel, monkeypatch) -> None:
+    """What the last rank says, all heed."""
+    last = channel.rank == channel.size - 1
+    monkeypatch.setattr(cuda_path, "current", cuda_path.current)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda_path, "_probe", lambda *_: "it came late" if last and refuses == "probe" else "")
+    aware = not (last and refuses == "library")
+    monkeypatch.setattr(cuda_aware, "detect", lambda *_: cuda_aware.Support(aware, f"it says {aware}"))
+    cuda_path.settle(channel, None, 0)
+    wanted = {
+        "nobody": (True, "it says True"),
+        "library": (False, f"rank {channel.size - 1}: it says False"),
+        "probe": (False, f"rank {channel.size - 1}: it came late"),
+    }
+    assert cuda_path.current == wanted[refuses]

@@ -1,0 +1,165 @@
+"""CUDA tensors on a GPU, which all ranks may share. Elsewhere test_cuda.py does without one.
+
+mpirun -n 2 python -m pytest --with-mpi tests/mpi -m gpu
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case
+from expected import difference, makes_sense
+from operation_table import MOVEMENT, OPERATIONS, REDUCTION
+from started import Failures, Operation, Started, resolve
+from test_training import alone, batch, make_model, my_part
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+if torch.version.cuda is None:
+    WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
+else:
+    WHY_NOT = "" if torch.cuda.is_available() else "needs a GPU: torch.cuda.is_available() is False"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+
+LONG_KERNEL = 200_000_000  # clock cycles, about 0.1 s
+DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.complex64)
+SHAPES = ((), (0,), (5,), (3, 4), (70001,), (3_000_001,))
+
+
+@pytest.fixture(autouse=True)
+def device(world) -> torch.device:
+    place = world.process_group.communicator.place
+    torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy with the same strides, and the same bytes between its elements."""
+    storage = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).to(device)
+    there = torch.empty(0, dtype=tensor.dtype, device=device)
+    return there.set_(storage.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class GpuCase(Case):
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return moved(super().place(tensor), "cuda")
+
+    def empty(self, shape=None) -> torch.Tensor:
+        return moved(super().empty(shape), "cuda")
+
+
+def on_host(started: Started) -> Started:
+    """What has been begun on the GPU, with results that are fetched when it is complete."""
+
+    def changed_inputs():
+        for tensor, original in started.untouched:
+            if wrong := difference(tensor.cpu(), original, False):
+                yield f"an input was changed: it {wrong}"
+        if started.check:
+            yield from started.check()
+
+    outputs = [functools.partial(lambda lazy: moved(resolve(lazy), "cpu"), output) for output in started.outputs]
+    return replace(started, outputs=outputs, untouched=(), check=changed_inputs)
+
+
+def rows() -> list:
+    wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION)]
+    return [pytest.param(operation, id=operation.name) for operation in wanted if not operation.shapes]
+
+
+@pytest.mark.parametrize("operation", rows())
+def test_every_operation(operation: Operation, all_groups) -> None:
+    failures = Failures()
+    on_gpu = replace(operation, start=lambda case: on_host(operation.start(case)))
+    modes = [mode for mode in operation.modes if mode != "future"]  # its values would have to be fetched as well
+    for family, dtype, shape, mode in itertools.product(("world", "reversed"), DTYPES, SHAPES, modes):
+        group = all_groups[family]
+        allowed = operation.kind != REDUCTION or makes_sense(dtype, "SUM")
+        if group.size >= operation.min_size and allowed:
+            failures.run(on_gpu, GpuCase(group, dtype, shape, mode=mode))
+    for layout in ("strided", "transposed", "offset", "channels_last"):
+        if all_groups["world"].size >= operation.min_size:
+            failures.run(on_gpu, GpuCase(all_groups["world"], torch.float32, (3, 4), layout, modes[0]))
+    failures.cases += 1
+    failures.report()
+
+
+def test_sparse_all_reduce(world) -> None:
+    tensor = (torch.eye(4) * (world.rank + 1)).to_sparse_coo().cuda()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense().cpu(), torch.eye(4) * sum(range(1, world.size + 1)))
+
+
+@pytest.mark.parametrize("on_side_stream", [False, True])
+@pytest.mark.parametrize("count", [5, 5_000_000])
+def test_result_of_a_long_kernel(on_side_stream: bool, count: int, world) -> None:
+    """Sync and async, in place and to another tensor; the result is used at once, without a synchronisation."""
+    total = sum(range(1, world.size + 1))
+    stream = torch.cuda.Stream() if on_side_stream else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        for use in (_sync, _async, _by_future):
+            torch.cuda._sleep(LONG_KERNEL)
+            tensor = torch.full((count,), world.rank + 1.0, device="cuda")
+            assert (use(tensor) * 2).unique().tolist() == [2 * total]
+
+
+def _sync(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def _async(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor, async_op=True).wait()
+    return tensor
+
+
+def _by_future(tensor: torch.Tensor) -> torch.Tensor:
+    """A callback that computes on the GPU, as communication hooks of DDP do."""
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0].mul(3)).wait() / 3
+
+
+def test_a_tensor_that_the_user_drops(world) -> None:
+    """Its memory is not given to the next tensor before the operation is over."""
+    for _ in range(20):
+        torch.cuda._sleep(LONG_KERNEL // 20)
+        tensor = torch.full((1 << 20,), 1.0, device="cuda")
+        work = dist.all_reduce(tensor, async_op=True)
+        del tensor
+        others = [torch.full((1 << 20,), -1.0, device="cuda") for _ in range(4)]
+        assert work.result()[0].unique().tolist() == [world.size]
+        assert all(other.unique().tolist() == [-1] for other in others)
+
+
+def test_training(world) -> None:
+    model = DistributedDataParallel(make_model().cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for step in range(5):
+        inputs, labels = (my_part(part).cuda() for part in batch(step))
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    for mine, wanted in zip(model.module.parameters(), alone().parameters(), strict=True):
+        torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_capture_is_refused(world) -> None:
+    tensor = torch.ones(5, device="cuda")
+    with pytest.raises(RuntimeError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        dist.all_reduce(tensor)
+    dist.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("call", [dist.all_reduce, lambda t: dist.all_gather([t.clone()] * dist.get_world_size(), t)])
+def test_tensors_on_host_and_device_together(call: Callable, world) -> None:
+    """One operation is on one device."""
+    tensor = torch.ones(3, device="cuda")
+    call(tensor)
+    with pytest.raises(ValueError, match=r"one device, not .*cpu"):
+        dist.all_gather([torch.ones(3) for _ in range(world.size)], tensor)

@@ -1,0 +1,207 @@
+"""What is decided about CUDA tensors before any is communicated."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchmpi_plugin import arguments, cuda_aware, device
+
+
+def library(query: int | None = None, mpich: tuple[int, int] | None = None) -> SimpleNamespace:
+    """An MPI library with the functions to ask: what they answer, MPICH's with an error code before it."""
+    functions = SimpleNamespace()
+    if query is not None:
+        functions.MPIX_Query_cuda_support = lambda: query
+    if mpich is not None:
+
+        def ask(kind: int, answer) -> int:
+            answer._obj.value = mpich[1]
+            return mpich[0]
+
+        functions.MPIX_GPU_query_support = ask
+    return functions
+
+
+class TestDetection:
+    @pytest.mark.parametrize("answer", [0, 1])
+    def test_by_the_query_that_most_have(self, answer: int) -> None:
+        support = cuda_aware.detect(library(answer), "Open MPI v5", {})
+        assert support == (bool(answer), f"MPIX_Query_cuda_support() says {answer}")
+
+    @pytest.mark.parametrize(("answer", "aware"), [((0, 1), True), ((0, 0), False), ((5, 1), False)])
+    def test_as_mpich_has_it(self, answer: tuple[int, int], aware: bool) -> None:
+        assert cuda_aware.detect(library(mpich=answer), "MPICH Version: 4", {}).aware is aware
+
+    def test_nobody_to_ask(self) -> None:
+        support = cuda_aware.detect(library(), "Intel(R) MPI Library 2021", {})
+        assert support.aware is None
+        direct, why = cuda_aware.path(support, "auto", "")
+        assert not direct
+        assert "neither MPIX_Query_cuda_support nor" in why
+
+    @pytest.mark.parametrize("value", ["0", "no", "OFF"])
+    def test_switched_off_by_a_variable(self, value: str) -> None:
+        support = cuda_aware.detect(library(1), "MPICH", {"MPIR_CVAR_ENABLE_GPU": value})
+        assert support == (False, f"MPIR_CVAR_ENABLE_GPU={value}")
+
+    def test_off_until_a_variable_says_otherwise(self) -> None:
+        version = "MVAPICH2 Version: 2.3.7"
+        assert cuda_aware.detect(library(1), version, {}) == (False, "MVAPICH2 wants MV2_USE_CUDA=1 for it")
+        assert cuda_aware.detect(library(1), version, {"MV2_USE_CUDA": "1"}).aware
+
+
+class TestWish:
+    @pytest.mark.parametrize(
+        ("option", "variable", "wanted"),
+        [
+            (None, None, ("auto", "")),
+            (None, "staged", ("staged", "MPIPLUS_CUDA")),
+            ("direct", "staged", ("direct", "Options(cuda=...)")),
+            ("auto", "staged", ("auto", "")),
+        ],
+    )
+    def test_option_before_variable(self, option, variable, wanted) -> None:
+        assert cuda_aware.wish(option, {} if variable is None else {"MPIPLUS_CUDA": variable}) == wanted
+
+    def test_another_word(self) -> None:
+        with pytest.raises(ValueError, match="MPIPLUS_CUDA must be one of auto, staged, direct, not 'on'"):
+            cuda_aware.wish(None, {"MPIPLUS_CUDA": "on"})
+
+    @pytest.mark.parametrize("wished", ["staged", "direct"])
+    def test_a_wish_counts_more_than_what_is_found(self, wished: str) -> None:
+        support = cuda_aware.Support(wished == "staged", "the library says")
+        assert cuda_aware.path(support, wished, "a place") == (wished == "direct", f"a place says {wished}")
+
+
+class OnCuda(torch.Tensor):
+    """Says that it is on ``cuda:1``."""
+
+    is_cpu = property(lambda self: False)
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda", 1))
+
+
+class TestTensors:
+    def test_cuda_tensors_pass(self) -> None:
+        tensor = torch.ones(3).as_subclass(OnCuda)
+        assert arguments.check(tensor, "op") is tensor
+        arguments.check_alike(tensor, tensor, "op")
+
+    def test_not_those_of_rocm(self, monkeypatch) -> None:
+        monkeypatch.setattr(torch.version, "hip", "6.2")
+        with pytest.raises(ValueError, match="CPU and CUDA tensors; this one is on cuda:1"):
+            arguments.check(torch.ones(3).as_subclass(OnCuda), "op")
+
+    def test_on_two_devices(self) -> None:
+        with pytest.raises(ValueError, match="all_gather: all tensors must be on one device, not cpu and cuda:1"):
+            arguments.check_alike(torch.ones(3).as_subclass(OnCuda), torch.ones(3), "all_gather")
+
+    def test_devices_of_a_future(self) -> None:
+        there = torch.ones(3).as_subclass(OnCuda)
+        assert device.devices_of([torch.ones(1)]) == []
+        assert device.devices_of([there, torch.ones(1), there]) == [torch.device("cuda", 1)]
+
+    @pytest.mark.parametrize(("built_for", "kinds"), [(None, ["cpu"]), ("12.8", ["cpu", "cuda"])])
+    def test_kinds_of_device(self, built_for, kinds, monkeypatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", built_for)
+        assert device.types() == kinds
+
+
+class Cuda(SimpleNamespace):
+    """The part of torch.cuda that device.py uses."""
+
+    def __init__(self, current: int = 0, count: int = 2, capturing: bool = False) -> None:
+        super().__init__(
+            current_device=lambda: current,
+            device_count=lambda: count,
+            is_current_stream_capturing=lambda: capturing,
+            current_stream=lambda device: SimpleNamespace(cuda_stream=77),
+        )
+
+
+class Names(SimpleNamespace):
+    __hash__ = object.__hash__  # as modules have it
+
+
+class Shim:
+    """The part of the shim; keeps what it was called with."""
+
+    def __init__(self, message: bytes = b"") -> None:
+        self.message = message
+        self.calls: list[tuple] = []
+        self.lib = Names(mpp_cuda_load=self._load, mpp_stage=self._stage)
+        self.ffi = Names(new=lambda kind, size: [], string=lambda text: self.message)
+
+    def _load(self, name: bytes, message, size: int) -> int:
+        self.calls.append(("load", name))
+        return int(self.message.startswith(b"no driver"))
+
+    def _stage(self, index: int, stream: int, direct: bool, message, size: int) -> int:
+        self.calls.append(("stage", index, stream, direct))
+        return 0 if self.message else 4096
+
+
+class TestStaging:
+    @pytest.fixture(autouse=True)
+    def anew(self) -> None:
+        device._look_for_forgotten_set_device.cache_clear()
+
+    def stage(self, shim: Shim, local_rank: int = 0) -> int:
+        return device.stage(shim.lib, shim.ffi, torch.ones(2).as_subclass(OnCuda), False, local_rank)
+
+    def test_the_tensors_device_and_its_stream(self, monkeypatch) -> None:
+        monkeypatch.setattr(device, "cuda", Cuda(current=1))
+        shim = Shim()
+        assert self.stage(shim) == self.stage(shim) == 4096
+        assert shim.calls == [("load", b"libcuda.so.1"), ("stage", 1, 77, False), ("stage", 1, 77, False)]
+
+    def test_a_stream_that_is_captured(self, monkeypatch) -> None:
+        monkeypatch.setattr(device, "cuda", Cuda(capturing=True))
+        with pytest.raises(RuntimeError, match="CUDA graph"):
+            self.stage(Shim())
+
+    @pytest.mark.parametrize(
+        ("message", "said"), [(b"no driver", r"CUDA tensors: no driver\. Move"), (b"busy", "use cuda:1: busy")]
+    )
+    def test_a_device_that_cannot_be_used(self, message: bytes, said: str, monkeypatch) -> None:
+        monkeypatch.setattr(device, "cuda", Cuda(current=1))
+        with pytest.raises(RuntimeError, match=said):
+            self.stage(Shim(message))
+
+    def test_set_device_was_forgotten(self, monkeypatch, caplog) -> None:
+        monkeypatch.setattr(device, "cuda", Cuda(current=0))
+        with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+            for _ in range(3):
+                self.stage(Shim(), local_rank=1)
+        assert len(caplog.records) == 1
+        assert "a tensor is on cuda:1 while the current device is cuda:0" in caplog.text
+        assert "torch.cuda.set_device(1)" in caplog.text
+
+    @pytest.mark.parametrize(("local_rank", "count", "said"), [(1, 2, True), (0, 2, False), (1, 1, False)])
+    def test_all_ranks_on_the_first_device(self, local_rank, count, said, monkeypatch, caplog) -> None:
+        monkeypatch.setattr(device, "cuda", Cuda(current=0, count=count))
+        device._look_for_forgotten_set_device(torch.device("cuda", 0), local_rank)
+        assert ("uses cuda:0" in caplog.text) is said
+
+
+@pytest.mark.parametrize("name", ["_shim_int", "_shim_ptr"])
+class TestDriverLibrary:
+    """Found at run time: what is said where it is not there."""
+
+    def load(self, name: str, library_name: bytes) -> str:
+        shim = importlib.import_module(f"torchmpi_plugin.{name}")
+        message = shim.ffi.new("char[]", 512)
+        assert shim.lib.mpp_cuda_load(library_name, message, 512) != 0
+        return shim.ffi.string(message).decode()
+
+    def test_no_driver(self, name: str) -> None:
+        said = self.load(name, b"libcuda-of-nobody.so.1")
+        assert said.startswith("the CUDA driver library cannot be loaded: libcuda-of-nobody.so.1: cannot open")
+
+    def test_a_driver_that_is_too_old(self, name: str) -> None:
+        assert self.load(name, b"libc.so.6") == "the CUDA driver library libc.so.6 has no function cuInit"

@@ -1,0 +1,89 @@
+"""Whether the MPI library takes addresses in a CUDA device's memory, by its own word. Needs no torch.
+
+A wrong yes ends in a crash of the job, so whoever acts on one tries it first (see :mod:`cuda_path`); a wrong no costs
+speed only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: What the user may say: go by detection, or not.
+CHOICES = ("auto", "staged", "direct")
+VARIABLE = "MPIPLUS_CUDA"
+
+# Libraries made with CUDA that leave it off until a variable says otherwise: (in the library's version, the variable).
+_OFF_BY_DEFAULT = (("MVAPICH2", "MV2_USE_CUDA"), ("CRAY MPICH", "MPICH_GPU_SUPPORT_ENABLED"))
+# Variables that switch it off in libraries where it is on by default.
+_SWITCHES = ("MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "MVP_USE_CUDA", "I_MPI_OFFLOAD")
+_OFF = ("0", "no", "off", "false", "disable")
+_GPU_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH
+
+
+class Support(NamedTuple):
+    """``aware`` is None where the library cannot be asked."""
+
+    aware: bool | None
+    why: str
+
+
+def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -> Support:
+    """Ask the library.
+
+    Args:
+        library: through which MPI's functions are found: mpi4py's extension module.
+        version: what ``MPI_Get_library_version`` says.
+        environment: where vendors have their switches.
+    """
+    for name in _SWITCHES:
+        if environment.get(name, "").strip().lower() in _OFF:
+            return Support(False, f"{name}={environment[name]}")
+    for vendor, name in _OFF_BY_DEFAULT:
+        if vendor in version.upper() and name not in environment:
+            return Support(False, f"{vendor} wants {name}=1 for it")
+    for ask in (_ask_with_query, _ask_as_mpich):
+        if (support := ask(library)) is not None:
+            return support
+    return Support(None, "the library has neither MPIX_Query_cuda_support nor MPIX_GPU_query_support to ask")
+
+
+def _ask_with_query(library: ctypes.CDLL) -> Support | None:
+    """Open MPI, MPICH, MVAPICH, ParaStation."""
+    query = getattr(library, "MPIX_Query_cuda_support", None)
+    if query is None:
+        return None
+    answer = int(query())
+    return Support(answer == 1, f"MPIX_Query_cuda_support() says {answer}")
+
+
+def _ask_as_mpich(library: ctypes.CDLL) -> Support | None:
+    """MPICH, Cray MPICH."""
+    query = getattr(library, "MPIX_GPU_query_support", None)
+    if query is None:
+        return None
+    answer = ctypes.c_int(0)
+    error = int(query(_GPU_CUDA, ctypes.byref(answer)))
+    return Support(not error and answer.value == 1, f"MPIX_GPU_query_support(CUDA) says {answer.value}")
+
+
+def wish(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+    """What the user wants of CHOICES, and where that was said.
+
+    Raises:
+        ValueError: something else.
+    """
+    value, place = (option, "Options(cuda=...)") if option else (environment.get(VARIABLE, "auto"), VARIABLE)
+    if value not in CHOICES:
+        raise ValueError(f"{place} must be one of {', '.join(CHOICES)}, not {value!r}")
+    return value, place if value != "auto" else ""
+
+
+def path(support: Support, wished: str, place: str) -> tuple[bool, str]:
+    """Whether MPI is to be handed CUDA tensors, and why; still to be tried if so."""
+    if wished != "auto":
+        return wished == "direct", f"{place} says {wished}"
+    if support.aware is None:
+        return False, f"nobody says that MPI is CUDA-aware: {support.why}"
+    return support.aware, support.why

@@ -1,0 +1,98 @@
+"""How CUDA tensors travel: staged through host memory, or handed to MPI itself.
+
+Which MPI calls an operation makes depends on it, so all ranks must take the same path. They agree once, when the world
+is made; subgroups are parts of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from . import cuda_aware, mpi_runtime
+
+log = logging.getLogger("torchmpi_plugin")
+
+_PROBE_SECONDS = 30.0
+_PROBE_TAG = 1
+_PROBE_ELEMENTS = 1024
+
+
+class Path(NamedTuple):
+    """The path of this world's CUDA tensors, where an operation reduces nothing; reductions are always staged."""
+
+    direct: bool
+    why: str
+
+
+current = Path(False, "no group has been made")
+#: Buffers of a probe that did not come to its end, which MPI may still use.
+_kept: list[Any] = []
+
+
+def settle(comm: Any, option: str | None, local_rank: int) -> None:
+    """Agree on the path. Every rank of the new world calls this.
+
+    Args:
+        comm: the world's own communicator, an ``mpi4py`` one, on which nothing is under way.
+        option: the user's ``Options(cuda=...)``.
+        local_rank: this process's place on its node.
+    """
+    global current  # noqa: PLW0603
+    wished, place = cuda_aware.wish(option, os.environ)
+    current = _first_refusal(comm.allgather(_own_choice(wished, place)))
+    if current.direct:
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        problem = _probe(comm, device)
+        current = _first_refusal(comm.allgather(Path(not problem, problem or current.why)))
+        if not current.direct:
+            log.warning("mpiplus: CUDA tensors are staged through host memory: %s", current.why)
+    log.info("mpiplus: CUDA tensors: %s: %s", "handed to MPI" if current.direct else "staged", current.why)
+
+
+def _first_refusal(paths: list[Path]) -> Path:
+    refusals = [Path(False, f"rank {rank}: {path.why}") for rank, path in enumerate(paths) if not path.direct]
+    return refusals[0] if refusals else paths[0]
+
+
+def _own_choice(wished: str, place: str) -> Path:
+    mpi = mpi_runtime.mpi()
+    library = ctypes.CDLL(mpi.__file__)
+    direct, why = cuda_aware.path(cuda_aware.detect(library, mpi.Get_library_version(), os.environ), wished, place)
+    if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
+        return Path(False, "torch sees no CUDA device")
+    return Path(direct, why)
+
+
+def _probe(comm: Any, device: torch.device) -> str:
+    """Send a small tensor on the device around the ring of all ranks; what went wrong, if anything."""
+    mpi, rank, size = mpi_runtime.mpi(), comm.Get_rank(), comm.Get_size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    sent = torch.arange(_PROBE_ELEMENTS, dtype=torch.int32, device=device) + rank
+    received = torch.full_like(sent, -1)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # MPI knows no streams
+    length = sent.numel() * sent.element_size()
+    buffers = [mpi.buffer.fromaddress(tensor.data_ptr(), length) for tensor in (received, sent)]
+    try:
+        requests = [
+            comm.Irecv([buffers[0], mpi.BYTE], left, _PROBE_TAG),
+            comm.Isend([buffers[1], mpi.BYTE], right, _PROBE_TAG),
+        ]
+        until = time.monotonic() + _PROBE_SECONDS
+        while not mpi.Request.Testall(requests):
+            if time.monotonic() > until:
+                _kept.append((sent, received, buffers, requests))
+                return f"a tensor on {device} that was sent as a test did not come within {_PROBE_SECONDS:g} s"
+            time.sleep(0.0002)
+    except mpi.Exception as error:
+        _kept.append((sent, received, buffers))
+        return f"a tensor on {device} that was sent as a test: {error}"
+    if not torch.equal(received, sent - rank + left):
+        return f"a tensor on {device} that was sent as a test came with the wrong contents"
+    return ""

@@ -1,0 +1,114 @@
+"""Tensors on CUDA devices: which stream an operation comes after, and copies that must not race with the user's.
+
+Stream order, the whole of it:
+
+- an operation begins, on the device, after everything that the caller had queued on its current stream. C records an
+  event there and lets its own streams wait for it;
+- an operation is complete when its last copy is, as seen from this process. So whoever has waited for it, or whose
+  callback is run by its future, may use the result on whatever stream;
+- tensors and temporary buffers are referred to until then, so the caching allocator, which hands memory to the next
+  one on the *same* stream once nobody refers to it, cannot give away what our streams still use. That is what
+  ``record_stream`` would be for.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import cuda
+
+log = logging.getLogger("torchmpi_plugin")
+
+#: The driver's library, looked up when the first CUDA tensor is communicated.
+DRIVER = "libcuda.so.1"
+
+
+def is_cuda(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is on a device that is driven by CUDA: torch calls those of ROCm by the same name."""
+    return tensor.is_cuda and torch.version.hip is None
+
+
+def types() -> list[str]:
+    """The kinds of device whose tensors can be communicated."""
+    return ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
+    """The CUDA devices of some tensors, each once: what a future of them wants to know."""
+    return list({tensor.device: None for tensor in tensors if not tensor.is_cpu})
+
+
+@functools.cache
+def _load(lib: Any, ffi: Any) -> None:
+    message = ffi.new("char[]", 512)
+    if lib.mpp_cuda_load(DRIVER.encode(), message, 512):
+        why = ffi.string(message).decode(errors="replace")
+        raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
+
+
+def stage(lib: Any, ffi: Any, tensor: torch.Tensor, direct: bool, local_rank: int) -> int:
+    """What C wants for the next operation, whose tensors are on this one's device. C frees it with the operation.
+
+    Args:
+        direct: MPI is given the device's addresses.
+        local_rank: this process's place on its node.
+
+    Raises:
+        RuntimeError: no driver, a CUDA error, or a stream that is being captured into a graph.
+    """
+    _load(lib, ffi)
+    if cuda.is_current_stream_capturing():
+        raise RuntimeError("mpiplus operations cannot be captured into a CUDA graph: MPI runs on the host")
+    device = tensor.device
+    _look_for_forgotten_set_device(device, local_rank)
+    message = ffi.new("char[]", 512)
+    handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, direct, message, 512)
+    if not handle:
+        raise RuntimeError(f"mpiplus cannot use {device}: {ffi.string(message).decode(errors='replace')}")
+    return int(handle)
+
+
+def error_text(lib: Any, ffi: Any, code: int) -> str:
+    """The driver's own words for an error code."""
+    text = ffi.new("char[]", 512)
+    lib.mpp_cuda_error_text(code, text, 512)
+    return str(ffi.string(text).decode(errors="replace"))
+
+
+@functools.cache  # so that each is said once
+def _look_for_forgotten_set_device(device: torch.device, local_rank: int) -> None:
+    current = cuda.current_device()
+    cure = f"Call torch.cuda.set_device({local_rank}) before making CUDA tensors (torchrun's LOCAL_RANK)"
+    if device.index != current:
+        log.warning("mpiplus: a tensor is on %s while the current device is cuda:%d. %s.", device, current, cure)
+    elif device.index == 0 and local_rank > 0 and cuda.device_count() > 1:
+        log.warning(
+            "mpiplus: local rank %d uses cuda:0, of %d devices, as local rank 0 probably does. %s.",
+            local_rank,
+            cuda.device_count(),
+            cure,
+        )
+
+
+@functools.cache
+def _stream_for_copies(device: torch.device) -> Any:
+    return cuda.Stream(device)
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Put a result in place; complete when this returns.
+
+    On a device not on the current stream: a thread that completes operations has one of its own, which nothing of the
+    user's waits for, and the user's may be busy for long.
+    """
+    if target.is_cpu:
+        target.copy_(source)
+        return
+    stream = _stream_for_copies(target.device)
+    with cuda.stream(stream):
+        target.copy_(source)
+    stream.synchronize()
