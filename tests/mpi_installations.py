@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,20 @@ def launch_command(mpiexec: str, vendor: str, ranks: int, arguments: Sequence[st
     return [mpiexec, *flags, "-n", str(ranks), sys.executable, *arguments]
 
 
+#: The libraries' own checks of arguments and of what is left at MPI_Finalize, as far as a build has them.
+OWN_CHECKS = {
+    "OMPI_MCA_mpi_param_check": "1",
+    "OMPI_MCA_mpi_show_handle_leaks": "1",
+    "OMPI_MCA_mpi_show_mpi_alloc_mem_leaks": "10",
+    "MPIR_CVAR_ERROR_CHECKING": "1",
+    "MPIR_CVAR_ABORT_ON_LEAKED_HANDLES": "1",
+}
+#: What they say when they have found something.
+LEAK = re.compile(
+    r"still allocated in MPI_Finalize|not freed via MPI_FREE_MEM|has pending \d+ ref|was not returned to mpool"
+)
+
+
 def launch_environment(extra: Mapping[str, str]) -> dict[str, str]:
     launcher_traces = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL")
     rendezvous = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -80,7 +95,7 @@ def launch_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # The search for network devices costs Open MPI a second per start; one node needs none.
     kept.setdefault("OMPI_MCA_btl", "^ofi")
     kept["OMP_NUM_THREADS"] = "1"
-    return {**kept, **extra}
+    return {**kept, **OWN_CHECKS, **extra}
 
 
 def is_open_mpi(mpiexec: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from mpi_installations import find_installations, run_limited
+from mpi_installations import LEAK, find_installations, run_limited
 from rank_reports import read_report, summarise
 
 HERE = Path(__file__).parent
@@ -32,6 +32,8 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], reports: P
         problems.insert(0, f"the launcher was still running after {seconds:g} s")
     elif code != 0:
         problems.insert(0, f"the launcher ended with exit code {code}")
+    elif found := LEAK.search(output):
+        problems.append(f"MPI found something that was not freed: {found.group()}")
     if problems:
         problems.append("last output:\n" + output[-4000:])
         pytest.fail("\n\n".join(problems), pytrace=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from mpi_installations import Installation
+from mpi_installations import LEAK, Installation
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Generous: the machine may be busy. What has not ended by then has hung.
@@ -92,7 +92,7 @@ class Outcome:
         missing = [rank for rank in range(ranks) if f"[{rank}] end\n" not in self.stdout]
         if missing:
             self.problem(f"these ranks did not come to their end: {missing}")
-        if found := CRASH.search(self.output):
+        if found := CRASH.search(self.output) or LEAK.search(self.output):
             self.problem(f"the output has {found.group()!r}")
         return self
 
