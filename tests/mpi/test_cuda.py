@@ -34,6 +34,13 @@ ON_DEVICE = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def on_few_ranks(world) -> None:
+    """The ranks and the device's threads share the cores: a minute for each number of ranks."""
+    if world.size not in (2, 3) and not os.environ.get("MPIPLUS_TEST_CUDA"):
+        pytest.skip("on 2 and 3 ranks; MPIPLUS_TEST_CUDA=1 asks for all numbers")
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory, world):
     return tmp_path_factory.mktemp(f"driver{world.rank}")
