@@ -32,12 +32,12 @@ class Warnings(logging.Handler):
 def finalize_last() -> None:
     """MPI_Finalize after everything of ours: an error of MPI if that has finalised already, necessary if not.
 
-    It is the first to be registered, hence the last to run; Python is no longer there by then.
+    libc's exit handlers run in the reverse order of their registration, when Python is no longer there.
     """
     with open("/proc/self/maps") as maps:
         library = next(path for line in maps if "/libmpi" in (path := line.split()[-1]))
     address = ctypes.cast(ctypes.CDLL(library).MPI_Finalize, ctypes.c_void_p)
-    assert ctypes.pythonapi.Py_AtExit(address) == 0
+    assert ctypes.CDLL(None).on_exit(address, None) == 0
 
 
 def initialised_before() -> None:
