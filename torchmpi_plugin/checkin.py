@@ -151,13 +151,10 @@ class CheckIn:
     def _timed_out(self, what: str, doing: str, elapsed: float, error: Exception) -> DistBackendError:
         absent = self.missing(what)
         if absent and absent != list(range(self.size)):
-            reason = f"{describe_ranks(absent)} did not come"
+            reason = f"{describe_ranks(absent)} did not come. Either they failed earlier, or they do not make this call"
         else:
-            reason = f"the store failed: {str(error).splitlines()[0]}"
-        return DistBackendError(
-            f"{doing}: rank {self._rank} of {self.size} gave up after {elapsed:.1f} s: {reason}. Either they failed "
-            f"earlier, or they do not make this call."
-        )
+            reason = f"the store failed ({str(error).splitlines()[0]}): its host, rank 0 of the world, may have ended"
+        return DistBackendError(f"{doing}: rank {self._rank} of {self.size} gave up after {elapsed:.1f} s: {reason}.")
 
     # ---- what the others are doing ----
     #

@@ -36,6 +36,18 @@ def _check_alone() -> None:
         )
 
 
+def _base_of_subgroup(options: Options | None, size: int) -> Any:
+    """The communicator that its ranks come from: the world's, unless the user gave one of just these ranks."""
+    if options is None or options.comm is None:
+        return _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
+    if options.comm.Get_size() != size:
+        raise ValueError(
+            f"new_group: the group has {size} ranks, Options(comm=...) has {options.comm.Get_size()}; it must have the "
+            f"same. Leave it out to take the ranks from the world"
+        )
+    return options.comm
+
+
 def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
     """Called by torch on every member of a new group.
 
@@ -45,7 +57,7 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
 
     Raises:
         TypeError: ``pg_options`` that are not ours.
-        ValueError: a world size that is not MPI's, or a communicator for a subgroup.
+        ValueError: a size that is not MPI's.
         DistBackendError: members that do not come in time.
     """
     global _base  # noqa: PLW0603
@@ -57,15 +69,13 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
     is_world = not ranks
     cuda = None if options is None else options.cuda
     cuda_aware.wish(cuda, os.environ)  # a wrong word is an error here, before anybody waits for this rank
-    if options is not None and options.comm is not None and not is_world:
-        raise ValueError("Options(comm=...) is for init_process_group; a subgroup takes its ranks from the world")
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
             bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
         _base = rendezvous.base_communicator(options)
         rendezvous.check_world_size(opts.group_size, _base.Get_size())
-    base = _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
+    base = _base_of_subgroup(options, opts.group_size) if not is_world else _base
     comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
     if is_world:
         cuda_path.settle(comm.comm, cuda, comm.place.local_rank)

@@ -38,7 +38,7 @@ class RankFailedError(DistBackendError):
         self,
         message: str,
         *,
-        ranks: Sequence[int],
+        ranks: Sequence[int] = (),  # a default, or it could not be unpickled
         host: str | None = None,
         exit_code: int | None = None,
         traceback: str | None = None,

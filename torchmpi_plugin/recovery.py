@@ -2,52 +2,79 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from . import mpi_runtime, shutdown
+from ._autoload import BACKEND
 from .errors import DistBackendError
 from .groups import resolve
 from .options import Options
 
 
 def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Make a new world of the ranks that are still alive, and return it.
+    """Make a new group of the ranks of ``group`` that are still alive, and return it.
 
-    To be called by every survivor once an operation has raised RankFailedError; ranks that wait in an
-    operation of the old world get an error from it. The old world and its groups are destroyed. The new
-    ranks count from 0 in the order of the old ones; what the dead ranks held is lost, so go on from a
-    checkpoint. MPI is not finalised at the end of the program: Open MPI 5.0.11 may wait there for the dead.
-    Needs Open MPI 5 started with ``mpirun --with-ft ulfm``; any rank may be the dead one.
+    To be called by every survivor of the group once an operation has raised RankFailedError; ranks that wait in an
+    operation of the old group get an error from it. The new ranks count from 0 in the order of the old ones; what the
+    dead ranks held is lost, so go on from a checkpoint. MPI is not finalised at the end of the program: Open MPI 5.0.11
+    may wait there for the dead. Needs Open MPI 5 started with ``mpirun --with-ft ulfm``.
+
+    Of the world: the old world and its groups are destroyed, the new one is ``torch.distributed``'s default group; any
+    rank may be the dead one. Of a subgroup: only that group is destroyed; the world stays, without the dead, and with
+    it the numbers of its ranks. A subgroup needs the store, which ends with the world's rank 0.
 
     Args:
-        group: the world.
-        timeout: how long to wait for the other survivors, and the new world's; the old world's if None.
-
-    Returns:
-        The new world, which is also ``torch.distributed``'s default group.
+        group: a group of the mpiplus backend; the world if None.
+        timeout: how long to wait for the other survivors, and the new group's; the old group's if None.
 
     Raises:
         NotImplementedError: the MPI has no ULFM.
-        ValueError: a group that is not the world.
-        DistBackendError: the other survivors did not come in time.
+        DistBackendError: the other survivors did not come in time, or the store has ended.
     """
     old = resolve(group)
     mpi_runtime.refuse_in_forked_child("shrink")
-    if old is not dist.group.WORLD:
-        raise ValueError("shrink: only the world can be shrunk; make its subgroups anew afterwards")
     timeout = timeout or old.timeout
-    for each in shutdown.groups():
+    is_world = old is dist.group.WORLD
+    for each in shutdown.groups() if is_world else [old]:
         _revoke(each.communicator.comm)
         each.abort()
     survivors = _shrink(old.communicator.comm, timeout)
     mpi_runtime.leave_unfinalized()
-    dist.destroy_process_group()
-    dist.init_process_group("mpiplus", init_method="mpi://", timeout=timeout, pg_options=Options(comm=survivors))
-    return dist.group.WORLD
+    options = Options(comm=survivors)
+    if is_world:
+        dist.destroy_process_group()
+        dist.init_process_group(BACKEND, init_method="mpi://", timeout=timeout, pg_options=options)
+        return resolve(None)
+    dist.destroy_process_group(old)
+    return _subgroup(survivors, old.group_name, timeout, options)
+
+
+def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dist.ProcessGroup:
+    """A group of the ranks of ``comm``, made by them alone.
+
+    ``new_group(use_local_synchronization=True)`` would do, but that torch derives the group's name from how many groups
+    this rank is in; the ranks then wait for each other under different names.
+    """
+    ranks = comm.allgather(dist.get_rank())
+    name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        comm.Get_rank(),
+        ranks,
+        c10d.Backend(BACKEND),
+        c10d._get_default_store(),
+        name,  # type: ignore[arg-type]  # GroupName, which torch 2.8 does not have
+        options,
+        timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    return group
 
 
 def _revoke(comm: Any) -> None:

@@ -3,7 +3,8 @@
     mpirun --with-ft ulfm -n 4 python docs/examples/survive.py --kill 2
 
 Rank 2 kills itself in the middle. The others get RankFailedError from the operation that waits for it, make a
-world of those that are left, and go on from the last checkpoint.
+world of those that are left, and go on from the last checkpoint. With another --kill, that rank of the new world
+dies too.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def apply(model: torch.nn.Module, flat: torch.Tensor, rate: float = 0.5) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kill", type=int, default=-1, help="the rank that kills itself")
+    parser.add_argument("--kill", type=int, action="append", default=[], help="the rank that kills itself")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -48,10 +49,11 @@ def main() -> None:
     labels = torch.tensor(digits.target)
     model = torch.nn.Linear(64, 10)
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
-    victim = dist.get_rank() == options.kill
+    victims = iter(options.kill)
+    victim = next(victims, -1)
     step, checkpoint = 0, (0, {name: value.clone() for name, value in model.state_dict().items()})
     while step < STEPS:
-        if victim and step == STEPS // 2 + 3:
+        if dist.get_rank() == victim and step == STEPS // 2 + 3:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             apply(model, gradients(model, images, labels))
@@ -59,6 +61,7 @@ def main() -> None:
         except torchmpi_plugin.RankFailedError as error:
             print(f"step {step}: {error}", flush=True)
             torchmpi_plugin.shrink()
+            victim = next(victims, -1)
             step = checkpoint[0]
             model.load_state_dict(checkpoint[1])
             print(f"rank {dist.get_rank()} of {dist.get_world_size()} goes on from step {step}", flush=True)

@@ -15,6 +15,7 @@ from network import Hosts, launch
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
+SURVIVE = Path(__file__).parents[2] / "docs/examples/survive.py"
 RANKS = 4
 
 
@@ -54,6 +55,20 @@ def test_the_operation_table(
     keyword = "test_operations" if os.environ.get("MPIPLUS_TEST_HOSTS") else "test_dtypes or test_reduce_ops"
     command = on_both(two_hosts, installation, rank_arguments(reports, keyword))
     assert run_ranks(command, environment, reports, RANKS, 800) > 30
+
+
+def test_training_goes_on_without_a_rank(
+    two_hosts: Hosts, installation: Installation, environment: dict[str, str]
+) -> None:
+    if installation.vendor != "Open MPI":
+        pytest.skip(f"{installation.vendor} has no ULFM")
+    command = on_both(two_hosts, installation, [str(SURVIVE), "--kill", "2"])
+    after_mpiexec = command.index(installation.mpiexec) + 1
+    command[after_mpiexec:after_mpiexec] = ["--with-ft", "ulfm"]
+    code, output = run_limited(command, environment, 120)
+    assert code == 0, output
+    for rank in range(RANKS - 1):
+        assert re.search(rf"rank {rank} of {RANKS - 1}: accuracy 0.9", output), output
 
 
 def test_a_host_is_cut_off(

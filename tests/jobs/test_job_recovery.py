@@ -7,27 +7,43 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_runs import Job, run_process
+from job_runs import SCRIPTS, Job, Outcome, run_process
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/survive.py"
 
 
-def with_ulfm(job: Job, ranks: int, *arguments: str, **environment: str):
-    command = job.installation.command(ranks, [str(EXAMPLE), *arguments])
+def with_ulfm(job: Job, ranks: int, script: Path, *arguments: str, **environment: str) -> Outcome:
+    if job.installation.vendor != "Open MPI":
+        pytest.skip(f"{job.installation.vendor} has no ULFM")
+    command = job.installation.command(ranks, [str(script), *arguments])
     command[1:1] = ["--with-ft", "ulfm"]
-    return run_process(command, {**job.installation.full_environment(), **environment}, job.directory)
+    outcome = run_process(command, {**job.installation.full_environment(), **environment}, job.directory)
+    if outcome.code != 0 or outcome.survivors:
+        outcome.problem(f"the survivors did not go on; left running: {outcome.survivors}")
+    return outcome
+
+
+@pytest.mark.parametrize(("victim", "shared_memory"), [(0, "1"), (2, "0")])
+def test_training_goes_on(job: Job, victim: int, shared_memory: str) -> None:
+    """Rank 0 hosts the store; the new world has one of its own."""
+    outcome = with_ulfm(job, 3, EXAMPLE, "--kill", str(victim), MPIPLUS_SHM=shared_memory)
+    outcome.says(rf"rank {victim}\b.*(has ended|has died)", "rank 0 of 2: accuracy 0.9", "rank 1 of 2: accuracy 0.9")
+
+
+def test_a_second_death(job: Job) -> None:
+    outcome = with_ulfm(job, 4, EXAMPLE, "--kill", "2", "--kill", "0")
+    outcome.says(r"rank 2\b.*has ended", r"rank 0\b.*has ended", "rank 0 of 2: accuracy 0.9", "rank 1 of 2: accuracy")
 
 
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
-@pytest.mark.parametrize("victim", [0, 2])
-def test_training_goes_on(job: Job, victim: int, shared_memory: str) -> None:
-    """Rank 0 hosts the store; the new world has one of its own."""
-    if job.installation.vendor != "Open MPI":
-        pytest.skip(f"{job.installation.vendor} has no ULFM")
-    outcome = with_ulfm(job, 3, "--kill", str(victim), MPIPLUS_SHM=shared_memory)
-    assert outcome.code == 0, outcome.output
-    assert outcome.survivors == []
-    outcome.says(rf"rank {victim}\b.*(has ended|has died)", "rank 0 of 2: accuracy 0.9", "rank 1 of 2: accuracy 0.9")
+def test_a_subgroup_goes_on(job: Job, shared_memory: str) -> None:
+    outcome = with_ulfm(job, 4, SCRIPTS / "recovery.py", "subgroup", MPIPLUS_SHM=shared_memory)
+    outcome.says(*(rf"\[{rank}\] end" for rank in (0, 1, 3)))
+
+
+def test_a_subgroup_needs_the_store(job: Job) -> None:
+    outcome = with_ulfm(job, 3, SCRIPTS / "recovery.py", "store_is_gone")
+    outcome.says(*(rf"\[{rank}\] end" for rank in (1, 2)))
 
 
 def test_an_mpi_without_it_says_so(job: Job) -> None:
