@@ -99,6 +99,11 @@ def bad_tensors(draw: Any) -> Any:
     return NOT_A_TENSOR[place] if place < len(NOT_A_TENSOR) else STRANGE_TENSORS[place - len(NOT_A_TENSOR)]()
 
 
+def or_else(*unfit: Callable[[], torch.Tensor]) -> Callable[[Any], Any]:
+    """What is no tensor for any operation, or one that does not go with the call's other arguments."""
+    return lambda draw: draw(st.sampled_from(unfit))() if draw(st.booleans()) else bad_tensors(draw)
+
+
 def bad_lists(draw: Any) -> Any:
     wrong = [
         lambda: many(RANKS + 1),
@@ -114,6 +119,10 @@ def among(things: tuple[Any, ...]) -> Callable[[Any], Any]:
     return lambda draw: draw(st.sampled_from(things))
 
 
+def bad_outputs(count: int) -> Callable[[Any], Any]:
+    return or_else(lambda: ones(count + 7), lambda: ones(count, dtype=torch.int64), lambda: ones(0))
+
+
 RANK, OPERATION, TAG, SPLITS = among(NOT_A_RANK), among(NOT_AN_OPERATION), among(NOT_A_TAG), among(NOT_SPLITS)
 # An operation, the arguments of a right call, and for each how to draw a wrong one (None: leave it).
 Row = tuple[Callable[..., Any], Callable[[int], list[Any]], list[Callable[[Any], Any] | None]]
@@ -125,7 +134,7 @@ ROWS: dict[str, Row] = {
     "all_gather_into_tensor": (
         dist.all_gather_into_tensor,
         lambda me: [ones(4 * RANKS), ones(4)],
-        [bad_tensors, bad_tensors],
+        [bad_outputs(4 * RANKS), or_else(lambda: ones(6))],
     ),
     "gather": (dist.gather, lambda me: [ones(4), many(RANKS), me], [bad_tensors, bad_lists, RANK]),
     "scatter": (dist.scatter, lambda me: [ones(4), many(RANKS), me], [bad_tensors, bad_lists, RANK]),
@@ -137,13 +146,13 @@ ROWS: dict[str, Row] = {
     "reduce_scatter_tensor": (
         dist.reduce_scatter_tensor,
         lambda me: [ones(4), ones(4 * RANKS), dist.ReduceOp.SUM],
-        [bad_tensors, bad_tensors, OPERATION],
+        [bad_outputs(4), or_else(lambda: ones(4 * RANKS + 1)), OPERATION],
     ),
     "all_to_all": (dist.all_to_all, lambda me: [many(RANKS), many(RANKS)], [bad_lists, bad_lists]),
     "all_to_all_single": (
         dist.all_to_all_single,
         lambda me: [ones(4 * RANKS), ones(4 * RANKS), [4] * RANKS, [4] * RANKS],
-        [bad_tensors, bad_tensors, SPLITS, SPLITS],
+        [bad_outputs(4 * RANKS), or_else(lambda: ones(4 * RANKS + 1)), SPLITS, SPLITS],
     ),
     "send": (dist.send, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
     "recv": (dist.recv, lambda me: [ones(4), (me + 1) % RANKS, None, 0], [bad_tensors, RANK, None, TAG]),
@@ -153,25 +162,24 @@ ROWS: dict[str, Row] = {
 
 
 @st.composite
-def wrong_calls(draw: Any) -> tuple[str, int, int, Any]:
-    """An operation, the rank that calls it alone, and the place and value of one wrong argument."""
+def wrong_calls(draw: Any) -> tuple[str, int, dict[int, Any]]:
+    """An operation, the rank that calls it alone, and its wrong arguments by their places."""
     name = draw(st.sampled_from(sorted(ROWS)))
     _, _, ways = ROWS[name]
-    place = draw(st.sampled_from([i for i, way in enumerate(ways) if way is not None]))
-    return name, draw(st.integers(0, RANKS - 1)), place, ways[place](draw)
+    places = draw(st.sets(st.sampled_from([i for i, way in enumerate(ways) if way is not None]), min_size=1))
+    return name, draw(st.integers(0, RANKS - 1)), {place: ways[place](draw) for place in sorted(places)}
 
 
 @random_calls
 @given(wrong_calls())
-def test_wrong_calls(all_groups, call: tuple[str, int, int, Any]) -> None:
+def test_wrong_calls(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
     """Nobody else calls it: what does not raise at once would wait for the others in vain."""
-    name, offender, place, value = call
+    name, offender, wrong = call
     if all_groups["world"].rank == offender:
-        function, arguments, _ = ROWS[name]
-        given_arguments = arguments(offender)
-        given_arguments[place] = value
+        function, right, _ = ROWS[name]
+        arguments = [wrong.get(place, argument) for place, argument in enumerate(right(offender))]
         with pytest.raises((ValueError, TypeError, RuntimeError, OverflowError)) as caught:
-            function(*given_arguments)
+            function(*arguments)
         assert not isinstance(caught.value, dist.DistBackendError), f"{name}: it was sent: {caught.value}"
-        assert str(caught.value), f"{name} with {value!r}: an error without a word"
+        assert str(caught.value), f"{name} with {wrong!r}: an error without a word"
     assert list(run_case(TABLE["all_reduce"], Case(all_groups["world"]))) == []
