@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from job_runs import Job
+from job_runs import Job, run_process
 
 #: Within how many seconds of what went wrong a job ends. Generous, the machine may be busy; no timeout is that short.
 SOON = 30
+#: What a user types. The mistake is in a line of its own, and the session goes on after it.
+SESSION = """
+import torch, torch.distributed as dist
+dist.init_process_group("mpiplus")
+dist.all_reduce(torch.ones(2), op="sum")
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+print(tensor.tolist(), dist.get_world_size())
+"""
 
 
 @pytest.mark.parametrize("how", ["destroyed", "kept", "dropped", "pending"])
@@ -79,3 +90,13 @@ def test_ctrl_c_in_a_collective(job: Job) -> None:
 def test_ctrl_c_that_nobody_catches(job: Job) -> None:
     outcome = job.run(2, "exits.py", "interrupt_not_caught")
     outcome.failed("KeyboardInterrupt", "rank 1 ends the job").says_not("came out", r"\[\d\] end")
+
+
+def test_an_interactive_session(job: Job) -> None:
+    """A world of one in Python's own prompt, left by the end of the input."""
+    session = job.directory / "session"
+    session.write_text(SESSION)
+    command = ["sh", "-c", f"{sys.executable} -i < {session}"]
+    outcome = run_process(command, job.installation.full_environment(), job.directory)
+    outcome.says(r"\[1\.0, 1\.0\] 1", "TypeError|RuntimeError").says_not("Segmentation", "Fatal", "ends the job")
+    assert outcome.code == 0, outcome.output

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import network
 
@@ -63,6 +64,13 @@ def missing() -> str:
     return network.missing()
 
 
+class Batch(NamedTuple):
+    """A job of Slurm's: its number, and the file with what it prints."""
+
+    job: str
+    log: Path
+
+
 @dataclass
 class Cluster:
     """Two hosts that run Slurm's daemons."""
@@ -97,18 +105,28 @@ class Cluster:
         self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
     ) -> tuple[int, str]:
         """Run a batch script; its exit code and all it has printed, or what is known if it did not end."""
+        batch = self.start(script, arguments, environment)
+        state = self.wait(batch, seconds)
+        return int(state.partition(" ExitCode=")[2].partition(":")[0]), batch.log.read_text()
+
+    def start(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> Batch:
+        """Submit a batch script."""
         words = ["--parsable", "--time=5", "--open-mode=append", f"--chdir={self.directory}"]
         log = self.directory / f"{secrets.token_hex(4)}.log"
-        job = self.run("sbatch", *words, f"--output={log}", str(script), *arguments, environment=environment).strip()
+        job = self.run("sbatch", *words, f"--output={log}", str(script), *arguments, environment=environment)
+        return Batch(job.strip(), log)
+
+    def wait(self, batch: Batch, seconds: float) -> str:
+        """Wait for its end; how that was, in Slurm's words."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            state = self.run("scontrol", "--oneliner", "show", "job", job)
-            if "JobState=COMPLETED" in state or "JobState=FAILED" in state:
-                code = state.partition(" ExitCode=")[2].partition(":")[0]
-                return int(code), log.read_text()
+            state = self.run("scontrol", "--oneliner", "show", "job", batch.job)
+            if any(f"JobState={end}" in state for end in ("COMPLETED", "FAILED", "CANCELLED")):
+                return state
             time.sleep(0.2)
-        self.run("scancel", job)
-        raise TimeoutError(f"job {job} did not end: {state}\n{log.read_text() if log.exists() else ''}{self.logs()}")
+        self.run("scancel", batch.job)
+        log = batch.log.read_text() if batch.log.exists() else ""
+        raise TimeoutError(f"job {batch.job} did not end: {state}\n{log}{self.logs()}")
 
     def logs(self) -> str:
         """The last lines of the daemons' logs."""

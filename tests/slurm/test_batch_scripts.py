@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from mpi_installations import Installation
 SCRIPTS = Path(__file__).parents[2] / "docs/batch"
 SECONDS = 100.0
 TRAIN = """
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("mpiplus")
 rank = dist.get_rank()
 tensor = torch.full((4,), float(rank + 1))
@@ -21,6 +23,10 @@ dist.all_reduce(tensor)
 print("sum", tensor[0].item(), "of", dist.get_world_size(), "node", os.environ["NODE_RANK"], sys.argv[1:], flush=True)
 if "fail" in sys.argv and rank == 3:
     raise ArithmeticError("this one is meant")
+if "wait" in sys.argv:
+    open(f"{sys.argv[-1]}-{os.environ['RANK']}", "w").write(str(os.getpid()))
+    if rank == 0:
+        time.sleep(1000)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -38,8 +44,13 @@ def environment(installation: Installation | None) -> dict[str, str]:
     if installation is None:
         pytest.skip("no MPI here")
     kept = installation.full_environment()
-    # Slurm's hosts share a kernel, so UCX takes them for one and uses shared memory between them.
-    return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "UCX_TLS": "tcp"}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "MPI_TYPE": "pmix" if installation.vendor == "Open MPI" else "pmi2",
+        # Slurm's hosts share a kernel, so UCX takes them for one and uses shared memory between them.
+        "UCX_TLS": "tcp",
+    }
 
 
 def check_sums(output: str) -> None:
@@ -55,9 +66,7 @@ def test_mpirun(slurm: Cluster, train: str, environment: dict[str, str]) -> None
     assert set(files) == {f"{rank}.out" for rank in range(4)}
 
 
-def test_srun(slurm: Cluster, installation: Installation, train: str, environment: dict[str, str]) -> None:
-    mpi_type = "pmix" if installation.vendor == "Open MPI" else "pmi2"
-    environment = {**environment, "MPI_TYPE": mpi_type}
+def test_srun(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
     code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "--lr", "0.1"], environment, SECONDS)
     assert code == 0, output
     check_sums(output)
@@ -78,13 +87,29 @@ def test_a_failure_under_mpirun(slurm: Cluster, train: str, environment: dict[st
     assert output.rindex("ArithmeticError: this one is meant") > output.rindex("sum 10.0")
 
 
-def test_a_failure_under_srun(
-    slurm: Cluster, installation: Installation, train: str, environment: dict[str, str]
-) -> None:
-    environment = {**environment, "MPI_TYPE": "pmix" if installation.vendor == "Open MPI" else "pmi2"}
+def test_a_failure_under_srun(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
     code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "fail"], environment, SECONDS)
     assert code != 0, output
     assert "ArithmeticError: this one is meant" in output
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_scancel(slurm: Cluster, train: str, environment: dict[str, str], tmp_path: Path, launcher: str) -> None:
+    """While ranks wait for another one: all of them end, on both nodes."""
+    batch = slurm.start(SCRIPTS / f"slurm-{launcher}.sh", [train, "wait", str(tmp_path / "ready")], environment)
+    files = [tmp_path / f"ready-{rank}" for rank in range(4)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    slurm.run("scancel", batch.job)
+    assert "JobState=CANCELLED" in slurm.wait(batch, SECONDS)
+    processes = [Path("/proc") / file.read_text() for file in files]
+    wait_for(lambda: not any(process.exists() for process in processes))
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.1)
 
 
 def test_the_wrong_plug_in_is_an_error(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
