@@ -63,7 +63,9 @@ def _first_refusal(paths: list[Path]) -> Path:
 def _own_choice(wished: str, place: str) -> Path:
     mpi = mpi_runtime.mpi()
     library = ctypes.CDLL(mpi.__file__)
-    direct, why = cuda_aware.path(cuda_aware.detect(library, mpi.Get_library_version(), os.environ), wished, place)
+    loaded = cuda_aware.loaded_libraries()
+    support = cuda_aware.detect(library, mpi.Get_library_version(), os.environ, loaded)
+    direct, why = cuda_aware.path(support, wished, place)
     if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
         return Path(False, "torch sees no CUDA device")
     return Path(direct, why)

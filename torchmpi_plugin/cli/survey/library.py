@@ -41,7 +41,8 @@ def _path() -> str:
 
 def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     """Whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
-    support = cuda_aware.detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment)
+    loaded = cuda_aware.loaded_libraries()
+    support = cuda_aware.detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment, loaded)
     try:
         direct, why = cuda_aware.path(support, *cuda_aware.wish(None, environment))
     except ValueError as error:
