@@ -101,6 +101,8 @@ class Monitor:
 
     def _answer_forever(self) -> None:
         answered = 0
+        if self._stop.wait(LOOK_EVERY):  # before the connection: a world may be over before that is made
+            return
         store = clone_of(self._store)
         with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
             while not self._stop.wait(LOOK_EVERY):
