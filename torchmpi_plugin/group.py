@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import agreement, arguments, cuda_path, device, engine, mpi_runtime, processes, shutdown, status
+from . import agreement, arguments, cuda_path, device, engine, mpi_runtime, processes, profiling, shutdown, status
 from .checkin import CheckIn
 from .communicator import Communicator
 from .diagnosis import Diagnosis
@@ -159,6 +159,8 @@ class Group(Identity):
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
         status.last = self, operation
+        if profiling.wanted():
+            profiling.begin(operation)
         only = self._engine.only_thread
         if only is not None and only != threading.get_ident():
             raise RuntimeError(
@@ -217,6 +219,8 @@ class Group(Identity):
                 work.wait()
             else:
                 self._engine.watch(work)
+        if profiling.events:
+            profiling.end(work)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
