@@ -83,6 +83,11 @@ class CheckIn:
         other._store = clone_of(self._store)
         return other
 
+    @property
+    def store(self) -> Store:
+        """The connection that this asks over."""
+        return self._store
+
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
 

@@ -82,9 +82,9 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:
-        shutdown.remember_world(group)
+        lasting = shutdown.remember_world(group)
         shutdown.abort_on_exception = options is None or options.abort_on_exception
         rendezvous.export_environment(comm)
         if opts.group_size > 1:
-            status.start(group, opts.store)
+            status.start(group, opts.store, lasting.store)
     return group

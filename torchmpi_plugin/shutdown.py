@@ -59,10 +59,11 @@ def groups() -> list[Group]:
     return [group for group in _groups if not group.closed]
 
 
-def remember_world(group: Group) -> None:
-    """Who leaves ``group`` leaves the job."""
+def remember_world(group: Group) -> CheckIn:
+    """Who leaves ``group`` leaves the job. Returns its check-in on a connection that outlives it."""
     global _world  # noqa: PLW0603
     _world = group.checkin.connected_anew()
+    return _world
 
 
 def install(engine: Engine) -> None:

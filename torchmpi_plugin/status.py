@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import Store
 
-from .checkin import clone_of, start_thread
+from .checkin import start_thread
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis
@@ -90,20 +90,20 @@ class Monitor:
 
     Args:
         store: the world's.
+        connection: to the same store, which nobody else uses for long: a call waits for whatever else waits on it.
         rank: this process in the world.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, connection: Store, rank: int) -> None:
         self._store = store
+        self._connection = connection
         self._rank = rank
         self._stop = threading.Event()
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
         answered = 0
-        if self._stop.wait(LOOK_EVERY):  # before the connection: a world may be over before that is made
-            return
-        store = clone_of(self._store)
+        store = self._connection
         with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
             while not self._stop.wait(LOOK_EVERY):
                 asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
@@ -136,12 +136,12 @@ monitor: Monitor | None = None
 _world: Group | None = None
 
 
-def start(world: Group, store: Store) -> None:
-    """Answer for this process, until ``world`` ends."""
+def start(world: Group, store: Store, connection: Store) -> None:
+    """Answer for this process, until ``world`` ends: see :class:`Monitor`."""
     global monitor, _world
     if _world is not None:
         stop(_world)
-    monitor, _world = Monitor(store, world.rank()), world
+    monitor, _world = Monitor(store, connection, world.rank()), world
 
 
 def stop(group: Group) -> None:
