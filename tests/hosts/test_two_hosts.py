@@ -52,7 +52,7 @@ def test_the_operation_table(
     """All operations and dtypes; MPIPLUS_TEST_HOSTS=1: all that tests/mpi/test_operations.py has, in minutes."""
     reports = tmp_path / "reports"
     reports.mkdir()
-    keyword = "test_operations" if os.environ.get("MPIPLUS_TEST_HOSTS") else "test_dtypes or test_reduce_ops"
+    keyword = "test_operations" if os.environ.get("MPIPLUS_TEST_HOSTS") else "test_dtypes"
     command = on_both(two_hosts, installation, rank_arguments(reports, keyword))
     assert run_ranks(command, environment, reports, RANKS, 800) > 30
 

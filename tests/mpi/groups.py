@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
+# The environment of a rank, as MPI has not started when this is read.
+RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
 BACKEND = "mpiplus"
 GROUP_TIMEOUT = timedelta(seconds=30)
 # Older torch sorts a new group's ranks always, newer torch unless told otherwise.
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
+
+
+def only_up_to(ranks: int) -> pytest.MarkDecorator:
+    """For tests that take long on many ranks, and are no different there."""
+    return pytest.mark.skipif(ranks < RANKS, reason=f"slow, and no different on more than {ranks} ranks")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist_groups import Talk, expect_failure, in_each_group, talk_of_family  # noqa: F401 - a fixture
+from groups import only_up_to
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.errors import RankFailedError
 
-pytestmark = [pytest.mark.timeout(60), in_each_group]
+pytestmark = [pytest.mark.timeout(60), only_up_to(4), in_each_group]
 
 LONG = "long words " * 100
 

@@ -7,13 +7,14 @@ import contextlib
 import pytest
 import torch.distributed as dist
 from dist_groups import Talk, in_each_group, talk_of_family  # noqa: F401 - a fixture
+from groups import only_up_to
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin import node
 from torchmpi_plugin.dist import meetings, queries
 from torchmpi_plugin.errors import RankFailedError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), only_up_to(4)]
 
 
 @in_each_group

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from cases import DTYPES, LAYOUTS, Case
 from expected import makes_sense
+from groups import RANKS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from operation_table import MOVEMENT, REDUCTION, TABLE, of_kind
@@ -25,8 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
     pytest.mark.timeout(600),
 ]
-# The environment of a rank, as MPI has not started when this is read.
-RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
 CALLS = int(os.environ.get("MPIPLUS_RANDOM_CALLS", "1200" if RANKS == 2 else "100"))
 random_calls = settings(
     max_examples=CALLS,

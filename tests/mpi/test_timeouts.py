@@ -9,11 +9,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from groups import only_up_to
 from torch.distributed import DistBackendError
 
 import torchmpi_plugin
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(3)]
 
 LIMIT = timedelta(seconds=1)
 
