@@ -73,9 +73,10 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
             bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-        _base = rendezvous.base_communicator(options)
+        base = _base = rendezvous.base_communicator(options)
         rendezvous.check_world_size(opts.group_size, _base.Get_size())
-    base = _base_of_subgroup(options, opts.group_size) if not is_world else _base
+    else:
+        base = _base_of_subgroup(options, opts.group_size)
     comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
     if is_world:
         cuda_path.settle(comm.comm, cuda, comm.place.local_rank)

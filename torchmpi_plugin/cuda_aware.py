@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: What the user may say: go by detection, or not.
 CHOICES = ("auto", "staged", "direct")
@@ -30,14 +30,31 @@ class Support(NamedTuple):
     why: str
 
 
-def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str], loaded: str) -> Support:
-    """Ask the library, and look at what it works with.
+def support_of(module: Any, environment: Mapping[str, str]) -> Support:
+    """Whether the library behind an initialised ``mpi4py.MPI`` takes them: see :func:`detect`."""
+    support = detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment)
+    return unless_ucx_lacks_cuda(support, Path("/proc/self/maps").read_text()) if support.aware else support
+
+
+def unless_ucx_lacks_cuda(support: Support, loaded: str) -> Support:
+    """MPI has been built with CUDA, but the UCX that carries its messages need not have been.
+
+    Args:
+        support: what the library says.
+        loaded: the names of the libraries in this process, as after ``MPI_Init``.
+    """
+    if "libucp" in loaded and "libuct_cuda" not in loaded:
+        return Support(False, f"{support.why}, but UCX has not loaded its CUDA module (libuct_cuda)")
+    return support
+
+
+def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -> Support:
+    """Ask the library.
 
     Args:
         library: through which MPI's functions are found: mpi4py's extension module.
         version: what ``MPI_Get_library_version`` says.
         environment: where vendors have their switches.
-        loaded: the names of the libraries in this process, as after ``MPI_Init``.
     """
     for name in _SWITCHES:
         if environment.get(name, "").strip().lower() in _OFF:
@@ -47,16 +64,8 @@ def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str], l
             return Support(False, f"{vendor} wants {name}=1 for it")
     for ask in (_ask_with_query, _ask_as_mpich):
         if (support := ask(library)) is not None:
-            # MPI has been built with CUDA, but the UCX that carries its messages need not have been.
-            if support.aware and "libucp" in loaded and "libuct_cuda" not in loaded:
-                return Support(False, f"{support.why}, but UCX has not loaded its CUDA module (libuct_cuda)")
             return support
     return Support(None, "the library has neither MPIX_Query_cuda_support nor MPIX_GPU_query_support to ask")
-
-
-def loaded_libraries() -> str:
-    """What :func:`detect` wants to know of this process."""
-    return Path("/proc/self/maps").read_text()
 
 
 def _ask_with_query(library: ctypes.CDLL) -> Support | None:

@@ -6,7 +6,6 @@ is made; subgroups are parts of it.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import time
@@ -61,11 +60,7 @@ def _first_refusal(paths: list[Path]) -> Path:
 
 
 def _own_choice(wished: str, place: str) -> Path:
-    mpi = mpi_runtime.mpi()
-    library = ctypes.CDLL(mpi.__file__)
-    loaded = cuda_aware.loaded_libraries()
-    support = cuda_aware.detect(library, mpi.Get_library_version(), os.environ, loaded)
-    direct, why = cuda_aware.path(support, wished, place)
+    direct, why = cuda_aware.path(cuda_aware.support_of(mpi_runtime.mpi(), os.environ), wished, place)
     if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
         return Path(False, "torch sees no CUDA device")
     return Path(direct, why)

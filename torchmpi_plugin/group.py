@@ -159,14 +159,14 @@ class Group(Identity):
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
         status.last = self, operation
-        if profiling.wanted():
-            profiling.begin(operation)
         only = self._engine.only_thread
         if only is not None and only != threading.get_ident():
             raise RuntimeError(
                 f"{operation}: MPI was initialised with a thread level that allows calls from the main thread only; "
                 f"initialise it with MPI_THREAD_MULTIPLE"
             )
+        if profiling.wanted():
+            profiling.begin(operation)
         return self._handle
 
     def _begin_collective(self, operation: str) -> int:

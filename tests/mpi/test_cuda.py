@@ -374,7 +374,7 @@ def test_all_ranks_take_one_path(refuses: str, channel, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(cuda_path, "_probe", lambda *_: "it came late" if last and refuses == "probe" else "")
     aware = not (last and refuses == "library")
-    monkeypatch.setattr(cuda_aware, "detect", lambda *_: cuda_aware.Support(aware, f"it says {aware}"))
+    monkeypatch.setattr(cuda_aware, "support_of", lambda *_: cuda_aware.Support(aware, f"it says {aware}"))
     cuda_path.settle(channel, None, 0)
     wanted = {
         "nobody": (True, "it says True"),

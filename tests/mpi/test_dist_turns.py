@@ -10,12 +10,11 @@ import groups
 import pytest
 import torch.distributed as dist
 from dist_groups import Talk, expect_failure, in_each_group, talk_of_family  # noqa: F401 - a fixture
-from groups import only_up_to
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.errors import RankFailedError
 
-pytestmark = [pytest.mark.timeout(90), only_up_to(4)]
+pytestmark = [pytest.mark.timeout(90), groups.only_up_to(4)]
 
 
 @pytest.fixture

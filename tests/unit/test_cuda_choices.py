@@ -30,15 +30,15 @@ def library(query: int | None = None, mpich: tuple[int, int] | None = None) -> S
 class TestDetection:
     @pytest.mark.parametrize("answer", [0, 1])
     def test_by_the_query_that_most_have(self, answer: int) -> None:
-        support = cuda_aware.detect(library(answer), "Open MPI v5", {}, "")
+        support = cuda_aware.detect(library(answer), "Open MPI v5", {})
         assert support == (bool(answer), f"MPIX_Query_cuda_support() says {answer}")
 
     @pytest.mark.parametrize(("answer", "aware"), [((0, 1), True), ((0, 0), False), ((5, 1), False)])
     def test_as_mpich_has_it(self, answer: tuple[int, int], aware: bool) -> None:
-        assert cuda_aware.detect(library(mpich=answer), "MPICH Version: 4", {}, "").aware is aware
+        assert cuda_aware.detect(library(mpich=answer), "MPICH Version: 4", {}).aware is aware
 
     def test_nobody_to_ask(self) -> None:
-        support = cuda_aware.detect(library(), "Intel(R) MPI Library 2021", {}, "")
+        support = cuda_aware.detect(library(), "Intel(R) MPI Library 2021", {})
         assert support.aware is None
         direct, why = cuda_aware.path(support, "auto", "")
         assert not direct
@@ -46,17 +46,18 @@ class TestDetection:
 
     @pytest.mark.parametrize("value", ["0", "no", "OFF"])
     def test_switched_off_by_a_variable(self, value: str) -> None:
-        support = cuda_aware.detect(library(1), "MPICH", {"MPIR_CVAR_ENABLE_GPU": value}, "")
+        support = cuda_aware.detect(library(1), "MPICH", {"MPIR_CVAR_ENABLE_GPU": value})
         assert support == (False, f"MPIR_CVAR_ENABLE_GPU={value}")
 
     def test_off_until_a_variable_says_otherwise(self) -> None:
         version = "MVAPICH2 Version: 2.3.7"
-        assert cuda_aware.detect(library(1), version, {}, "") == (False, "MVAPICH2 wants MV2_USE_CUDA=1 for it")
-        assert cuda_aware.detect(library(1), version, {"MV2_USE_CUDA": "1"}, "").aware
+        assert cuda_aware.detect(library(1), version, {}) == (False, "MVAPICH2 wants MV2_USE_CUDA=1 for it")
+        assert cuda_aware.detect(library(1), version, {"MV2_USE_CUDA": "1"}).aware
 
     @pytest.mark.parametrize(("module", "aware"), [("", False), ("/usr/lib/ucx/libuct_cuda.so.0\n", True)])
     def test_ucx_without_its_cuda_module(self, module: str, aware: bool) -> None:
-        support = cuda_aware.detect(library(1), "Open MPI v5", {}, "/usr/lib/libucp.so.0\n" + module)
+        support = cuda_aware.detect(library(1), "Open MPI v5", {})
+        support = cuda_aware.unless_ucx_lacks_cuda(support, "/usr/lib/libucp.so.0\n" + module)
         assert support.aware is aware
         assert ("libuct_cuda" in support.why) is not aware
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +40,7 @@ def _path() -> str:
 
 def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     """Whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
-    loaded = cuda_aware.loaded_libraries()
-    support = cuda_aware.detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment, loaded)
+    support = cuda_aware.support_of(module, environment)
     try:
         direct, why = cuda_aware.path(support, *cuda_aware.wish(None, environment))
     except ValueError as error:
