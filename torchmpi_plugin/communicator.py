@@ -109,7 +109,10 @@ class Communicator:
         processes: the ranks' processes, where they can be seen from here.
         compares: whether a rank was asked to compare the calls; then all do.
         largest_tag: the largest tag a user may give.
+        littered: messages may come that nobody will take.
     """
+
+    littered = False
 
     def __init__(self, comm: Any) -> None:
         mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
@@ -150,8 +153,17 @@ class Communicator:
         if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes):
             raise MemoryError("mpiplus: no memory for a group")
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the group's collectives go over shared memory."""
+        return self._segment is not None
+
     def free(self) -> bool:
-        """Give everything back; False (and nothing freed) while an operation is unfinished."""
+        """Give everything back; False (and nothing freed) while an operation is unfinished.
+
+        The communicator itself is kept for good if a message may be left on it: MPI gives its number to the next one
+        made, and then delivers there what comes late.
+        """
         if not self.handle:
             return True
         if self._lib.mpp_group_free(self.handle):
@@ -160,8 +172,15 @@ class Communicator:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        self.comm.Free()
+        if not self.littered and not self._has_unread_message():
+            self.comm.Free()
         return True
+
+    def _has_unread_message(self) -> bool:
+        try:
+            return bool(self.comm.Iprobe())
+        except mpi_runtime.mpi().Exception:  # a rank has died
+            return True
 
 
 def create(

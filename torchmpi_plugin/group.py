@@ -278,6 +278,11 @@ class Group(Identity):
 
     def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
+    def gave_up(self, call: PendingWork) -> None:
+        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
+        if not self.can_see_arrivals(call):
+            self._communicator.littered = True
+
         code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
         failure = self._lib.mpp_failure_of(call.handle, code, first, second)
         text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
@@ -291,6 +296,8 @@ class Group(Identity):
             return DistBackendError(
                 f"{text}: the ranks disagree: rank {first[0]} calls {describe_signature(second[0])}. Nothing was "
                 f"reduced or copied; the group can be used again"
+        if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
+            self.gave_up(call)
             )
         if failure == _FAILURE_CUDA:
             self.break_off(f"{call} failed")

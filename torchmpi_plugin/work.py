@@ -218,6 +218,7 @@ class PendingWork(Work):
             if self.finished:
                 return False
             self._error = error
+            self.group.gave_up(self)
             self.abandoned = self.finished = True
             return True
 

@@ -123,3 +123,36 @@ def test_no_timeout_before_its_time(new_group, channel) -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [channel.size] * 2
+
+
+def message_from_0_to_1(group: dist.ProcessGroup, value: float) -> torch.Tensor:
+    tensor = torch.full((5,), value if dist.get_rank() == 0 else -1.0)
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1, group=group)
+    else:
+        dist.recv(tensor, 0, group=group)
+    return tensor
+
+
+def all_to_all(group: dist.ProcessGroup, value: float) -> torch.Tensor:
+    received = torch.zeros(2, 5)
+    dist.all_to_all_single(received, torch.full((2, 5), value), group=group)
+    return received
+
+
+@pytest.mark.parametrize("talk, gives_up", [(message_from_0_to_1, 1), (all_to_all, 0)])
+def test_a_new_group_does_not_see_messages_of_the_old_one(talk, gives_up: int, new_group, channel) -> None:
+    """One that its receiver had given up, or never came for: MPI may give the old communicator's number to the next."""
+    rank = dist.get_rank()
+    old, new = dist.new_group([0, 1], timeout=timedelta(seconds=0.5)), None
+    if rank == gives_up:
+        with pytest.raises(DistBackendError):
+            talk(old, 1.0)
+    channel.Barrier()
+    if rank == 0 and gives_up == 1:
+        talk(old, 1.0)
+    if rank < 2:
+        dist.destroy_process_group(old)
+    new = new_group([0, 1])
+    if rank < 2:
+        assert talk(new, 2.0).unique().tolist() == [2.0]
