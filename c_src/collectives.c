@@ -157,7 +157,7 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
             send[r] = in;
             send_bytes[r] = bytes[g->rank];
         }
-        op = mpp_exchange((uintptr_t)g, send, send_bytes, out, bytes, staging, wait_ns);
+        op = mpp_exchange((uintptr_t)g, send, send_bytes, out, bytes, -1, staging, wait_ns);
     } else {
         mpp_staging_free((mpp_staging *)staging);
         op = mpp_out_of_memory(g);

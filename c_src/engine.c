@@ -199,6 +199,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     if (state == MPP_PENDING) {
         push(&engine.active, &engine.active_tail, op);
         engine.count++;
+        if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
         if (wait_ns <= 0) wake_progress();
     } else {
         complete(op, state);

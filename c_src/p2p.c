@@ -314,10 +314,21 @@ static void add_exchange(message_op *m, const exchange *x) {
     }
 }
 
+/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. */
+static int take_tag(mpp_group *g) { return g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count); }
+
+/* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
+int mpp_next_tag(uintptr_t group) {
+    mpp_lock();
+    int tag = take_tag((mpp_group *)group);
+    mpp_unlock();
+    return tag;
+}
+
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
- * sides must agree on them. */
+ * sides must agree on them. A negative tag stands for the next one. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns) {
+                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     const exchange x = {send, recv, send_bytes, recv_bytes};
     size_t capacity = 0;
@@ -333,8 +344,7 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
         memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
     }
     mpp_lock();
-    /* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. */
-    m->tag = g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count);
+    m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     enter_sends(m);
     mpp_unlock();

@@ -70,7 +70,8 @@ uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns);
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns);
+                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns);
+int mpp_next_tag(uintptr_t group);
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns);
 uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,

@@ -46,30 +46,36 @@ class Call(NamedTuple):
     """What must agree between the ranks.
 
     Attributes:
-        dtype: of all tensors.
+        tensor: one of its tensors: their dtype must be the same, in some groups their kind of device too.
         counts: their numbers of elements, where those are the same on every rank.
         op, root: of a reduction, of a rooted operation.
         send, receive: bytes to and from each rank: what one sends the other must expect.
     """
 
-    dtype: torch.dtype | None = None
+    tensor: torch.Tensor | None = None
     counts: Sequence[int] = ()
     op: Any = None
     root: int | None = None
     send: Sequence[int] = ()
     receive: Sequence[int] = ()
 
-    def describe(self, operation: str) -> str:
-        """One line, equal on ranks that agree."""
+    def describe(self, operation: str, with_device: bool) -> str:
+        """One line, equal on ranks that agree.
+
+        Args:
+            with_device: host memory on one rank and a device's on another do not go together.
+        """
         text = operation if self.op is None else f"{operation} ({kind_of(self.op).name})"
         if self.counts:
             even = len({*self.counts}) == 1
             counts = str(self.counts[0]) if even else ", ".join(map(str, self.counts))
             text += f" of {counts}" + (f" x {len(self.counts)}" if even and len(self.counts) > 1 else "")
-        elif self.dtype is not None:
+        elif self.tensor is not None:
             text += " of"
-        if self.dtype is not None:
-            text += f" {str(self.dtype).removeprefix('torch.')}"
+        if self.tensor is not None:
+            text += f" {str(self.tensor.dtype).removeprefix('torch.')}"
+            if with_device and not self.tensor.is_cpu:
+                text += f" on {self.tensor.device.type}"
         return text if self.root is None else f"{text} with root {self.root}"
 
 
@@ -91,7 +97,8 @@ def check(group: Group, operation: str, call: Call, opts: Any) -> None:
         DistBackendError: on every rank, if they do not agree; says who calls what. The group stays usable.
     """
     size = group.size()
-    text = call.describe(operation)
+    exchanged = operation.startswith(("gather", "scatter", "all_to_all"))  # as messages, which any memory can take
+    text = call.describe(operation, with_device=not exchanged and not group.mixes_devices)
     mine = _record(text, call, size)
     everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
     handle = group._lib.mpp_allgather(group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS)

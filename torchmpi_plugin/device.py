@@ -95,7 +95,8 @@ def _look_for_forgotten_set_device(device: torch.device, local_rank: int) -> Non
 
 
 @functools.cache
-def _stream_for_copies(device: torch.device) -> Any:
+def own_stream(device: torch.device) -> Any:
+    """For what mpiplus itself computes on a device, which must not stand behind the user's kernels."""
     return cuda.Stream(device)
 
 
@@ -108,7 +109,7 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     if target.is_cpu:
         target.copy_(source)
         return
-    stream = _stream_for_copies(target.device)
+    stream = own_stream(target.device)
     with cuda.stream(stream):
         target.copy_(source)
     stream.synchronize()

@@ -8,6 +8,7 @@ that MPI or a neighbour may still be writing to, whether or not the user kept it
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,21 +49,24 @@ class Engine:
 
     def watch(self, work: PendingWork) -> None:
         """Keep ``work`` alive until it is complete, and complete it in the background."""
-        self._registry[work.handle] = work
+        handle = work.handle
+        self._registry[handle] = work
         if not self.background:
             self._reap()
             return
         if not self._threads:
             self._start_background()
-        if not self.lib.mpp_watch(work.handle):
-            self._finish(work, self.lib.mpp_state_of(work.handle))
+        if not self.lib.mpp_watch(handle):
+            self._finish(work, handle, self.lib.mpp_state_of(handle))
+            if not work.finished:
+                self.watch(work)  # its second operation has begun
 
-    def _finish(self, work: PendingWork, state: int) -> None:
-        """C is done with ``work``: complete it, and forget it unless the background thread will."""
-        if work.complete(state & ~_REPORTED):
+    def _finish(self, work: PendingWork, handle: int, state: int) -> None:
+        """C is done with ``handle``: complete ``work``, and forget it unless the background thread will."""
+        if work.complete(handle, state & ~_REPORTED):
             work.resolve()
         if not state & _REPORTED:
-            self._registry.pop(work.handle, None)
+            self._registry.pop(handle, None)
 
     def _reap(self) -> None:
         """Without a thread of our own, every call completes what has become complete."""
@@ -70,9 +74,12 @@ class Engine:
             self._try(work)
 
     def _try(self, work: PendingWork) -> None:
-        state = self.lib.mpp_state_of(work.handle)
+        handle = work.handle
+        state = self.lib.mpp_state_of(handle)
         if state != PENDING:
-            self._finish(work, state)
+            self._finish(work, handle, state)
+            if not work.finished:
+                self.watch(work)
 
     def poll(self, work: PendingWork) -> bool:
         """Whether ``work`` is complete, after a try to make it so."""
@@ -85,14 +92,15 @@ class Engine:
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
-        lib, handle = self.lib, work.handle
+        lib = self.lib
         try:
             while not work.finished:
+                handle = work.handle
                 state = lib.mpp_wait(handle, SLICE_NS if until is None else self._slice(until))
                 if state == ABORTED:
                     work.abandon_aborted()
                 elif state != PENDING:
-                    self._finish(work, state)
+                    self._finish(work, handle, state)
                 else:
                     status.waits(work)
                     work.check_deadline()
@@ -152,8 +160,11 @@ class Engine:
         while not self._stopping:
             handle = self.lib.mpp_next_completed(_HOUSEKEEPING_NS if self._registry else 1_000_000_000)
             work = self._registry.pop(handle, None) if handle else None
-            if work is not None and work.complete(self.lib.mpp_state_of(handle) & ~_REPORTED):
-                return work.resolve
+            if work is not None:
+                if work.complete(handle, self.lib.mpp_state_of(handle) & ~_REPORTED):
+                    return work.resolve
+                if not work.finished:
+                    return functools.partial(self.watch, work)
             del work  # or the last tensor would live until the next one completes
             if self._registry and time.monotonic() - self._kept_house > _HOUSEKEEPING_NS / 1e9:
                 self._kept_house = time.monotonic()

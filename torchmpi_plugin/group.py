@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -54,6 +54,8 @@ class Group(Identity):
         self._left = False
         self._reductions: dict[Any, Any] = {}
         self._coalescing: list[Work] | None = None
+        #: Second halves of operations, still to be begun: the group is needed for them.
+        self.second_halves: set[Callable[[], int]] = set()
         self._compares = size > 1 and communicator.compares
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
@@ -68,6 +70,11 @@ class Group(Identity):
     def communicator(self) -> Communicator:
         """MPI's side of the group."""
         return self._communicator
+
+    @property
+    def mixes_devices(self) -> bool:
+        """Whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
+        return self._communicator.shares_memory and not self._direct
 
     @property
     def checkin(self) -> CheckIn:
@@ -122,7 +129,7 @@ class Group(Identity):
                 self._lib.mpp_group_abort(handle)
                 shutdown.wait_until(lambda: not status.is_waited_for(self))
         with self.diagnosis.lock:
-            freed = self._communicator.free()
+            freed = not self.second_halves and self._communicator.free()
         if freed and self.user_communicator is not None:
             self.user_communicator.Free()
             self.user_communicator = None
@@ -130,7 +137,7 @@ class Group(Identity):
     def _is_idle(self, handle: int) -> bool:
         """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
         left = [work for work in self._engine.pending() if work.group is self]
-        active = int(self._lib.mpp_group_active(handle))
+        active = int(self._lib.mpp_group_active(handle)) + len(self.second_halves)
         return active == sum(work.abandoned for work in left) or status.is_waited_for(self)
 
     def break_off(self, why: str) -> None:
@@ -199,11 +206,14 @@ class Group(Identity):
         finish: arguments.Finish = None,
         keep: Any = None,
         peer: int | None = None,
+        then: Callable[[], int] | None = None,
     ) -> Work:
         """Make the Work of an operation that C has started (``handle``) or already completed (0)."""
         if peer is None:
             about = (tensors[0].shape, tensors[0].dtype, len(tensors)) if tensors else None
             self.diagnosis.last = self._sequence, operation, about
+        if handle == 0 and then is not None:
+            handle, then = then(), None
         if handle == 0:
             if finish is not None:
                 finish()
@@ -214,7 +224,7 @@ class Group(Identity):
                 self._messages += 1
             number = self._sequence if peer is None else self._messages
             seconds = self._seconds(opts)
-            work = PendingWork(handle, self, operation, number, peer, seconds, tensors, finish, keep)
+            work = PendingWork(handle, self, operation, number, peer, seconds, tensors, finish, keep, then)
             if sync:
                 work.wait()
             else:
@@ -268,6 +278,11 @@ class Group(Identity):
         """Whether :meth:`has_arrived` knows: only over shared memory does it."""
         return int(self._lib.mpp_arrived(call.handle, self._rank)) >= 0
 
+    def gave_up(self, call: PendingWork) -> None:
+        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
+        if not self.can_see_arrivals(call):
+            self._communicator.littered = True
+
     def take_back(self, call: PendingWork) -> None:
         """Cancel a receive that nothing has matched yet."""
         self._lib.mpp_cancel(call.handle)
@@ -278,14 +293,11 @@ class Group(Identity):
 
     def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
-    def gave_up(self, call: PendingWork) -> None:
-        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
-        if not self.can_see_arrivals(call):
-            self._communicator.littered = True
-
         code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
         failure = self._lib.mpp_failure_of(call.handle, code, first, second)
         text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
+        if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
+            self.gave_up(call)
         if failure == _FAILURE_MEMORY:
             return MemoryError(f"{text}: out of memory")
         if failure == _FAILURE_LENGTH:
@@ -296,8 +308,6 @@ class Group(Identity):
             return DistBackendError(
                 f"{text}: the ranks disagree: rank {first[0]} calls {describe_signature(second[0])}. Nothing was "
                 f"reduced or copied; the group can be used again"
-        if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
-            self.gave_up(call)
             )
         if failure == _FAILURE_CUDA:
             self.break_off(f"{call} failed")

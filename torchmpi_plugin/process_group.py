@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from . import arguments, sparse
+from . import arguments, device_reductions, sparse
 from .agreement import Call
 from .arguments import blocks_of, bytes_of, check, readable, rows_of, single, writable
 from .engine import SLICE_NS
@@ -89,7 +89,7 @@ class ProcessGroupMPI(Messages):
         buffer, finish = writable(tensor, "broadcast", load=root == self._rank)
         group = self._begin_collective("broadcast")
         if self._compares:
-            self._compare("broadcast", Call(tensor.dtype, [tensor.numel()], root=root), opts)
+            self._compare("broadcast", Call(tensor, [tensor.numel()], root=root), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
         handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, staging, wait_ns)
@@ -116,7 +116,10 @@ class ProcessGroupMPI(Messages):
         count = buffer.numel()
         group = self._begin_collective("all_reduce")
         if self._compares:
-            self._compare("all_reduce", Call(tensor.dtype, [count], opts.reduceOp), opts)
+            self._compare("all_reduce", Call(tensor, [count], opts.reduceOp), opts)
+        if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
+            begun = device_reductions.to_ranks(self, buffer, how, None)
+            return self._issue("all_reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, None, begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
         handle = self._lib.mpp_allreduce(group, address, address, count, how, staging, SLICE_NS if sync else 0)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
@@ -153,7 +156,10 @@ class ProcessGroupMPI(Messages):
         count = buffer.numel()
         group = self._begin_collective("reduce")
         if self._compares:
-            self._compare("reduce", Call(tensor.dtype, [count], opts.reduceOp, root), opts)
+            self._compare("reduce", Call(tensor, [count], opts.reduceOp, root), opts)
+        if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
+            begun = device_reductions.to_ranks(self, buffer, how, root)
+            return self._issue("reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, None, begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
         handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, staging, SLICE_NS if sync else 0)
         return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
@@ -179,7 +185,7 @@ class ProcessGroupMPI(Messages):
         sent = [bytes_of(source)] * self._size
         group = self._begin_collective("all_gather")
         if self._compares:
-            self._compare("all_gather", Call(tensor.dtype, send=sent, receive=lengths), opts)
+            self._compare("all_gather", Call(tensor, send=sent, receive=lengths), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
         handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, staging, wait_ns)
@@ -197,7 +203,7 @@ class ProcessGroupMPI(Messages):
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
         if self._compares:
-            self._compare(name, Call(input.dtype, [input.numel()]), opts)
+            self._compare(name, Call(input, [input.numel()]), opts)
         staging = 0 if input.is_cpu else self._stage(input, moves=True)
         handle = self._lib.mpp_allgather(
             group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0
@@ -331,7 +337,10 @@ class ProcessGroupMPI(Messages):
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
         if self._compares:
-            self._compare(name, Call(output.dtype, counts, opts.reduceOp), opts)
+            self._compare(name, Call(output, counts, opts.reduceOp), opts)
+        if self._direct and device_reductions.suits(output, sum(counts) * output.element_size(), how):
+            begun = device_reductions.to_one(self, keep, counts, buffer, how)
+            return self._issue(name, begun.handle, sync, [output], opts, finish, begun.keep, None, begun.then)
         staging = 0 if output.is_cpu else self._stage(output)
         handle = self._lib.mpp_reduce_scatter(
             group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0

@@ -136,6 +136,7 @@ class PendingWork(Work):
         tensors: the results.
         finish: puts the result into the user's tensors.
         keep: buffers that must live until the operation is complete.
+        then: begins a second C operation when this one is complete; its handle. Called once, on any thread.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class PendingWork(Work):
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
         keep: Any,
+        then: Callable[[], int] | None,
     ) -> None:
         super().__init__()
         self.handle = handle
@@ -164,12 +166,17 @@ class PendingWork(Work):
         self._tensors = tensors
         self._finish = finish
         self._keep = keep
+        self._then = then
+        #: The first C operation, once it is complete and followed by the second; other threads may still look at it.
+        self._first_handle = 0
 
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.
         running = engine.running()
         if running is not None and self.finished and not self.abandoned:
             running.lib.mpp_release(self.handle)
+            if self._first_handle:
+                running.lib.mpp_release(self._first_handle)
 
     def __str__(self) -> str:
         peer = ""
@@ -189,28 +196,45 @@ class PendingWork(Work):
 
     _source_rank = source_rank
 
-    def complete(self, state: int) -> bool:
-        """C is done with the operation: put the result in place. Idempotent.
+    def complete(self, handle: int, state: int) -> bool:
+        """C is done with ``handle``: go on with the second operation, or put the result in place. Idempotent.
 
         Returns:
             Whether somebody has a future, and :meth:`resolve` is to follow.
         """
         with _completing:
+            if handle != self.handle:
+                return False  # another thread has gone on from there
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
                 self._finish = self._keep = None
                 return False
-            if state == engine.DONE:
-                try:
-                    if self._finish is not None:
-                        self._finish()
-                except Exception as error:
-                    self._error = error
-            else:
-                self._error = self.group.failure_of(self)
+            try:
+                if state != engine.DONE:
+                    self._error = self.group.failure_of(self)
+                elif self._goes_on():
+                    return False
+                elif self._finish is not None:
+                    self._finish()
+            except Exception as error:
+                self._error = error
             self._finish = self._keep = None
+            self._drop_second_half()
             self.finished = True
             return self._future is not None
+
+    def _goes_on(self) -> bool:
+        """Begin the second operation, if there is one; False if it is complete already."""
+        then, self._then = self._then, None
+        handle = 0 if then is None else then()
+        if handle:
+            self._first_handle, self.handle = self.handle, handle
+        return handle != 0
+
+    def _drop_second_half(self) -> None:
+        if self._then is not None:
+            self.group.second_halves.discard(self._then)
+            self._then = None
 
     def _abandon(self, error: Exception) -> bool:
         """Fail for the user, while C may still use the buffers; False if it is over already."""
@@ -218,6 +242,7 @@ class PendingWork(Work):
             if self.finished:
                 return False
             self._error = error
+            self._drop_second_half()
             self.group.gave_up(self)
             self.abandoned = self.finished = True
             return True

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import fake_cuda
 import groups
 import numpy as np
 import pytest
@@ -105,3 +106,25 @@ def new_group(world) -> Iterator:
     yield make
     for group in made:
         dist.destroy_process_group(group)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory, world):
+    return tmp_path_factory.mktemp(f"driver{world.rank}")
+
+
+@pytest.fixture
+def driver(library, world) -> Iterator[fake_cuda.Driver]:
+    """The stand-in; at the end nothing forbidden has been done to it, and this thread's context is as it was."""
+    lib = world.process_group._lib
+    before = lib.mpp_get_stage_bytes()
+    lib.mpp_set_stage_bytes(fake_cuda.STAGE_BYTES)
+    with fake_cuda.cuda_without_gpu(library) as found:
+        yield found
+        dist.barrier()
+        found.drain()
+        problems = found.violations()
+        depth = found.lib.fake_context_depth()
+    lib.mpp_set_stage_bytes(before)
+    assert problems == []
+    assert depth == 0

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import os
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from cases import Case
 
 SOURCES = Path(__file__).resolve().parents[1] / "cuda_driver"
 JUNK = 0xA5
+STAGE_BYTES = 1 << 16  # one chunk of shared memory, so that a large tensor takes many pieces
 
 
 def build(directory: Path) -> Path:
@@ -51,6 +53,8 @@ class Driver:
         self.allocated: list[int] = []
         self.stream: int = 0
         self.kernel_us = 0
+        #: .stream: what `with torch.cuda.stream(...)` has chosen in this thread.
+        self.chosen = threading.local()
 
     def violations(self) -> list[str]:
         """What the stand-in has seen and a driver does not allow; empties the list."""
@@ -66,10 +70,13 @@ class Driver:
         self.allocated.append(address)
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8).fill_(JUNK)
 
+    def current_stream(self) -> int:
+        return getattr(self.chosen, "stream", self.stream)
+
     def write_later(self, address: int, data: torch.Tensor, device: int = 0) -> None:
-        """Queue a kernel on the current stream."""
+        """Queue a kernel on the current stream that writes these bytes."""
         size = data.numel()
-        self.lib.fake_kernel(self.stream, device, self.kernel_us, address, data.data_ptr(), size)
+        self.lib.fake_kernel(self.current_stream(), device, self.kernel_us, address, data.data_ptr(), size)
 
     def drain(self) -> None:
         """Wait for the current stream."""
@@ -120,8 +127,18 @@ class DeviceTensor(torch.Tensor):
         self.driver.drain()  # runs on the device when it gets there
         return self._there(super().contiguous())
 
+    def view(self, *arguments: Any) -> DeviceTensor:
+        return self._there(super().view(*arguments))
+
+    def __getitem__(self, index: Any) -> DeviceTensor:
+        return self._there(super().__getitem__(index))
+
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> DeviceTensor:
-        super().copy_(source)
+        if self.is_contiguous() and self.numel() and hasattr(self.driver.chosen, "stream"):
+            values = source.to(self.dtype).contiguous().flatten().view(torch.uint8)
+            self.driver.write_later(self.data_ptr(), values)
+        else:
+            super().copy_(source)
         return self
 
 
@@ -153,16 +170,25 @@ def torch_cuda(driver: Driver) -> SimpleNamespace:
     class Stream:
         def __init__(self, device: torch.device) -> None:
             assert device.type == "cuda"
+            self.cuda_stream = driver.lib.fake_stream(0)
 
         def synchronize(self) -> None:
-            pass  # the double computes when it is called
+            driver.lib.fake_drain(self.cuda_stream)
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        driver.chosen.stream = stream.cuda_stream
+        try:
+            yield
+        finally:
+            del driver.chosen.stream
 
     return SimpleNamespace(
         is_current_stream_capturing=lambda: False,
-        current_stream=lambda device: SimpleNamespace(cuda_stream=driver.stream),
+        current_stream=lambda device: SimpleNamespace(cuda_stream=driver.current_stream()),
         current_device=lambda: 0,
         device_count=lambda: 1,
-        stream=lambda stream: contextlib.nullcontext(),
+        stream=on,
         Stream=Stream,
     )
 
@@ -175,16 +201,18 @@ def driver_in(directory: Path) -> Driver:
 @contextlib.contextmanager
 def cuda_without_gpu(directory: Path) -> Iterator[Driver]:
     """Let mpiplus take DeviceTensors, over the stand-in."""
-    from torchmpi_plugin import device, mpi_runtime
+    from torchmpi_plugin import device, device_reductions, mpi_runtime
 
     driver = DeviceTensor.driver = driver_in(directory)
     before = device.cuda, device.DRIVER, device.devices_of, torch.cuda.get_device_capability
     torch.cuda.get_device_capability = lambda _: (9, 0)  # which the front end of broadcast asks for
     device.cuda, device.DRIVER = torch_cuda(driver), str(driver.path)
+    real, device_reductions.cuda = device_reductions.cuda, device.cuda
     device.devices_of = lambda tensors: []  # this torch makes no future for devices that it does not know
     device._load(*mpi_runtime.shim())
     try:
         yield driver
     finally:
         device.cuda, device.DRIVER, device.devices_of, torch.cuda.get_device_capability = before
+        device_reductions.cuda = real
         driver.free_all()

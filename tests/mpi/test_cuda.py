@@ -21,10 +21,9 @@ from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, complete, run_case
 
-from torchmpi_plugin import cuda_aware, cuda_path
+from torchmpi_plugin import cuda_aware, cuda_path, device_reductions
 
-STAGE_BYTES = 1 << 16  # one chunk of shared memory, so that a large tensor takes many pieces
-PIECE = STAGE_BYTES  # of an operation with one buffer
+PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
 DTYPES = (torch.bfloat16, torch.uint8)
 SHAPES = ((), (0,), (5,), (70001,))
 ON_DEVICE = [
@@ -38,32 +37,12 @@ ON_DEVICE = [
 def on_few_ranks(request, world) -> None:
     """The ranks and the device's threads share the cores, and take minutes on more than two."""
     path = request.node.callspec.params.get("pair") if hasattr(request.node, "callspec") else None
-    # With three, shared memory has another algorithm for reductions.
-    usual = world.size == 2 or (world.size == 3 and path == "shared memory" and "reduce" in request.node.name)
+    # With three, reductions have another algorithm in shared memory, and more than one block to send elsewhere.
+    usual = world.size == 2 or (
+        world.size == 3 and path in ("shared memory", "direct") and "reduc" in request.node.name
+    )
     if not usual and not os.environ.get("MPIPLUS_TEST_CUDA"):
         pytest.skip("on 2 ranks, and reductions in shared memory on 3; MPIPLUS_TEST_CUDA=1 asks for everything")
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory, world):
-    return tmp_path_factory.mktemp(f"driver{world.rank}")
-
-
-@pytest.fixture
-def driver(library, world) -> Iterator[Driver]:
-    """The stand-in; at the end nothing forbidden has been done to it, and this thread's context is as it was."""
-    lib = world.process_group._lib
-    before = lib.mpp_get_stage_bytes()
-    lib.mpp_set_stage_bytes(STAGE_BYTES)
-    with fake_cuda.cuda_without_gpu(library) as found:
-        yield found
-        dist.barrier()
-        found.drain()
-        problems = found.violations()
-        depth = found.lib.fake_context_depth()
-    lib.mpp_set_stage_bytes(before)
-    assert problems == []
-    assert depth == 0
 
 
 @pytest.fixture(scope="session")
@@ -85,12 +64,14 @@ def over_mpi(all_groups) -> dict[str, Group]:
 
 @pytest.fixture(params=["shared memory", "MPI", "direct"])
 def pair(request, all_groups, over_mpi) -> Iterator[list[Group]]:
-    """Two groups of all ranks; with "direct" MPI is handed what is only moved, which this one can reach."""
+    """Two groups of all ranks; with "direct" MPI is handed the stand-in's memory, which this one can reach."""
     chosen = over_mpi if request.param == "MPI" else all_groups
     found = [chosen["world"], chosen["reversed"]]
     for group in found:
         group.process_group._direct = request.param == "direct"
+    before, device_reductions.smallest_bytes = device_reductions.smallest_bytes, 1
     yield found
+    device_reductions.smallest_bytes = before
     for group in found:
         group.process_group._direct = False
 
@@ -253,6 +234,21 @@ def test_host_and_device_on_the_two_sides(all_groups, driver: Driver) -> None:
     tensor = torch.ones(100_000) if group.rank else on_device(driver, torch.ones(100_000))
     dist.all_reduce(tensor)
     assert tensor.unique().tolist() == [group.size]
+
+
+@pytest.mark.parametrize("pair", ["MPI", "direct"], indirect=True)
+def test_host_and_device_where_they_cannot_meet(pair: list[Group], driver: Driver, monkeypatch) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL every rank is told."""
+    group = pair[0]
+    monkeypatch.setattr(group.process_group, "_compares", group.size > 1)
+    tensor = on_device(driver, torch.ones(5)) if group.rank == 0 else torch.ones(5)
+    for call in (dist.all_reduce, lambda t, group: dist.broadcast(t, 0, group)) if group.size > 1 else ():
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 calls .* float32 on cuda( with root 0)?; ranks? .* float32[. ]"):
+            call(tensor, group=group.process_group)
+    received = [torch.zeros(5) for _ in group.ranks] if group.rank == 0 else None
+    mine = torch.ones(5) if group.rank == 0 else on_device(driver, torch.ones(5))
+    dist.gather(mine, received, group.ranks[0], group=group.process_group)
+    assert group.rank or torch.stack(received).unique().tolist() == [1]
 
 
 def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> list[float]:

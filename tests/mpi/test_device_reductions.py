@@ -1,0 +1,136 @@
+"""Reductions on the device, which are two exchanges with a kernel in between: what can come in between, too.
+
+Their results are in test_cuda.py's tables, as the direct path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import Driver, on_device
+from groups import Group, only_up_to
+
+from torchmpi_plugin import device_reductions
+
+pytestmark = only_up_to(3)
+COUNT = 100_000  # 400 kB: on the device by default
+FEW = 10  # messages that MPI lets go of although nobody takes them, so that nothing is left at the end
+
+
+@pytest.fixture
+def direct(new_group, world, driver: Driver) -> Iterator[Callable[..., dist.ProcessGroup]]:
+    """Makes groups whose tensors MPI is handed, as far as they are on the device."""
+
+    def make(seconds: float = 30) -> dist.ProcessGroup:
+        group = new_group(list(world.ranks), timeout=timedelta(seconds=seconds))
+        group._direct = True
+        return group
+
+    with driver.on_stream(kernel_us=300):
+        yield make
+
+
+def mine(driver: Driver, world: Group, count: int = COUNT) -> torch.Tensor:
+    return on_device(driver, torch.full((count,), world.rank + 1.0))
+
+
+def total(world: Group) -> list[float]:
+    return [sum(range(1, world.size + 1))]
+
+
+def test_both_ways_in_one_group(direct, driver: Driver, world: Group, monkeypatch) -> None:
+    """What is short is staged, what is long is not; both at once, and the last one is waited for first."""
+    done = []
+    combine = device_reductions.combine
+    monkeypatch.setattr(device_reductions, "combine", lambda *given: (done.append(1), combine(*given)))
+    group = direct()
+    tensors = [mine(driver, world, count) for count in (10, COUNT, 10, COUNT)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    assert [tensor.unique().tolist() for tensor in tensors] == [total(world)] * 4
+    assert len(done) == 2
+
+
+def test_completes_without_a_wait(direct, driver: Driver, world: Group) -> None:
+    """The second half is begun in the background; a future's callback runs when it is over, and only then."""
+    seen: list[list[float]] = []
+    tensor = mine(driver, world)
+    work = dist.all_reduce(tensor, group=direct(), async_op=True)
+    work.get_future().then(lambda future: seen.append(future.value()[0].unique().tolist()))
+    give_up = time.monotonic() + 20
+    while not seen and time.monotonic() < give_up:
+        time.sleep(0.001)
+    assert seen == [total(world)]
+    assert work.is_completed()
+
+
+def test_destroyed_before_it_is_over(direct, driver: Driver, world: Group) -> None:
+    """The group waits for both halves, and its communicator goes with it."""
+    group = direct()
+    tensors = [mine(driver, world) for _ in range(3)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    group.shutdown()
+    assert group.communicator.handle == 0
+    assert [tensor.unique().tolist() for tensor in tensors] == [total(world)] * 3
+    assert all(work.is_success() for work in works)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_kernel_that_fails(sync: bool, direct, driver: Driver, world: Group, monkeypatch) -> None:
+    """On one rank: that one is told why, the others that it did not come; other groups go on."""
+    group = direct(seconds=2)
+
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    if world.rank == 0:
+        monkeypatch.setattr(device_reductions, "combine", no_memory)
+    tensor = mine(driver, world, FEW)
+    with pytest.raises(dist.DistBackendError) as failure:
+        work = dist.all_reduce(tensor, group=group, async_op=not sync)
+        work.wait()
+    told = str(failure.value)
+    if world.rank == 0:
+        assert "on cuda:0 failed on rank 0: CUDA out of memory" in told
+    else:
+        assert "all_reduce" in told and "timed out" in told
+    if world.rank == 0:
+        with pytest.raises(dist.DistBackendError, match="make a new group"):
+            dist.all_reduce(tensor, group=group)
+    other = torch.ones(5)
+    dist.all_reduce(other)
+    assert other.unique().tolist() == [world.size]
+
+
+def test_rank_that_does_not_come(direct, driver: Driver, world: Group, monkeypatch) -> None:
+    if world.size < 2:
+        return
+    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    group = direct(seconds=1.5)
+    tensor = mine(driver, world, FEW)
+    if world.rank == 0:
+        time.sleep(3)
+    else:
+        with pytest.raises(dist.DistBackendError, match=r"all_reduce of \(10,\) float32 .* timed out"):
+            dist.all_reduce(tensor, group=group)
+    dist.barrier()
+
+
+def test_different_lengths(direct, driver: Driver, world: Group) -> None:
+    """An error on every rank, and the group can be used again."""
+    if world.size < 2:
+        return
+    group = direct()
+    with pytest.raises(dist.DistBackendError, match="both sides must agree"):
+        dist.all_reduce(mine(driver, world, COUNT * (1 + (world.rank == 0))), group=group)
+    dist.barrier()
+    tensor = mine(driver, world)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.unique().tolist() == total(world)

@@ -1,0 +1,151 @@
+"""Reductions of CUDA tensors that stay on their devices: MPI exchanges blocks, torch's kernels combine them.
+
+MPI's own reductions are not used for this: Open MPI crashes in nonblocking ones of device memory, and none knows
+bfloat16. Instead, as in Rabenseifner's all-reduce ("Optimization of Collective Reduction Operations", 2004): the tensor
+is cut into one block per rank; every rank receives its block of everybody's tensor, combines these in rank order, and
+sends the result to those who want it. A rank sends and receives at most twice its tensor, and needs temporary memory of
+its size. Each block is combined on one rank, so all get the same bits.
+
+It is two exchanges with kernels in between (see ``then`` of :class:`~torchmpi_plugin.work.PendingWork`), whose tags are
+taken when the operation is called: so neither the time at which a rank gets to the second one matters, nor what else it
+has begun meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import cuda
+
+from . import device
+from .arguments import blocks_of
+from .errors import DistBackendError
+
+if TYPE_CHECKING:
+    from .group import Group
+
+#: Shorter tensors are staged: for them two rounds of messages cost more than two copies. The same on all ranks.
+smallest_bytes = 64 << 10
+_ALIGNMENT = 64  # elements: kernels are slower elsewhere
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_COMPLEX = (torch.complex64, torch.complex128)
+
+# By enum mpp_redop of c_src/reduce.h.
+_SUM = 0
+_KERNELS: tuple[Callable[..., torch.Tensor], ...] = (
+    *(torch.add, torch.mul, torch.minimum, torch.maximum),
+    *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
+)
+_KERNELS_OF_BOOL = (
+    *(torch.bitwise_or, torch.bitwise_and, torch.bitwise_and, torch.bitwise_or),
+    *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
+)
+
+
+class Begun(NamedTuple):
+    """The first half of an operation, under way.
+
+    Attributes:
+        handle: of C, 0 if it is complete.
+        then: begins the second half, when the first one is complete; returns its handle.
+        keep: tensors that must live until the operation is complete.
+    """
+
+    handle: int
+    then: Callable[[], int]
+    keep: Any
+
+
+def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
+    """Whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
+
+    What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged.
+    """
+    if tensor.is_cpu or nbytes < smallest_bytes:
+        return False
+    if tensor.dtype in _COMPLEX:
+        return bool(how.op == _SUM)
+    return tensor.dtype in _FLOATS or tensor.dtype is torch.bool or (tensor.dtype in _INTEGERS and not how.has_premul)
+
+
+def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> None:
+    """Reduce equally long tensors elementwise, in their order; ``target`` may be one of them.
+
+    With mpiplus's own arithmetic (``mpp_reduce`` of c_src/reduce.h): narrow floats are computed in float32 and rounded
+    once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero.
+    """
+    if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
+        sources, target = [torch.view_as_real(source) for source in sources], torch.view_as_real(target)
+    kernel = (_KERNELS_OF_BOOL if target.dtype is torch.bool else _KERNELS)[how.op]
+    total = _scaled(sources[0].to(_WIDE.get(target.dtype, target.dtype)), how)
+    for i, source in enumerate(sources[1:]):  # kernels widen the second operand themselves
+        total = kernel(total, _scaled(source, how), out=total if i else None)
+    if how.divisor != 1:
+        # A number would be replaced by its reciprocal on a GPU, which may be off by one bit.
+        divisor = total.new_full((), how.divisor)
+        total = torch.div(total, divisor, rounding_mode=None if total.is_floating_point() else "trunc")
+    target.copy_(total)
+
+
+def _scaled(source: torch.Tensor, how: Any) -> torch.Tensor:
+    return source.to(_WIDE.get(source.dtype, source.dtype)) * how.premul if how.has_premul else source
+
+
+def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Begun:
+    """Reduce every rank's contiguous tensor, in place: on the root, or everywhere if that is None."""
+    size, flat = group.size(), tensor.detach().view(-1)
+    length = -(-flat.numel() // (size * _ALIGNMENT)) * _ALIGNMENT
+    blocks = [flat[r * length : (r + 1) * length] for r in range(size)]
+    wanted = range(size) if root is None else (root,)
+    mine = blocks[group.rank()]
+    return _begin(group, blocks, mine if group.rank() in wanted else mine.new_empty(mine.numel()), wanted, how)
+
+
+def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Begun:
+    """Reduce block ``r`` of every rank's input on rank ``r``.
+
+    Args:
+        inputs: contiguous tensors, one for each block, or one with all blocks in it.
+        counts: elements of each block.
+        output: contiguous.
+    """
+    blocks = inputs if isinstance(inputs, list) else inputs.detach().view(-1).split(list(counts))
+    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), how)
+
+
+def _begin(
+    group: Group, blocks: Sequence[torch.Tensor], result: torch.Tensor, wanted: Sequence[int], how: Any
+) -> Begun:
+    """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``."""
+    rank, size = group.rank(), group.size()
+    received = result.new_empty((size, blocks[rank].numel()))
+    sources = [blocks[r] if r == rank else received[r] for r in range(size)]
+    lib, handle = group._lib, group._handle
+    tags = [lib.mpp_next_tag(handle) for _ in range(2)]
+
+    def exchange(send: Sequence[torch.Tensor | None], receive: Sequence[torch.Tensor | None], tag: int) -> int:
+        """One tensor to and from each rank, after what is queued on the device's current stream."""
+        staging = group._stage(result, moves=True)
+        return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), tag, staging, 0))
+
+    def then() -> int:
+        try:
+            with cuda.stream(device.own_stream(result.device)):
+                combine(sources, result, how)
+                send = [result if r in wanted and r != rank else None for r in range(size)]
+                receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
+                return exchange(send, receive, tags[1])
+        except Exception as error:  # the other ranks cannot get this one's block
+            group.break_off("a reduction on the device failed")
+            raise DistBackendError(f"a reduction on {result.device} failed on rank {rank}: {error}") from error
+        finally:
+            group.second_halves.discard(then)
+
+    first = exchange(blocks, sources, tags[0])
+    group.second_halves.add(then)
+    return Begun(first, then, (received, blocks, result))
