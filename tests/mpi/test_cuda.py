@@ -243,7 +243,9 @@ def test_host_and_device_where_they_cannot_meet(pair: list[Group], driver: Drive
     monkeypatch.setattr(group.process_group, "_compares", group.size > 1)
     tensor = on_device(driver, torch.ones(5)) if group.rank == 0 else torch.ones(5)
     for call in (dist.all_reduce, lambda t, group: dist.broadcast(t, 0, group)) if group.size > 1 else ():
-        with pytest.raises(dist.DistBackendError, match=r"rank 0 calls .* float32 on cuda( with root 0)?; ranks? .* float32[. ]"):
+        with pytest.raises(
+            dist.DistBackendError, match=r"rank 0 calls .* float32 on cuda( with root 0)?; ranks? .* float32[. ]"
+        ):
             call(tensor, group=group.process_group)
     received = [torch.zeros(5) for _ in group.ranks] if group.rank == 0 else None
     mine = torch.ones(5) if group.rank == 0 else on_device(driver, torch.ones(5))
@@ -341,10 +343,11 @@ def test_everything_is_given_back(driver: Driver, world) -> None:
 
 
 class Forgetful:
-    """A communicator over which nothing comes."""
+    """A communicator over which messages come, or not, but never their bytes."""
 
-    def __init__(self, comm) -> None:
+    def __init__(self, comm, delivers: bool) -> None:
         self.Get_rank, self.Get_size = comm.Get_rank, comm.Get_size
+        self.Improbe = lambda *_: self if delivers else None
 
     def Irecv(self, *_):  # noqa: N802 - mpi4py's name
         from mpi4py import MPI
@@ -354,11 +357,13 @@ class Forgetful:
     Isend = Irecv
 
 
-def test_probe_of_the_direct_path(channel) -> None:
-    """On host memory: what comes is compared."""
+def test_probe_of_the_direct_path(channel, monkeypatch) -> None:
+    """On host memory: what comes is compared, and waited for only so long."""
     host = torch.device("cpu")
     assert cuda_path._probe(channel, host) == ""
-    assert "wrong contents" in cuda_path._probe(Forgetful(channel), host)
+    assert "wrong contents" in cuda_path._probe(Forgetful(channel, delivers=True), host)
+    monkeypatch.setattr(cuda_path, "_PROBE_SECONDS", 0.1)
+    assert "did not come within 0.1 s" in cuda_path._probe(Forgetful(channel, delivers=False), host)
 
 
 @pytest.mark.parametrize("refuses", ["nobody", "library", "probe"])

@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from started import Failures, Operation, Started, resolve
 from test_training import alone, batch, make_model, my_part
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from torchmpi_plugin import device_reductions
 
 if torch.version.cuda is None:
     WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
@@ -147,6 +150,24 @@ def test_training(world) -> None:
         optimizer.step()
     for mine, wanted in zip(model.module.parameters(), alone().parameters(), strict=True):
         torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", range(len(device_reductions._KERNELS)))
+def test_kernels_of_reductions(op: int, world) -> None:
+    """Those that reduce on the device give what they give on the host, where they are compared with a reference."""
+    kinds = (*device_reductions._FLOATS, *device_reductions._INTEGERS, torch.bool, torch.complex64)
+    for dtype, premul, divisor in itertools.product(kinds, (None, 2.5), (1, 3)):
+        how = SimpleNamespace(op=op, has_premul=premul is not None, premul=premul, divisor=divisor)
+        bits = op > 3 and (dtype.is_floating_point or dtype.is_complex)
+        scaled_bool = dtype is torch.bool and (premul is not None or divisor != 1)
+        stand_in = SimpleNamespace(is_cpu=False, dtype=dtype)
+        if bits or scaled_bool or not device_reductions.suits(stand_in, 1 << 30, how):
+            continue
+        sources = [(torch.rand(1001) * 100).to(dtype) for _ in range(3)]
+        wanted, found = torch.empty_like(sources[0]), torch.empty_like(sources[0], device="cuda")
+        device_reductions.combine(sources, wanted, how)
+        device_reductions.combine([source.cuda() for source in sources], found, how)
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-6, atol=0)
 
 
 def test_capture_is_refused(world) -> None:

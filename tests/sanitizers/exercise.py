@@ -88,8 +88,11 @@ def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
     lib.mpp_set_stage_bytes(1 << 16)
     wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION) and not operation.shapes]
     with fake_cuda.cuda_without_gpu(Path()) as driver, driver.on_stream(kernel_us=200):
-        for operation, family, shape in itertools.product(wanted, ("world", "even_odd"), ((5,), (100_003,))):
+        for operation, family, shape, direct in itertools.product(
+            wanted, ("world", "even_odd"), ((5,), (100_003,)), (False, True)
+        ):
             group = all_groups[family]
+            group.process_group._direct = direct
             for mode in operation.modes if group.size >= operation.min_size else ():
                 failures.run(operation, fake_cuda.DeviceCase(group, torch.float32, shape, mode=mode))
         in_flight(all_groups["world"], failures, fake_cuda.DeviceCase)
