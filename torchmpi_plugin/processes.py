@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,16 @@ def has_ended(process: Process | None) -> bool:
     return not fields or fields[0] in "ZX" or fields[19] != process.started
 
 
-def failed_ranks(comm: Any) -> list[int]:
-    """The ranks of a communicator that MPI knows to be dead; none where MPI does not tell."""
+def failed_ranks(comm: Any, listen: bool = False) -> list[int]:
+    """The ranks of a communicator that MPI knows to be dead; none where MPI does not tell.
+
+    Args:
+        listen: hear the news first, which reaches Open MPI only while it is called.
+    """
     mpi = mpi_runtime.mpi()
+    with contextlib.suppress(mpi.Exception):  # which is the news
+        for _ in range(100 if listen else 0):
+            comm.Iprobe()
     try:
         dead = comm.Get_failed()
     except (NotImplementedError, mpi.Exception):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import checkin, mpi_runtime, status
+from . import checkin, mpi_runtime, processes, status
 
 if TYPE_CHECKING:
     from .checkin import CheckIn
@@ -178,6 +178,8 @@ def _at_exit(engine: Engine) -> None:
     for group in list(_groups):
         group.shutdown()
     engine.lib.mpp_cuda_release()
+    if processes.failed_ranks(mpi_runtime.mpi().COMM_WORLD, listen=True):
+        mpi_runtime.leave_unfinalized()
     if not checkin.wait_for_threads(max(_STORE_GRACE, _grace())):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
 
