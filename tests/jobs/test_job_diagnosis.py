@@ -58,8 +58,10 @@ def test_the_watchdog_can_be_switched_off(job: Job) -> None:
 def test_a_rank_that_vanishes(job: Job, how: str) -> None:
     """Most launchers end the job at once; where the launcher is torchrun, the others notice."""
     vanished = job.directory / "vanishes"
-    job.run(3, "diagnosis.py", "vanishes", how).failed().within(SOON, since=vanished).says_not("came out")
-    if job.installation.vendor != "Open MPI" and how == "_exit(0)":
+    outcome = job.run(3, "diagnosis.py", "vanishes", how).within(SOON, since=vanished).says_not("came out")
+    if job.installation.vendor == "Open MPI" or how == "killed":
+        outcome.failed()  # MPICH's mpiexec ends the others in each case, but here one time in four returns 0
+    else:
         outcome = job.torchrun(3, "diagnosis.py", "vanishes", how)
         outcome.failed("RankFailedError", r"waiting for rank 2, but rank 2 \(process \d+\) has ended without a word")
         outcome.within(SOON, since=vanished)
