@@ -9,6 +9,8 @@
 
 #include "staging.h"
 
+enum { STUCK_NS = 200000, STUCK_NAP_NS = 50000 };
+
 size_t mpp_chunk_limit = (size_t)1 << 30;
 
 static struct {
@@ -149,6 +151,19 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
+/* Whether to sleep rather than yield: with fewer cores than ranks, once the others have let an operation over shared
+ * memory wait for a while. A yield gives the core to tasks of the same scheduling group only. Where each rank has one
+ * of its own, as with MPICH's mpiexec (a session each, and the kernel's autogroup), those who yield keep the core from
+ * the rank they wait for, up to 0.3 s as measured. */
+static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
+    unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
+    if (!*since || seen != *moves) {
+        *moves = seen;
+        *since = now;
+    }
+    return op->arrived && op->group->yield_early && now - *since > STUCK_NS;
+}
+
 /* Polls until `op` is complete, its group aborted, or the time up; what it found. The caller has counted itself
  * among the group's pollers, under the lock: once the operation is complete, nothing else keeps the group. */
 static int poll(mpp_op *op, int64_t wait_ns) {
@@ -156,8 +171,9 @@ static int poll(mpp_op *op, int64_t wait_ns) {
     /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
      * to run; with fewer cores than ranks every spin takes the core from the rank that is waited for. */
     const int spins = group->yield_early ? 4 : 400;
-    int64_t deadline = 0;
-    int state;
+    int64_t deadline = 0, since = 0;
+    unsigned moves = 0;
+    int state, stuck = 0;
     atomic_fetch_add(&engine.waiters, 1);
     for (int polls = 0;; polls++) {
         state = atomic_load_explicit(&op->state, memory_order_acquire);
@@ -175,12 +191,14 @@ static int poll(mpp_op *op, int64_t wait_ns) {
             cpu_relax();
             continue;
         }
-        if ((polls & 15) == 0) {
+        if (stuck || (polls & 15) == 0) {
             int64_t now = now_ns();
             if (!deadline) deadline = now + wait_ns;
             else if (now >= deadline) break;
+            stuck = is_stuck(op, now, &moves, &since);
         }
-        sched_yield();
+        if (stuck) nap(STUCK_NAP_NS);
+        else sched_yield();
     }
     atomic_fetch_sub(&engine.waiters, 1);
     atomic_fetch_sub(&group->pollers, 1);

@@ -46,6 +46,7 @@ struct mpp_group {
     _Atomic int aborted;
     _Atomic int pollers; /* threads that wait for an operation of this group, and look at the group meanwhile */
     int64_t active;
+    _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
     mpp_channel *channel;             /* NULL where the group spans several nodes */
     struct message_op *receives;      /* the user's, not yet matched, in program order */
     struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */

@@ -197,6 +197,7 @@ static int step(mpp_op *op) {
             moved |= s->checked;
             if (state == MPP_FAILED) break;
         }
+        if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
     if (op->failure) state = MPP_FAILED; /* also: data that does not come from the device */
     if (s->done == s->chunks && state == MPP_PENDING) state = MPP_DONE;

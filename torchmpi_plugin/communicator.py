@@ -113,6 +113,7 @@ class Communicator:
     """
 
     littered = False
+    _crowded = False
 
     def __init__(self, comm: Any) -> None:
         mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
@@ -133,12 +134,17 @@ class Communicator:
             size,
             self.largest_tag + 1,
             EXCHANGE_TAGS - 1,
-            self.place.local_size > self.place.cpus_on_node,
+            self._is_crowded(),
         )
         if not self.handle:
             raise MemoryError("mpiplus: no memory for a group")
         if self.place.node_count == 1:
             self._share_memory(size, shim.ffi)
+
+    def _is_crowded(self) -> bool:
+        """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
+        Communicator._crowded = Communicator._crowded or self.place.local_size > self.place.cpus_on_node
+        return Communicator._crowded
 
     def _share_memory(self, size: int, ffi: Any) -> None:
         slot_bytes = 64 << 10

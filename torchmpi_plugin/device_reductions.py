@@ -26,7 +26,7 @@ from .errors import DistBackendError
 if TYPE_CHECKING:
     from .group import Group
 
-#: Shorter tensors are staged: for them two rounds of messages cost more than two copies. The same on all ranks.
+#: Shorter tensors are staged: two rounds of messages should cost more than their copies. The same on all ranks.
 smallest_bytes = 64 << 10
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 
