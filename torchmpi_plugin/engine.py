@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PENDING, DONE, FAILED, ABORTED = 0, 1, 2, 3
 _REPORTED = 4  # added to the state where the background thread completes the operation too
+#: What is left to do after PendingWork.complete(): resolve the future; watch the second operation, just begun.
+NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = 50_000_000
 _HOUSEKEEPING_NS = 250_000_000
@@ -56,17 +58,21 @@ class Engine:
             return
         if not self._threads:
             self._start_background()
-        if not self.lib.mpp_watch(handle):
-            self._finish(work, handle, self.lib.mpp_state_of(handle))
-            if not work.finished:
-                self.watch(work)  # its second operation has begun
+        if not self.lib.mpp_watch(handle) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
+            self.watch(work)
 
-    def _finish(self, work: PendingWork, handle: int, state: int) -> None:
-        """C is done with ``handle``: complete ``work``, and forget it unless the background thread will."""
-        if work.complete(handle, state & ~_REPORTED):
+    def _finish(self, work: PendingWork, handle: int, state: int) -> bool:
+        """C is done with ``handle``: complete ``work``, and forget it unless the background thread will.
+
+        Returns:
+            Whether this call has begun the second operation, and the caller is to wait for it or watch it.
+        """
+        left = work.complete(handle, state & ~_REPORTED)
+        if left == RESOLVE:
             work.resolve()
         if not state & _REPORTED:
             self._registry.pop(handle, None)
+        return left == FOLLOW
 
     def _reap(self) -> None:
         """Without a thread of our own, every call completes what has become complete."""
@@ -76,10 +82,8 @@ class Engine:
     def _try(self, work: PendingWork) -> None:
         handle = work.handle
         state = self.lib.mpp_state_of(handle)
-        if state != PENDING:
-            self._finish(work, handle, state)
-            if not work.finished:
-                self.watch(work)
+        if state != PENDING and self._finish(work, handle, state):
+            self.watch(work)
 
     def poll(self, work: PendingWork) -> bool:
         """Whether ``work`` is complete, after a try to make it so."""
@@ -161,10 +165,9 @@ class Engine:
             handle = self.lib.mpp_next_completed(_HOUSEKEEPING_NS if self._registry else 1_000_000_000)
             work = self._registry.pop(handle, None) if handle else None
             if work is not None:
-                if work.complete(handle, self.lib.mpp_state_of(handle) & ~_REPORTED):
-                    return work.resolve
-                if not work.finished:
-                    return functools.partial(self.watch, work)
+                left = work.complete(handle, self.lib.mpp_state_of(handle) & ~_REPORTED)
+                if left != NOTHING:
+                    return work.resolve if left == RESOLVE else functools.partial(self.watch, work)
             del work  # or the last tensor would live until the next one completes
             if self._registry and time.monotonic() - self._kept_house > _HOUSEKEEPING_NS / 1e9:
                 self._kept_house = time.monotonic()

@@ -196,24 +196,24 @@ class PendingWork(Work):
 
     _source_rank = source_rank
 
-    def complete(self, handle: int, state: int) -> bool:
+    def complete(self, handle: int, state: int) -> int:
         """C is done with ``handle``: go on with the second operation, or put the result in place. Idempotent.
 
         Returns:
-            Whether somebody has a future, and :meth:`resolve` is to follow.
+            What the caller is to do, of engine.NOTHING, RESOLVE and FOLLOW; each is said to one caller only.
         """
         with _completing:
             if handle != self.handle:
-                return False  # another thread has gone on from there
+                return engine.NOTHING  # another thread has gone on from there
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
                 self._finish = self._keep = None
-                return False
+                return engine.NOTHING
             try:
                 if state != engine.DONE:
                     self._error = self.group.failure_of(self)
                 elif self._goes_on():
-                    return False
+                    return engine.FOLLOW
                 elif self._finish is not None:
                     self._finish()
             except Exception as error:
@@ -221,7 +221,7 @@ class PendingWork(Work):
             self._finish = self._keep = None
             self._drop_second_half()
             self.finished = True
-            return self._future is not None
+            return engine.NOTHING if self._future is None else engine.RESOLVE
 
     def _goes_on(self) -> bool:
         """Begin the second operation, if there is one; False if it is complete already."""
