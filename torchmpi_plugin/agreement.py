@@ -50,6 +50,7 @@ class Call(NamedTuple):
         counts: their numbers of elements, where those are the same on every rank.
         op, root: of a reduction, of a rooted operation.
         send, receive: bytes to and from each rank: what one sends the other must expect.
+        as_messages: so that host memory on one rank and a device's on another go together in any group.
     """
 
     tensor: torch.Tensor | None = None
@@ -58,6 +59,7 @@ class Call(NamedTuple):
     root: int | None = None
     send: Sequence[int] = ()
     receive: Sequence[int] = ()
+    as_messages: bool = False
 
     def describe(self, operation: str, with_device: bool) -> str:
         """One line, equal on ranks that agree.
@@ -97,8 +99,7 @@ def check(group: Group, operation: str, call: Call, opts: Any) -> None:
         DistBackendError: on every rank, if they do not agree; says who calls what. The group stays usable.
     """
     size = group.size()
-    exchanged = operation.startswith(("gather", "scatter", "all_to_all"))  # as messages, which any memory can take
-    text = call.describe(operation, with_device=not exchanged and not group.mixes_devices)
+    text = call.describe(operation, with_device=not (call.as_messages or group.mixes_devices))
     mine = _record(text, call, size)
     everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
     handle = group._lib.mpp_allgather(group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS)

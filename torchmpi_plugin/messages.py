@@ -65,7 +65,8 @@ class Messages(Group):
         sync = not opts.asyncOp
         group = self._begin_collective(name)
         if self._compares:
-            self._compare(name, Call(tensors[0], root=root, send=send[1], receive=receive[1]), opts)
+            call = Call(tensors[0], root=root, send=send[1], receive=receive[1], as_messages=True)
+            self._compare(name, call, opts)
         staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)
         handle = self._lib.mpp_exchange(group, *send, *receive, -1, staging, SLICE_NS if sync else 0)
         return self._issue(name, handle, sync, tensors, opts, finish, keep)

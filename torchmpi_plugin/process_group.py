@@ -119,7 +119,7 @@ class ProcessGroupMPI(Messages):
             self._compare("all_reduce", Call(tensor, [count], opts.reduceOp), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, None)
-            return self._issue("all_reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, None, begun.then)
+            return self._issue("all_reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, then=begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
         handle = self._lib.mpp_allreduce(group, address, address, count, how, staging, SLICE_NS if sync else 0)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
@@ -159,7 +159,7 @@ class ProcessGroupMPI(Messages):
             self._compare("reduce", Call(tensor, [count], opts.reduceOp, root), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, root)
-            return self._issue("reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, None, begun.then)
+            return self._issue("reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, then=begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
         handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, staging, SLICE_NS if sync else 0)
         return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
@@ -340,7 +340,7 @@ class ProcessGroupMPI(Messages):
             self._compare(name, Call(output, counts, opts.reduceOp), opts)
         if self._direct and device_reductions.suits(output, sum(counts) * output.element_size(), how):
             begun = device_reductions.to_one(self, keep, counts, buffer, how)
-            return self._issue(name, begun.handle, sync, [output], opts, finish, begun.keep, None, begun.then)
+            return self._issue(name, begun.handle, sync, [output], opts, finish, begun.keep, then=begun.then)
         staging = 0 if output.is_cpu else self._stage(output)
         handle = self._lib.mpp_reduce_scatter(
             group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0

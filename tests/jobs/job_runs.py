@@ -78,15 +78,17 @@ class Outcome:
             self.problem(f"it took {took:.1f} s, which is more than {seconds:g} s")
         return self
 
-    def _ended(self) -> None:
+    def came_to_an_end(self) -> Outcome:
+        """Without help from outside, and with all its processes."""
         if self.code is None:
             self.problem("the job hung")
         if self.survivors:
             self.problem(f"processes outlived the job: {self.survivors}")
+        return self
 
     def succeeded(self, ranks: int) -> Outcome:
         """Exit code 0, every rank came to its end, and nothing went wrong after that."""
-        self._ended()
+        self.came_to_an_end()
         if self.code != 0:
             self.problem("the job failed")
         missing = [rank for rank in range(ranks) if f"[{rank}] end\n" not in self.stdout]
@@ -98,7 +100,7 @@ class Outcome:
 
     def failed(self, *patterns: str) -> Outcome:
         """An exit code other than 0 without help from outside, and a message."""
-        self._ended()
+        self.came_to_an_end()
         if self.code == 0:
             self.problem("the job ended with exit code 0")
         return self.says(*patterns)
