@@ -6,9 +6,11 @@ whatever goes wrong becomes one warning and an unregistered backend.
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import warnings
 from typing import Any
+
+from . import torch_internals
 
 BACKEND = "mpiplus"
 
@@ -42,8 +44,7 @@ def _register() -> None:
 
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
         return
-    # The attribute torch.distributed.rendezvous is the function; the handlers live in the module.
-    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    handlers = torch_internals.rendezvous_handlers()
     dist.register_rendezvous_handler("mpi", _mpi_rendezvous)
     try:
         # A torch that knows no CUDA would ask a group about tensors that cannot be.
@@ -60,4 +61,7 @@ def autoload() -> None:
     try:
         _register()
     except Exception as error:
-        warnings.warn(f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}", stacklevel=2)
+        with contextlib.suppress(Exception):
+            warnings.warn(
+                f"the backend 'mpiplus' is not available ({error!r}). {torch_internals.misfit()}", stacklevel=2
+            )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import device
+from . import device, torch_internals
 
 Finish = Callable[[], None] | None
 
@@ -54,7 +54,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
     """
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor, None
-    if torch._debug_has_internal_overlap(tensor) == 1:
+    if torch_internals.shares_elements(tensor):
         raise ValueError(
             f"{operation}: the result cannot be written to a tensor whose elements share memory (from expand()?); "
             f"pass a .clone()"

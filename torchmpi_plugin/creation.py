@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
 
-from . import bootstrap, communicator, cuda_aware, cuda_path, mpi_runtime, rendezvous, shutdown, status
+from . import backend, bootstrap, communicator, cuda_aware, cuda_path, mpi_runtime, rendezvous, shutdown, status
+from . import torch_internals
 from .options import Options
+from .options import among as options_among
 from .process_group import ProcessGroupMPI
 
 # The communicator that the ranks of the current world come from.
@@ -17,22 +18,18 @@ _base: Any = None
 
 
 def _check_alone() -> None:
-    """Refuse a group that other backends share: torch would silently give all devices to us.
+    """Refuse a group that other backends share, where torch would silently give all devices to us.
 
-    ``_new_process_group_helper`` returns a Python process group as soon as it has one, and drops the rest.
+    Before torch 2.15 ``_new_process_group_helper`` knows no backend in Python: it takes a Python process group for the
+    whole, and drops the rest.
     """
-    frame = sys._getframe(1)
-    while frame is not None and "backend_config" not in frame.f_locals:
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return
-    backends = set(frame.f_locals["backend_config"].get_device_backend_map().values())
-    if len(backends) > 1:
+    backends = torch_internals.device_backends()
+    if len(set(backends.values())) > 1 and not torch_internals.has_python_backends():
+        names = ",".join(f"{device}:{backend}" for device, backend in backends.items())
         raise RuntimeError(
-            f"torch {torch.__version__} cannot combine mpiplus with other backends in one group "
-            f"({frame.f_locals['backend_config']}): before torch 2.15 a backend written in Python has a group for "
-            f"itself, and mpiplus is none of the newer kind yet. mpiplus takes CPU and CUDA tensors; or make one group "
-            f"for each backend: init_process_group('mpiplus') and new_group(backend=...)"
+            f"torch {torch.__version__} cannot combine mpiplus with other backends in one group ({names}): that takes "
+            f"torch 2.15. mpiplus takes CPU and CUDA tensors; or make one group for each backend: "
+            f"init_process_group('mpiplus') and new_group(backend=...)"
         )
 
 
@@ -48,8 +45,11 @@ def _base_of_subgroup(options: Options | None, size: int) -> Any:
     return options.comm
 
 
-def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
+def create_process_group(opts: Any, options: Any = None) -> Any:
     """Called by torch on every member of a new group.
+
+    Returns:
+        The group itself; or, where it has other backends too or the user asked for it, a backend for torch's own.
 
     Args:
         opts: torch's DistributedBackendOptions.
@@ -61,10 +61,11 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         DistBackendError: members that do not come in time.
     """
     global _base  # noqa: PLW0603
+    torch_internals.check()
     _check_alone()
+    shared = len(set(torch_internals.device_backends().values())) > 1
+    options = options_among(options, shared)
     mpi_runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda
@@ -88,4 +89,14 @@ def create_process_group(opts: Any, options: Any = None) -> ProcessGroupMPI:
         rendezvous.export_environment(comm)
         if opts.group_size > 1:
             status.start(group, opts.store, lasting.store)
+    return _face_of(group, shared, options)
+
+
+def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
+    """What torch gets: see docs/faces.md."""
+    if not torch_internals.has_python_backends():
+        return group
+    if shared or (options is not None and options.face == "backend"):
+        return backend.backend_type()(group, owned=True)
+    backend.attach(group)
     return group

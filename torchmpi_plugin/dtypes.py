@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from . import torch_internals
+
 # Position = enum mpp_dtype of c_src/reduce.h. The MPI type is given where MPI is handed that type to reduce;
 # the others are converted to one of these first (mpp_wide_dtype). Data that only moves travels as bytes.
 _TABLE: tuple[tuple[str, str | None], ...] = (
@@ -64,7 +66,7 @@ def premul_factor(op: Any) -> float:
     Raises:
         ValueError: a tensor of several elements.
     """
-    factor = op.__getstate__()[1]
+    factor = torch_internals.premul_factor(op)
     if isinstance(factor, torch.Tensor):
         if factor.numel() != 1:
             raise ValueError(f"the factor of PREMUL_SUM must have one element, not {factor.numel()}")

@@ -16,13 +16,13 @@ from .communicator import Communicator
 from .diagnosis import Diagnosis
 from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_signature, kind_of, premul_factor
 from .errors import DistBackendError, RankFailedError, describe_ranks
-from .identity import Identity
+from .hooks import Hooks
 from .work import CoalescedWork, PendingWork, Work
 
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
 
 
-class Group(Identity):
+class Group(Hooks):
     """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all
@@ -146,6 +146,7 @@ class Group(Identity):
 
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
+        self.run_abort_hooks()
         self._broken = f"{self.label} was aborted"
         if self._handle:
             self._lib.mpp_group_abort(self._handle)

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from . import mpi_runtime
+from .backend import group_of
 from .process_group import ProcessGroupMPI
 
 
@@ -16,9 +17,10 @@ def resolve(group: dist.ProcessGroup | None) -> ProcessGroupMPI:
     found = dist.group.WORLD if group is None else group
     if found is None:
         raise ValueError("the default process group is not initialised; call init_process_group first")
-    if not isinstance(found, ProcessGroupMPI):
+    ours = group_of(found)
+    if ours is None:
         raise TypeError(f"expected a group of the mpiplus backend, not {type(found).__name__}")
-    return found
+    return ours
 
 
 def get_comm(group: dist.ProcessGroup | None = None) -> Any:

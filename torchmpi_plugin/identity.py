@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import torch_internals
 from .device import types as device_types
 
 
@@ -90,6 +91,8 @@ class Identity(dist.ProcessGroup):
             raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
         return self
 
+    get_backend = _get_backend
+
     def _set_default_backend(self, backend_type: Any) -> None:
         pass  # there is only one
 
@@ -107,11 +110,6 @@ class Identity(dist.ProcessGroup):
         pass  # every rank counts from zero
 
     @property
-    def supports_splitting(self) -> bool:
-        """NCCL's kind of splitting."""
-        return False
-
-    @property
     def supports_coalescing(self) -> bool:
         """Whether operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work."""
         return True
@@ -124,9 +122,7 @@ class Identity(dist.ProcessGroup):
     @property
     def options(self) -> Any:
         """The group's settings as torch's base class has them."""
-        options: Any = dist.Backend.Options(  # type: ignore[attr-defined]
-            "mpiplus", timedelta(seconds=self._timeout)
-        )
+        options: Any = torch_internals.backend_class().Options("mpiplus", timedelta(seconds=self._timeout))
         options.global_ranks_in_group = self._global_ranks
         options.group_name = self._name
         return options

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from . import torch_internals
+
 
 @dataclass
 class Options:
@@ -19,8 +21,34 @@ class Options:
         cuda: of the world: how CUDA tensors travel. "staged": through host memory; "direct": MPI is handed their
             addresses, except for reductions; None: as the variable ``MPIPLUS_CUDA`` says, or "auto", which asks the MPI
             library. The same on all ranks, or all stage.
+        face: "process_group": torch calls mpiplus directly, which is fastest; "backend" (from torch 2.15 on): through
+            its own process group and dispatcher, as it calls backends in C++. See docs/faces.md. In a group with other
+            backends it is always the latter.
     """
 
     comm: Any = None
     abort_on_exception: bool = True
     cuda: str | None = None
+    face: str = "process_group"
+
+    def __post_init__(self) -> None:
+        if self.face not in ("process_group", "backend"):
+            raise ValueError(f"Options(face=...) is 'process_group' or 'backend', not {self.face!r}")
+        if self.face == "backend" and not torch_internals.has_python_backends():
+            raise ValueError("Options(face='backend') needs torch 2.15, which knows backends in Python")
+
+
+def among(given: Any, shared: bool) -> Options | None:
+    """Ours among the ``pg_options`` of a group.
+
+    Args:
+        shared: other backends are in the group, and the options may be theirs.
+
+    Raises:
+        TypeError: they are not ours, and can be nobody else's.
+    """
+    if given is None or isinstance(given, Options):
+        return given
+    if shared:
+        return None
+    raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(given).__name__}")

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import torch_internals
+
 if TYPE_CHECKING:
     from .work import Work
 
 #: Whether this thread is being profiled.
-wanted = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+wanted = torch_internals.profiler_check()
 #: The event of the operation that a thread is about to start, by thread.
 events: dict[int, Any] = {}
 
@@ -35,4 +37,4 @@ def end(work: Work | None) -> None:
     if work is None or work.finished:
         event.__exit__(None, None, None)
     else:
-        event._call_end_callbacks_on_future(work.get_future())
+        torch_internals.end_with(event, work.get_future())

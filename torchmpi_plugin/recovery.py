@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from . import mpi_runtime, shutdown
+from . import mpi_runtime, shutdown, torch_internals
 from ._autoload import BACKEND
 from .errors import DistBackendError
 from .groups import resolve
@@ -63,18 +62,7 @@ def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dis
     """
     ranks = comm.allgather(dist.get_rank())
     name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        comm.Get_rank(),
-        ranks,
-        c10d.Backend(BACKEND),
-        c10d._get_default_store(),
-        name,  # type: ignore[arg-type]  # GroupName, which torch 2.8 does not have
-        options,
-        timeout,
-    )
-    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-    return group
+    return torch_internals.make_subgroup(BACKEND, ranks, comm.Get_rank(), name, options, timeout)
 
 
 def _revoke(comm: Any) -> None:

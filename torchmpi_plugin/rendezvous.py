@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,10 +14,10 @@ from urllib.parse import parse_qsl, urlparse
 from torch.distributed import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from . import mpi_runtime, node, shutdown
+from . import mpi_runtime, node, shutdown, torch_internals
 from ._autoload import BACKEND
 from .errors import DistBackendError, describe_ranks
-from .options import Options
+from .options import among
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -41,12 +40,11 @@ def _request() -> Request:
     The backend matters because other backends must keep torch's own errors, the options because the world
     may run on a communicator of the user's.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "init_process_group" and "backend" in frame.f_locals:
-            return Request(str(frame.f_locals["backend"] or ""), frame.f_locals.get("pg_options"))
-        frame = frame.f_back  # type: ignore[assignment]
-    return Request("", None)
+    found = torch_internals.calling_frame("backend", "init_process_group")
+    if found is None:
+        return Request("", None)
+    backend = str(found["backend"] or "")
+    return Request(backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True))
 
 
 def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
@@ -101,9 +99,8 @@ def mpi_rendezvous(
 
 def base_communicator(options: Any) -> Any:
     """The communicator the world's ranks come from."""
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(options).__name__}")
-    comm = options.comm if options is not None else None
+    ours = among(options, shared=False)
+    comm = ours.comm if ours is not None else None
     return mpi_runtime.mpi().COMM_WORLD if comm is None else comm
 
 

@@ -1,0 +1,253 @@
+"""What of torch's inside mpiplus uses: names with an underscore, frames walked, functions replaced. All of it.
+
+A new torch release is looked at here first: NEEDS says what is used, since which torch, and what for, and
+``tests/unit/test_torch_internals.py`` names what a release has dropped. Imports nothing when it is imported itself:
+``import torch`` runs through it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Need(NamedTuple):
+    """Something of torch that its documentation does not promise.
+
+    Attributes:
+        name: module and attribute.
+        since: the first torch that has it; before that mpiplus does without.
+        why: what would be missing.
+    """
+
+    name: str
+    since: tuple[int, int]
+    why: str
+
+
+_C10D = "torch._C._distributed_c10d"
+#: The oldest torch that is supported; pyproject.toml says the same.
+OLDEST = (2, 8)
+#: Since when a backend may be a Python subclass of c10d's Backend.
+BACKENDS_IN_PYTHON = (2, 15)
+
+NEEDS = (
+    Need("torch.distributed.rendezvous:_rendezvous_handlers", OLDEST, "env:// that asks MPI for what is not set"),
+    Need("torch.distributed.distributed_c10d:_new_process_group_helper", OLDEST, "shrink() of a subgroup; frames"),
+    Need("torch.distributed.distributed_c10d:_get_default_store", OLDEST, "shrink() of a subgroup"),
+    Need("torch.distributed.distributed_c10d:_world", OLDEST, "shrink() of a subgroup"),
+    Need("torch:_debug_has_internal_overlap", OLDEST, "the error for results written to expanded tensors"),
+    Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
+    Need("torch.profiler:record_function._call_end_callbacks_on_future", OLDEST, "events of asynchronous operations"),
+    Need(f"{_C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
+    Need(f"{_C10D}:Backend.Options", OLDEST, "the options that a group shows"),
+    Need(f"{_C10D}:ErrorType", OLDEST, "get_error()"),
+    Need(f"{_C10D}:ProcessGroup._device_types", OLDEST, "object collectives choose a device by it"),
+    Need(f"{_C10D}:ProcessGroup._get_backend", OLDEST, "what torch asks a group's backend"),
+    Need(f"{_C10D}:ProcessGroup._start_coalescing", OLDEST, "coalesced operations"),
+    Need(f"{_C10D}:ProcessGroup._end_coalescing", OLDEST, "coalesced operations"),
+    Need(f"{_C10D}:ProcessGroup._register_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup._set_default_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup.register_pre_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup.register_post_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{_C10D}:Backend", BACKENDS_IN_PYTHON, "groups that mpiplus shares with other backends"),
+    Need(f"{_C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
+    Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's functions on the flight recorder"),
+    Need(f"{_C10D}:_dump_fr_trace_file", BACKENDS_IN_PYTHON, "torch's functions on the flight recorder"),
+)
+
+
+def version() -> tuple[int, int]:
+    """torch's, without what follows the second number."""
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def find(name: str) -> Any:
+    """The thing that a Need names; AttributeError or ImportError if it is not there."""
+    module, _, path = name.partition(":")
+    # Not getattr on the packages: torch.distributed.rendezvous as an attribute is the function of that name.
+    found: Any = sys.modules.get(module) or import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def missing() -> list[Need]:
+    """Those that this torch should have, and has not."""
+    gone = []
+    for need in NEEDS:
+        try:
+            if version() >= need.since:
+                find(need.name)
+        except (AttributeError, ImportError):
+            gone.append(need)
+    return gone
+
+
+def check() -> None:
+    """Called when the first group is made: better one clear error than one from inside torch later.
+
+    Raises:
+        RuntimeError: this torch lacks something; names it, both versions, and what to do.
+    """
+    gone = missing()
+    if gone:
+        names = ", ".join(f"{need.name} (for {need.why})" for need in gone)
+        raise RuntimeError(f"{misfit()}. Missing: {names}")
+
+
+def misfit() -> str:
+    """What to tell the user of a torch that mpiplus does not fit."""
+    from importlib.metadata import version as version_of
+
+    return (
+        f"torchmpi-plugin {version_of('torchmpi-plugin')} does not fit torch {version_of('torch')}. Install a newer "
+        f"torchmpi-plugin (pip install -U torchmpi-plugin), or the torch before this one"
+    )
+
+
+# ---- frames ----
+
+
+def calling_frame(local: str, function: str = "") -> dict[str, Any] | None:
+    """The local variables of the nearest caller that has one called ``local``, in ``function`` if that is given."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if local in frame.f_locals and function in ("", frame.f_code.co_name):
+            return frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def device_backends() -> dict[str, str]:
+    """Which backend each kind of device gets in the group that torch is making; empty where none is made."""
+    found = calling_frame("backend_config")
+    return {} if found is None else dict(found["backend_config"].get_device_backend_map())
+
+
+# ---- rendezvous ----
+
+
+def rendezvous_handlers() -> dict[str, Any]:
+    """torch's table of rendezvous handlers, by scheme."""
+    return find("torch.distributed.rendezvous:_rendezvous_handlers")  # type: ignore[no-any-return]
+
+
+# ---- groups ----
+
+
+def has_python_backends() -> bool:
+    """Whether c10d's Backend can be subclassed in Python."""
+    return version() >= BACKENDS_IN_PYTHON
+
+
+def backend_class() -> Any:
+    """c10d's Backend; not ``torch.distributed.Backend``, which is a kind of string."""
+    return find(f"{_C10D}:Backend")
+
+
+def error_type() -> Any:
+    """c10d's enum of what ``get_error()`` may say."""
+    return find(f"{_C10D}:ErrorType")
+
+
+def unwrapped(backend: Any) -> Any:
+    """The backend below the wrappers that torch puts around it under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    wrapper = find(f"{_C10D}:_ProcessGroupWrapper")
+    while isinstance(backend, wrapper):
+        backend = backend.wrapped_pg
+    return backend
+
+
+def checks_for_nan() -> bool:
+    """Whether torch attaches its check for NaN to new groups."""
+    return os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1"
+
+
+def register_backend(group: Any, devices: list[Any], backend: Any) -> None:
+    """Give a Python process group a C++ side: torch's hooks are attached to that."""
+    import torch.distributed as dist
+
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    for device in devices:
+        dist.ProcessGroup._register_backend(group, device, kind, backend)
+    dist.ProcessGroup._set_default_backend(group, kind)
+
+
+def make_subgroup(backend: str, ranks: list[int], rank: int, name: str, options: Any, timeout: Any) -> Any:
+    """A group of these ranks of the world, made by them alone, under this name; torch's helper for groups."""
+    c10d = import_module("torch.distributed.distributed_c10d")
+    helper = c10d._new_process_group_helper
+    store = c10d._get_default_store()
+    group, _ = helper(len(ranks), rank, ranks, c10d.Backend(backend), store, name, options, timeout)
+    c10d._world.pg_group_ranks[group] = {of_world: of_group for of_group, of_world in enumerate(ranks)}
+    return group
+
+
+# ---- tensors, reductions, profiler ----
+
+
+def shares_elements(tensor: Any) -> bool:
+    """Whether several elements of a tensor are known to lie at one address."""
+    import torch
+
+    return torch._debug_has_internal_overlap(tensor) == 1
+
+
+def premul_factor(op: Any) -> Any:
+    """The factor of a PREMUL_SUM: a number or a tensor."""
+    return op.__getstate__()[1]
+
+
+def profiler_check() -> Callable[[], bool]:
+    """A function that says whether this thread is being profiled."""
+    return find("torch.autograd:_profiler_enabled")  # type: ignore[no-any-return]
+
+
+def end_with(event: Any, future: Any) -> None:
+    """Let a profiler's event end when ``future`` does."""
+    event._call_end_callbacks_on_future(future)
+
+
+# ---- the flight recorder ----
+
+
+def answer_recorder_calls(backend: str, dump: Callable[[bool, bool, bool], bytes], write: Callable[[], None]) -> None:
+    """Let torch's functions on the flight recorder of ``backend`` ask us; for other backends they are torch's.
+
+    Args:
+        dump: the trace, pickled; takes includeCollectives, includeStackTraces, onlyActive.
+        write: writes it to this rank's file.
+    """
+    if version() < BACKENDS_IN_PYTHON:
+        return  # no way to say which backend is meant
+    module = import_module(_C10D)
+    ask, ask_file = module._dump_fr_trace, module._dump_fr_trace_file
+    if hasattr(ask, "asks_mpiplus"):
+        return
+
+    def _dump_fr_trace(
+        includeCollectives: bool | None = None,  # noqa: N803 - torch's names
+        includeStackTraces: bool | None = None,  # noqa: N803
+        onlyActive: bool | None = None,  # noqa: N803
+        backend: str = "gloo",
+    ) -> bytes:
+        if backend != ours:
+            return ask(includeCollectives, includeStackTraces, onlyActive, backend)  # type: ignore[no-any-return]
+        return dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive))
+
+    def _dump_fr_trace_file(rank: int, *arguments: Any, backend: str = "gloo", **named: Any) -> None:
+        if backend == ours:
+            write()
+        else:
+            ask_file(rank, *arguments, backend=backend, **named)
+
+    ours = backend
+    _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]
+    module._dump_fr_trace, module._dump_fr_trace_file = _dump_fr_trace, _dump_fr_trace_file  # type: ignore[attr-defined]
