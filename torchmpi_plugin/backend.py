@@ -128,12 +128,13 @@ class _Backend:
         return self.group._end_coalescing(torch.device("cpu"))
 
     def _set_group_uid(self, name: str) -> None:
+        super()._set_group_uid(name)  # type: ignore[misc]
         self.group.setGroupName(name)
 
     def split(self, store: dist.Store, ranks: list[int], opts: Any) -> Any:
         """A backend of some of the ranks, made by these alone; called by torch's ``split_group``."""
         part = self.group.part(store, ranks, opts.group_name or "split", opts._timeout)
-        return None if part is None else backend_type()(part, owned=True)
+        return None if part is None else as_backend(part)
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
         """A backend of the other ranks; called by torch's ``shrink_group``."""
@@ -172,7 +173,8 @@ def _dispatch(name: str) -> Callable[..., Any]:
         work, _issued.work = _issued.work, None
         return held if work is None else work
 
-    operation.__name__ = name
+    # By the code's name pybind11 sees that it is called by the very method that it would call again.
+    operation.__code__ = operation.__code__.replace(co_name=name)
     return operation
 
 
@@ -180,19 +182,29 @@ class HookedProcessGroupMPI(ProcessGroupMPI):
     """A group with hooks: its operations take the way through torch's dispatcher, which runs them."""
 
 
-for _name in (*OPERATIONS, *ALIASES):
+for _name in OPERATIONS:
     # torch does not hand gather_single over to a backend in Python.
-    if hasattr(dist.ProcessGroup, _name) and ALIASES.get(_name, _name) != "gather_single":
+    if hasattr(dist.ProcessGroup, _name) and _name != "gather_single":
         setattr(HookedProcessGroupMPI, _name, _dispatch(_name))
+for _old, _new in ALIASES.items():
+    # torch's own, which come to the newer name: in Python they would pass for what the dispatcher is to call.
+    if hasattr(dist.ProcessGroup, _old) and _new != "gather_single":
+        setattr(HookedProcessGroupMPI, _old, getattr(dist.ProcessGroup, _old))
 
 
 def attach(group: ProcessGroupMPI) -> None:
     """Give a group what hooks are attached to, and let its operations run them from the first hook on."""
+    group.attach, group.as_backend, group.run_hooks = attach, as_backend, _run_hooks
     torch_internals.register_backend(group, group._device_types, backend_type()(group, owned=False))
-    group.run_hooks = _run_hooks
     if torch_internals.checks_for_nan():
         _run_hooks(group)
 
 
 def _run_hooks(group: ProcessGroupMPI) -> None:
     group.__class__ = HookedProcessGroupMPI
+
+
+def as_backend(group: ProcessGroupMPI) -> Any:
+    """A backend for a group of torch's own."""
+    group.attach, group.as_backend = attach, as_backend
+    return backend_type()(group, owned=True)

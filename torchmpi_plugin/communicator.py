@@ -104,6 +104,7 @@ class Communicator:
 
     Attributes:
         comm: the ``mpi4py`` communicator. Ours alone: nobody else sends on it.
+        base: the communicator that its ranks come from.
         handle: the C group, as an integer.
         place: where this rank is among the nodes.
         processes: the ranks' processes, where they can be seen from here.
@@ -115,10 +116,10 @@ class Communicator:
     littered = False
     _crowded = False
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, base: Any) -> None:
         mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
-        self.comm = comm
+        self.comm, self.base = comm, base
         self._lib = shim.lib
         self._segment: Segment | None = None
         rank, size = comm.Get_rank(), comm.Get_size()
@@ -230,7 +231,7 @@ def create(
     finally:
         group.Free()
         everybody.Free()
-    communicator = Communicator(comm)
+    communicator = Communicator(comm, base)
     if rank == 0:
         door.forget("member")
     comm.Barrier()

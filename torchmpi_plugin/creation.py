@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 
-from . import backend, bootstrap, communicator, cuda_aware, cuda_path, mpi_runtime, rendezvous, shutdown, status
-from . import torch_internals
+from . import (
+    backend,
+    bootstrap,
+    communicator,
+    cuda_aware,
+    cuda_path,
+    mpi_runtime,
+    rendezvous,
+    shutdown,
+    torch_internals,
+    world,
+)
 from .options import Options
 from .options import among as options_among
 from .process_group import ProcessGroupMPI
-
-# The communicator that the ranks of the current world come from.
-_base: Any = None
 
 
 def _check_alone() -> None:
@@ -36,7 +43,7 @@ def _check_alone() -> None:
 def _base_of_subgroup(options: Options | None, size: int) -> Any:
     """The communicator that its ranks come from: the world's, unless the user gave one of just these ranks."""
     if options is None or options.comm is None:
-        return _base if _base is not None else mpi_runtime.mpi().COMM_WORLD
+        return world.base()
     if options.comm.Get_size() != size:
         raise ValueError(
             f"new_group: the group has {size} ranks, Options(comm=...) has {options.comm.Get_size()}; it must have the "
@@ -60,7 +67,6 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ValueError: a size that is not MPI's.
         DistBackendError: members that do not come in time.
     """
-    global _base  # noqa: PLW0603
     torch_internals.check()
     _check_alone()
     shared = len(set(torch_internals.device_backends().values())) > 1
@@ -74,8 +80,8 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
             bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-        base = _base = rendezvous.base_communicator(options)
-        rendezvous.check_world_size(opts.group_size, _base.Get_size())
+        base = rendezvous.base_communicator(options)
+        rendezvous.check_world_size(opts.group_size, base.Get_size())
     else:
         base = _base_of_subgroup(options, opts.group_size)
     comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
@@ -84,11 +90,9 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:
-        lasting = shutdown.remember_world(group)
         shutdown.abort_on_exception = options is None or options.abort_on_exception
         rendezvous.export_environment(comm)
-        if opts.group_size > 1:
-            status.start(group, opts.store, lasting.store)
+        world.adopt(group)
     return _face_of(group, shared, options)
 
 
@@ -97,6 +101,6 @@ def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> A
     if not torch_internals.has_python_backends():
         return group
     if shared or (options is not None and options.face == "backend"):
-        return backend.backend_type()(group, owned=True)
+        return backend.as_backend(group)
     backend.attach(group)
     return group

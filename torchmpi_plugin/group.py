@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,14 @@ from .hooks import Hooks
 from .work import CoalescedWork, PendingWork, Work
 
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
+
+
+@dataclass
+class Extension:
+    """Time added to deadlines, until ``first``, the first operation started after that, is complete."""
+
+    seconds: float
+    first: Work | None = None
 
 
 class Group(Hooks):
@@ -53,9 +62,11 @@ class Group(Hooks):
         self._broken: str | None = None
         self._left = False
         self._reductions: dict[Any, Any] = {}
-        self._coalescing: list[Work] | None = None
+        #: The operations to become one Work, with the results of each.
+        self._coalescing: list[tuple[Work, list[torch.Tensor]]] | None = None
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
+        self._extensions: list[Extension] = []
         self._compares = size > 1 and communicator.compares
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
@@ -93,6 +104,21 @@ class Group(Hooks):
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """More time for operations started from now on, until the first of them is complete. Several add up."""
+        self._extensions.append(Extension(timeout.total_seconds()))
+
+    def _extra_seconds(self) -> float:
+        if not self._extensions:
+            return 0.0
+        self._extensions = [each for each in self._extensions if each.first is None or not each.first.finished]
+        return sum(each.seconds for each in self._extensions)
+
+    def _begin_extensions(self, work: Work) -> None:
+        for extension in self._extensions:
+            extension.first = extension.first or work
+        self._extra_seconds()  # forgets those that are over
 
     @property
     def timeout(self) -> timedelta:
@@ -155,8 +181,10 @@ class Group(Hooks):
         self._coalescing = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        works, self._coalescing = self._coalescing or [], None
-        return CoalescedWork(works, [tensor for work in works for tensor in work._tensors])
+        collected, self._coalescing = self._coalescing or [], None
+        return CoalescedWork(
+            [work for work, _ in collected], [tensor for _, results in collected for tensor in results]
+        )
 
     # ---- starting an operation ----
 
@@ -230,16 +258,18 @@ class Group(Hooks):
                 work.wait()
             else:
                 self._engine.watch(work)
+        if self._extensions:
+            self._begin_extensions(work)
         if profiling.events:
             profiling.end(work)
         if self._coalescing is not None:
-            self._coalescing.append(work)
+            self._coalescing.append((work, [] if operation == "send" else tensors))
         return work
 
     def _seconds(self, opts: Any) -> float:
         """The deadline: the call's own, else the group's."""
         own = opts.timeout.total_seconds() if opts is not None else 0.0
-        return own if own > 0 else self._timeout
+        return (own if own > 0 else self._timeout) + self._extra_seconds()
 
     def _reduction(self, dtype: torch.dtype, op: Any, operation: str) -> Any:
         """The C description of a reduction.

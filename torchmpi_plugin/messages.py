@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -14,11 +16,27 @@ from .group import Group
 from .work import Work
 
 ANY_SOURCE = -1
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def ends_coalescing_on_error(method: Method) -> Method:
+    """torch's coalescing manager does not call ``_end_coalescing`` when the operation it collected raises."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(self, *arguments, **named)
+        except BaseException:
+            self._coalescing = None
+            raise
+
+    return cast(Method, guarded)
 
 
 class Messages(Group):
     """``send``, ``recv`` and ``recv_anysource``; isend and irecv of torch come here too."""
 
+    @ends_coalescing_on_error
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to one rank. Complete when the tensor may be written to again."""
         tensor = single(tensors, "send")
@@ -39,6 +57,7 @@ class Messages(Group):
         """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
         return self._recv(tensors, ANY_SOURCE, tag)
 
+    @ends_coalescing_on_error
     def _recv(self, tensors: Any, src: int, tag: int) -> Work:
         tensor = single(tensors, "recv")
         arguments.check_tag(tag, self._communicator.largest_tag, "recv")

@@ -6,10 +6,9 @@ Older torch calls some operations by other names; both are here.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -18,12 +17,12 @@ from . import arguments, device_reductions, sparse
 from .agreement import Call
 from .arguments import blocks_of, bytes_of, check, readable, rows_of, single, writable
 from .engine import SLICE_NS
-from .messages import Messages
+from .messages import Messages, ends_coalescing_on_error
+from .splitting import Splitting
 from .work import CoalescedWork, Work
 
 Tensors = list[torch.Tensor]
 Parts = Sequence[torch.Tensor | None]
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
@@ -39,26 +38,12 @@ def _options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) ->
     return options
 
 
-def _ends_coalescing_on_error(method: Method) -> Method:
-    """torch's coalescing manager does not call ``_end_coalescing`` when the operation it collected raises."""
-
-    @functools.wraps(method)
-    def guarded(self: Any, *arguments: Any, **named: Any) -> Any:
-        try:
-            return method(self, *arguments, **named)
-        except BaseException:
-            self._coalescing = None
-            raise
-
-    return cast(Method, guarded)
-
-
 def _first(lists: Any) -> Any:
     """The one inner list of an argument that c10d passes as a list of lists."""
     return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
 
 
-class ProcessGroupMPI(Messages):
+class ProcessGroupMPI(Messages, Splitting):
     """A ``torch.distributed`` process group on MPI.
 
     The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
@@ -124,7 +109,7 @@ class ProcessGroupMPI(Messages):
         handle = self._lib.mpp_allreduce(group, address, address, count, how, staging, SLICE_NS if sync else 0)
         return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
 
-    @_ends_coalescing_on_error
+    @ends_coalescing_on_error
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CoalescedWork:
         """``allreduce`` of each tensor, as one Work."""
         opts = _options(c10d.AllreduceCoalescedOptions, opts, None)
@@ -212,7 +197,7 @@ class ProcessGroupMPI(Messages):
 
     all_gather_single = allgather_into_tensor = _allgather_base
 
-    @_ends_coalescing_on_error
+    @ends_coalescing_on_error
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``all_gather_single`` of each pair, as one Work."""
         arguments.check_count(len(outputs), len(inputs), "the output list", "all_gather_into_tensor_coalesced")
@@ -263,6 +248,22 @@ class ProcessGroupMPI(Messages):
         finish = arguments.all_of([done for _, done in pairs])
         blocks, keep = (blocks_of(send), blocks_of(receive)), (send, receive)
         return self._exchange("gather", *blocks, outputs or [tensor], opts, finish, keep, root)
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Every rank's tensor, one after the other, into the root's output; the others' output is not looked at."""
+        opts, name, everybody = _options(c10d.GatherOptions, opts, None), "gather_single", range(self._size)
+        root = arguments.check_root(opts.rootRank, self._size, name)
+        source = readable(check(input, name))
+        send = blocks_of([source if r == root else None for r in everybody])
+        if root != self._rank:
+            return self._exchange(name, send, blocks_of([None] * self._size), [input], opts, None, source, root)
+        arguments.check_alike(check(output, name), input, name)
+        arguments.check_numel(output, input.numel() * self._size, "the root's output", name)
+        buffer, finish = writable(output, name)
+        receive = rows_of(buffer, [input.numel() for _ in everybody])
+        return self._exchange(name, send, receive, [output], opts, finish, (source, buffer), root)
+
+    gather_into_tensor = gather_single
 
     # ---- scattering ----
 
@@ -347,7 +348,7 @@ class ProcessGroupMPI(Messages):
         )
         return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
 
-    @_ends_coalescing_on_error
+    @ends_coalescing_on_error
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``reduce_scatter_single`` of each pair, as one Work."""
         arguments.check_count(len(outputs), len(inputs), "the output list", "reduce_scatter_tensor_coalesced")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from . import mpi_runtime, shutdown, torch_internals
+from . import mpi_runtime, shutdown, survivors, torch_internals
 from ._autoload import BACKEND
-from .errors import DistBackendError
 from .groups import resolve
 from .options import Options
 
@@ -41,17 +39,17 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
     timeout = timeout or old.timeout
     is_world = old is dist.group.WORLD
     for each in shutdown.groups() if is_world else [old]:
-        _revoke(each.communicator.comm)
+        survivors.revoke(each.communicator.comm)
         each.abort()
-    survivors = _shrink(old.communicator.comm, timeout)
+    left = survivors.without_the_dead(old.communicator.comm, timeout)
     mpi_runtime.leave_unfinalized()
-    options = Options(comm=survivors)
+    options = Options(comm=left)
     if is_world:
         dist.destroy_process_group()
         dist.init_process_group(BACKEND, init_method="mpi://", timeout=timeout, pg_options=options)
         return resolve(None)
     dist.destroy_process_group(old)
-    return _subgroup(survivors, old.group_name, timeout, options)
+    return _subgroup(left, old.group_name, timeout, options)
 
 
 def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dist.ProcessGroup:
@@ -63,39 +61,3 @@ def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dis
     ranks = comm.allgather(dist.get_rank())
     name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
     return torch_internals.make_subgroup(BACKEND, ranks, comm.Get_rank(), name, options, timeout)
-
-
-def _revoke(comm: Any) -> None:
-    """Wake whoever waits on ``comm``, everywhere."""
-    if not comm:
-        return
-    try:
-        comm.Revoke()
-    except NotImplementedError:
-        raise NotImplementedError(
-            f"shrink: {mpi_runtime.library_name(mpi_runtime.mpi())} cannot survive the death of a rank; it needs ULFM, "
-            f"as in Open MPI 5 started with mpirun --with-ft ulfm"
-        ) from None
-
-
-def _shrink(comm: Any, timeout: timedelta) -> Any:
-    """``MPI_Comm_shrink``, which has no deadline, on a thread that is left behind where it does not come back."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(comm.Shrink())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="mpiplus-shrink", daemon=True)
-    thread.start()
-    thread.join(timeout.total_seconds())
-    if not outcome:
-        raise DistBackendError(
-            f"shrink: after {timeout.total_seconds():g} s not all survivors have called it (this is rank "
-            f"{comm.Get_rank()})"
-        )
-    if isinstance(outcome[0], Exception):
-        raise DistBackendError(f"shrink: {outcome[0]}") from outcome[0]
-    return outcome[0]

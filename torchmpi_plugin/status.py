@@ -144,6 +144,11 @@ def start(world: Group, store: Store, connection: Store) -> None:
     monitor, _world = Monitor(store, connection, world.rank()), world
 
 
+def answers_for(group: Group) -> bool:
+    """Whether ``group`` is the world that :func:`start` was called with."""
+    return _world is group
+
+
 def stop(group: Group) -> None:
     """``group`` has ended; nothing here may keep it, or the store it hosts, alive. With the world, so do answers."""
     global monitor, _world, last  # noqa: PLW0603

@@ -120,6 +120,6 @@ def batch_isend_irecv(case: Case) -> Started:
     sends = [dist.P2POp(dist.isend, tensors[peer], group=group, group_peer=peer) for peer in everyone]
     works = dist.batch_isend_irecv([*receives, *sends])
     expected = [case.data(peer, case.rank) for peer in everyone]
-    if len(works) != 2 * case.size:  # one work for the whole batch
-        return Started(outputs=outputs, expected=expected, other_works=works)
+    if len(works) != 2 * case.size:  # one work for the whole batch, from torch 2.15 on
+        return Started(works, outputs, expected)
     return Started(works[: case.size], outputs, expected, other_works=works[case.size :])
