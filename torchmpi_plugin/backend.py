@@ -60,10 +60,11 @@ _QUESTIONS = (
     "abort",
     "get_error",
     "set_timeout",
-    "shutdown",
 )
 _PROPERTIES = ("options", "supports_coalescing", "supports_shrinking", "supports_splitting")
 
+#: Those below torch's wrapper of DETAIL are otherwise held by C++ alone, where a Python object is forgotten.
+_open: set[Any] = set()
 #: The Work of the operation that this thread has just handed over: torch returns a holder of it, which knows less.
 _issued = threading.local()
 
@@ -130,6 +131,11 @@ class _Backend:
     def _set_group_uid(self, name: str) -> None:
         super()._set_group_uid(name)  # type: ignore[misc]
         self.group.setGroupName(name)
+
+    def shutdown(self) -> None:
+        """The end of the group."""
+        self.group.shutdown()
+        _open.discard(self)
 
     def split(self, store: dist.Store, ranks: list[int], opts: Any) -> Any:
         """A backend of some of the ranks, made by these alone; called by torch's ``split_group``."""
@@ -207,4 +213,6 @@ def _run_hooks(group: ProcessGroupMPI) -> None:
 def as_backend(group: ProcessGroupMPI) -> Any:
     """A backend for a group of torch's own."""
     group.attach, group.as_backend = attach, as_backend
-    return backend_type()(group, owned=True)
+    made = backend_type()(group, owned=True)
+    _open.add(made)
+    return made

@@ -13,6 +13,7 @@ from . import (
     communicator,
     cuda_aware,
     cuda_path,
+    flight_recorder,
     mpi_runtime,
     rendezvous,
     shutdown,
@@ -90,6 +91,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:
+        flight_recorder.start(opts.group_rank)
         shutdown.abort_on_exception = options is None or options.abort_on_exception
         rendezvous.export_environment(comm)
         world.adopt(group)

@@ -15,6 +15,7 @@ import torch
 from . import agreement, processes, status
 from .checkin import Report
 from .errors import DistBackendError, RankFailedError, describe_ranks
+from .flight_recorder import Entry
 from .work import in_words
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class Diagnosis:
         self._group: Group = weakref.proxy(group)
         self._looked = 0.0
         self._reported = -1, False
-        #: The last collective: number, name, and of its tensors the first one's shape, the dtype and how many.
-        self.last: tuple[int, str, tuple[torch.Size, torch.dtype, int] | None] | None = None
+        #: The last collective, as the flight recorder keeps it.
+        self.last: tuple[Any, ...] | None = None
         self._watchdog = _watchdog_seconds()
         self._quiet_until = 0.0
         self._leaving: dict[int, float] = {}  # since when
@@ -74,9 +75,9 @@ class Diagnosis:
         """The last collective that was begun, whether it is complete or not."""
         if self.last is None:
             return None
-        number, name, about = self.last
-        tensors = [torch.empty(about[0], dtype=about[1], device="meta")] * about[2] if about is not None else []
-        return Report(number, in_words(name, tensors), agreement.essence(name, tensors))
+        call = Entry(*self.last)
+        tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in call.outputs]
+        return Report(call.collective, in_words(call.operation, tensors), agreement.essence(call.operation, tensors))
 
     # ---- while an operation waits ----
 
@@ -156,6 +157,8 @@ class Diagnosis:
         text = (
             f"{call} timed out on rank {group.rank()} after {call.elapsed():.1f} s (the timeout is {call.seconds:g} s)"
         )
+        if status.monitor is not None:
+            group.checkin.briefly(status.monitor.want_traces, None)
         if call.peer is not None:
             doing = self._what_they_do([call.peer])
             whose = f"rank {call.peer} {doing}" if doing else "that rank is stopped or dead"

@@ -6,17 +6,31 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from time import time_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import agreement, arguments, cuda_path, device, engine, mpi_runtime, processes, profiling, shutdown, status
+from . import (
+    agreement,
+    arguments,
+    cuda_path,
+    device,
+    engine,
+    flight_recorder,
+    mpi_runtime,
+    processes,
+    profiling,
+    shutdown,
+    status,
+)
 from .checkin import CheckIn
 from .communicator import Communicator
 from .diagnosis import Diagnosis
 from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_signature, kind_of, premul_factor
 from .errors import DistBackendError, RankFailedError, describe_ranks
+from .flight_recorder import shapes_of
 from .hooks import Hooks
 from .work import CoalescedWork, PendingWork, Work
 
@@ -54,7 +68,6 @@ class Group(Hooks):
         self._communicator = communicator
         self._checkin = checkin
         self._handle = communicator.handle
-        self._messages = 0
         #: CUDA tensors that are only moved are handed to MPI itself.
         self._direct = cuda_path.current.direct
         #: Finds out why an operation takes so long.
@@ -236,24 +249,37 @@ class Group(Hooks):
         keep: Any = None,
         peer: int | None = None,
         then: Callable[[], int] | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work:
-        """Make the Work of an operation that C has started (``handle``) or already completed (0)."""
+        """Make the Work of an operation that C has started (``handle``) or already completed (0).
+
+        Args:
+            tensors: the results; of a send, what is sent.
+            inputs: what they are made of, where that is not themselves.
+        """
+        shapes = shapes_of(tensors)
+        made_of = shapes if inputs is None else shapes_of(inputs)
+        if peer is not None:
+            self._messages += 1
+        entry = self.subject, operation, self._sequence, self._messages, peer, made_of, shapes, time_ns()
         if peer is None:
-            about = (tensors[0].shape, tensors[0].dtype, len(tensors)) if tensors else None
-            self.diagnosis.last = self._sequence, operation, about
+            self.diagnosis.last = entry
+        recorder = flight_recorder.current
         if handle == 0 and then is not None:
             handle, then = then(), None
         if handle == 0:
+            if recorder is not None:
+                recorder.append(entry)
             if finish is not None:
                 finish()
             work = Work()
             work._tensors = tensors
         else:
-            if peer is not None:
-                self._messages += 1
             number = self._sequence if peer is None else self._messages
             seconds = self._seconds(opts)
             work = PendingWork(handle, self, operation, number, peer, seconds, tensors, finish, keep, then)
+            if recorder is not None:
+                recorder.append(flight_recorder.of_pending(entry, work))
             if sync:
                 work.wait()
             else:

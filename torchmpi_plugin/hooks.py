@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import torch_internals
+from . import flight_recorder, torch_internals
 from .errors import RankFailedError
 from .identity import Identity
 
@@ -76,6 +76,8 @@ class Hooks(Identity):
         if error is not self._failure:
             self._failure, self._timed_out = error, timed_out
             self.run_abort_hooks()
+            if flight_recorder.current is not None:
+                flight_recorder.current.write_after_failure()
 
     def get_error(self) -> Any:
         """c10d's ErrorType of the last failure: SUCCESS, TIMEOUT, REMOTE_ERROR (a rank died) or COMM_ERROR."""

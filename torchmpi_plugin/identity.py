@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from . import torch_internals
 from .device import types as device_types
+from .flight_recorder import Subject
 
 
 class Identity(dist.ProcessGroup):
@@ -29,7 +30,13 @@ class Identity(dist.ProcessGroup):
         self._name = name
         self._description = ""
         self._sequence = 0  # of collectives: the same on all ranks
+        self._messages = 0
         self._timeout = timeout.total_seconds()
+        self._name_subject()
+
+    def _name_subject(self) -> None:
+        #: What the flight recorder keeps of the group.
+        self.subject = Subject(self._name, self._description, tuple(self._global_ranks))
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -69,6 +76,7 @@ class Identity(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Called by torch when the group is registered."""
         self._name = name
+        self._name_subject()
 
     _set_group_name = setGroupName
 
@@ -79,6 +87,7 @@ class Identity(dist.ProcessGroup):
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Called by torch when the group is registered."""
         self._description = description
+        self._name_subject()
 
     _set_group_desc = setGroupDesc
 

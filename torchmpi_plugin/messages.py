@@ -12,6 +12,7 @@ from . import arguments
 from .agreement import Call
 from .arguments import Blocks, bytes_of, readable, single, writable
 from .engine import SLICE_NS
+from .flight_recorder import tensors_in
 from .group import Group
 from .work import Work
 
@@ -77,10 +78,14 @@ class Messages(Group):
         tensors: list[torch.Tensor],
         opts: Any,
         finish: arguments.Finish,
-        keep: Any,
+        keep: tuple[Any, Any],
         root: int | None = None,
     ) -> Work:
-        """A collective made of one message to and from each rank."""
+        """A collective made of one message to and from each rank.
+
+        Args:
+            keep: what is sent, and what is received: tensors, or lists of them with gaps.
+        """
         sync = not opts.asyncOp
         group = self._begin_collective(name)
         if self._compares:
@@ -88,4 +93,4 @@ class Messages(Group):
             self._compare(name, call, opts)
         staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)
         handle = self._lib.mpp_exchange(group, *send, *receive, -1, staging, SLICE_NS if sync else 0)
-        return self._issue(name, handle, sync, tensors, opts, finish, keep)
+        return self._issue(name, handle, sync, tensors, opts, finish, keep, inputs=tensors_in(keep[0]))

@@ -17,6 +17,7 @@ from . import arguments, device_reductions, sparse
 from .agreement import Call
 from .arguments import blocks_of, bytes_of, check, readable, rows_of, single, writable
 from .engine import SLICE_NS
+from .flight_recorder import tensors_in
 from .messages import Messages, ends_coalescing_on_error
 from .splitting import Splitting
 from .work import CoalescedWork, Work
@@ -175,7 +176,8 @@ class ProcessGroupMPI(Messages, Splitting):
         wait_ns = SLICE_NS if sync else 0
         handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, staging, wait_ns)
         finish = arguments.all_of(finishes)
-        return self._issue("all_gather", handle, sync, list(outputs), opts, finish, (source, buffers))
+        keep = (source, buffers)
+        return self._issue("all_gather", handle, sync, list(outputs), opts, finish, keep, inputs=[tensor])
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Every rank's tensor, one after the other, into one output of ``size`` times its elements."""
@@ -193,7 +195,7 @@ class ProcessGroupMPI(Messages, Splitting):
         handle = self._lib.mpp_allgather(
             group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0
         )
-        return self._issue(name, handle, sync, [output], opts, finish, (source, buffer))
+        return self._issue(name, handle, sync, [output], opts, finish, (source, buffer), inputs=[input])
 
     all_gather_single = allgather_into_tensor = _allgather_base
 
@@ -256,7 +258,7 @@ class ProcessGroupMPI(Messages, Splitting):
         source = readable(check(input, name))
         send = blocks_of([source if r == root else None for r in everybody])
         if root != self._rank:
-            return self._exchange(name, send, blocks_of([None] * self._size), [input], opts, None, source, root)
+            return self._exchange(name, send, blocks_of([None] * self._size), [input], opts, None, (source, None), root)
         arguments.check_alike(check(output, name), input, name)
         arguments.check_numel(output, input.numel() * self._size, "the root's output", name)
         buffer, finish = writable(output, name)
@@ -346,7 +348,7 @@ class ProcessGroupMPI(Messages, Splitting):
         handle = self._lib.mpp_reduce_scatter(
             group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0
         )
-        return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer))
+        return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer), inputs=tensors_in(keep))
 
     @ends_coalescing_on_error
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:

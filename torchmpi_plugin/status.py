@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import Store
 
+from . import flight_recorder
 from .checkin import start_thread
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def _answer() -> str:
 
 
 _ASKED = "mpiplus/status/asked"
+#: Set where an operation has timed out: those that are asked write their flight recorder's trace too.
+_DUMP = "mpiplus/status/dump"
 
 
 class Monitor:
@@ -107,9 +110,15 @@ class Monitor:
         with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
             while not self._stop.wait(LOOK_EVERY):
                 asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
+                if asked > answered and store.check([_DUMP]) and flight_recorder.current is not None:
+                    flight_recorder.current.write_after_failure()
                 while answered < asked:  # several ranks may have asked
                     answered += 1
                     store.set(f"mpiplus/status/{answered}/{self._rank}", _answer())
+
+    def want_traces(self) -> None:
+        """Let every rank that is asked from now on write the trace of its flight recorder first."""
+        self._store.set(_DUMP, "1")
 
     def ask(self, ranks: list[int]) -> dict[int, str]:
         """What ``ranks`` of the world say: see :func:`_answer`. Those that do not answer in time are left out."""

@@ -55,8 +55,7 @@ NEEDS = (
     Need(f"{_C10D}:ProcessGroup.register_post_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
     Need(f"{_C10D}:Backend", BACKENDS_IN_PYTHON, "groups that mpiplus shares with other backends"),
     Need(f"{_C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
-    Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's functions on the flight recorder"),
-    Need(f"{_C10D}:_dump_fr_trace_file", BACKENDS_IN_PYTHON, "torch's functions on the flight recorder"),
+    Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
 )
 
 
@@ -218,19 +217,17 @@ def end_with(event: Any, future: Any) -> None:
 # ---- the flight recorder ----
 
 
-def answer_recorder_calls(backend: str, dump: Callable[[bool, bool, bool], bytes], write: Callable[[], None]) -> None:
-    """Let torch's functions on the flight recorder of ``backend`` ask us; for other backends they are torch's.
+def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) -> None:
+    """Let torch's function that dumps the flight recorder ask us for that of our backend; others are torch's.
 
     Args:
+        ours: the backend's name.
         dump: the trace, pickled; takes includeCollectives, includeStackTraces, onlyActive.
-        write: writes it to this rank's file.
     """
-    if version() < BACKENDS_IN_PYTHON:
-        return  # no way to say which backend is meant
     module = import_module(_C10D)
-    ask, ask_file = module._dump_fr_trace, module._dump_fr_trace_file
-    if hasattr(ask, "asks_mpiplus"):
-        return
+    ask = module._dump_fr_trace
+    if version() < BACKENDS_IN_PYTHON or hasattr(ask, "asks_mpiplus"):
+        return  # before, there is no way to say which backend is meant
 
     def _dump_fr_trace(
         includeCollectives: bool | None = None,  # noqa: N803 - torch's names
@@ -242,12 +239,5 @@ def answer_recorder_calls(backend: str, dump: Callable[[bool, bool, bool], bytes
             return ask(includeCollectives, includeStackTraces, onlyActive, backend)  # type: ignore[no-any-return]
         return dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive))
 
-    def _dump_fr_trace_file(rank: int, *arguments: Any, backend: str = "gloo", **named: Any) -> None:
-        if backend == ours:
-            write()
-        else:
-            ask_file(rank, *arguments, backend=backend, **named)
-
-    ours = backend
     _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]
-    module._dump_fr_trace, module._dump_fr_trace_file = _dump_fr_trace, _dump_fr_trace_file  # type: ignore[attr-defined]
+    module._dump_fr_trace = _dump_fr_trace  # type: ignore[attr-defined]

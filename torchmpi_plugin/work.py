@@ -67,8 +67,12 @@ class Work(dist.Work):
             if not engine.start().wait(cast(PendingWork, self), until):
                 raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
+            self._tell(self._error)
             raise self._error.with_traceback(None)
         return True
+
+    def _tell(self, error: Exception, timed_out: bool = False) -> None:
+        """The user is about to hear of a failure."""
 
     def synchronize(self) -> None:
         """The same as ``wait()``, after which the result may be used on any stream."""
@@ -185,6 +189,9 @@ class PendingWork(Work):
             peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
         return f"{in_words(self.name, self._tensors)}{peer} (sequence number {self.number}, {self.group.label})"
 
+    def _tell(self, error: Exception, timed_out: bool = False) -> None:
+        self.group.failed(error, timed_out)
+
     def elapsed(self) -> float:
         """Seconds since the call."""
         return time.monotonic() - self.started
@@ -264,6 +271,7 @@ class PendingWork(Work):
             error = diagnosis.timed_out(self) if late else diagnosis.look(self)
             if error is None or not self._abandon(error):
                 return
+        self._tell(error, late)
         self.resolve()
 
 

@@ -1,0 +1,285 @@
+"""The last operations of this process, for a post-mortem: what torch's flight recorder keeps, in its form.
+
+torch's own recorder sees what goes through torch's dispatcher, which an operation of mpiplus does not (docs/faces.md);
+and a backend in Python cannot tell it when an operation is complete. So mpiplus keeps a ring of its own, and writes it
+as torch does: under the same variables, to the same files, for the same tools
+(``python -m torch.distributed.flight_recorder.fr_trace``). An entry costs a tuple: without the names of its parts,
+and without the tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from . import torch_internals
+
+log = logging.getLogger("torchmpi_plugin")
+
+#: The version of torch's format that this writes.
+_FORMAT = "2.10"
+_DEFAULT_ENTRIES = 2000
+_MOST_FRAMES = 16
+#: The analyzer's names of operations, where they are not ours.
+_NAMES = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "gather_single": "gather",
+}
+_OURS = str(Path(__file__).parent) + os.sep
+_TORCHS = f"{os.sep}torch{os.sep}distributed{os.sep}"
+
+Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
+Frame = tuple[str, int, str]
+
+
+class Subject(NamedTuple):
+    """The group of an operation."""
+
+    name: str
+    description: str
+    ranks: Sequence[int]
+
+
+class Entry(NamedTuple):
+    """One operation. Kept as a plain tuple: making this takes four times as long.
+
+    Attributes:
+        subject: the group.
+        operation: its name.
+        collective, message: numbers in the group; of a message, how many collectives came before.
+        peer: of a message; -1: any rank.
+        inputs, outputs: shapes and dtypes.
+        time: when it was recorded, in ns since the epoch.
+        work: refers to its Work while somebody holds that, which somebody does while it is pending; None: it was
+            complete at once.
+        frames: where it was called, if it was not complete at once.
+    """
+
+    subject: Subject
+    operation: str
+    collective: int
+    message: int
+    peer: int | None
+    inputs: Shapes
+    outputs: Shapes
+    time: int
+    work: weakref.ref[Any] | None = None
+    frames: Sequence[Frame] = ()
+
+    def state(self) -> str:
+        """As the analyzer calls it: what has failed was never seen to finish."""
+        work = None if self.work is None else self.work()
+        over = work is None or (work.finished and work._error is None)
+        return "completed" if over else "scheduled"
+
+
+def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
+    """What is kept of tensors: not the tensors, which would keep their memory."""
+    if len(tensors) == 1:
+        return ((tensors[0].shape, tensors[0].dtype),)
+    return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+
+
+def tensors_in(kept: Any) -> Sequence[torch.Tensor]:
+    """The tensors of what an operation keeps for its input: one, or a list with gaps."""
+    return [kept] if isinstance(kept, torch.Tensor) else [tensor for tensor in kept if tensor is not None]
+
+
+def _frames() -> list[Frame]:
+    """The calls in the user's program that led here, the innermost first."""
+    found: list[Frame] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < _MOST_FRAMES:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS) and _TORCHS not in name:
+            found.append((name, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def of_pending(entry: tuple[Any, ...], work: Any) -> tuple[Any, ...]:
+    """The entry of an operation that was not complete at once."""
+    return (*entry, weakref.ref(work), _frames())
+
+
+class Recorder:
+    """One per world.
+
+    Args:
+        entries: how many operations are kept.
+        rank: this process in the world.
+    """
+
+    def __init__(self, entries: int, rank: int) -> None:
+        self._ring: deque[tuple[Any, ...]] = deque(maxlen=entries)
+        #: Keeps one more.
+        self.append = self._ring.append
+        self._rank = rank
+        self._dumping, self._dumped = threading.Lock(), False
+
+    def _entries(self) -> list[Entry]:
+        # Not the comparing of calls under DETAIL, whose name says more than an operation's.
+        return [entry for entry in (Entry(*one) for one in list(self._ring)) if " " not in entry.operation]
+
+    # ---- the trace ----
+
+    def dump(self, collectives: bool = True, frames: bool = True, only_active: bool = False) -> bytes:
+        """The trace, pickled.
+
+        Args:
+            collectives: with the operations; else with the groups only.
+            frames: with the places they were called from.
+            only_active: without what is complete.
+        """
+        entries = self._entries()
+        groups = list(dict.fromkeys(entry.subject for entry in entries))
+        rows = [
+            self._row(number, groups.index(entry.subject), entry, frames)
+            for number, entry in enumerate(entries if collectives else [])
+            if not only_active or entry.state() != "completed"
+        ]
+        return pickle.dumps(
+            {
+                "version": _FORMAT,
+                "pg_config": {
+                    group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))}
+                    for group in groups
+                },
+                "pg_status": self._status(entries),
+                "comm_lib_version": "mpiplus",
+                "entries": rows,
+            }
+        )
+
+    @staticmethod
+    def _status(entries: list[Entry]) -> dict[str, dict[str, int]]:
+        status: dict[str, dict[str, int]] = {}
+        for entry in entries:
+            of_group = status.setdefault(entry.subject.name, {"last_completed_collective": -1})
+            of_group["last_enqueued_collective"] = of_group["last_started_collective"] = entry.collective
+            if entry.peer is None and entry.state() == "completed":
+                of_group["last_completed_collective"] = entry.collective
+        return status
+
+    def _row(self, number: int, group: int, entry: Entry, frames: bool) -> dict[str, Any]:
+        state, subject = entry.state(), entry.subject
+        row = {
+            "record_id": number,
+            "pg_id": group,
+            "process_group": (subject.name, subject.description),
+            "collective_seq_id": entry.collective,
+            "p2p_seq_id": entry.message,
+            "op_id": entry.collective + entry.message,
+            "profiling_name": f"mpiplus:{self._name(entry, subject.ranks.index(self._rank))}",
+            "time_created_ns": entry.time,
+            **_columns("input", () if entry.operation == "recv" else entry.inputs),
+            **_columns("output", () if entry.operation == "send" else entry.outputs),
+            "state": state,
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": state == "completed",
+            "timeout_ms": 0,
+            "is_p2p": entry.peer is not None,
+        }
+        if frames:
+            row["frames"] = [{"filename": file, "line": line, "name": name} for file, line, name in entry.frames]
+        return row
+
+    @staticmethod
+    def _name(entry: Entry, rank: int) -> str:
+        if entry.peer is None:
+            return _NAMES.get(entry.operation, entry.operation)
+        arrow = "->" if entry.operation == "send" else "<-"
+        return f"{entry.operation} {rank}{arrow}{entry.peer if entry.peer >= 0 else '?'}"
+
+    def write(self) -> str:
+        """Write the trace to this rank's file, whose name it returns."""
+        path = Path(f"{_file_prefix()}{self._rank}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.dump())
+        return str(path)
+
+    def write_after_failure(self) -> None:
+        """:meth:`write`, once in the life of the process: later failures would cover what led to the first."""
+        with self._dumping:
+            if self._dumped or not _writes_after_failure():
+                return
+            self._dumped = True
+            try:
+                log.warning(
+                    "mpiplus: the flight recorder's trace is in %s (read it with torch's flight_recorder.fr_trace)",
+                    self.write(),
+                )
+            except OSError as error:
+                log.warning("mpiplus: the flight recorder's trace cannot be written: %s", error)
+
+
+def _columns(side: str, shapes: Shapes) -> dict[str, Any]:
+    return {
+        f"{side}_sizes": [list(shape) for shape, _ in shapes],
+        f"{side}_dtypes": [_name_of(dtype) for _, dtype in shapes],
+    }
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """As c10 calls it: Float, Long, BFloat16."""
+    return torch.empty(0, dtype=dtype, device="meta").type().rpartition(".")[2].removesuffix("Tensor")
+
+
+# ---- torch's variables ----
+
+
+def _first_set(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def _writes_after_failure() -> bool:
+    """torch does so from 2.15 on; before, for those who ask."""
+    default = "1" if torch_internals.has_python_backends() else "0"
+    word = _first_set("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT") or default
+    return word.lower() in ("1", "y", "yes", "t", "true", "on")
+
+
+def _file_prefix() -> str:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    named = _first_set("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    return named or str(Path(cache) / "torch" / "comm_lib_trace_rank_")
+
+
+#: Of this process; None where the user has switched it off, or before the first world.
+current: Recorder | None = None
+
+
+def start(rank: int) -> None:
+    """Called with every new world: keep recording, or begin to.
+
+    Raises:
+        ValueError: a size that is no number.
+    """
+    global current  # noqa: PLW0603
+    word = _first_set("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") or str(_DEFAULT_ENTRIES)
+    try:
+        entries = int(word)
+    except ValueError:
+        raise ValueError(f"TORCH_FR_BUFFER_SIZE must be a number of operations, not {word!r}") from None
+    if entries <= 0:
+        current = None
+        return
+    current = Recorder(entries, rank)
+    torch_internals.answer_recorder_calls("mpiplus", _dump_current)
+
+
+def _dump_current(collectives: bool, frames: bool, only_active: bool) -> bytes:
+    recorder = current if current is not None else Recorder(1, 0)
+    return recorder.dump(collectives, frames, only_active)
