@@ -19,13 +19,22 @@ static struct {
     pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
     mpp_op *active, *active_tail;
     mpp_op *done, *done_tail;
+    mpp_op *unclaimed; /* the newest first */
     int64_t count;        /* active operations */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;
     int running, asleep, woken;
     pthread_t thread;
-} engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .completed = PTHREAD_COND_INITIALIZER};
+} engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .work = PTHREAD_COND_INITIALIZER, .completed = PTHREAD_COND_INITIALIZER};
+
+/* Deadlines are not to move when somebody sets the clock. */
+__attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes)) return;
+    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)) pthread_cond_init(&engine.completed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -83,8 +92,13 @@ static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
     *tail = op;
 }
 
+static void no_longer_active(mpp_op *op) {
+    if (op->counts) atomic_fetch_sub(&op->group->active, 1);
+    op->counts = 0;
+}
+
 static void complete(mpp_op *op, int state) {
-    op->group->active--;
+    no_longer_active(op);
     if (op->notify) {
         op->queued = 1;
         push(&engine.done, &engine.done_tail, op);
@@ -117,31 +131,77 @@ static int progress_all(void) {
 /* ---- starting and waiting ---- */
 
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging) {
-    mpp_op *op = calloc(1, size);
+    /* Counted from here on, so that the group is not closed before the operation is complete. */
+    int closed = atomic_fetch_add(&group->active, 1) >= MPP_CLOSED;
+    mpp_op *op = closed ? NULL : calloc(1, size);
     if (!op) {
+        atomic_fetch_sub(&group->active, 1);
         mpp_staging_free((mpp_staging *)staging);
         return NULL;
     }
     op->group = group;
+    op->counts = 1;
     op->staging = (mpp_staging *)staging;
     op->step = step;
     op->source = -1;
     return op;
 }
 
-static int failed_step(mpp_op *op) { return mpp_fail(op, MPP_FAILURE_MEMORY, 0); }
+/* What is returned for an operation that could not be made: all it can do is to say why. */
+static mpp_op no_memory = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1};
+static mpp_op no_group = {.state = MPP_FAILED, .failure = MPP_FAILURE_CANCELLED, .source = -1};
 
-/* The last resort: one operation that says so, so that Python has a place to read the reason from. */
-uintptr_t mpp_out_of_memory(mpp_group *group) {
-    mpp_op *op = mpp_new_op(sizeof *op, group, failed_step, 0);
-    if (!op) abort();
-    return mpp_start(op, 0);
+static int is_shared(const mpp_op *op) { return op == &no_memory || op == &no_group; }
+
+uintptr_t mpp_out_of_memory(const mpp_group *group) {
+    return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory);
+}
+
+static void let_go(mpp_group *group) {
+    if (atomic_fetch_sub(&group->holders, 1) > 1) return;
+    mpp_channel_free(group->channel);
+    free(group);
 }
 
 void mpp_discard(mpp_op *op) {
     if (op->discard) op->discard(op);
     if (op->staging) mpp_staging_free(op->staging);
+    no_longer_active(op);
+    if (op->holds) let_go(op->group);
     free(op);
+}
+
+/* ---- operations that Python has not got hold of yet ----
+ *
+ * An exception (Ctrl-C, say) may reach Python between the return of a function here and the next instruction, and
+ * the handle that was returned is lost. So operations are noted until Python has put them into its books. */
+
+/* Under the lock. */
+static void note_unclaimed(mpp_op *op) {
+    op->holds = 1;
+    atomic_fetch_add(&op->group->holders, 1);
+    op->starter = pthread_self();
+    op->later_unclaimed = engine.unclaimed;
+    engine.unclaimed = op;
+}
+
+/* The newest unclaimed operation that this thread has started, or 0. */
+uintptr_t mpp_unclaimed(void) {
+    mpp_lock();
+    mpp_op *op = engine.unclaimed;
+    while (op && !pthread_equal(op->starter, pthread_self())) op = op->later_unclaimed;
+    mpp_unlock();
+    return (uintptr_t)op;
+}
+
+void mpp_claim(uintptr_t handle) {
+    mpp_lock();
+    for (mpp_op **at = &engine.unclaimed; *at; at = &(*at)->later_unclaimed) {
+        if ((uintptr_t)*at != handle) continue;
+        *at = (*at)->later_unclaimed;
+        break;
+    }
+    mpp_unlock();
 }
 
 /* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
@@ -164,8 +224,8 @@ static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *sin
     return op->arrived && op->group->yield_early && now - *since > STUCK_NS;
 }
 
-/* Polls until `op` is complete, its group aborted, or the time up; what it found. The caller has counted itself
- * among the group's pollers, under the lock: once the operation is complete, nothing else keeps the group. */
+/* Polls until `op` is complete, its group aborted, or the time up; what it found. Once the operation is complete, the
+ * group is kept by whom the caller works for. */
 static int poll(mpp_op *op, int64_t wait_ns) {
     mpp_group *group = op->group;
     /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
@@ -201,7 +261,6 @@ static int poll(mpp_op *op, int64_t wait_ns) {
         else sched_yield();
     }
     atomic_fetch_sub(&engine.waiters, 1);
-    atomic_fetch_sub(&group->pollers, 1);
     return state;
 }
 
@@ -213,7 +272,6 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
         mpp_discard(op);
         return 0;
     }
-    op->group->active++;
     if (state == MPP_PENDING) {
         push(&engine.active, &engine.active_tail, op);
         engine.count++;
@@ -222,12 +280,17 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     } else {
         complete(op, state);
     }
-    if (wait_ns > 0) atomic_fetch_add(&op->group->pollers, 1);
+    if (wait_ns <= 0) note_unclaimed(op);
     mpp_unlock();
-    if (wait_ns > 0 && poll(op, wait_ns) == MPP_DONE) {
+    if (wait_ns <= 0) return (uintptr_t)op;
+    if (poll(op, wait_ns) == MPP_DONE) {
         mpp_discard(op);
         return 0;
     }
+    mpp_lock();
+    note_unclaimed(op);
+    wake_progress();
+    mpp_unlock();
     return (uintptr_t)op;
 }
 
@@ -242,7 +305,6 @@ int mpp_wait(uintptr_t handle, int64_t wait_ns) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     int state = atomic_load(&op->state);
-    if (state == MPP_PENDING) atomic_fetch_add(&op->group->pollers, 1);
     op->notify = 0;
     mpp_unlock();
     if (state == MPP_PENDING) state = poll(op, wait_ns);
@@ -265,6 +327,7 @@ int mpp_watch(uintptr_t handle) {
     mpp_lock();
     int pending = atomic_load(&op->state) == MPP_PENDING;
     op->notify = pending;
+    if (pending) wake_progress();
     mpp_unlock();
     return pending;
 }
@@ -287,12 +350,19 @@ int mpp_failure_of(uintptr_t handle, int *mpi_error, int64_t *first, int64_t *se
 /* Whether `rank` has come to this operation: 1, 0, or -1 where that cannot be seen from here. */
 int mpp_arrived(uintptr_t handle, int rank) {
     mpp_op *op = (mpp_op *)handle;
-    return op->arrived ? op->arrived(op, rank) : -1;
+    mpp_lock(); /* once the group is closed, its segment may go */
+    int there = op->arrived && !mpp_is_closed(op->group) ? op->arrived(op, rank) : -1;
+    mpp_unlock();
+    return there;
 }
 
 int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
-void mpp_release(uintptr_t handle) { mpp_discard((mpp_op *)handle); }
+void mpp_release(uintptr_t handle) {
+    if (is_shared((mpp_op *)handle)) return;
+    mpp_claim(handle);
+    mpp_discard((mpp_op *)handle);
+}
 
 /* ---- background ---- */
 
@@ -359,7 +429,7 @@ void mpp_engine_stop(void) {
 
 uintptr_t mpp_next_completed(int64_t timeout_ns) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     int64_t ns = until.tv_nsec + timeout_ns;
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
@@ -396,14 +466,12 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     group->first_tag = first_tag;
     group->tag_count = tag_count;
     group->yield_early = yield_early;
+    group->holders = 1;
     return (uintptr_t)group;
 }
 
 int64_t mpp_group_active(uintptr_t handle) {
-    mpp_lock();
-    int64_t active = ((mpp_group *)handle)->active;
-    mpp_unlock();
-    return active;
+    return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1);
 }
 
 /* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
@@ -417,11 +485,15 @@ void mpp_group_abort(uintptr_t handle) {
     mpp_unlock();
 }
 
-/* Refuses (-1) while an operation is active, as MPI or a neighbour may still touch its buffers, or waited for. */
-int mpp_group_free(uintptr_t handle) {
-    mpp_group *group = (mpp_group *)handle;
-    if (mpp_group_active(handle) || atomic_load(&group->pollers)) return -1;
-    mpp_channel_free(group->channel);
-    free(group);
-    return 0;
+/* The group's communicator and segment are not touched any more. Refuses (-1) while an operation is active, as MPI or
+ * a neighbour may still touch its buffers. */
+int mpp_group_close(uintptr_t handle) {
+    int64_t none = 0;
+    mpp_lock();
+    int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
+    mpp_unlock();
+    return closed || none >= MPP_CLOSED ? 0 : -1;
 }
+
+/* Nobody will use the handle any more. The memory goes with the last of the group's operations. */
+void mpp_group_release(uintptr_t handle) { let_go((mpp_group *)handle); }

@@ -10,6 +10,7 @@
 #ifndef MPP_ENGINE_H
 #define MPP_ENGINE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "mpi_api.h"
@@ -29,8 +30,12 @@ struct mpp_op {
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
     void (*discard)(mpp_op *);          /* frees what the operation owns besides itself; may be NULL */
     _Atomic int state;
-    int notify; /* report completion through mpp_next_completed */
-    int queued; /* stands in the list of completed operations */
+    mpp_op *later_unclaimed;
+    pthread_t starter;
+    int counts;  /* among the group's active operations */
+    int holds;   /* keeps the group: from the moment that Python has the operation's handle */
+    int notify;  /* report completion through mpp_next_completed */
+    int queued;  /* stands in the list of completed operations */
     int failure;
     int mpi_error;
     int source;
@@ -44,8 +49,8 @@ struct mpp_group {
     unsigned sequence;
     int yield_early;
     _Atomic int aborted;
-    _Atomic int pollers; /* threads that wait for an operation of this group, and look at the group meanwhile */
-    int64_t active;
+    _Atomic int holders;              /* Python's group, and operations that Python knows */
+    _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
     _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
     mpp_channel *channel;             /* NULL where the group spans several nodes */
     struct message_op *receives;      /* the user's, not yet matched, in program order */
@@ -55,18 +60,19 @@ struct mpp_group {
 
 extern size_t mpp_chunk_limit;
 
+#define MPP_CLOSED ((int64_t)1 << 62)
+static inline int mpp_is_closed(const mpp_group *group) { return atomic_load(&group->active) >= MPP_CLOSED; }
+
 /* Both return what step should return. */
 int mpp_fail(mpp_op *op, int failure, int mpi_error);
 int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
 
-/* Takes the staging over, also where it returns NULL. */
+/* Takes the staging over, also where it returns NULL: no memory, or the group is closed. */
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
 void mpp_discard(mpp_op *op);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
-uintptr_t mpp_out_of_memory(mpp_group *group);
+uintptr_t mpp_out_of_memory(const mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
-void mpp_lock(void);
-void mpp_unlock(void);
 
 /* shm.c */
 void mpp_channel_free(mpp_channel *channel);

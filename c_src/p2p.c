@@ -19,13 +19,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TO_MATCH, TO_SEND, ACTIVE, OVER };
+enum { TO_MATCH, TO_TAKE, TO_SEND, ACTIVE, OVER };
 
 typedef struct {
-    mpi_handle request;
-    char *buffer, *spill; /* spill: where a message of the wrong length goes */
+    mpi_handle request, message; /* message: matched, and not taken yet */
+    char *buffer, *spill;        /* spill: where a message of the wrong length goes */
     size_t bytes;
-    int peer, lane, phase;
+    int peer, lane, phase, length;
 } transfer;
 
 typedef struct message_op message_op;
@@ -121,33 +121,35 @@ static void came_from(message_op *m, int source) {
         if (m->transfers[i].peer == mpp_mpi.any_source) m->transfers[i].peer = source;
 }
 
-static void wrong_length(message_op *m, transfer *t, int length) {
-    m->op.detail[0] = (int64_t)t->bytes;
-    m->op.detail[1] = length;
-    mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
-    t->spill = malloc(length ? (size_t)length : 1);
+/* Takes the message that was matched. One of the wrong length needs memory of our own; while there is none it stays
+ * where it is, and the operation pending: what is longer than the user's buffer must not go there. */
+static void take(message_op *m, transfer *t) {
+    if ((size_t)t->length != t->bytes) {
+        m->op.detail[0] = (int64_t)t->bytes;
+        m->op.detail[1] = t->length;
+        mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
+        t->spill = malloc(t->length ? (size_t)t->length : 1);
+        if (!t->spill) return;
+    }
+    char *target = t->spill ? t->spill : t->buffer;
+    int error = mpp_mpi.Imrecv(target, t->length, mpp_mpi.byte, &t->message, &t->request);
+    t->phase = error ? OVER : ACTIVE;
+    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
 }
 
 static void match(message_op *m, transfer *t) {
     mpi_status status;
-    mpi_handle message;
-    int found = 0, length = 0;
-    int error = mpp_mpi.Improbe(t->peer, m->tag, m->op.group->comm, &found, &message, &status);
+    int found = 0;
+    int error = mpp_mpi.Improbe(t->peer, m->tag, m->op.group->comm, &found, &t->message, &status);
     if (!error && !found) return;
     m->unmatched--;
     t->phase = OVER;
     if (!error) {
         came_from(m, status_source(&status));
-        mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
-        if ((size_t)length != t->bytes) wrong_length(m, t, length);
-        char *target = t->spill ? t->spill : t->buffer;
-        error = mpp_mpi.Imrecv(target, length, mpp_mpi.byte, &message, &t->request);
-        t->phase = ACTIVE;
+        error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &t->length);
     }
-    if (error) {
-        t->phase = OVER;
-        mpp_fail(&m->op, MPP_FAILURE_MPI, error);
-    }
+    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+    else t->phase = TO_TAKE;
 }
 
 static int advance(message_op *m, int i) {
@@ -157,6 +159,7 @@ static int advance(message_op *m, int i) {
         int first = i == 0 || m->transfers[i - 1].peer != t->peer || m->transfers[i - 1].phase != TO_MATCH;
         if (first && !must_wait(m, t->peer)) match(m, t);
     }
+    if (t->phase == TO_TAKE) take(m, t);
     if (t->phase == ACTIVE) {
         mpi_status status;
         int flag;

@@ -41,6 +41,8 @@ void mpp_engine_stop(void);
 void mpp_set_chunk_limit(size_t bytes);
 size_t mpp_get_chunk_limit(void);
 int64_t mpp_active_count(void);
+void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a time */
+void mpp_unlock(void);
 uintptr_t mpp_next_completed(int64_t timeout_ns);
 
 /* groups */
@@ -49,7 +51,8 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
 size_t mpp_segment_size(int size, int slots, size_t slot_bytes);
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);
-int mpp_group_free(uintptr_t group);
+int mpp_group_close(uintptr_t group);
+void mpp_group_release(uintptr_t group);
 
 /* CUDA. Where an operation's buffers are on a device, its `staging` is what mpp_stage made on the same thread just
  * before, else 0. mpp_stage takes the number of the device and the stream whose queued work comes before the
@@ -83,6 +86,10 @@ uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out
                              uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
+
+/* An operation that was returned is unclaimed until it is claimed. */
+uintptr_t mpp_unclaimed(void);
+void mpp_claim(uintptr_t op);
 
 /* waiting */
 int mpp_wait(uintptr_t op, int64_t wait_ns);

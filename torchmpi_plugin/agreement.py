@@ -102,8 +102,8 @@ def check(group: Group, operation: str, call: Call, opts: Any) -> None:
     text = call.describe(operation, with_device=not (call.as_messages or group.mixes_devices))
     mine = _record(text, call, size)
     everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
-    handle = group._lib.mpp_allgather(group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS)
-    group._issue(text + COMPARING, handle, True, [], opts, None, (mine, everybody))
+    operands = group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
+    group._issue(text + COMPARING, group._lib.mpp_allgather, operands, True, [], opts, None, (mine, everybody))
     texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
     problem = _different_calls(texts) or _different_lengths(everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64))
     if problem:

@@ -111,10 +111,12 @@ class Communicator:
         compares: whether a rank was asked to compare the calls; then all do.
         largest_tag: the largest tag a user may give.
         littered: messages may come that nobody will take.
+        freed: it is gone, but for the handle, which stays valid as long as this object.
     """
 
     littered = False
     _crowded = False
+    freed = False
 
     def __init__(self, comm: Any, base: Any) -> None:
         mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
@@ -169,19 +171,23 @@ class Communicator:
         """Give everything back; False (and nothing freed) while an operation is unfinished.
 
         The communicator itself is kept for good if a message may be left on it: MPI gives its number to the next one
-        made, and then delivers there what comes late.
+        made, and then delivers there what comes late. C keeps the handle valid until this object goes.
         """
-        if not self.handle:
+        if self.freed:
             return True
-        if self._lib.mpp_group_free(self.handle):
+        if self._lib.mpp_group_close(self.handle):
             return False
-        self.handle = 0
+        self.freed = True
         if self._segment is not None:
             self._segment.close()
-            self._segment = None
-        if not self.littered and not self._has_unread_message():
-            self.comm.Free()
+        with mpi_runtime.exclusive():
+            if not self.littered and not self._has_unread_message():
+                self.comm.Free()
         return True
+
+    def __del__(self) -> None:
+        if self.freed:
+            self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:
         try:

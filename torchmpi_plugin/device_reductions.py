@@ -48,15 +48,15 @@ _KERNELS_OF_BOOL = (
 
 
 class Begun(NamedTuple):
-    """The first half of an operation, under way.
+    """An operation in two halves.
 
     Attributes:
-        handle: of C, 0 if it is complete.
+        start: begins the first half; returns C's handle, 0 if it is complete.
         then: begins the second half, when the first one is complete; returns its handle.
         keep: tensors that must live until the operation is complete.
     """
 
-    handle: int
+    start: Callable[[], int]
     then: Callable[[], int]
     keep: Any
 
@@ -133,7 +133,17 @@ def _begin(
         staging = group._stage(result, moves=True)
         return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), tag, staging, 0))
 
+    def start() -> int:
+        group.second_halves.add(then)
+        try:
+            return exchange(blocks, sources, tags[0])
+        except Exception:
+            group.second_halves.discard(then)
+            raise
+
     def then() -> int:
+        if then not in group.second_halves:
+            raise DistBackendError(f"a reduction on {result.device} was interrupted between its halves on rank {rank}")
         try:
             with cuda.stream(device.own_stream(result.device)):
                 combine(sources, result, how)
@@ -143,9 +153,10 @@ def _begin(
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
             raise DistBackendError(f"a reduction on {result.device} failed on rank {rank}: {error}") from error
+        except BaseException:
+            group.break_off("a reduction on the device was interrupted")
+            raise
         finally:
             group.second_halves.discard(then)
 
-    first = exchange(blocks, sources, tags[0])
-    group.second_halves.add(then)
-    return Begun(first, then, (received, blocks, result))
+    return Begun(start, then, (received, blocks, result))

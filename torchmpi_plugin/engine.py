@@ -3,12 +3,18 @@
 The C engine starts operations, advances them and knows no Python. Here a pending operation is tied to its
 :class:`~torchmpi_plugin.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one
 that MPI or a neighbour may still be writing to, whether or not the user kept it.
+
+An exception may come at any instruction: Ctrl-C, another signal's, MemoryError. So C notes which operations it has
+returned and nobody has claimed, and a call that an exception ends hands over what C needs to its ``interrupted`` list
+before anything else: with the two, :meth:`Engine.recover` makes the Work that the call could not make.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 from . import mpi_runtime, status
 
 if TYPE_CHECKING:
+    from .group import Interrupted
     from .work import PendingWork
+
+log = logging.getLogger("torchmpi_plugin")
 
 PENDING, DONE, FAILED, ABORTED = 0, 1, 2, 3
 _REPORTED = 4  # added to the state where the background thread completes the operation too
@@ -40,6 +49,8 @@ class Engine:
         #: The only thread that may call MPI, where MPI wants that.
         self.only_thread = None if self.background else threading.main_thread().ident
         self._registry: dict[int, PendingWork] = {}
+        #: Calls that an exception ended before C's operation, if there is one, was in the registry.
+        self.interrupted: list[Interrupted] = []
         self._threads: set[threading.Thread] = set()
         #: How many of them are in the users' callbacks, or may be.
         self._resolving = 0
@@ -47,12 +58,58 @@ class Engine:
         self._start_lock, self._lead, self._housekeeping = threading.Lock(), threading.Lock(), threading.Lock()
         self._stopping = False
 
+    def check_thread(self, doing: str) -> None:
+        """Below ``MPI_THREAD_SERIALIZED``, refuse what leads to MPI calls on another thread than MPI's own.
+
+        Raises:
+            RuntimeError: this is another thread.
+        """
+        if self.only_thread is not None and self.only_thread != threading.get_ident():
+            raise RuntimeError(
+                f"{doing}: MPI was initialised with a thread level that allows calls from the main thread only; "
+                f"initialise it with MPI_THREAD_MULTIPLE"
+            )
+
     # ---- pending operations ----
 
+    def own(self, work: PendingWork) -> None:
+        """Keep ``work`` alive until its C operation is complete, whatever becomes of the call that made it."""
+        self._registry[work.handle] = work
+        self.lib.mpp_claim(work.handle)
+
+    def recover(self, call: Interrupted | None = None) -> None:
+        """After a call that an exception ended: see to what it has begun, as if it had been asynchronous.
+
+        Args:
+            call: the call, which is in ``interrupted``; None: whatever is there.
+        """
+        if not self.interrupted:
+            return
+        # A signal handler's call within another one: that one's operation is not to be taken from it.
+        starting, frame, depth = self.interrupted[-1][0].starting, sys._getframe(), 0
+        while frame is not None and depth < 2:
+            depth, frame = depth + (frame.f_code is starting), frame.f_back  # type: ignore[assignment]
+        if depth > 1:
+            return
+        everything = call is None or threading.current_thread() is threading.main_thread()
+        calls = list(self.interrupted) if everything or call is None else [call]
+        while calls and (handle := self.lib.mpp_unclaimed()):
+            # Which of several calls it belongs to matters for its name; their buffers are all kept.
+            if handle in self._registry:
+                self.lib.mpp_claim(handle)
+            else:
+                self.own(calls[-1][0].adopt(handle, calls))
+        me = threading.get_ident()
+        for work in list(self._registry.values()):
+            if work.caller == me:
+                work.caller = 0
+                self.watch(work)
+        done = {id(one) for one in calls}
+        self.interrupted[:] = [one for one in self.interrupted if id(one) not in done]
+
     def watch(self, work: PendingWork) -> None:
-        """Keep ``work`` alive until it is complete, and complete it in the background."""
+        """Complete ``work``, which is owned, in the background."""
         handle = work.handle
-        self._registry[handle] = work
         if not self.background:
             self._reap()
             return
@@ -86,8 +143,8 @@ class Engine:
             self.watch(work)
 
     def poll(self, work: PendingWork) -> bool:
-        """Whether ``work`` is complete, after a try to make it so."""
-        if not work.finished:
+        """Whether ``work`` is complete, after a try to make it so where this thread may."""
+        if not work.finished and self.only_thread in (None, threading.get_ident()):
             self._try(work)
         return work.finished
 
@@ -96,6 +153,7 @@ class Engine:
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
+        self.check_thread(f"waiting for {work.name}")
         lib = self.lib
         try:
             while not work.finished:
@@ -112,6 +170,7 @@ class Engine:
                         return False
             return True
         finally:
+            work.caller = 0
             status.waits(None)
             if not work.finished or work.abandoned:
                 self.watch(work)
@@ -121,8 +180,9 @@ class Engine:
         return max(0, min(SLICE_NS, int((until - time.monotonic()) * 1e9)))
 
     def pending(self) -> list[PendingWork]:
-        """Operations whose buffers are still in use."""
-        return [work for work in list(self._registry.values()) if self.lib.mpp_state_of(work.handle) == PENDING]
+        """Operations whose buffers are still in use, but for those that a thread is in the call of."""
+        works = [work for work in list(self._registry.values()) if not work.caller]
+        return [work for work in works if self.lib.mpp_state_of(work.handle) == PENDING]
 
     # ---- background ----
 
@@ -136,8 +196,8 @@ class Engine:
 
     def _start_completing(self) -> None:
         thread = threading.Thread(target=self._complete_forever, name="mpiplus", daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)
 
     def _complete_forever(self) -> None:
         """Completes asynchronous operations: results put in place, futures set, references dropped.
@@ -145,9 +205,14 @@ class Engine:
         Setting a future runs the callbacks of whoever uses it, and such a callback may wait for another future
         (PowerSGD's does). So the thread that sets one leaves the lead to another.
         """
+        self._threads.add(threading.current_thread())  # also where an exception keeps who started it from doing so
         while not self._stopping:
-            with self._lead:
-                resolving = self._lead_until_a_future()
+            try:
+                with self._lead:
+                    resolving = self._lead_until_a_future()
+            except MemoryError:
+                log.exception("mpiplus: no memory to complete an operation with; going on")
+                continue
             if resolving is None:
                 return
             with self._start_lock:
@@ -180,7 +245,8 @@ class Engine:
             return
         try:
             for late in list(self._registry.values()):
-                if not late.finished:
+                # C may be done with one that an interrupted wait left behind.
+                if not self.poll(late):
                     late.check_deadline()
         finally:
             self._housekeeping.release()

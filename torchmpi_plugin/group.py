@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import time_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,18 @@ from .errors import DistBackendError, RankFailedError, describe_ranks
 from .flight_recorder import shapes_of
 from .hooks import Hooks
 from .work import CoalescedWork, PendingWork, Work
+
+#: A call that an exception ended: the group, then what ``_issue`` was given.
+Interrupted: TypeAlias = tuple[
+    "Group",
+    str,
+    "int | None",
+    Any,
+    "list[torch.Tensor]",
+    arguments.Finish,
+    Any,
+    "Callable[[], int] | None",
+]
 
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
 
@@ -73,6 +85,7 @@ class Group(Hooks):
         #: Finds out why an operation takes so long.
         self.diagnosis = Diagnosis(self)
         self._broken: str | None = None
+        self._closed = False
         self._left = False
         self._reductions: dict[Any, Any] = {}
         #: The operations to become one Work, with the results of each.
@@ -108,7 +121,7 @@ class Group(Hooks):
     @property
     def closed(self) -> bool:
         """Whether the group was destroyed."""
-        return self._handle == 0
+        return self._closed
 
     # ---- life ----
 
@@ -140,13 +153,13 @@ class Group(Hooks):
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
-        if self._handle and self._size > 1 and not self._left:
+        if not self._closed and self._size > 1 and not self._left:
             self._left = True
             self._checkin.leave(self._sequence)
 
     def take_back_failed(self) -> None:
         """Cancel what has failed for the user already, as far as only this process uses its buffers."""
-        if self._handle and any(work.abandoned for work in self._engine.pending() if work.group is self):
+        if not self._closed and any(work.abandoned for work in self._engine.pending() if work.group is self):
             self._lib.mpp_group_abort(self._handle)
 
     def shutdown(self) -> None:
@@ -157,26 +170,30 @@ class Group(Hooks):
         """
         if mpi_runtime.forked:
             return
+        self._engine.check_thread(f"destroying {self.label}")
         self.leave()
         status.stop(self)
         self.take_back_failed()
-        handle, self._handle = self._handle, 0
+        # From here on no thread begins anything; what one has begun already is waited for, and C keeps the memory it
+        # needs as long as this object and its Works are there.
         self._broken = self._broken or f"{self.label} is destroyed"
-        if handle:
-            shutdown.wait_until(lambda: self._is_idle(handle))
-            if self._lib.mpp_group_active(handle):
-                self._lib.mpp_group_abort(handle)
+        closed, self._closed = self._closed, True
+        if not closed:
+            shutdown.wait_until(self._is_idle)
+            if self._lib.mpp_group_active(self._handle):
+                self._lib.mpp_group_abort(self._handle)
                 shutdown.wait_until(lambda: not status.is_waited_for(self))
         with self.diagnosis.lock:
             freed = not self.second_halves and self._communicator.free()
         if freed and self.user_communicator is not None:
-            self.user_communicator.Free()
+            with mpi_runtime.exclusive():
+                self.user_communicator.Free()
             self.user_communicator = None
 
-    def _is_idle(self, handle: int) -> bool:
+    def _is_idle(self) -> bool:
         """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
         left = [work for work in self._engine.pending() if work.group is self]
-        active = int(self._lib.mpp_group_active(handle)) + len(self.second_halves)
+        active = int(self._lib.mpp_group_active(self._handle)) + len(self.second_halves)
         return active == sum(work.abandoned for work in left) or status.is_waited_for(self)
 
     def break_off(self, why: str) -> None:
@@ -187,8 +204,7 @@ class Group(Hooks):
         """Free everybody who waits in this group on this rank; no operation can follow."""
         self.run_abort_hooks()
         self._broken = f"{self.label} was aborted"
-        if self._handle:
-            self._lib.mpp_group_abort(self._handle)
+        self._lib.mpp_group_abort(self._handle)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
@@ -208,12 +224,8 @@ class Group(Hooks):
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
         status.last = self, operation
-        only = self._engine.only_thread
-        if only is not None and only != threading.get_ident():
-            raise RuntimeError(
-                f"{operation}: MPI was initialised with a thread level that allows calls from the main thread only; "
-                f"initialise it with MPI_THREAD_MULTIPLE"
-            )
+        if self._engine.only_thread is not None:
+            self._engine.check_thread(operation)
         if profiling.wanted():
             profiling.begin(operation)
         return self._handle
@@ -241,7 +253,8 @@ class Group(Hooks):
     def _issue(
         self,
         operation: str,
-        handle: int,
+        start: Callable[..., int],
+        operands: tuple[Any, ...],
         sync: bool,
         tensors: list[torch.Tensor],
         opts: Any = None,
@@ -251,39 +264,37 @@ class Group(Hooks):
         then: Callable[[], int] | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work:
-        """Make the Work of an operation that C has started (``handle``) or already completed (0).
+        """Start an operation in C, and make its Work.
 
         Args:
+            start, operands: the function of C, which returns 0 if the operation is complete, and what it takes.
             tensors: the results; of a send, what is sent.
             inputs: what they are made of, where that is not themselves.
         """
-        shapes = shapes_of(tensors)
-        made_of = shapes if inputs is None else shapes_of(inputs)
-        if peer is not None:
-            self._messages += 1
-        entry = self.subject, operation, self._sequence, self._messages, peer, made_of, shapes, time_ns()
-        if peer is None:
-            self.diagnosis.last = entry
-        recorder = flight_recorder.current
-        if handle == 0 and then is not None:
-            handle, then = then(), None
-        if handle == 0:
-            if recorder is not None:
-                recorder.append(entry)
-            if finish is not None:
-                finish()
-            work = Work()
-            work._tensors = tensors
-        else:
-            number = self._sequence if peer is None else self._messages
-            seconds = self._seconds(opts)
-            work = PendingWork(handle, self, operation, number, peer, seconds, tensors, finish, keep, then)
-            if recorder is not None:
-                recorder.append(flight_recorder.of_pending(entry, work))
-            if sync:
-                work.wait()
+        entry = self._entry(operation, peer, tensors, inputs)
+        try:
+            handle = start(*operands)
+            if handle == 0 and then is not None:
+                second, then = then, None
+                handle = second()
+            if handle == 0:
+                if finish is not None:
+                    finish()
+                work = Work()
+                work._tensors = tensors
             else:
-                self._engine.watch(work)
+                work = self._pending(handle, operation, peer, opts, tensors, finish, keep, then)
+                entry = flight_recorder.of_pending(entry, work)
+            if flight_recorder.current is not None:
+                flight_recorder.current.append(entry)
+            if isinstance(work, PendingWork):
+                self._take_care_of(work, sync)
+        except BaseException:
+            # First of all, and with nothing before it that a second exception could interrupt.
+            call = (self, operation, peer, opts, tensors, finish, (operands, keep), then)
+            self._engine.interrupted.append(call)
+            self._engine.recover(call)
+            raise
         if self._extensions:
             self._begin_extensions(work)
         if profiling.events:
@@ -291,6 +302,54 @@ class Group(Hooks):
         if self._coalescing is not None:
             self._coalescing.append((work, [] if operation == "send" else tensors))
         return work
+
+    #: How to recognise a call that is starting an operation.
+    starting = _issue.__code__
+
+    def _entry(
+        self, operation: str, peer: int | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None
+    ) -> tuple[Any, ...]:
+        """What the flight recorder keeps of an operation."""
+        shapes = shapes_of(tensors)
+        made_of = shapes if inputs is None else shapes_of(inputs)
+        if peer is not None:
+            self._messages += 1
+        entry = self.subject, operation, self._sequence, self._messages, peer, made_of, shapes, time_ns()
+        if peer is None:
+            self.diagnosis.last = entry
+        return entry
+
+    def _pending(
+        self,
+        handle: int,
+        operation: str,
+        peer: int | None,
+        opts: Any,
+        tensors: list[torch.Tensor],
+        finish: arguments.Finish,
+        keep: Any,
+        then: Callable[[], int] | None,
+    ) -> PendingWork:
+        number = self._sequence if peer is None else self._messages
+        return PendingWork(handle, self, operation, number, peer, self._seconds(opts), tensors, finish, keep, then)
+
+    def adopt(self, handle: int, calls: Sequence[Interrupted]) -> PendingWork:
+        """The Work of an operation whose call, the last of ``calls``, could not make it."""
+        _, operation, peer, opts, tensors, finish, _, then = calls[-1]
+        work = self._pending(handle, operation, peer, opts, tensors, finish, calls, then)
+        work.caller = threading.get_ident()
+        return work
+
+    def _take_care_of(self, work: PendingWork, sync: bool) -> None:
+        if sync:
+            work.caller = threading.get_ident()
+        self._engine.own(work)
+        if self._engine.interrupted:
+            self._engine.recover()
+        if sync:
+            work.wait()
+        else:
+            self._engine.watch(work)
 
     def _seconds(self, opts: Any) -> float:
         """The deadline: the call's own, else the group's."""

@@ -46,8 +46,8 @@ class Messages(Group):
         source = readable(tensor)
         group = self._begin("send")
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
-        handle = self._lib.mpp_send(group, source.data_ptr(), bytes_of(source), dst, tag, staging, 0)
-        return self._issue("send", handle, False, [tensor], None, None, source, dst)
+        operands = group, source.data_ptr(), bytes_of(source), dst, tag, staging, 0
+        return self._issue("send", self._lib.mpp_send, operands, False, [tensor], None, None, source, dst)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive from one rank a message of exactly the tensor's length."""
@@ -67,8 +67,8 @@ class Messages(Group):
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         # -1: keep the operation even if it is complete, to ask it where the message came from
         wait_ns = -1 if src < 0 else 0
-        handle = self._lib.mpp_recv(group, buffer.data_ptr(), bytes_of(buffer), src, tag, staging, wait_ns)
-        return self._issue("recv", handle, False, [tensor], None, finish, buffer, src)
+        operands = group, buffer.data_ptr(), bytes_of(buffer), src, tag, staging, wait_ns
+        return self._issue("recv", self._lib.mpp_recv, operands, False, [tensor], None, finish, buffer, src)
 
     def _exchange(
         self,
@@ -92,5 +92,5 @@ class Messages(Group):
             call = Call(tensors[0], root=root, send=send[1], receive=receive[1], as_messages=True)
             self._compare(name, call, opts)
         staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)
-        handle = self._lib.mpp_exchange(group, *send, *receive, -1, staging, SLICE_NS if sync else 0)
-        return self._issue(name, handle, sync, tensors, opts, finish, keep, inputs=tensors_in(keep[0]))
+        operands, start = (group, *send, *receive, -1, staging, SLICE_NS if sync else 0), self._lib.mpp_exchange
+        return self._issue(name, start, operands, sync, tensors, opts, finish, keep, inputs=tensors_in(keep[0]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -175,6 +177,24 @@ def warn_of_thread_level(level: int) -> None:
         name,
         effect,
     )
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """For calls to MPI through mpi4py: where MPI wants one call at a time, no other thread of ours makes one meanwhile.
+
+    Within it the engine stands still, so nothing in it may wait for what another rank does only after it has heard of
+    an operation of ours.
+    """
+    if mpi().Query_thread() == mpi().THREAD_MULTIPLE:
+        yield
+        return
+    lib = shim().lib
+    try:
+        lib.mpp_lock()
+        yield
+    finally:
+        lib.mpp_unlock()
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class ProcessGroupMPI(Messages, Splitting):
         group = self._begin_collective("barrier")
         if self._compares:
             self._compare("barrier", Call(), opts)
-        return self._issue("barrier", self._lib.mpp_barrier(group, SLICE_NS if sync else 0), sync, [], opts)
+        return self._issue("barrier", self._lib.mpp_barrier, (group, SLICE_NS if sync else 0), sync, [], opts)
 
     def broadcast(
         self, tensors: Any, opts: Any = None, *, root: int | None = None, timeout: timedelta | None = None
@@ -78,8 +78,8 @@ class ProcessGroupMPI(Messages, Splitting):
             self._compare("broadcast", Call(tensor, [tensor.numel()], root=root), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
-        handle = self._lib.mpp_broadcast(group, buffer.data_ptr(), bytes_of(buffer), root, staging, wait_ns)
-        return self._issue("broadcast", handle, sync, [tensor], opts, finish, buffer)
+        operands = group, buffer.data_ptr(), bytes_of(buffer), root, staging, wait_ns
+        return self._issue("broadcast", self._lib.mpp_broadcast, operands, sync, [tensor], opts, finish, buffer)
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce every rank's tensor elementwise, in place, to bitwise the same result everywhere.
@@ -105,10 +105,10 @@ class ProcessGroupMPI(Messages, Splitting):
             self._compare("all_reduce", Call(tensor, [count], opts.reduceOp), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, None)
-            return self._issue("all_reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, then=begun.then)
+            return self._issue("all_reduce", begun.start, (), sync, [tensor], opts, finish, begun.keep, then=begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
-        handle = self._lib.mpp_allreduce(group, address, address, count, how, staging, SLICE_NS if sync else 0)
-        return self._issue("all_reduce", handle, sync, [tensor], opts, finish, buffer)
+        operands = group, address, address, count, how, staging, SLICE_NS if sync else 0
+        return self._issue("all_reduce", self._lib.mpp_allreduce, operands, sync, [tensor], opts, finish, buffer)
 
     @ends_coalescing_on_error
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CoalescedWork:
@@ -145,10 +145,10 @@ class ProcessGroupMPI(Messages, Splitting):
             self._compare("reduce", Call(tensor, [count], opts.reduceOp, root), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, root)
-            return self._issue("reduce", begun.handle, sync, [tensor], opts, finish, begun.keep, then=begun.then)
+            return self._issue("reduce", begun.start, (), sync, [tensor], opts, finish, begun.keep, then=begun.then)
         staging = 0 if tensor.is_cpu else self._stage(tensor)
-        handle = self._lib.mpp_reduce_to(group, address, address, count, how, root, staging, SLICE_NS if sync else 0)
-        return self._issue("reduce", handle, sync, [tensor], opts, finish, buffer)
+        operands = group, address, address, count, how, root, staging, SLICE_NS if sync else 0
+        return self._issue("reduce", self._lib.mpp_reduce_to, operands, sync, [tensor], opts, finish, buffer)
 
     # ---- gathering ----
 
@@ -174,10 +174,9 @@ class ProcessGroupMPI(Messages, Splitting):
             self._compare("all_gather", Call(tensor, send=sent, receive=lengths), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
-        handle = self._lib.mpp_allgather_list(group, source.data_ptr(), addresses, lengths, staging, wait_ns)
-        finish = arguments.all_of(finishes)
-        keep = (source, buffers)
-        return self._issue("all_gather", handle, sync, list(outputs), opts, finish, keep, inputs=[tensor])
+        operands, start = (group, source.data_ptr(), addresses, lengths, staging, wait_ns), self._lib.mpp_allgather_list
+        finish, keep, outputs = arguments.all_of(finishes), (source, buffers), list(outputs)
+        return self._issue("all_gather", start, operands, sync, outputs, opts, finish, keep, inputs=[tensor])
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Every rank's tensor, one after the other, into one output of ``size`` times its elements."""
@@ -192,10 +191,9 @@ class ProcessGroupMPI(Messages, Splitting):
         if self._compares:
             self._compare(name, Call(input, [input.numel()]), opts)
         staging = 0 if input.is_cpu else self._stage(input, moves=True)
-        handle = self._lib.mpp_allgather(
-            group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0
-        )
-        return self._issue(name, handle, sync, [output], opts, finish, (source, buffer), inputs=[input])
+        operands = group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0
+        start, keep = self._lib.mpp_allgather, (source, buffer)
+        return self._issue(name, start, operands, sync, [output], opts, finish, keep, inputs=[input])
 
     all_gather_single = allgather_into_tensor = _allgather_base
 
@@ -343,12 +341,11 @@ class ProcessGroupMPI(Messages, Splitting):
             self._compare(name, Call(output, counts, opts.reduceOp), opts)
         if self._direct and device_reductions.suits(output, sum(counts) * output.element_size(), how):
             begun = device_reductions.to_one(self, keep, counts, buffer, how)
-            return self._issue(name, begun.handle, sync, [output], opts, finish, begun.keep, then=begun.then)
+            return self._issue(name, begun.start, (), sync, [output], opts, finish, begun.keep, then=begun.then)
         staging = 0 if output.is_cpu else self._stage(output)
-        handle = self._lib.mpp_reduce_scatter(
-            group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0
-        )
-        return self._issue(name, handle, sync, [output], opts, finish, (keep, buffer), inputs=tensors_in(keep))
+        operands = group, addresses, buffer.data_ptr(), counts, flat, how, staging, SLICE_NS if sync else 0
+        start, inputs, keep = self._lib.mpp_reduce_scatter, tensors_in(keep), (keep, buffer)
+        return self._issue(name, start, operands, sync, [output], opts, finish, keep, inputs=inputs)
 
     @ends_coalescing_on_error
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:

@@ -135,7 +135,7 @@ def device_backends() -> dict[str, str]:
 
 def rendezvous_handlers() -> dict[str, Any]:
     """torch's table of rendezvous handlers, by scheme."""
-    return find("torch.distributed.rendezvous:_rendezvous_handlers")  # type: ignore[no-any-return]
+    return find("torch.distributed.rendezvous:_rendezvous_handlers")
 
 
 # ---- groups ----
@@ -206,7 +206,7 @@ def premul_factor(op: Any) -> Any:
 
 def profiler_check() -> Callable[[], bool]:
     """A function that says whether this thread is being profiled."""
-    return find("torch.autograd:_profiler_enabled")  # type: ignore[no-any-return]
+    return find("torch.autograd:_profiler_enabled")
 
 
 def end_with(event: Any, future: Any) -> None:
@@ -236,7 +236,7 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
         backend: str = "gloo",
     ) -> bytes:
         if backend != ours:
-            return ask(includeCollectives, includeStackTraces, onlyActive, backend)  # type: ignore[no-any-return]
+            return ask(includeCollectives, includeStackTraces, onlyActive, backend)
         return dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive))
 
     _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]

@@ -26,8 +26,8 @@ def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
     return f"{operation} of {tuple(tensors[0].shape)} {str(tensors[0].dtype).removeprefix('torch.')}{more}"
 
 
-# One lock for all: completing is short.
-_completing = threading.Lock()
+# Of operations that were complete at once: who asks first makes the future.
+_asking = threading.RLock()
 
 
 class Work(dist.Work):
@@ -48,6 +48,7 @@ class Work(dist.Work):
     _keep: Any = None
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
+    _lock = _asking
 
     # ---- the c10d interface ----
 
@@ -101,7 +102,7 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
-        with _completing:
+        with self._lock:
             if self._future is not None:
                 return self._future
             # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
@@ -157,14 +158,19 @@ class PendingWork(Work):
         then: Callable[[], int] | None,
     ) -> None:
         super().__init__()
+        self.finished = False  # before the handle: what is finished gives that back
         self.handle = handle
-        self.finished = False
         self.group = group
         self.name = name
         self.number = number
         self.peer = peer
         self.seconds = seconds
         self.started = time.monotonic()
+        #: The thread whose call made it and goes on; 0 once the operation is on its own.
+        self.caller = 0
+        # Held while results are copied and a second half begins, which may take long. Whoever holds it may come again:
+        # a signal handler, or the end of some object's life, may wait for this operation.
+        self._lock = threading.RLock()
         #: Why it was taken back, if it was.
         self.if_cancelled: Exception | None = None
         self._tensors = tensors
@@ -177,7 +183,7 @@ class PendingWork(Work):
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.
         running = engine.running()
-        if running is not None and self.finished and not self.abandoned:
+        if running is not None and self.handle and self.finished and not self.abandoned:
             running.lib.mpp_release(self.handle)
             if self._first_handle:
                 running.lib.mpp_release(self._first_handle)
@@ -209,33 +215,45 @@ class PendingWork(Work):
         Returns:
             What the caller is to do, of engine.NOTHING, RESOLVE and FOLLOW; each is said to one caller only.
         """
-        with _completing:
+        with self._lock:
             if handle != self.handle:
                 return engine.NOTHING  # another thread has gone on from there
             if self.finished:
                 self.abandoned = False  # C has let go of the buffers after all
                 self._finish = self._keep = None
                 return engine.NOTHING
+            error = None
             try:
                 if state != engine.DONE:
-                    self._error = self.group.failure_of(self)
+                    error = self.group.failure_of(self)
                 elif self._goes_on():
                     return engine.FOLLOW
                 elif self._finish is not None:
                     self._finish()
-            except Exception as error:
-                self._error = error
-            self._finish = self._keep = None
+            except Exception as raised:
+                error = raised
             self._drop_second_half()
-            self.finished = True
+            if self.finished:
+                return engine.NOTHING  # by this very thread, in between
+            # Together, and last: an exception from elsewhere (Ctrl-C) finds it either complete or not.
+            self._error, self._finish, self._keep, self.finished = error, None, None, True
             return engine.NOTHING if self._future is None else engine.RESOLVE
 
     def _goes_on(self) -> bool:
         """Begin the second operation, if there is one; False if it is complete already."""
-        then, self._then = self._then, None
-        handle = 0 if then is None else then()
-        if handle:
-            self._first_handle, self.handle = self.handle, handle
+        then = self._then
+        if then is None:
+            return False
+        handle = 0
+        try:
+            handle = then()
+        finally:
+            if not handle:
+                handle = engine.start().lib.mpp_unclaimed()  # begun, but an exception came right after
+            if handle:
+                self._first_handle, self.handle, self._then = self.handle, handle, None
+                engine.start().own(self)
+        self._then = None
         return handle != 0
 
     def _drop_second_half(self) -> None:
@@ -245,13 +263,12 @@ class PendingWork(Work):
 
     def _abandon(self, error: Exception) -> bool:
         """Fail for the user, while C may still use the buffers; False if it is over already."""
-        with _completing:
+        with self._lock:
             if self.finished:
                 return False
-            self._error = error
             self._drop_second_half()
             self.group.gave_up(self)
-            self.abandoned = self.finished = True
+            self._error, self.abandoned, self.finished = error, True, True
             return True
 
     def abandon_aborted(self) -> None:

@@ -261,8 +261,8 @@ def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> 
     driver.lib.fake_kernel(stream, device, 2000, address, mine.data_ptr(), size)
     how = group.process_group._reduction(torch.float32, dist.ReduceOp.SUM, "all_reduce")
     staging = lib.mpp_stage(device, stream, 0, ffi.new("char[]", 100), 100)
-    handle = lib.mpp_allreduce(group.process_group._handle, address, address, count, how, staging, 0)
-    group.process_group._issue("all_reduce", handle, True, [])
+    operands = group.process_group._handle, address, address, count, how, staging, 0
+    group.process_group._issue("all_reduce", lib.mpp_allreduce, operands, True, [])
     view = (ctypes.c_float * count).from_address(driver.lib.fake_view(address))
     values = torch.frombuffer(view, dtype=torch.float32).unique().tolist()
     driver.lib.fake_stream_destroy(stream)

@@ -27,8 +27,8 @@ enum { MAX_RANKS = 8, USERS = 2, SLOTS = 4, SLOT_BYTES = 4096, MOST = 5000, SECO
 /* clang-format off */
 #define SHIM_FUNCTIONS(X) \
     X(mpp_engine_start) X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) \
-    X(mpp_group_attach) X(mpp_group_abort) X(mpp_group_free) X(mpp_segment_size) X(mpp_barrier) X(mpp_broadcast) \
-    X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
+    X(mpp_group_attach) X(mpp_group_abort) X(mpp_group_close) X(mpp_group_release) X(mpp_segment_size) \
+    X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
     X(mpp_state_of) X(mpp_watch) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
 /* clang-format on */
 
@@ -231,7 +231,7 @@ static void aborted(shim *s, user *u) {
         int state, error;
         int64_t first, second;
         op = s->mpp_barrier(u->group, 0);
-        check(s->mpp_group_free(u->group) == -1, "freeing a busy group", u, 0);
+        check(s->mpp_group_close(u->group) == -1, "closing a busy group", u, 0);
         pthread_create(&helper, NULL, abort_soon, u);
         while ((state = s->mpp_wait(op, 1000000) & 3) == MPP_PENDING) {}
         check(state == MPP_ABORTED || state == MPP_FAILED, "abort", u, 0);
@@ -301,7 +301,8 @@ int main(int argc, char **argv) {
         if (s->mpp_active_count()) wrong++;
     }
     for (int t = 0; t < size * USERS; t++) {
-        if (shims[users[t]->rank].mpp_group_free(users[t]->group)) wrong++;
+        if (shims[users[t]->rank].mpp_group_close(users[t]->group)) wrong++;
+        shims[users[t]->rank].mpp_group_release(users[t]->group);
         free(users[t]);
     }
     for (int i = 0; i < USERS; i++) free(segments[i]);
