@@ -50,6 +50,7 @@ def _register() -> None:
         # A torch that knows no CUDA would ask a group about tensors that cannot be.
         devices = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
+        torch_internals.set_backend_type(BACKEND)
     except Exception:
         del handlers["mpi"]
         raise

@@ -138,9 +138,18 @@ class _Backend:
         _open.discard(self)
 
     def split(self, store: dist.Store, ranks: list[int], opts: Any) -> Any:
-        """A backend of some of the ranks, made by these alone; called by torch's ``split_group``."""
+        """A backend of some of the ranks, made by these alone; called by torch's ``split_group``.
+
+        Raises:
+            NotImplementedError: this rank is not among them.
+        """
         part = self.group.part(store, ranks, opts.group_name or "split", opts._timeout)
-        return None if part is None else as_backend(part)
+        if part is None:  # torch 2.15 crashes where a backend in Python gives it no backend
+            raise NotImplementedError(
+                f"split_group of {self.group.label}: rank {self.group.rank()} is in no part, which torch's own process "
+                f"group cannot have with mpiplus below it. Name all ranks, or use new_group"
+            )
+        return as_backend(part)
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
         """A backend of the other ranks; called by torch's ``shrink_group``."""

@@ -41,6 +41,9 @@ class Splitting(Group):
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What NCCL wants of ranks that are in no part: nothing here."""
 
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """What NCCL does for ``device_id=``: the group is connected already."""
+
     def part(self, store: dist.Store, ranks: list[int], name: str, timeout: timedelta | None) -> Any:
         """A new group of some of this group's ranks, in this order; None on a rank that is not among them.
 

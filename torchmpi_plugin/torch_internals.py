@@ -156,6 +156,18 @@ def error_type() -> Any:
     return find(f"{_C10D}:ErrorType")
 
 
+def set_backend_type(name: str) -> None:
+    """Let c10d count a backend as its kind "MPI", which is free in torch as it is distributed.
+
+    A group takes two backends of the kind "CUSTOM", which is that of all others from outside, for one: the second
+    device's operations would go to the first device's backend.
+    """
+    import torch.distributed as dist
+
+    if has_python_backends():
+        dist.Backend.backend_type_map[name] = dist.ProcessGroup.BackendType.MPI
+
+
 def unwrapped(backend: Any) -> Any:
     """The backend below the wrappers that torch puts around it under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     wrapper = find(f"{_C10D}:_ProcessGroupWrapper")
@@ -173,7 +185,7 @@ def register_backend(group: Any, devices: list[Any], backend: Any) -> None:
     """Give a Python process group a C++ side: torch's hooks are attached to that."""
     import torch.distributed as dist
 
-    kind = dist.ProcessGroup.BackendType.CUSTOM
+    kind = dist.ProcessGroup.BackendType.MPI
     for device in devices:
         dist.ProcessGroup._register_backend(group, device, kind, backend)
     dist.ProcessGroup._set_default_backend(group, kind)
