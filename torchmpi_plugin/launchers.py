@@ -40,7 +40,7 @@ _SIZES = (
 
 _CURES = {
     "OMPI_COMM_WORLD_SIZE": "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40, or its full path)",
-    "PMI_SIZE": "make mpi4py load the launcher's MPI (MPI4PY_LIBMPI=libmpi.so.12, Debian's libmpich.so.12, or a full path)",
+    "PMI_SIZE": "make mpi4py load MPICH (MPI4PY_LIBMPI=libmpi.so.12, on Debian libmpich.so.12, or its full path)",
     "SLURM_STEP_NUM_TASKS": "choose another srun --mpi=... (pmix for Open MPI, pmi2 for MPICH and its relatives)",
 }
 

@@ -56,6 +56,11 @@ class Library:
         """Vendor and version."""
         return f"{self.vendor} {self.version}"
 
+    @property
+    def headline(self) -> str:
+        """The first line of its description."""
+        return " ".join(self.text.split("\n")[0].split())[:200]
+
 
 @functools.cache
 def load() -> Any:

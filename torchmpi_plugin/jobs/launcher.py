@@ -74,7 +74,9 @@ def probe_library(environment: Mapping[str, str] | None = None) -> Library:
     for line in errors:
         if line.startswith("MPI-ERROR "):
             raise LauncherError(line.partition(" ")[2])
-    raise LauncherError(f"loading the MPI library ends in: {errors[-1] if errors else f'exit code {answer.returncode}'}")
+    raise LauncherError(
+        f"loading the MPI library ends in: {errors[-1] if errors else f'exit code {answer.returncode}'}"
+    )
 
 
 def identify(text: str) -> tuple[str, str] | None:
