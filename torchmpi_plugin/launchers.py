@@ -1,7 +1,7 @@
 """Which launcher started this process, as its environment variables tell.
 
-Used to notice the one silent failure of MPI start-up: a launcher that does not belong to the MPI library,
-which gives N jobs of one rank each instead of one job of N.
+Used to notice a launcher that does not belong to the MPI library: it gives N jobs of one rank each instead of one
+job of N, silently, or ends them in MPI_Init.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SIZES = (
     (_HYDRA, "PMI_SIZE", None),
     (_SCRIPT, "WORLD_SIZE", "RANK"),
 )
-
-
+# With one of these a library of the MPICH family has another way to its peers than the PMIx of mpirun.
+_OTHER_WAYS = ("PMI_SIZE", "PMI_FD", "PMI_PORT", "I_MPI_PMI", "I_MPI_PMI_LIBRARY")
 _CURES = {
     "OMPI_COMM_WORLD_SIZE": "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40, or its full path)",
     "PMI_SIZE": "make mpi4py load MPICH (MPI4PY_LIBMPI=libmpi.so.12, on Debian libmpich.so.12, or its full path)",
@@ -79,14 +79,14 @@ def misfit(library: Library, environment: Mapping[str, str] | None = None) -> La
     if launch is None:
         return None
     over_pmix = "PMIX_NAMESPACE" in environment
+    several = launch.size > 1
     if library.family == OPEN_MPI:
-        alone = launch.variable == "PMI_SIZE" and "MPI_LOCALRANKID" in environment and not over_pmix
-    else:
-        may_work = library.pmix or any(name in environment for name in ("PMI_SIZE", "PMI_FD", "PMI_PORT", "I_MPI_PMI"))
-        if over_pmix and not may_work and library.vendor == MPICH and int(library.version.partition(".")[0]) >= 5:
-            return launch  # it ends even a process that is the only one
-        alone = over_pmix and not may_work and launch.variable == "OMPI_COMM_WORLD_SIZE"
-    return launch if alone and launch.size > 1 else None
+        by_hydra = launch.variable == "PMI_SIZE" and "MPI_LOCALRANKID" in environment
+        return launch if by_hydra and several and not over_pmix else None
+    if not over_pmix or library.pmix or any(name in environment for name in _OTHER_WAYS):
+        return None
+    ends = library.vendor == MPICH and int(library.version.partition(".")[0]) >= 5  # also a process on its own
+    return launch if ends or (several and launch.variable == "OMPI_COMM_WORLD_SIZE") else None
 
 
 def check_fits(library: Library) -> None:

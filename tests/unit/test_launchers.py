@@ -117,6 +117,7 @@ def test_a_launcher_that_cannot_start_the_library(loaded: Library, environment: 
         (MPICH_WITH_PMIX, OPEN_MPIS_MPIRUN),
         (MPICH_WITH_PMIX, SRUN_PMIX),
         (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI": "pmix"}),
+        (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmix.so"}),
         (MPICH_4, {**OPEN_MPIS_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}),  # alone, as wanted
         (OPEN_MPI_5, {**HYDRA, "PMI_SIZE": "1"}),
         (MPICH_4, SRUN_PMIX),  # its libpmi may be Slurm's
