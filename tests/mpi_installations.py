@@ -188,6 +188,14 @@ def candidates() -> Iterator[tuple[str, dict[str, str]]]:
             yield found, {"MPI4PY_MPIABI": abi, "MPI4PY_LIBMPI": library}
 
 
+def foreign_launcher(installation: Installation) -> str | None:
+    """A launcher of the other family: the one that CI names, else the first on the ``PATH``."""
+    names = ("mpiexec", "mpiexec.mpich", "mpiexec.openmpi")
+    found = [os.environ.get("MPIPLUS_TEST_OTHER_MPIEXEC"), *map(shutil.which, names)]
+    ours = installation.vendor == "Open MPI"
+    return next((mpiexec for mpiexec in found if mpiexec and is_open_mpi(mpiexec) != ours), None)
+
+
 @functools.cache
 def find_installations() -> tuple[tuple[Installation, ...], tuple[Rejected, ...]]:
     """Every MPI here that runs the tests, once each, and every launcher that cannot."""

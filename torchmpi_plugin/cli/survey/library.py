@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ... import cuda_aware
+from ...mpi_library import Library
 
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 _ABIS = {"openmpi": "Open MPI's", "mpich": "MPICH's", "mpiabi": "the MPI-5 standard's"}
 
 
-def describe(module: Any) -> dict[str, Any]:
-    """The library behind an initialised ``mpi4py.MPI``."""
-    vendor, version = module.get_vendor()
+def describe(module: Any, library: Library) -> dict[str, Any]:
+    """What an initialised ``mpi4py.MPI`` says besides."""
     levels = [getattr(module, f"THREAD_{name}") for name in _LEVELS]
-    abi = Path(module.__file__).name.split(".")[1]
-    text = str(module.Get_library_version()).strip("\x00 \n")
     return {
-        "vendor": vendor,
-        "version": ".".join(map(str, version)),
-        "text": " ".join(text.split("\n")[0].split())[:200],
+        "vendor": library.vendor,
+        "version": library.version,
+        "text": library.headline,
         "standard": ".".join(map(str, module.Get_version())),
-        "abi": f"{_ABIS[abi]} ({abi})" if abi in _ABIS else "that which mpi4py was built for",
-        "path": _path(),
+        "abi": f"{_ABIS[library.abi]} ({library.abi})" if library.abi else "that which mpi4py was built for",
+        "path": library.path or "unknown",
         "thread_level": f"MPI_THREAD_{_LEVELS[levels.index(module.Query_thread())]}",
         "cuda": _cuda(module, os.environ),
     }
-
-
-def _path() -> str:
-    """The file that this process has mapped."""
-    with open("/proc/self/maps") as maps:
-        files = sorted({line.split()[-1] for line in maps if "/libmpi" in line or "/libpmpi" in line})
-    return next((file for file in files if "libmpi.so" in file or "libmpich" in file), files[0] if files else "unknown")
 
 
 def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from ...mpi_library import Library
+from .host import of_launcher
 
 _WIDTH = 132
 _SHOWN_NODES = 16
@@ -52,6 +56,11 @@ def _yes(known: bool | None) -> str:
 
 def _mpi_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mpi = facts.get("mpi")
+    if mpi is None and "library" in facts:
+        library = Library(**facts["library"])
+        yield "MPI library", library.headline
+        yield "", f"{library.path}, not started"
+        return
     if mpi is None:
         yield "MPI library", "none that works"
         return
@@ -104,13 +113,16 @@ def _job_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "talking", f"{bad} of {pairs} pairs of ranks cannot" if bad else f"all {pairs} pair(s) of ranks can"
 
 
-def _variable_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for index, (name, value) in enumerate(facts["variables"].items()):
-        yield "" if index else "variables", f"{name}={value}"
+def _variable_rows(facts: Mapping[str, Any], verbose: bool) -> Iterator[tuple[str, str]]:
+    shown = {name: value for name, value in facts["variables"].items() if verbose or not of_launcher(name)}
+    lines = [f"{name}={value}" for name, value in shown.items()]
+    if left_out := len(facts["variables"]) - len(shown):
+        lines.append(f"and {left_out} that the launcher has set for itself; --verbose shows them")
+    yield from zip(["variables", *[""] * len(lines)], lines, strict=False)
 
 
-def show(facts: Mapping[str, Any]) -> None:
-    """Print everything."""
+def show(facts: Mapping[str, Any], verbose: bool = False) -> None:
+    """Print everything; of the variables that a launcher sets for itself only the number, unless verbose."""
     # Some launchers give each rank a terminal of 80 columns of its own, whatever the output really goes to.
     own = sys.stdout.isatty() and not facts["started_by"]
     console = Console(width=None if own else _WIDTH, force_terminal=own, highlight=False)
@@ -119,9 +131,9 @@ def show(facts: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts["versions"].items():
         table.add_row(name, Text(value))
-    for rows in (_mpi_rows, _launcher_rows, _host_rows, _job_rows, _variable_rows):
-        for name, value in rows(facts):
-            table.add_row(name, Text(value))
+    about = (_mpi_rows(facts), _launcher_rows(facts), _host_rows(facts), _job_rows(facts))
+    for name, value in itertools.chain(*about, _variable_rows(facts, verbose)):
+        table.add_row(name, Text(value))
     console.print("mpiplus info", table)
     for problem in facts["problems"]:
         style = "bold red" if problem["serious"] else "yellow"

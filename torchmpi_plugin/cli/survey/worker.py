@@ -8,9 +8,10 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
-from ... import node
+from ... import launchers, mpi_library, node
 from ...jobs.python import python_command
 from . import library
 from .pairs import Talk, failed_pairs
@@ -79,7 +80,7 @@ def main() -> None:
     try:
         good = _call_mpi(tell, pair_seconds)
     except Exception as error:
-        tell(error=f"{type(error).__name__}: {error}")
+        tell(error=str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
         os._exit(1)
     if not good:
         os._exit(0)  # not by way of MPI's own exit handlers, which would wait for ranks that cannot be reached
@@ -87,23 +88,21 @@ def main() -> None:
 
 def _call_mpi(tell: Any, pair_seconds: float) -> bool:
     tell(stage="loading the MPI library")
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
+    mpi = mpi_library.load()
+    found = mpi_library.describe(mpi)
+    tell(library=asdict(found))
+    launchers.check_fits(found)
     tell(stage="MPI_Init")
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    tell(mpi=library.describe(MPI), rank=MPI.COMM_WORLD.Get_rank(), size=MPI.COMM_WORLD.Get_size())
+    mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    tell(mpi=library.describe(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
     good = True
-    if MPI.COMM_WORLD.Get_size() > 1:
+    if mpi.COMM_WORLD.Get_size() > 1:
         tell(stage="the exchange between all pairs of ranks")
-        good = _meet(MPI, tell, pair_seconds)
+        good = _meet(mpi, tell, pair_seconds)
     tell(met=good)
     if good:
         tell(stage="MPI_Finalize")
-        MPI.Finalize()
+        mpi.Finalize()
     return good
 
 

