@@ -76,6 +76,8 @@ mpi_handle mpp_to_handle(int64_t value);
 
 /* shm.c */
 void mpp_channel_free(mpp_channel *channel);
+/* For a call over shared memory that there is no memory for. The others make it, so it takes its place in the order. */
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,

@@ -11,9 +11,9 @@ static uintptr_t *copy_list(const uintptr_t *list, int count) {
     return copy;
 }
 
-static uintptr_t out_of_memory(shm_op *s, mpp_group *g) {
+static uintptr_t out_of_memory(shm_op *s, mpp_group *g, int64_t wait_ns) {
     if (s) mpp_discard(&s->op);
-    return mpp_out_of_memory(g);
+    return mpp_shm_out_of_memory(g, wait_ns);
 }
 
 /* ---- the user's buffers: in host memory, or staged there ---- */
@@ -42,8 +42,8 @@ static void begin_staging(shm_op *s) {
 
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, 0);
-    if (!s) return out_of_memory(s, g);
-    mpp_sign(s, BARRIER, 0, 0);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_BARRIER, -1, 0);
     return mpp_enqueue_shm(s, wait_ns);
 }
 
@@ -60,11 +60,11 @@ static void read_from_root(shm_op *s, uint64_t chunk) {
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     s->in = s->out = buffer;
     s->bytes = bytes;
     s->root = s->wait_for = root;
-    mpp_sign(s, BROADCAST, (unsigned)root, bytes);
+    mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (g->rank == root) s->write = write_plain;
     else s->read = read_from_root;
     if (staging) {
@@ -98,7 +98,7 @@ static void read_parts(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
                          uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     s->in = in;
     s->out = out;
     s->how = *how;
@@ -111,7 +111,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
-    mpp_sign(s, root < 0 ? ALL_REDUCE : REDUCE, root < 0 ? 0 : (unsigned)root, s->bytes);
+    mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
         int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
         mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
@@ -143,18 +143,15 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
                             int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     size_t longest = 0;
     s->in = in;
     s->out_list = copy_list(out, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
-    if (!s->out_list || !s->lengths) return out_of_memory(s, g);
-    unsigned lengths = 0;
-    for (int r = 0; r < g->size; r++) {
+    if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
+    for (int r = 0; r < g->size; r++)
         if (bytes[r] > longest) longest = bytes[r];
-        lengths = lengths * 31 + (unsigned)bytes[r];
-    }
-    mpp_sign(s, ALL_GATHER, lengths, longest);
+    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     s->write = write_own_block;
     s->read = read_blocks;
     if (staging) {
@@ -168,22 +165,28 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
 
 /* ---- reduce_scatter ---- */
 
-/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. */
+/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. With more ranks than cache
+ * lines in a slot it carries those of a window of ranks, and the next windows come in the next chunks. */
 static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
-    for (int r = 0; r < c->size; r++) {
-        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+    uint64_t piece = chunk / s->windows;
+    int window = mpp_window(c), begin = (int)(chunk % s->windows) * window;
+    int end = c->size - begin < window ? c->size : begin + window;
+    for (int r = begin; r < end; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], piece);
         if (length && r != c->rank)
-            memcpy(slot + (size_t)r * s->chunk_bytes, in_block_at(s, r, chunk * s->chunk_bytes), length);
+            memcpy(slot + (size_t)(r - begin) * s->chunk_bytes, in_block_at(s, r, piece * s->chunk_bytes), length);
     }
 }
 
 static void read_piece_sum(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    size_t length = mpp_chunk_length(s, s->lengths[c->rank], chunk), offset = chunk * s->chunk_bytes;
-    if (!length) return;
+    uint64_t piece = chunk / s->windows;
+    int window = mpp_window(c), place = c->rank % window;
+    size_t length = mpp_chunk_length(s, s->lengths[c->rank], piece), offset = piece * s->chunk_bytes;
+    if (!length || chunk % s->windows != (uint64_t)(c->rank / window)) return;
     for (int r = 0; r < c->size; r++)
-        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)c->rank * s->chunk_bytes;
+        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)place * s->chunk_bytes;
     c->sources[c->rank] = in_block_at(s, c->rank, offset);
     mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, length / s->element);
 }
@@ -191,22 +194,21 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
                                  const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     size_t longest = 0;
-    unsigned lengths = 0;
     s->out = out;
     s->how = *how;
     s->element = mpp_dtype_size(how->dtype);
     s->in_list = copy_list(in, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
-    if (!s->in_list || !s->lengths) return out_of_memory(s, g);
+    if (!s->in_list || !s->lengths) return out_of_memory(s, g, wait_ns);
     for (int r = 0; r < g->size; r++) {
         s->lengths[r] *= s->element;
         if (s->lengths[r] > longest) longest = s->lengths[r];
-        lengths = lengths * 31 + (unsigned)s->lengths[r];
     }
     s->chunk_bytes = mpp_piece_bytes(g->channel);
-    mpp_sign(s, REDUCE_SCATTER, lengths, longest);
+    s->windows = (uint64_t)((g->size - 1) / mpp_window(g->channel) + 1);
+    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     s->write = write_pieces;
     s->read = read_piece_sum;
     if (staging) {
