@@ -331,7 +331,7 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     s->call.has_premul = how->has_premul;
     s->call.premul = how->premul;
     s->call.divisor = how->divisor;
-    s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->windows;
+    s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->windows;
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
                     (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
     s->signature = mix(mix(mix(0, word), bytes), (uint64_t)how->divisor);
@@ -351,7 +351,6 @@ void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
     mpp_channel *c = s->op.group->channel;
     mpp_lock();
-    s->chunks = s->call.chunks;
     s->first = c->next;
     c->next += s->chunks;
     if (c->tail) c->tail->later = s;
