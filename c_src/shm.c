@@ -6,7 +6,7 @@
  * (`reduced`), and is done reading from the others (`out`). A rank writes a slot only when every rank is
  * done with the chunk that used it before. All waiting is on these counters, so an operation is a small
  * state machine that any thread may advance, and ranks never need to agree on anything but the order of
- * operations.
+ * operations. (`reduced` is moved by two-phase operations only, which set it to the number of their chunk.)
  *
  * With its first chunk every rank publishes a signature of the call: a hash of all that must agree (what, how
  * many bytes, of which type, every length in a list), and the call in words. Nobody reads data or goes on to a
@@ -96,7 +96,6 @@ static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t targ
 
 static int may_write(shm_op *s, mpp_channel *c, uint64_t number) {
     if (s->written > 0 && !s->checked) return 0;
-    if (s->written - s->done >= (uint64_t)c->ring) return 0;
     return number < (uint64_t)c->ring ||
            reached(c, &c->all_out, offsetof(rank_counters, out), number - (uint64_t)c->ring + 1);
 }
@@ -171,8 +170,6 @@ static int advance(shm_op *s, mpp_channel *c) {
         if (s->read) s->read(s, s->done);
         s->done++;
         if (s->op.staging) mpp_stage_close(s->op.staging, offset_after(s, s->done));
-        /* A later flat operation must not leave `reduced` behind: two-phase ones compare it with chunk numbers. */
-        if (!s->two_phase) atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
         atomic_store_explicit(&mine->out, number + 1, memory_order_release);
         moved = 1;
     }
@@ -200,7 +197,6 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
         later->first += most - s->chunks;
     c->next += most - s->chunks;
     atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
-    atomic_store_explicit(&mine->reduced, s->first + most, memory_order_release);
     atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
     return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
 }

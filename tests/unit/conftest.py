@@ -1,5 +1,5 @@
-"""The C code, for many ranks in one process; the kernels, compiled twice: as setuptools would, and with -march=native, where the compiler may fuse a
-multiplication with an addition and must be kept from it."""
+"""The C code for many ranks in one process; and the kernels, compiled twice: as setuptools would, and with
+-march=native, where the compiler may fuse a multiplication with an addition and must be kept from it."""
 
 import pytest
 import ranks_in_one_process
