@@ -34,7 +34,8 @@ enum mpp_call_kind {
     MPP_ALL_REDUCE,
     MPP_REDUCE,
     MPP_ALL_GATHER,
-    MPP_REDUCE_SCATTER
+    MPP_REDUCE_SCATTER,
+    MPP_EXCHANGE
 };
 
 /* What a rank called, in the words in which it tells the others where they disagree. */
@@ -46,7 +47,7 @@ typedef struct mpp_call {
     int64_t divisor;
     double premul;
     uint64_t bytes;  /* of the tensor, or of the longest block in a list */
-    uint64_t own;    /* of the rank's own block in a list */
+    uint64_t own;    /* of the rank's own block in a list; of an exchange see mpp_shm_compare() */
     uint64_t chunks; /* of shared memory that the call takes */
 } mpp_call;
 

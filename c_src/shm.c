@@ -180,6 +180,15 @@ static const mpp_call *call_of(const shm_op *s, const mpp_channel *c, int rank) 
     return &c->counters[rank].call[s->first % (uint64_t)c->ring];
 }
 
+/* Of all ranks that differ, the one to name: `rank`, if there is none of which more can be said. */
+static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
+    for (int r = 0; r < c->size; r++)
+        if (call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
+    for (int r = 0; r < c->size && s->call.has_lengths; r++)
+        if (call_of(s, c, r)->kind == s->call.kind && call_of(s, c, r)->own != s->lengths[r]) return r;
+    return rank;
+}
+
 /* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
  * to pass over. */
 static int mismatch(shm_op *s, mpp_channel *c, int rank) {
@@ -188,11 +197,12 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     for (int r = 0; r < c->size; r++) {
         const mpp_call *call = call_of(s, c, r);
         if (call->chunks > most) most = call->chunks;
-        if (call->kind == MPP_NO_MEMORY && r != c->rank) rank = r; /* the others are not to blame */
     }
+    rank = blamed(s, c, rank);
     s->theirs = *call_of(s, c, rank);
     s->op.detail[0] = rank;
     s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
+    if (rank == c->rank) mpp_find_imbalance(s, c); /* now: `out` gives the slots back */
     for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
         later->first += most - s->chunks;
     c->next += most - s->chunks;
@@ -201,10 +211,18 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
 }
 
+/* Of an exchange: whether what each rank sends to each is what that one expects. */
+static int is_balanced(const shm_op *s, const mpp_channel *c) {
+    uint64_t sum = 0;
+    for (int r = 0; r < c->size; r++) sum ^= call_of(s, c, r)->own;
+    return sum == 0;
+}
+
 static int check(shm_op *s, mpp_channel *c) {
     if (!s->written || !reached(c, &c->all_in, offsetof(rank_counters, in), s->first + 1)) return MPP_PENDING;
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
+    if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     s->checked = 1;
     if (!s->how.has_premul) return MPP_PENDING;
     for (int r = 0; r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
@@ -311,7 +329,7 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
 }
 
 /* A step of splitmix64: words that differ in one bit give hashes that differ in half of theirs. */
-static uint64_t mix(uint64_t hash, uint64_t word) {
+uint64_t mpp_mix(uint64_t hash, uint64_t word) {
     uint64_t z = (hash ^ word) + 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -330,21 +348,22 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->windows;
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
                     (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
-    s->signature = mix(mix(mix(0, word), bytes), (uint64_t)how->divisor);
+    s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
     if (!s->lengths) return;
     s->call.has_lengths = 1;
     s->call.own = s->lengths[g->rank];
-    for (int r = 0; r < g->size; r++) s->signature = mix(s->signature, s->lengths[r]);
+    for (int r = 0; r < g->size; r++) s->signature = mpp_mix(s->signature, s->lengths[r]);
 }
 
 /* After MPP_FAILURE_MISMATCH: what this rank called, and what another one did. */
 void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
-    *mine = ((shm_op *)op)->call;
-    *theirs = ((shm_op *)op)->theirs;
+    const mpp_op *compared = ((mpp_op *)op)->agreement ? ((mpp_op *)op)->agreement : (mpp_op *)op;
+    *mine = ((const shm_op *)compared)->call;
+    *theirs = ((const shm_op *)compared)->theirs;
 }
 
-/* Takes the operation's chunk numbers and its place in the queue, then starts it. */
-uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
+/* Takes the operation's chunk numbers and its place in the queue. */
+void mpp_take_place(shm_op *s) {
     mpp_channel *c = s->op.group->channel;
     mpp_lock();
     s->first = c->next;
@@ -353,5 +372,9 @@ uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
     else c->head = s;
     c->tail = s;
     mpp_unlock();
+}
+
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
+    mpp_take_place(s);
     return mpp_start(&s->op, wait_ns);
 }

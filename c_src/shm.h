@@ -55,6 +55,7 @@ struct mpp_channel {
     uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
     uint64_t all_reduced;
     shm_op *head, *tail;  /* operations in program order; only the head moves data */
+    unsigned exchanges;   /* that were compared and begun */
     uint64_t refused;     /* calls before `head` that there was no memory for */
     uint64_t refusals;    /* all such calls, also those behind operations */
     shm_op refusal;       /* takes their places in the order, one after the other */
@@ -70,6 +71,9 @@ int mpp_window(const mpp_channel *c);
 
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
 void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
+void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
+uint64_t mpp_mix(uint64_t hash, uint64_t word);
+void mpp_find_imbalance(shm_op *s, mpp_channel *c);
 
 #endif

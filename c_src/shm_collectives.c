@@ -218,3 +218,65 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     }
     return mpp_enqueue_shm(s, wait_ns);
 }
+
+/* ---- exchanges of messages, before they begin ---- */
+
+/* What each rank sends and what it expects lie in its slot, where that is large enough, for the message of an error. */
+static void write_lengths(shm_op *s, uint64_t chunk, char *slot) {
+    (void)chunk;
+    memcpy(slot, s->lengths, 2 * (size_t)s->op.group->size * sizeof *s->lengths);
+}
+
+static int lengths_fit(const mpp_channel *c) { return 2 * (size_t)c->size * sizeof(size_t) <= c->slot_bytes; }
+
+/* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
+ * with XOR, cancel out if all lengths agree: one word per rank is enough. */
+static uint64_t balance_of(const mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    uint64_t sum = 0, me = (uint64_t)g->rank;
+    for (int r = 0; r < g->size; r++) {
+        if (r == g->rank) continue;
+        if (send_bytes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), send_bytes[r]);
+        if (recv_bytes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), recv_bytes[r]);
+    }
+    return sum;
+}
+
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    shm_op *s = mpp_new_shm_op(g, 0);
+    size_t size = (size_t)g->size;
+    if (!s) return NULL;
+    mpp_sign(s, MPP_EXCHANGE, -1, 0);
+    s->call.own = balance_of(g, send_bytes, recv_bytes);
+    if (lengths_fit(g->channel)) {
+        s->lengths = malloc(2 * size * sizeof *s->lengths);
+        if (!s->lengths) {
+            mpp_discard(&s->op);
+            return NULL;
+        }
+        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
+        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
+        s->write = write_lengths;
+    }
+    mpp_take_place(s);
+    return &s->op;
+}
+
+/* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
+void mpp_find_imbalance(shm_op *s, mpp_channel *c) {
+    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+    if (!lengths_fit(c)) return;
+    for (int to = 0; to < c->size; to++) {
+        const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
+        for (int from = 0; from < c->size; from++) {
+            size_t sent = ((const size_t *)mpp_slot_of(c, from, s->first))[to];
+            if (from == to || sent == expected[from]) continue;
+            s->theirs.root = to;
+            s->theirs.bytes = sent;
+            s->theirs.own = expected[from];
+            s->op.detail[0] = from;
+            return;
+        }
+    }
+}
+
+int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }

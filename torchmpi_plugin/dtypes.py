@@ -75,7 +75,8 @@ def premul_factor(op: Any) -> float:
 
 
 # Position = enum mpp_call_kind of c_src/shim.h.
-_CALLS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter")
+_CALLS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "an exchange")
+_EXCHANGE = len(_CALLS) - 1
 
 
 def describe_call(call: Any) -> str:
@@ -83,6 +84,8 @@ def describe_call(call: Any) -> str:
     kind = _CALLS[call.kind]
     if kind == "barrier":
         return kind
+    if call.kind == _EXCHANGE:
+        return "gather, scatter or all_to_all"
     how = ""
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         name = "PREMUL_SUM" if call.has_premul else "AVG" if call.divisor > 1 else MPI_OPERATIONS[call.op]
@@ -102,11 +105,15 @@ def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> s
     """
     if theirs.kind == 0:
         return f"rank {rank} had no memory for its call and makes none"
+    if theirs.kind == mine.kind == _EXCHANGE:
+        if theirs.root < 0:
+            return "some rank sends another not as many bytes as that one expects"
+        return f"rank {rank} sends {theirs.bytes} bytes to rank {theirs.root}, which expects {theirs.own}"
     text = f"rank {rank} calls {describe_call(theirs)}"
     if theirs.kind != mine.kind or expected < 0:
         return text
     if theirs.own != expected:
         return f"{text}, for which the list of this rank has {expected}"
-    if describe_call(theirs)[: -len(str(theirs.own))] == describe_call(mine)[: -len(str(mine.own))]:
-        return f"{text}, and has other lengths in its list than this rank"
-    return text
+    how = ("dtype", "op", "has_premul", "divisor")
+    alike = all(getattr(theirs, name) == getattr(mine, name) for name in how)
+    return f"{text}, and has other lengths in its list than this rank" if alike else text

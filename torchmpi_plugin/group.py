@@ -425,7 +425,7 @@ class Group(Hooks):
             self._lib.mpp_disagreement(call.handle, mine, theirs)
             return DistBackendError(
                 f"{text}: the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}. Nothing was "
-                f"reduced or copied; the group can be used again"
+                f"reduced or sent; the group can be used again"
             )
         if failure == _FAILURE_CUDA:
             self.break_off(f"{call} failed")

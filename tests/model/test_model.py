@@ -34,13 +34,13 @@ COMPARED = {
     "may_read": "f7296447e525",
     "reduce_part": "076b9b57e690",
     "advance": "237ebdceb470",
-    "mismatch": "a891ed2ff3aa",
-    "check": "24a067656398",
+    "mismatch": "f7a062784a43",
+    "check": "6b83e5159e4d",
     "move": "075ce5f86736",
     "step": "ab5b186593f1",
     "step_refusal": "70c69719f102",
     "mpp_shm_out_of_memory": "a35bdc4c95d6",
-    "mpp_enqueue_shm": "1272cc150b59",
+    "mpp_enqueue_shm": "57ee80980fce",
 }
 
 
