@@ -72,6 +72,8 @@ int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
 void mpp_discard(mpp_op *op);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
+/* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
+void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
 

@@ -285,21 +285,17 @@ static int step_refusal(mpp_op *op) {
 }
 
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
-    mpp_channel *c = g->channel;
-    mpp_op *refusal = &c->refusal.op;
     mpp_lock();
-    int begin = c->refusals++ == 0;
-    if (c->tail) c->tail->refused++;
-    else c->refused++;
-    c->next++;
-    if (begin) {
-        refusal->failure = 0;
-        atomic_store(&refusal->state, MPP_PENDING);
+    if (!mpp_is_closed(g)) {
+        mpp_channel *c = g->channel;
+        if (c->tail) c->tail->refused++;
+        else c->refused++;
+        c->next++;
+        if (c->refusals++ == 0) mpp_begin(&c->refusal.op);
     }
     mpp_unlock();
-    /* This call fails in any case. It waits so that the others learn of it though nobody here should call again. */
-    if (begin) mpp_start(refusal, wait_ns > 0 ? wait_ns : 0);
-    else if (wait_ns > 0) mpp_wait((uintptr_t)refusal, wait_ns);
+    /* The call fails in any case. It waits so that the others learn of it though nobody here should call again. */
+    if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->refusal, wait_ns);
     return mpp_out_of_memory(g);
 }
 

@@ -245,6 +245,8 @@ mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *re
     shm_op *s = mpp_new_shm_op(g, 0);
     size_t size = (size_t)g->size;
     if (!s) return NULL;
+    s->op.counts = 0; /* the exchange is counted among the group's operations */
+    atomic_fetch_sub(&g->active, 1);
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->call.own = balance_of(g, send_bytes, recv_bytes);
     if (lengths_fit(g->channel)) {

@@ -9,7 +9,7 @@ import cffi
 
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 PENDING, DONE, FAILED = 0, 1, 2
-MEMORY, MISMATCH = 2, 5
+MEMORY, CANCELLED, MISMATCH = 2, 4, 5
 ASYNC = 0
 
 # The linker's --wrap sends what the C code allocates through these.
@@ -92,7 +92,8 @@ class Ranks:
 
     def close(self):
         for group in self.groups:
-            assert self.lib.mpp_group_free(group) == 0
+            assert self.lib.mpp_group_close(group) == 0
+            self.lib.mpp_group_release(group)
 
     def reduction(self, dtype, op="SUM", premul=None):
         how = self.ffi.new("mpp_reduction *")

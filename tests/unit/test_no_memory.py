@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
+from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
 
 from torchmpi_plugin import dtypes
 
@@ -136,3 +136,14 @@ def test_an_aborted_group(ranks):
     assert ranks.failure(again.op)[0] == MEMORY
     ranks.release([pending.op, again.op, *(call.op for call in refused)])
     assert ranks.lib.mpp_group_active(ranks.groups[0]) == 0
+
+
+def test_a_closed_group(shim_of_all_ranks):
+    """Its segment may be gone: nothing of it is touched."""
+    ranks = Ranks(shim_of_all_ranks, 1, 4, SLOT)
+    assert ranks.lib.mpp_group_close(ranks.groups[0]) == 0
+    for kind in KINDS:
+        late = started(ranks, 0, kind, 10)
+        assert ranks.failure(late.op)[0] == CANCELLED
+        ranks.release([late.op])
+    ranks.close()
