@@ -187,26 +187,25 @@ static void cancel(mpp_op *op) {
     if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
-/* Whether the ranks' calls have been compared and the exchange may begin. Goes on when the exchange is cancelled, as
- * calls after it wait for its place in the order. */
+/* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
+ * cancelled, as calls after it wait for its place in the order. */
 static int agree(message_op *m) {
     mpp_op *agreement = m->op.agreement;
     int state = agreement->step(agreement);
-    if (state == MPP_PENDING) return 0;
-    if (state == MPP_DONE) {
-        m->tag = mpp_shm_tag(m->op.group);
-        return 1;
-    }
+    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
+    if (state != MPP_FAILED) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
-    mpp_fail(&m->op, agreement->failure, 0);
     give_up(m);
-    return 0;
+    return mpp_fail(&m->op, agreement->failure, 0);
 }
 
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    if (op->agreement && !m->tag && !agree(m)) return op->failure ? MPP_FAILED : MPP_PENDING;
+    if (op->agreement && !m->tag) {
+        int state = agree(m);
+        if (state != MPP_DONE) return state;
+    }
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);
         else return MPP_PENDING;

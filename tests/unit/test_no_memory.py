@@ -147,3 +147,56 @@ def test_a_closed_group(shim_of_all_ranks):
         assert ranks.failure(late.op)[0] == CANCELLED
         ranks.release([late.op])
     ranks.close()
+
+
+def exchange(ranks, rank, sent, refused=None):
+    """One rank's exchange, in which all send to rank 0 what `sent` says, and rank 0 expects 8 bytes of each."""
+    ffi, none = ranks.ffi, [0] * ranks.size
+    buffers = ffi.new("uintptr_t[]", none)
+    lengths = [sent, *none[1:]], [8] * ranks.size if rank == 0 else none
+    lists = [buffers, ffi.new("size_t[]", lengths[0]), buffers, ffi.new("size_t[]", lengths[1])]
+    lists[1][rank] = lists[3][rank] = 0
+    if refused:
+        ranks.lib.refuse_allocations(*refused)
+    op = ranks.lib.mpp_exchange(ranks.groups[rank], *lists, -1, 0, ASYNC)
+    ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
+    return op
+
+
+def test_an_exchange_without_memory(ranks):
+    if ranks.size == 1:
+        pytest.skip("the exchange would be begun, and there is no MPI here")
+    last = ranks.size - 1
+    for refused in (LARGE, (16 * ranks.size, 16 * ranks.size)):
+        ops = [exchange(ranks, r, 8, refused if r == last else None) for r in range(ranks.size)]
+        assert set(ranks.finish(ops)) == {FAILED}
+        assert [ranks.failure(op)[0] for op in ops] == [MISMATCH] * last + [MEMORY]
+        assert [ranks.failure(op)[1] for op in ops[:last]] == [last] * last
+        ranks.release(ops)
+        check_done(ranks, [started(ranks, r, "all_reduce", 2000) for r in range(ranks.size)])
+
+
+def test_exchanges_that_disagree(ranks):
+    if ranks.size == 1:
+        pytest.skip("nobody to disagree with")
+    last = ranks.size - 1
+    ops = [exchange(ranks, r, 9 if r == last else 8) for r in range(ranks.size)]
+    ranks.finish(ops)
+    for op in ops:
+        failure, rank, theirs = ranks.failure(op)
+        assert (failure, rank, theirs.root, theirs.bytes, theirs.own) == (MISMATCH, last, 0, 9, 8)
+    ranks.release(ops)
+    check_done(ranks, [started(ranks, r, "all_gather", 2000) for r in range(ranks.size)])
+
+
+def test_an_exchange_that_is_aborted(ranks):
+    """It is over only when its place in the order is, so that nothing waits for it that is gone."""
+    if ranks.size == 1:
+        pytest.skip("nobody to wait for")
+    before, op, after = started(ranks, 0, "barrier", 1), exchange(ranks, 0, 8), started(ranks, 0, "barrier", 1)
+    ranks.lib.mpp_cancel(op)
+    assert [ranks.state(each) for each in (before.op, op, after.op)] == [PENDING] * 3
+    ranks.lib.mpp_group_abort(ranks.groups[0])
+    assert ranks.finish([before.op, op, after.op]) == [FAILED] * 3
+    ranks.release([op, after.op, before.op])
+    assert ranks.lib.mpp_group_active(ranks.groups[0]) == 0
