@@ -210,8 +210,9 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
         }
         op = mpp_allgather_list(group, in, list, lengths, staging, wait_ns);
     } else {
+        int shared = in_node(g, staging);
         mpp_staging_free((mpp_staging *)staging);
-        op = mpp_out_of_memory(g);
+        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
     }
     free(list);
     free(lengths);

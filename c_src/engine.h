@@ -24,6 +24,7 @@ typedef struct mpp_staging mpp_staging; /* between an operation and device memor
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
+    mpp_op *agreement;                  /* compares the ranks' calls before this one begins; may be NULL */
     mpp_staging *staging;               /* NULL where the buffers are in host memory */
     int (*step)(mpp_op *);              /* under the lock */
     void (*cancel)(mpp_op *);           /* under the lock; NULL where an operation cannot be taken back */
@@ -71,11 +72,20 @@ int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
 void mpp_discard(mpp_op *op);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
+/* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
+void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
 
 /* shm.c */
 void mpp_channel_free(mpp_channel *channel);
+/* An operation that an exchange steps before it begins, and owns: it is done if all ranks exchange what they expect of
+ * each other. Takes the exchange's place in the order. NULL: no memory. */
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
+/* The tag of an exchange that was compared: the next one after those of all exchanges before. */
+int mpp_shm_tag(mpp_group *g);
+/* For a call over shared memory that there is no memory for. The others make it, so it takes its place in the order. */
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,

@@ -187,9 +187,25 @@ static void cancel(mpp_op *op) {
     if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
+/* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
+ * cancelled, as calls after it wait for its place in the order. */
+static int agree(message_op *m) {
+    mpp_op *agreement = m->op.agreement;
+    int state = agreement->step(agreement);
+    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
+    if (state != MPP_FAILED) return state;
+    memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
+    give_up(m);
+    return mpp_fail(&m->op, agreement->failure, 0);
+}
+
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
+    if (op->agreement && !m->tag) {
+        int state = agree(m);
+        if (state != MPP_DONE) return state;
+    }
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);
         else return MPP_PENDING;
@@ -207,6 +223,7 @@ static int step(mpp_op *op) {
 
 static void discard_transfers(mpp_op *op) {
     message_op *m = (message_op *)op;
+    if (op->agreement) mpp_discard(op->agreement);
     for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
     free(m->transfers);
 }
@@ -245,7 +262,7 @@ static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
         transfer *t = add(m, buffer, part, peer, lane, TO_SEND);
         m->unsent++;
-        if (!m->op.staging && !is_behind(m, t)) begin_send(m, t);
+        if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
         bytes -= part;
     } while (bytes);
@@ -317,8 +334,12 @@ static void add_exchange(message_op *m, const exchange *x) {
     }
 }
 
-/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. */
-static int take_tag(mpp_group *g) { return g->first_tag + (int)(g->sequence++ % (unsigned)g->tag_count); }
+/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. The lower half is
+ * for exchanges that were compared, which are counted only then. */
+static int take_tag(mpp_group *g) {
+    int half = g->tag_count / 2;
+    return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
+}
 
 /* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
 int mpp_next_tag(uintptr_t group) {
@@ -329,7 +350,8 @@ int mpp_next_tag(uintptr_t group) {
 }
 
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
- * sides must agree on them. A negative tag stands for the next one. */
+ * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
+ * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
@@ -337,7 +359,12 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += chunks_of(send_bytes[r]) + chunks_of(recv_bytes[r]);
     message_op *m = new_message_op(g, capacity, 0, staging);
-    if (!m) return mpp_out_of_memory(g);
+    int compared = g->channel && tag < 0;
+    if (m && compared) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    if (!m || (compared && !m->op.agreement)) {
+        if (m) mpp_discard(&m->op);
+        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+    }
     size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
     if (staging) {
         add_exchange(m, &x);
@@ -347,7 +374,7 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
         memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
     }
     mpp_lock();
-    m->tag = tag < 0 ? take_tag(g) : tag;
+    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     enter_sends(m);
     mpp_unlock();

@@ -247,6 +247,7 @@ struct plan {
     divide_fn *divide;       /* NULL: no divisor */
     map_fn *widen, *narrow;  /* NULL: computes in the storage type */
     double premul;
+    const double *factors; /* NULL: premul for all sources */
     int64_t divisor;
     size_t size, wide_size; /* of one number */
     size_t count;           /* numbers in the whole buffer */
@@ -268,6 +269,7 @@ static struct plan make_plan(const mpp_reduction *r, size_t count) {
         .widen = k->widen[real],
         .narrow = k->narrow[real],
         .premul = r->premul,
+        .factors = r->factors,
         .divisor = r->divisor,
         .size = types[real].size,
         .wide_size = types[wide].size,
@@ -282,16 +284,16 @@ static struct plan make_plan(const mpp_reduction *r, size_t count) {
     return p;
 }
 
-/* n numbers of a source in the computing type, premultiplied: in buffer, or
+/* n numbers of source i in the computing type, premultiplied: in buffer, or
  * where they are if nothing is to be done. */
-static const void *load(const struct plan *p, void *buffer, const void *src, size_t n) {
+static const void *load(const struct plan *p, void *buffer, const void *src, int i, size_t n) {
     const void *values = src;
     if (p->widen) {
         p->widen(buffer, values, n);
         values = buffer;
     }
     if (p->scale) {
-        p->scale(buffer, values, n, p->premul);
+        p->scale(buffer, values, n, p->factors ? p->factors[i] : p->premul);
         values = buffer;
     }
     return values;
@@ -312,13 +314,13 @@ static void store(const struct plan *p, void *dst, void *buffer, const void *val
 static void reduce_block(const struct plan *p, char *dst, const void *const *src, int nsrc, size_t start, size_t n) {
     _Alignas(64) char sum[BLOCK_BYTES], next[BLOCK_BYTES];
     size_t at = start * p->size;
-    const void *values = load(p, sum, (const char *)src[0] + at, n);
+    const void *values = load(p, sum, (const char *)src[0] + at, 0, n);
     for (int i = 1; i < nsrc; i++) {
         const char *more = (const char *)src[i] + at;
         int ends_here = i == nsrc - 1 && !p->divide && !p->narrow;
         void *out = ends_here ? dst + at : sum;
         if (p->onto) p->onto(out, values, more, n);
-        else p->combine(out, values, load(p, next, more, n), n);
+        else p->combine(out, values, load(p, next, more, i, n), n);
         values = out;
     }
     store(p, dst + at, sum, values, n);
@@ -347,7 +349,7 @@ void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count
     for (size_t start = 0; start < p.count; start += p.block) {
         size_t n = block_at(&p, start);
         void *out = (char *)wide + start * p.wide_size;
-        const void *values = load(&p, out, (const char *)src + start * p.size, n);
+        const void *values = load(&p, out, (const char *)src + start * p.size, 0, n);
         if (values != out) memcpy(out, values, n * p.size);
     }
 }

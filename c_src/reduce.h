@@ -48,8 +48,9 @@ typedef struct mpp_reduction {
     int32_t op;         /* enum mpp_redop */
     int32_t has_premul; /* multiply each source by premul first */
     int32_t reserved;
-    double premul;   /* cast to the computing type before use */
-    int64_t divisor; /* >= 1; 1: none.  Integers truncate toward zero */
+    double premul;         /* cast to the computing type before use */
+    int64_t divisor;       /* >= 1; 1: none.  Integers truncate toward zero */
+    const double *factors; /* one for each source in place of premul; NULL: premul for all */
 } mpp_reduction;
 
 /* Bytes per element; 0 for an unknown dtype. */

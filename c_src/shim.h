@@ -26,6 +26,31 @@ enum mpp_failure {
     MPP_FAILURE_CUDA = 6
 };
 
+/* What the ranks of a group can call in their shared memory. MPP_NO_MEMORY: a rank had no memory for its call. */
+enum mpp_call_kind {
+    MPP_NO_MEMORY,
+    MPP_BARRIER,
+    MPP_BROADCAST,
+    MPP_ALL_REDUCE,
+    MPP_REDUCE,
+    MPP_ALL_GATHER,
+    MPP_REDUCE_SCATTER,
+    MPP_EXCHANGE
+};
+
+/* What a rank called, in the words in which it tells the others where they disagree. */
+typedef struct mpp_call {
+    int32_t kind;      /* enum mpp_call_kind */
+    int32_t dtype, op; /* of a reduction */
+    int32_t root;      /* -1: none */
+    int32_t has_premul, has_lengths;
+    int64_t divisor;
+    double premul;
+    uint64_t bytes;  /* of the tensor, or of the longest block in a list */
+    uint64_t own;    /* of the rank's own block in a list; of an exchange see mpp_shm_compare() */
+    uint64_t chunks; /* of shared memory that the call takes */
+} mpp_call;
+
 /* library */
 int mpp_handle_size(void);
 int mpp_load(const char *path, char *message, int length);
@@ -97,6 +122,7 @@ int mpp_state_of(uintptr_t op);
 int mpp_watch(uintptr_t op);
 void mpp_cancel(uintptr_t op);
 int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
+void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs);
 int mpp_arrived(uintptr_t op, int rank);
 int mpp_source_of(uintptr_t op);
 void mpp_release(uintptr_t op);

@@ -6,12 +6,14 @@
  * (`reduced`), and is done reading from the others (`out`). A rank writes a slot only when every rank is
  * done with the chunk that used it before. All waiting is on these counters, so an operation is a small
  * state machine that any thread may advance, and ranks never need to agree on anything but the order of
- * operations.
+ * operations. (`reduced` is moved by two-phase operations only, which set it to the number of their chunk.)
  *
- * With its first chunk every rank publishes a signature of the call (what, how many bytes, of which type).
- * Nobody reads data or goes on to a second chunk before all signatures are there and equal. Where they
- * are not, the operation fails on every rank alike, all take as many chunk numbers as the longest call
- * would have, and the group goes on.
+ * With its first chunk every rank publishes a signature of the call: a hash of all that must agree (what, how
+ * many bytes, of which type, every length in a list), and the call in words. Nobody reads data or goes on to a
+ * second chunk before all signatures are there and equal. Where they are not, the operation fails on every rank
+ * alike, all take as many chunk numbers as the longest call would have, and the group goes on.
+ *
+ * A rank that has no memory for a call says so in its place (`refusal`), and all fail in the same way.
  *
  * Sums are taken in rank order by whoever computes them, so the bits are the same on every rank, on every
  * run, and for both algorithms below.
@@ -20,25 +22,33 @@
  * Two-phase: every rank reduces one part of the chunk, in place in its own slot (nobody else reads that
  * part before `reduced` says so), then all copy all parts: 2 n instead of p n bytes read per rank.
  * (The reduce-scatter and all-gather of Rabenseifner's all-reduce, with memory in place of messages.)
+ *
+ * tests/model/protocol.py is this file once more, function by function, for a program that tries all orders in
+ * which ranks can run. Change both together.
  */
 #include "shm.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
 size_t mpp_segment_size(int size, int slots, size_t slot_bytes) {
     return (size_t)size * (sizeof(rank_counters) + (size_t)slots * slot_bytes);
 }
 
+static int step_refusal(mpp_op *op);
+static int arrived(mpp_op *op, int rank);
+
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes) {
     mpp_group *g = (mpp_group *)group;
+    if (slots < 1 || slots > MAX_RING || slot_bytes < CACHE_LINE || slot_bytes % CACHE_LINE) return -1;
     mpp_channel *c = calloc(1, sizeof *c);
-    if (slots > MAX_RING || !c) {
-        free(c);
-        return -1;
-    }
+    if (!c) return -1;
     c->sources = malloc((size_t)g->size * sizeof *c->sources);
-    if (!c->sources) {
-        free(c);
+    c->factors = malloc((size_t)g->size * sizeof *c->factors);
+    if (!c->sources || !c->factors) {
+        mpp_channel_free(c);
         return -1;
     }
     c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
@@ -47,6 +57,14 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
     c->rank = g->rank;
     c->ring = slots;
     c->slot_bytes = slot_bytes;
+    c->refusal.op.group = g;
+    c->refusal.op.step = step_refusal;
+    c->refusal.op.arrived = arrived;
+    c->refusal.op.source = -1;
+    c->refusal.chunk_bytes = slot_bytes;
+    c->refusal.windows = 1;
+    c->refusal.wait_for = -1;
+    mpp_sign(&c->refusal, MPP_NO_MEMORY, -1, 0);
     g->channel = c;
     return 0;
 }
@@ -54,6 +72,7 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
 void mpp_channel_free(mpp_channel *c) {
     if (!c) return;
     free(c->sources);
+    free(c->factors);
     free(c);
 }
 
@@ -77,7 +96,6 @@ static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t targ
 
 static int may_write(shm_op *s, mpp_channel *c, uint64_t number) {
     if (s->written > 0 && !s->checked) return 0;
-    if (s->written - s->done >= (uint64_t)c->ring) return 0;
     return number < (uint64_t)c->ring ||
            reached(c, &c->all_out, offsetof(rank_counters, out), number - (uint64_t)c->ring + 1);
 }
@@ -88,8 +106,18 @@ static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
     return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
 }
 
-/* How much of each rank's block one slot carries in a reduce-scatter. */
-size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)c->size / CACHE_LINE * CACHE_LINE; }
+/* Of how many ranks' blocks one slot carries a piece in a reduce-scatter: of all, as long as each gets a cache line. */
+int mpp_window(const mpp_channel *c) {
+    size_t most = c->slot_bytes / CACHE_LINE;
+    return (size_t)c->size < most ? c->size : (int)most;
+}
+
+size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)mpp_window(c) / CACHE_LINE * CACHE_LINE; }
+
+/* Where in its buffers an operation is once it is done with this many chunks. */
+static size_t offset_after(const shm_op *s, uint64_t chunks) {
+    return (s->windows > 1 ? chunks / s->windows : chunks) * s->chunk_bytes;
+}
 
 size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
     size_t begin = (size_t)chunk * s->chunk_bytes;
@@ -114,7 +142,7 @@ static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
 }
 
 /* Whether this rank's data of the next chunk has come from the device it may be on. */
-static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, s->written * s->chunk_bytes); }
+static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
 
 /* One round over write, reduce, read; whether anything moved. */
 static int advance(shm_op *s, mpp_channel *c) {
@@ -125,6 +153,7 @@ static int advance(shm_op *s, mpp_channel *c) {
         if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
         s->written++;
         mine->signature[number % (uint64_t)c->ring] = s->signature;
+        if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
         atomic_store_explicit(&mine->in, number + 1, memory_order_release);
         moved = 1;
     }
@@ -140,57 +169,73 @@ static int advance(shm_op *s, mpp_channel *c) {
     if (s->done < s->written && may_read(s, c, number)) {
         if (s->read) s->read(s, s->done);
         s->done++;
-        if (s->op.staging) mpp_stage_close(s->op.staging, s->done * s->chunk_bytes);
-        /* A later flat operation must not leave `reduced` behind: two-phase ones compare it with chunk numbers. */
-        if (!s->two_phase) atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
+        if (s->op.staging) mpp_stage_close(s->op.staging, offset_after(s, s->done));
         atomic_store_explicit(&mine->out, number + 1, memory_order_release);
         moved = 1;
     }
     return moved;
 }
 
-/* Chunk numbers that a call with this signature takes. */
-static uint64_t chunks_of(const mpp_channel *c, uint64_t signature) {
-    size_t bytes = (size_t)(signature >> SIGNATURE_BYTES), chunk = c->slot_bytes;
-    if ((signature & SIGNATURE_KIND) == REDUCE_SCATTER) chunk = mpp_piece_bytes(c);
-    return bytes > chunk ? (bytes - 1) / chunk + 1 : 1;
+static const mpp_call *call_of(const shm_op *s, const mpp_channel *c, int rank) {
+    return &c->counters[rank].call[s->first % (uint64_t)c->ring];
 }
 
-/* The ranks called different things. Everybody sees the same signatures, so everybody agrees on how many
- * chunk numbers to pass over. */
+/* Of all ranks that differ, the one to name: `rank`, if there is none of which more can be said. */
+static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
+    for (int r = 0; r < c->size; r++)
+        if (call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
+    for (int r = 0; r < c->size && s->call.has_lengths; r++)
+        if (call_of(s, c, r)->kind == s->call.kind && call_of(s, c, r)->own != s->lengths[r]) return r;
+    return rank;
+}
+
+/* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
+ * to pass over. */
 static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     uint64_t most = 1;
     rank_counters *mine = &c->counters[c->rank];
-    s->op.detail[0] = rank;
-    s->op.detail[1] = (int64_t)c->counters[rank].signature[s->first % (uint64_t)c->ring];
     for (int r = 0; r < c->size; r++) {
-        uint64_t chunks = chunks_of(c, c->counters[r].signature[s->first % (uint64_t)c->ring]);
-        if (chunks > most) most = chunks;
+        const mpp_call *call = call_of(s, c, r);
+        if (call->chunks > most) most = call->chunks;
     }
-    for (shm_op *later = s->later; later; later = later->later) later->first += most - s->chunks;
+    rank = blamed(s, c, rank);
+    s->theirs = *call_of(s, c, rank);
+    s->op.detail[0] = rank;
+    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
+    if (rank == c->rank) mpp_find_imbalance(s, c); /* now: `out` gives the slots back */
+    for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
+        later->first += most - s->chunks;
     c->next += most - s->chunks;
     atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
-    atomic_store_explicit(&mine->reduced, s->first + most, memory_order_release);
     atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
     return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
+}
+
+/* Of an exchange: whether what each rank sends to each is what that one expects. */
+static int is_balanced(const shm_op *s, const mpp_channel *c) {
+    uint64_t sum = 0;
+    for (int r = 0; r < c->size; r++) sum ^= call_of(s, c, r)->own;
+    return sum == 0;
 }
 
 static int check(shm_op *s, mpp_channel *c) {
     if (!s->written || !reached(c, &c->all_in, offsetof(rank_counters, in), s->first + 1)) return MPP_PENDING;
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
+    if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     s->checked = 1;
+    if (!s->how.has_premul) return MPP_PENDING;
+    for (int r = 0; r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
+    s->how.factors = c->factors;
     return MPP_PENDING;
 }
 
-static int step(mpp_op *op) {
-    shm_op *s = (shm_op *)op;
-    mpp_channel *c = op->group->channel;
+/* Does what can be done now for the operation whose turn it is. */
+static int move(shm_op *s, mpp_channel *c) {
+    mpp_op *op = &s->op;
     int state = MPP_PENDING;
-    if (c->head != s) return MPP_PENDING;
-    if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
     /* A bound on the work done under the lock, so that other groups and threads get their turn. */
-    for (int round = 0, moved = 1; !state && moved && s->done < s->chunks && round < 8; round++) {
+    for (int round = 0, moved = 1; moved && s->done < s->chunks && round < 8; round++) {
         moved = advance(s, c);
         if (!s->checked) {
             state = check(s, c);
@@ -199,13 +244,62 @@ static int step(mpp_op *op) {
         }
         if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
-    if (op->failure) state = MPP_FAILED; /* also: data that does not come from the device */
-    if (s->done == s->chunks && state == MPP_PENDING) state = MPP_DONE;
+    if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
+    return s->done == s->chunks ? MPP_DONE : state;
+}
+
+static int is_aborted(const mpp_op *op) { return atomic_load_explicit(&op->group->aborted, memory_order_relaxed); }
+
+static int step(mpp_op *op) {
+    shm_op *s = (shm_op *)op;
+    mpp_channel *c = op->group->channel;
+    int state;
+    if (c->head != s) return MPP_PENDING;
+    if (is_aborted(op)) state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+    else if (c->refused) return MPP_PENDING;
+    else state = move(s, c);
     if (state == MPP_PENDING) return state;
     c->head = s->later;
     if (!c->head) c->tail = NULL;
+    c->refused = s->refused;
     return state;
 }
+
+/* ---- calls that there is no memory for ---- */
+
+/* Where this rank would be if it had made them: each takes one chunk number, and fails on all ranks. */
+static int step_refusal(mpp_op *op) {
+    shm_op *s = (shm_op *)op;
+    mpp_channel *c = op->group->channel;
+    while (c->refused && !is_aborted(op)) {
+        s->first = atomic_load_explicit(&c->counters[c->rank].out, memory_order_relaxed); /* all before is done */
+        if (move(s, c) == MPP_PENDING) return MPP_PENDING;
+        s->written = s->done = 0;
+        s->checked = op->failure = 0;
+        c->refused--;
+        c->refusals--;
+    }
+    if (c->refusals && !is_aborted(op)) return MPP_PENDING; /* operations come first */
+    c->refusals = 0;
+    return mpp_fail(op, MPP_FAILURE_MEMORY, 0);
+}
+
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
+    mpp_lock();
+    if (!mpp_is_closed(g)) {
+        mpp_channel *c = g->channel;
+        if (c->tail) c->tail->refused++;
+        else c->refused++;
+        c->next++;
+        if (c->refusals++ == 0) mpp_begin(&c->refusal.op);
+    }
+    mpp_unlock();
+    /* The call fails in any case. It waits so that the others learn of it though nobody here should call again. */
+    if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->refusal, wait_ns);
+    return mpp_out_of_memory(g);
+}
+
+/* ---- operations ---- */
 
 static int arrived(mpp_op *op, int rank) {
     rank_counters *theirs = &op->group->channel->counters[rank];
@@ -226,27 +320,57 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     s->op.arrived = arrived;
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
+    s->windows = 1;
     return s;
 }
 
-/* `extra`: the root, or whatever else must agree; `bytes`: what is cut into chunks. */
-void mpp_sign(shm_op *s, int kind, unsigned extra, size_t bytes) {
-    uint64_t how = (uint64_t)(s->how.dtype & 31) << 4 | (uint64_t)(s->how.op & 15) << 9;
-    uint64_t scaled = s->how.has_premul || s->how.divisor > 1;
-    s->signature =
-        (uint64_t)kind | how | scaled << 13 | (uint64_t)(extra & 1023) << 14 | (uint64_t)bytes << SIGNATURE_BYTES;
+/* A step of splitmix64: words that differ in one bit give hashes that differ in half of theirs. */
+uint64_t mpp_mix(uint64_t hash, uint64_t word) {
+    uint64_t z = (hash ^ word) + 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
 }
 
-/* Takes the operation's chunk numbers and its place in the queue, then starts it. */
-uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
+/* Everything that must agree, and nothing else: a rank may have a list or one tensor, and its own factor of a
+ * PREMUL_SUM. `root`: -1 where there is none; `bytes`: what is cut into chunks. */
+void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
+    const mpp_reduction *how = &s->how;
+    const mpp_group *g = s->op.group;
+    s->call = (mpp_call){.kind = kind, .dtype = how->dtype, .op = how->op, .root = root, .bytes = bytes};
+    s->call.has_premul = how->has_premul;
+    s->call.premul = how->premul;
+    s->call.divisor = how->divisor;
+    s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->windows;
+    uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
+                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
+    s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
+    if (!s->lengths) return;
+    s->call.has_lengths = 1;
+    s->call.own = s->lengths[g->rank];
+    for (int r = 0; r < g->size; r++) s->signature = mpp_mix(s->signature, s->lengths[r]);
+}
+
+/* After MPP_FAILURE_MISMATCH: what this rank called, and what another one did. */
+void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
+    const mpp_op *compared = ((mpp_op *)op)->agreement ? ((mpp_op *)op)->agreement : (mpp_op *)op;
+    *mine = ((const shm_op *)compared)->call;
+    *theirs = ((const shm_op *)compared)->theirs;
+}
+
+/* Takes the operation's chunk numbers and its place in the queue. */
+void mpp_take_place(shm_op *s) {
     mpp_channel *c = s->op.group->channel;
     mpp_lock();
-    s->chunks = chunks_of(c, s->signature);
     s->first = c->next;
     c->next += s->chunks;
     if (c->tail) c->tail->later = s;
     else c->head = s;
     c->tail = s;
     mpp_unlock();
+}
+
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
+    mpp_take_place(s);
     return mpp_start(&s->op, wait_ns);
 }

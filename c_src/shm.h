@@ -9,52 +9,32 @@ enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 
 
 typedef struct {
     _Atomic uint64_t in;
-    uint64_t signature[MAX_RING]; /* of the chunk in each slot; in the cache line that a reader needs anyway */
+    uint64_t signature[MAX_RING]; /* of the call in each slot; in the cache line that a reader needs anyway */
     _Atomic uint64_t reduced;
     char pad2[CACHE_LINE - sizeof(uint64_t)];
     _Atomic uint64_t out;
     char pad3[CACHE_LINE - sizeof(uint64_t)];
+    mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
 } rank_counters;
 
-/* In a signature: the kind of call in the low bits, the bytes in the high ones; see mpp_sign(). */
-enum {
-    BARRIER = 1,
-    BROADCAST,
-    ALL_REDUCE,
-    REDUCE,
-    ALL_GATHER,
-    REDUCE_SCATTER,
-    SIGNATURE_KIND = 15,
-    SIGNATURE_BYTES = 24
-};
-
 typedef struct shm_op shm_op;
-
-struct mpp_channel {
-    rank_counters *counters;
-    char *slots;
-    int size, rank, ring;
-    size_t slot_bytes;
-    uint64_t next;            /* number of the next chunk to be given to an operation */
-    uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
-    uint64_t all_reduced;
-    shm_op *head, *tail;  /* operations in program order; only the head moves data */
-    const void **sources; /* scratch: one pointer per rank */
-};
 
 struct shm_op {
     mpp_op op;
     shm_op *later;
+    uint64_t refused;                /* calls between this one and `later` that there was no memory for */
     uint64_t first, chunks;          /* my chunk numbers are first ... first + chunks - 1 */
     uint64_t written, reduced, done; /* how many of them this rank has dealt with */
     void (*write)(shm_op *, uint64_t chunk, char *slot);
     void (*read)(shm_op *, uint64_t chunk);
     uint64_t signature;
-    int checked; /* all ranks have come, with this signature */
+    mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
+    int checked;           /* all ranks have come, with this signature */
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: nobody's */
     int root;
     size_t chunk_bytes;
+    uint64_t windows; /* how many chunks it takes to carry chunk_bytes of every block: see mpp_window() */
     /* data */
     const char *in;
     char *out;
@@ -66,13 +46,34 @@ struct shm_op {
     size_t *lengths;
 };
 
+struct mpp_channel {
+    rank_counters *counters;
+    char *slots;
+    int size, rank, ring;
+    size_t slot_bytes;
+    uint64_t next;            /* number of the next chunk to be given to an operation */
+    uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
+    uint64_t all_reduced;
+    shm_op *head, *tail;  /* operations in program order; only the head moves data */
+    unsigned exchanges;   /* that were compared and begun */
+    uint64_t refused;     /* calls before `head` that there was no memory for */
+    uint64_t refusals;    /* all such calls, also those behind operations */
+    shm_op refusal;       /* takes their places in the order, one after the other */
+    const void **sources; /* scratch: one pointer per rank */
+    double *factors;      /* scratch: every rank's factor of a PREMUL_SUM */
+};
+
 char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number);
 size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk);
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
+int mpp_window(const mpp_channel *c);
 
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
-void mpp_sign(shm_op *s, int kind, unsigned extra, size_t bytes);
+void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
+void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
+uint64_t mpp_mix(uint64_t hash, uint64_t word);
+void mpp_find_imbalance(shm_op *s, mpp_channel *c);
 
 #endif

@@ -11,9 +11,9 @@ static uintptr_t *copy_list(const uintptr_t *list, int count) {
     return copy;
 }
 
-static uintptr_t out_of_memory(shm_op *s, mpp_group *g) {
+static uintptr_t out_of_memory(shm_op *s, mpp_group *g, int64_t wait_ns) {
     if (s) mpp_discard(&s->op);
-    return mpp_out_of_memory(g);
+    return mpp_shm_out_of_memory(g, wait_ns);
 }
 
 /* ---- the user's buffers: in host memory, or staged there ---- */
@@ -42,8 +42,8 @@ static void begin_staging(shm_op *s) {
 
 uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, 0);
-    if (!s) return out_of_memory(s, g);
-    mpp_sign(s, BARRIER, 0, 0);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_BARRIER, -1, 0);
     return mpp_enqueue_shm(s, wait_ns);
 }
 
@@ -60,11 +60,11 @@ static void read_from_root(shm_op *s, uint64_t chunk) {
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     s->in = s->out = buffer;
     s->bytes = bytes;
     s->root = s->wait_for = root;
-    mpp_sign(s, BROADCAST, (unsigned)root, bytes);
+    mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (g->rank == root) s->write = write_plain;
     else s->read = read_from_root;
     if (staging) {
@@ -98,7 +98,7 @@ static void read_parts(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
                          uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     s->in = in;
     s->out = out;
     s->how = *how;
@@ -111,7 +111,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
-    mpp_sign(s, root < 0 ? ALL_REDUCE : REDUCE, root < 0 ? 0 : (unsigned)root, s->bytes);
+    mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
         int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
         mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
@@ -143,18 +143,15 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
                             int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     size_t longest = 0;
     s->in = in;
     s->out_list = copy_list(out, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
-    if (!s->out_list || !s->lengths) return out_of_memory(s, g);
-    unsigned lengths = 0;
-    for (int r = 0; r < g->size; r++) {
+    if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
+    for (int r = 0; r < g->size; r++)
         if (bytes[r] > longest) longest = bytes[r];
-        lengths = lengths * 31 + (unsigned)bytes[r];
-    }
-    mpp_sign(s, ALL_GATHER, lengths, longest);
+    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     s->write = write_own_block;
     s->read = read_blocks;
     if (staging) {
@@ -168,22 +165,28 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
 
 /* ---- reduce_scatter ---- */
 
-/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. */
+/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. With more ranks than cache
+ * lines in a slot it carries those of a window of ranks, and the next windows come in the next chunks. */
 static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
-    for (int r = 0; r < c->size; r++) {
-        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+    uint64_t piece = chunk / s->windows;
+    int window = mpp_window(c), begin = (int)(chunk % s->windows) * window;
+    int end = c->size - begin < window ? c->size : begin + window;
+    for (int r = begin; r < end; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], piece);
         if (length && r != c->rank)
-            memcpy(slot + (size_t)r * s->chunk_bytes, in_block_at(s, r, chunk * s->chunk_bytes), length);
+            memcpy(slot + (size_t)(r - begin) * s->chunk_bytes, in_block_at(s, r, piece * s->chunk_bytes), length);
     }
 }
 
 static void read_piece_sum(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    size_t length = mpp_chunk_length(s, s->lengths[c->rank], chunk), offset = chunk * s->chunk_bytes;
-    if (!length) return;
+    uint64_t piece = chunk / s->windows;
+    int window = mpp_window(c), place = c->rank % window;
+    size_t length = mpp_chunk_length(s, s->lengths[c->rank], piece), offset = piece * s->chunk_bytes;
+    if (!length || chunk % s->windows != (uint64_t)(c->rank / window)) return;
     for (int r = 0; r < c->size; r++)
-        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)c->rank * s->chunk_bytes;
+        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)place * s->chunk_bytes;
     c->sources[c->rank] = in_block_at(s, c->rank, offset);
     mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, length / s->element);
 }
@@ -191,22 +194,21 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
                                  const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return out_of_memory(s, g);
+    if (!s) return out_of_memory(s, g, wait_ns);
     size_t longest = 0;
-    unsigned lengths = 0;
     s->out = out;
     s->how = *how;
     s->element = mpp_dtype_size(how->dtype);
     s->in_list = copy_list(in, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
-    if (!s->in_list || !s->lengths) return out_of_memory(s, g);
+    if (!s->in_list || !s->lengths) return out_of_memory(s, g, wait_ns);
     for (int r = 0; r < g->size; r++) {
         s->lengths[r] *= s->element;
         if (s->lengths[r] > longest) longest = s->lengths[r];
-        lengths = lengths * 31 + (unsigned)s->lengths[r];
     }
     s->chunk_bytes = mpp_piece_bytes(g->channel);
-    mpp_sign(s, REDUCE_SCATTER, lengths, longest);
+    s->windows = (uint64_t)((g->size - 1) / mpp_window(g->channel) + 1);
+    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     s->write = write_pieces;
     s->read = read_piece_sum;
     if (staging) {
@@ -216,3 +218,67 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     }
     return mpp_enqueue_shm(s, wait_ns);
 }
+
+/* ---- exchanges of messages, before they begin ---- */
+
+/* What each rank sends and what it expects lie in its slot, where that is large enough, for the message of an error. */
+static void write_lengths(shm_op *s, uint64_t chunk, char *slot) {
+    (void)chunk;
+    memcpy(slot, s->lengths, 2 * (size_t)s->op.group->size * sizeof *s->lengths);
+}
+
+static int lengths_fit(const mpp_channel *c) { return 2 * (size_t)c->size * sizeof(size_t) <= c->slot_bytes; }
+
+/* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
+ * with XOR, cancel out if all lengths agree: one word per rank is enough. */
+static uint64_t balance_of(const mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    uint64_t sum = 0, me = (uint64_t)g->rank;
+    for (int r = 0; r < g->size; r++) {
+        if (r == g->rank) continue;
+        if (send_bytes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), send_bytes[r]);
+        if (recv_bytes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), recv_bytes[r]);
+    }
+    return sum;
+}
+
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    shm_op *s = mpp_new_shm_op(g, 0);
+    size_t size = (size_t)g->size;
+    if (!s) return NULL;
+    s->op.counts = 0; /* the exchange is counted among the group's operations */
+    atomic_fetch_sub(&g->active, 1);
+    mpp_sign(s, MPP_EXCHANGE, -1, 0);
+    s->call.own = balance_of(g, send_bytes, recv_bytes);
+    if (lengths_fit(g->channel)) {
+        s->lengths = malloc(2 * size * sizeof *s->lengths);
+        if (!s->lengths) {
+            mpp_discard(&s->op);
+            return NULL;
+        }
+        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
+        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
+        s->write = write_lengths;
+    }
+    mpp_take_place(s);
+    return &s->op;
+}
+
+/* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
+void mpp_find_imbalance(shm_op *s, mpp_channel *c) {
+    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+    if (!lengths_fit(c)) return;
+    for (int to = 0; to < c->size; to++) {
+        const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
+        for (int from = 0; from < c->size; from++) {
+            size_t sent = ((const size_t *)mpp_slot_of(c, from, s->first))[to];
+            if (from == to || sent == expected[from]) continue;
+            s->theirs.root = to;
+            s->theirs.bytes = sent;
+            s->theirs.own = expected[from];
+            s->op.detail[0] = from;
+            return;
+        }
+    }
+}
+
+int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }

@@ -29,6 +29,14 @@ SLOTS = 4
 SEGMENT_LIMIT = 64 << 20
 
 
+def slot_bytes(size: int) -> int:
+    """The size of each of a rank's ``SLOTS`` slots of shared memory, in a group of ``size`` ranks on one node."""
+    length = 64 << 10
+    while size * SLOTS * length > SEGMENT_LIMIT and length > 4 << 10:
+        length //= 2
+    return length
+
+
 class Place(NamedTuple):
     """Where the group's ranks live; computed once from one exchange, so all answers agree."""
 
@@ -150,16 +158,13 @@ class Communicator:
         return Communicator._crowded
 
     def _share_memory(self, size: int, ffi: Any) -> None:
-        slot_bytes = 64 << 10
-        while size * SLOTS * slot_bytes > SEGMENT_LIMIT and slot_bytes > 4 << 10:
-            slot_bytes //= 2
-        length = self._lib.mpp_segment_size(size, SLOTS, slot_bytes)
+        length = self._lib.mpp_segment_size(size, SLOTS, slot_bytes(size))
         descriptor = _open_shared(self.comm, length)
         if descriptor is None:
             return
         self._segment = Segment(descriptor, length, ffi)
         os.close(descriptor)
-        if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes):
+        if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes(size)):
             raise MemoryError("mpiplus: no memory for a group")
 
     @property

@@ -74,19 +74,46 @@ def premul_factor(op: Any) -> float:
     return float(factor)
 
 
-# Kinds of call in a signature, as c_src/shm.h numbers them.
-_KINDS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter")
+# Position = enum mpp_call_kind of c_src/shim.h.
+_CALLS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "an exchange")
+_EXCHANGE = len(_CALLS) - 1
 
 
-def describe_signature(signature: int) -> str:
-    """What another rank called, from the signature that ``mpp_sign`` in c_src/shm.c made of it."""
-    signature &= (1 << 64) - 1
-    kind, size = _KINDS[signature & 15], signature >> 24
+def describe_call(call: Any) -> str:
+    """What a rank called, from its ``mpp_call``."""
+    kind = _CALLS[call.kind]
     if kind == "barrier":
         return kind
-    root = f" with root {signature >> 14 & 1023}" if kind in ("broadcast", "reduce") else ""
-    if kind in ("broadcast", "all_gather"):
-        return f"{kind} of {size} bytes{root}"
-    scaled = ", scaled" if signature >> 13 & 1 else ""
-    dtype, op = _TABLE[signature >> 4 & 31][0], MPI_OPERATIONS[signature >> 9 & 15]
-    return f"{kind} ({op}{scaled}) of {size} bytes of {dtype}{root}"
+    if call.kind == _EXCHANGE:
+        return "gather, scatter or all_to_all"
+    how = ""
+    if kind in ("all_reduce", "reduce", "reduce_scatter"):
+        name = "PREMUL_SUM" if call.has_premul else "AVG" if call.divisor > 1 else MPI_OPERATIONS[call.op]
+        how = f" ({name})"
+    dtype = f" of {_TABLE[call.dtype][0]}" if how else ""
+    root = f" with root {call.root}" if call.root >= 0 else ""
+    if not call.has_lengths:
+        return f"{kind}{how} of {call.bytes} bytes{dtype}{root}"
+    return f"{kind}{how} of blocks of up to {call.bytes} bytes{dtype}, its own of {call.own}"
+
+
+def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> str:
+    """How rank ``rank``'s call ``theirs`` differs from ``mine``, both an ``mpp_call``.
+
+    Args:
+        expected: bytes that this rank's list has for that rank, -1 where there is no list.
+    """
+    if theirs.kind == 0:
+        return f"rank {rank} had no memory for its call and makes none"
+    if theirs.kind == mine.kind == _EXCHANGE:
+        if theirs.root < 0:
+            return "some rank sends another not as many bytes as that one expects"
+        return f"rank {rank} sends {theirs.bytes} bytes to rank {theirs.root}, which expects {theirs.own}"
+    text = f"rank {rank} calls {describe_call(theirs)}"
+    if theirs.kind != mine.kind or expected < 0:
+        return text
+    if theirs.own != expected:
+        return f"{text}, for which the list of this rank has {expected}"
+    how = ("dtype", "op", "has_premul", "divisor")
+    alike = all(getattr(theirs, name) == getattr(mine, name) for name in how)
+    return f"{text}, and has other lengths in its list than this rank" if alike else text

@@ -28,7 +28,7 @@ from . import (
 from .checkin import CheckIn
 from .communicator import Communicator
 from .diagnosis import Diagnosis
-from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_signature, kind_of, premul_factor
+from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_disagreement, kind_of, premul_factor
 from .errors import DistBackendError, RankFailedError, describe_ranks
 from .flight_recorder import shapes_of
 from .hooks import Hooks
@@ -421,9 +421,11 @@ class Group(Hooks):
                 f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
             )
         if failure == _FAILURE_MISMATCH:
+            mine, theirs = self._ffi.new("mpp_call *"), self._ffi.new("mpp_call *")
+            self._lib.mpp_disagreement(call.handle, mine, theirs)
             return DistBackendError(
-                f"{text}: the ranks disagree: rank {first[0]} calls {describe_signature(second[0])}. Nothing was "
-                f"reduced or copied; the group can be used again"
+                f"{text}: the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}. Nothing was "
+                f"reduced or sent; the group can be used again"
             )
         if failure == _FAILURE_CUDA:
             self.break_off(f"{call} failed")

@@ -206,8 +206,15 @@ static void mismatched(shim *s, user *u) {
     uintptr_t in = (uintptr_t)u->in, out = (uintptr_t)u->out;
     if (size == 1) return;
     fill(u, u->in, MOST);
-    uintptr_t op =
-        u->rank ? s->mpp_allreduce(u->group, in, out, MOST, &sum, 0, 0) : s->mpp_broadcast(u->group, in, 8, 0, 0, 0);
+    uintptr_t op, list[MAX_RANKS];
+    size_t counts[MAX_RANKS];
+    for (int r = 0; r < size; r++) {
+        list[r] = in;
+        counts[r] = 512 + 512 * (size_t)(r == u->rank);
+    }
+    if (next(&u->dice) % 2) op = s->mpp_reduce_scatter(u->group, list, out, counts, 0, &sum, 0, 0);
+    else if (u->rank) op = s->mpp_allreduce(u->group, in, out, MOST, &sum, 0, 0);
+    else op = s->mpp_broadcast(u->group, in, 8, 0, 0, 0);
     uintptr_t later = s->mpp_allreduce(u->group, in, in, 5, &sum, 0, 0);
     check(wait_somehow(s, u, op, how) == MPP_FAILED, "a mismatch", u, 0);
     check(s->mpp_failure_of(op, &error, &other, &signature) == MPP_FAILURE_MISMATCH, "its reason", u, 0);

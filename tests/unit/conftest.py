@@ -1,7 +1,8 @@
-"""The kernels, compiled twice: as setuptools would, and with -march=native, where the compiler may fuse a
-multiplication with an addition and must be kept from it."""
+"""The C code for many ranks in one process; and the kernels, compiled twice: as setuptools would, and with
+-march=native, where the compiler may fuse a multiplication with an addition and must be kept from it."""
 
 import pytest
+import ranks_in_one_process
 from reduce_kernels import load_kernels
 
 
@@ -14,6 +15,11 @@ def kernels(tmp_path_factory):
 def native_kernels(tmp_path_factory):
     flags = ["-O3", "-std=gnu11", "-march=native"]
     return load_kernels(tmp_path_factory.mktemp("native"), "_reduce_native", flags)
+
+
+@pytest.fixture(scope="session")
+def shim_of_all_ranks(tmp_path_factory):
+    return ranks_in_one_process.build(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,35 @@
+"""Mistakes that explore.py must find: for each, what to replace in protocol.py, and by what."""
+
+_WRITE, _WRITTEN = "        yield from write(s, c, number)\n", "        s.written += 1\n"
+_SIGN = '        yield "sign", c.slot(number), (s.position, s.call)\n'
+_STORE_IN = '        yield "store", "in", number + 1\n'
+_READ, _DONE = "        yield from read(s, c, number)\n", "        s.done += 1\n"
+_STORE_OUT = '        yield "store", "out", number + 1\n'
+_ALL_ARE_IN = 'yield from reached(c, "in", number + 1)'
+_ROOT_IS_IN = 'return (yield "load", s.wait_for(c.rank), "in", number + 1) > number'
+
+MISTAKES = {
+    "writes a slot that others still read": ("number - c.ring + 1", "0"),
+    "reads before the others have written": (f"        return ({_ALL_ARE_IN})\n", "        return True\n"),
+    "reads parts that are not reduced": ('yield from reached(c, "reduced", number + 1)', _ALL_ARE_IN),
+    "reduces before the others have written": (f" and ({_ALL_ARE_IN})", ""),
+    "does not wait for the root": (_ROOT_IS_IN, "return True"),
+    "compares the calls before all have come": (' or not (yield from reached(c, "in", s.first + 1))', ""),
+    "takes the furthest rank's counter for all": ("min(least, value)", "max(least, value)"),
+    "says that it has written before it has": (
+        _WRITE + _WRITTEN + _SIGN + _STORE_IN,
+        _SIGN + _STORE_IN + _WRITE + _WRITTEN,
+    ),
+    "says that it has come before its signature is there": (_SIGN + _STORE_IN, _STORE_IN + _SIGN),
+    "says that it has read before it has": (_READ + _DONE + _STORE_OUT, _STORE_OUT + _READ + _DONE),
+    "passes over its own chunks after a mismatch": ("most = max(most, call.chunks)", "most = s.chunks"),
+    "leaves later calls where they were": ("later.first += most - s.chunks", "pass"),
+    "leaves the next call where it was": ("    c.next += most - s.chunks\n", ""),
+    "does not free slots after a mismatch": ('    yield "store", "out", s.first + most\n', ""),
+    "takes no chunk for a refused call": ("    c.next += 1\n", ""),
+    "goes on before calls that were refused": ("elif c.refused:", "elif False:"),
+    "forgets refused calls behind an operation": ("    c.refused = s.refused\n", ""),
+    "takes no place for a refused call": ("        mpp_shm_out_of_memory(c)\n", "        c.outcomes.append(MEMORY)\n"),
+    "starts a refused call with what the last one left": ("        s.checked = False\n", ""),
+    "starts a refused call where the last one ended": ("        s.written = s.done = 0\n", ""),
+}

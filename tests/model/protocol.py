@@ -1,0 +1,274 @@
+"""The protocol of shared memory: c_src/shm.c once more, function by function, to be run in all orders by explore.py.
+
+Each `yield` is one access to what other ranks can see: an atomic load or store of a counter, a signature, a slot's
+data. Between two of them a rank is alone. What is left out: the data itself (a slot holds a tag that says what was
+written there), staging, and the bound on rounds in `move`, as one round at a time is the same, taken up more often.
+
+test_model.py notices when a function of shm.c changes and this file was not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+NO_MEMORY = "no memory"
+PENDING, DONE, FAILED = "pending", "done", "failed"
+CANCELLED, MEMORY = "cancelled", "memory"
+
+
+class Call(NamedTuple):
+    """What a rank calls; equal on ranks that agree (`refused` apart).
+
+    Attributes:
+        kind: "all_reduce" (everybody reads everybody), "broadcast" (everybody reads rank 0), "reduce" (rank 0 reads),
+            "barrier" (nobody reads).
+        chunks: how many chunk numbers it takes.
+        two_phase: reduced part by part, in place, between writing and reading.
+        refused: there is no memory for it.
+    """
+
+    kind: str
+    chunks: int = 1
+    two_phase: bool = False
+    refused: bool = False
+
+
+REFUSAL = Call(NO_MEMORY)
+
+
+@dataclass
+class Op:
+    """struct shm_op. `position`: the number of the call in the program, for the checks."""
+
+    position: int
+    call: Call
+    first: int = 0
+    written: int = 0
+    reduced: int = 0
+    done: int = 0
+    checked: bool = False
+    refused: int = 0
+
+    @property
+    def chunks(self) -> int:
+        return self.call.chunks
+
+    def writes(self, rank: int) -> bool:
+        return self.call.kind in ("all_reduce", "reduce") or (self.call.kind == "broadcast" and rank == 0)
+
+    def reads(self, rank: int) -> bool:
+        return {"all_reduce": True, "broadcast": rank != 0, "reduce": rank == 0}.get(self.call.kind, False)
+
+    def wait_for(self, rank: int) -> int:
+        if self.call.kind == "broadcast":
+            return 0
+        return rank if self.call.kind == "reduce" and rank != 0 and not self.call.two_phase else -1
+
+
+@dataclass
+class Channel:
+    """struct mpp_channel, and this rank's place in its program."""
+
+    rank: int
+    size: int
+    ring: int
+    next: int = 0
+    known: dict[str, int] = field(default_factory=lambda: {"in": 0, "reduced": 0, "out": 0})  # all_in and so on
+    queue: list[Op] = field(default_factory=list)  # from head to tail
+    refused: int = 0
+    refusals: int = 0
+    refusal: Op = field(default_factory=lambda: Op(-1, REFUSAL))
+    aborted: bool = False
+    called: int = 0
+    outcomes: list[str] = field(default_factory=list)
+
+    def slot(self, number: int) -> int:
+        return number % self.ring
+
+
+Access = Any  # generators of accesses; typing them says nothing here
+
+
+def reached(c: Channel, counter: str, target: int) -> Access:
+    if c.known[counter] >= target:
+        return True
+    least = None
+    for r in range(c.size):
+        value = yield "load", r, counter, target
+        if value < target:
+            return False
+        least = value if least is None else min(least, value)
+    c.known[counter] = least
+    return True
+
+
+def may_write(s: Op, c: Channel, number: int) -> Access:
+    if s.written > 0 and not s.checked:
+        return False
+    return number < c.ring or (yield from reached(c, "out", number - c.ring + 1))
+
+
+def may_read(s: Op, c: Channel, number: int) -> Access:
+    if s.call.two_phase:
+        return (yield from reached(c, "reduced", number + 1))
+    if s.wait_for(c.rank) < 0:
+        return (yield from reached(c, "in", number + 1))
+    return (yield "load", s.wait_for(c.rank), "in", number + 1) > number
+
+
+def reduce_part(s: Op, c: Channel, number: int) -> Access:
+    for r in range(c.size):
+        yield "read", r, c.slot(number), (s.position, s.reduced), False
+    yield "reduced in place", c.slot(number)
+
+
+def write(s: Op, c: Channel, number: int) -> Access:
+    """shm_collectives.c: write_plain and the like."""
+    if s.writes(c.rank):
+        yield "write", c.slot(number), (s.position, s.written)
+
+
+def read(s: Op, c: Channel, number: int) -> Access:
+    """shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
+    if not s.reads(c.rank):
+        return
+    for r in [0] if s.call.kind == "broadcast" else range(c.size):
+        if r != c.rank or s.call.two_phase:
+            yield "read", r, c.slot(number), (s.position, s.done), s.call.two_phase
+
+
+def advance(s: Op, c: Channel) -> Access:
+    moved = False
+    number = s.first + s.written
+    if s.written < s.chunks and (yield from may_write(s, c, number)):
+        yield from write(s, c, number)
+        s.written += 1
+        yield "sign", c.slot(number), (s.position, s.call)
+        yield "store", "in", number + 1
+        moved = True
+    if not s.checked:
+        return moved
+    number = s.first + s.reduced
+    if s.call.two_phase and s.reduced < s.written and (yield from reached(c, "in", number + 1)):
+        yield from reduce_part(s, c, number)
+        s.reduced += 1
+        yield "store", "reduced", number + 1
+        moved = True
+    number = s.first + s.done
+    if s.done < s.written and (yield from may_read(s, c, number)):
+        yield from read(s, c, number)
+        s.done += 1
+        yield "store", "out", number + 1
+        moved = True
+    return moved
+
+
+def mismatch(s: Op, c: Channel) -> Access:
+    most = 1
+    for r in range(c.size):
+        call = yield "signature", r, c.slot(s.first), s.position
+        most = max(most, call.chunks)
+    for later in c.queue if s is c.refusal else c.queue[1:]:
+        later.first += most - s.chunks
+    c.next += most - s.chunks
+    yield "store", "in", s.first + most
+    yield "store", "out", s.first + most
+    return FAILED
+
+
+def check(s: Op, c: Channel) -> Access:
+    if not s.written or not (yield from reached(c, "in", s.first + 1)):
+        return PENDING
+    for r in range(c.size):
+        if (yield "signature", r, c.slot(s.first), s.position) != s.call:
+            return (yield from mismatch(s, c))
+    s.checked = True
+    return PENDING
+
+
+def move(s: Op, c: Channel) -> Access:
+    yield from advance(s, c)
+    if not s.checked and (yield from check(s, c)) == FAILED:
+        return FAILED
+    return DONE if s.done == s.chunks else PENDING
+
+
+def step(s: Op, c: Channel) -> Access:
+    if c.aborted:
+        state = CANCELLED
+    elif c.refused:
+        return
+    else:
+        state = yield from move(s, c)
+    if state == PENDING:
+        return
+    c.queue.pop(0)
+    c.refused = s.refused
+    c.outcomes.append(state)
+
+
+def step_refusal(s: Op, c: Channel) -> Access:
+    while c.refused and not c.aborted:
+        s.first = yield "own", "out"
+        s.position = len(c.outcomes)
+        if (yield from move(s, c)) == PENDING:
+            return
+        s.written = s.done = 0
+        s.checked = False
+        c.refused -= 1
+        c.refusals -= 1
+        c.outcomes.append(MEMORY)
+    if c.refusals and not c.aborted:
+        return
+    c.refusals = 0
+
+
+def mpp_shm_out_of_memory(c: Channel) -> None:
+    c.refusals += 1
+    if c.queue:
+        c.queue[-1].refused += 1
+    else:
+        c.refused += 1
+    c.next += 1
+
+
+def mpp_enqueue_shm(s: Op, c: Channel) -> None:
+    s.first = c.next
+    c.next += s.chunks
+    c.queue.append(s)
+
+
+def start(c: Channel, call: Call) -> None:
+    """A call of the program: takes its place in the order."""
+    if call.refused:
+        mpp_shm_out_of_memory(c)
+    else:
+        mpp_enqueue_shm(Op(c.called, call), c)
+    c.called += 1
+
+
+def progress_all(c: Channel) -> Access:
+    """engine.c: whichever operation can move."""
+    if c.queue:
+        yield from step(c.queue[0], c)
+    if c.refusals:
+        yield from step_refusal(c.refusal, c)
+
+
+def copy(c: Channel) -> Channel:
+    return replace(
+        c,
+        known=dict(c.known),
+        queue=[replace(s) for s in c.queue],
+        refusal=replace(c.refusal),
+        outcomes=list(c.outcomes),
+    )
+
+
+def frozen(c: Channel) -> tuple:
+    """All of a rank's own state, to compare."""
+    ops = tuple(
+        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.refused) for s in [*c.queue, c.refusal]
+    )
+    return (c.next, *c.known.values(), ops, c.refused, c.refusals, c.aborted, c.called, *c.outcomes)

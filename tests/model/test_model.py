@@ -1,0 +1,150 @@
+"""The protocol of shared memory, run in every order: no deadlock, no data read before it is there or after it is gone,
+and all ranks at the same chunk afterwards. MPIPLUS_TEST_FULL=1 tries more."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import re
+import sys
+import types
+from pathlib import Path
+
+import protocol
+import pytest
+from explore import Explorer, ProtocolError
+from mistakes import MISTAKES
+from protocol import NO_MEMORY, Call
+
+FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
+SHM = Path(__file__).resolve().parents[2] / "c_src" / "shm.c"
+
+FLAT, FLAT_2, FLAT_3 = (Call("all_reduce", chunks) for chunks in (1, 2, 3))
+TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunks in (2, 3))
+BROADCAST, REDUCE, REDUCE_2_PHASE = Call("broadcast", 2), Call("reduce", 2), Call("reduce", 2, two_phase=True)
+BARRIER, REFUSED = Call("barrier"), Call(NO_MEMORY, refused=True)
+CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, REFUSED)
+
+# What was read of shm.c when protocol.py was last compared with it.
+COMPARED = {
+    "reached": "402e228e559f",
+    "may_write": "25036e1f9883",
+    "may_read": "f7296447e525",
+    "reduce_part": "076b9b57e690",
+    "advance": "237ebdceb470",
+    "mismatch": "f7a062784a43",
+    "check": "6b83e5159e4d",
+    "move": "075ce5f86736",
+    "step": "ab5b186593f1",
+    "step_refusal": "70c69719f102",
+    "mpp_shm_out_of_memory": "a15428cfda19",
+    "mpp_enqueue_shm": "57ee80980fce",
+}
+
+
+def text_of(function: str) -> str:
+    """A function of shm.c without comments and layout."""
+    code = re.sub(r"/\*.*?\*/", "", SHM.read_text(), flags=re.DOTALL)
+    found = re.search(rf"^[a-z][^;{{}}()]*\b{function}\([^;]*?\) {{.*?^}}", code, re.DOTALL | re.MULTILINE)
+    assert found, f"shm.c has no function {function}"
+    return "".join(found[0].split())
+
+
+@pytest.mark.parametrize("function", COMPARED)
+def test_the_c_code_is_what_was_modelled(function: str) -> None:
+    digest = hashlib.sha256(text_of(function).encode()).hexdigest()[:12]
+    assert digest == COMPARED[function], (
+        f"{function} in shm.c has changed: change it in protocol.py too where its accesses to shared memory or its "
+        f"decisions have, and then write {digest!r} here"
+    )
+    assert callable(getattr(protocol, function))
+
+
+# ---- two ranks: all programs of two calls ----
+
+
+@pytest.mark.parametrize("ring", [1, 2, 3] if FULL else [2])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_all_programs_of_two_calls(ring: int, ahead: int) -> None:
+    pairs = list(itertools.product(CALLS, repeat=2))
+    for first, second in itertools.product(pairs, pairs if FULL else zip(CALLS, CALLS, strict=True)):
+        Explorer(protocol, list(zip(first, second, strict=True)), ring, ahead).run_all()
+
+
+# ---- more ranks, longer programs, other rings: a choice ----
+
+
+def random_programs(dice: random.Random, size: int, length: int) -> list[list[Call]]:
+    calls = (*CALLS, FLAT_3, TWO_PHASE_3, REDUCE_2_PHASE)
+    agreed = [dice.choice(calls) for _ in range(length)]
+    agrees = dice.choice([0.7, 0.9, 1.0])
+    return [[call if dice.random() < agrees else dice.choice(calls) for call in agreed] for _ in range(size)]
+
+
+@pytest.mark.parametrize("seed", range(120 if FULL else 8))
+def test_two_ranks(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(10):
+        programs = random_programs(dice, 2, dice.choice([3, 4]))
+        Explorer(protocol, programs, dice.choice([1, 2, 3]), dice.choice([1, 2, 3])).run_all()
+
+
+@pytest.mark.parametrize("programs", [
+    [[TWO_PHASE_2]] * 3,
+    [[FLAT_2, TWO_PHASE_2]] * 3,
+    [[REDUCE_2_PHASE, FLAT]] * 3,
+    [[BROADCAST, REDUCE]] * 3,
+    [[FLAT_2, FLAT], [BARRIER, FLAT], [BARRIER, FLAT]],
+    [[REFUSED, FLAT], [FLAT_3, FLAT], [BROADCAST, FLAT]],
+    [[REFUSED, REFUSED, FLAT], [FLAT, REFUSED, FLAT], [FLAT_2, BARRIER, FLAT]],
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("ring", [1, 2])
+def test_three_ranks(programs: list[list[Call]], ring: int) -> None:
+    Explorer(protocol, programs, ring, ahead=1).run_all()
+
+
+@pytest.mark.skipif(not FULL, reason="MPIPLUS_TEST_FULL=1 asks for what takes long")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(40))
+def test_three_ranks_at_random(seed: int) -> None:
+    dice = random.Random(1000 + seed)
+    programs = random_programs(dice, 3, 2)
+    Explorer(protocol, programs, dice.choice([1, 2, 3]), dice.choice([1, 2]), limit=20_000_000).run_all()
+
+
+@pytest.mark.parametrize("aborts", [0, 1])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_an_aborted_rank(call: Call, aborts: int) -> None:
+    """At any time: the others may wait for it for ever, and read nothing wrong."""
+    for programs in ([[call, FLAT, TWO_PHASE_2]] * 2, [[call, REFUSED, FLAT_2], [call, FLAT, FLAT_2]]):
+        Explorer(protocol, programs, 2, 2, aborts).run_all()
+
+
+# ---- whether a mistake would be seen ----
+
+REVEALING = [
+    ([[FLAT_3, FLAT_3]] * 2, 1),
+    ([[TWO_PHASE_3, FLAT]] * 2, 1),
+    ([[BROADCAST, REDUCE]] * 2, 1),
+    ([[FLAT_3, FLAT], [BARRIER, FLAT]], 2),
+    ([[FLAT, REFUSED, REFUSED, FLAT], [FLAT, BARRIER, FLAT_2, FLAT]], 3),
+    ([[FLAT, REFUSED, FLAT], [FLAT, FLAT, FLAT]], 3),
+    ([[REFUSED, REFUSED, FLAT], [REFUSED, FLAT_3, FLAT]], 1),
+    ([[FLAT_2, FLAT]] * 3, 1),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = MISTAKES[mistake]
+    source = Path(protocol.__file__).read_text()
+    assert source.count(right) == 1
+    mistaken = types.ModuleType("mistaken")
+    monkeypatch.setitem(sys.modules, "mistaken", mistaken)  # dataclasses look there
+    exec(compile(source.replace(right, wrong), "mistaken", "exec"), mistaken.__dict__)
+    with pytest.raises(ProtocolError):
+        for programs, ahead in REVEALING:
+            calls = [[mistaken.Call(*call) for call in program] for program in programs]
+            Explorer(mistaken, calls, 2, ahead).run_all()

@@ -1,0 +1,257 @@
+"""Over shared memory, ranks that call different things all get an error, whatever it is, and go on together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+DTYPES = (torch.float32, torch.int32, torch.float64, torch.uint8)
+OPS = ("SUM", "MAX", "AVG", "PRODUCT", "PREMUL_SUM")
+COUNTS = (1, 2, 3, 255, 256, 257, 1024, 2048, 5000, 20_000)
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+MARK = 77
+
+
+@dataclass(frozen=True)
+class Call:
+    """One rank's call. `counts`: elements of each rank's block; `matrix[a][b]`: those that a sends to b."""
+
+    kind: str
+    dtype: torch.dtype
+    op: str
+    root: int
+    counts: tuple[int, ...]
+    matrix: tuple[tuple[int, ...], ...] = field(repr=False)
+
+    def lengths(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of an exchange: elements to and from each rank."""
+        size = len(self.counts)
+        zero = (0,) * size
+        if self.kind == "gather":
+            sent = tuple(self.counts[0] * (r == self.root) for r in range(size))
+            return sent, (self.counts[0],) * size if rank == self.root else zero
+        if self.kind == "scatter":
+            received = tuple(self.counts[0] * (r == self.root) for r in range(size))
+            return (self.counts[0],) * size if rank == self.root else zero, received
+        return self.matrix[rank], tuple(row[rank] for row in self.matrix)
+
+
+EXCHANGES = ("gather", "scatter", "all_to_all", "all_to_all_single")
+KINDS = (
+    *("barrier", "broadcast", "all_gather", "all_gather_into_tensor"),
+    *REDUCING,
+    *EXCHANGES,
+)
+
+
+def agree(calls: list[Call]) -> bool:
+    """Whether these calls of all ranks go together: what has to be equal, is."""
+    if all(call.kind in EXCHANGES for call in calls):
+        lengths = [call.lengths(rank) for rank, call in enumerate(calls)]
+        size = [call.dtype.itemsize for call in calls]
+        pairs = [(a, b) for a in range(len(calls)) for b in range(len(calls)) if a != b]
+        return all(lengths[a][0][b] * size[a] == lengths[b][1][a] * size[b] for a, b in pairs)
+    return len({essence(call) for call in calls}) == 1
+
+
+def essence(call: Call) -> tuple:
+    kind, each = call.kind, call.dtype.itemsize
+    if kind in EXCHANGES:
+        return ("exchange",)
+    how = (call.dtype, call.op) if kind in REDUCING else ()
+    root = call.root if kind in ("broadcast", "reduce") else None
+    if kind == "barrier":
+        return (kind,)
+    if kind in ("all_gather", "reduce_scatter"):
+        return kind, *how, *(count * each for count in call.counts)
+    if kind.endswith("_tensor"):
+        kind = kind.removesuffix("_into_tensor").removesuffix("_tensor")
+        return kind, *how, *(call.counts[0] * each for _ in call.counts)
+    return kind, *how, root, call.counts[0] * each
+
+
+def reduction(op: str) -> Any:
+    return dist._make_nccl_premul_sum(2.0) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
+
+
+def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tuple[Callable[[], Any], list]:
+    """What makes this rank's call, and the tensors in which its result comes."""
+
+    def ones(count: int) -> torch.Tensor:
+        return torch.ones(count, dtype=call.dtype)
+
+    def marked(counts: Any) -> list[torch.Tensor]:
+        return [torch.full((count,), MARK, dtype=call.dtype) for count in counts]
+
+    counts, n, size = call.counts, call.counts[0], len(call.counts)
+    common = {"group": group, "async_op": is_async}
+    how = {"op": reduction(call.op), **common}
+    send, receive = call.lengths(rank)
+    is_root = rank == call.root
+    out = marked(counts if call.kind in ("all_gather", "reduce_scatter") else [n])
+    if call.kind.endswith("into_tensor"):
+        out = marked([n * size])
+    if call.kind.startswith("all_to_all"):
+        out = marked(receive)
+    if call.kind == "gather":
+        out = marked([n] * size) if is_root else []
+    mine = out[rank : rank + 1]
+    return {
+        "barrier": lambda: dist.barrier(**common),
+        "broadcast": lambda: dist.broadcast(out[0], group_src=call.root, **common),
+        "all_reduce": lambda: dist.all_reduce(out[0], **how),
+        "reduce": lambda: dist.reduce(out[0], group_dst=call.root, **how),
+        "all_gather": lambda: dist.all_gather(out, ones(counts[rank]), **common),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(out[0], ones(n), **common),
+        "reduce_scatter": lambda: dist.reduce_scatter(mine[0], [ones(count) for count in counts], **how),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(out[0], ones(n * size), **how),
+        "gather": lambda: dist.gather(ones(n), out or None, group_dst=call.root, **common),
+        "scatter": lambda: dist.scatter(
+            out[0], [ones(n) for _ in range(size)] if is_root else None, group_src=call.root, **common
+        ),
+        "all_to_all": lambda: dist.all_to_all(out, [ones(count) for count in send], **common),
+        "all_to_all_single": lambda: dist.all_to_all_single(
+            torch.full((sum(receive),), MARK, dtype=call.dtype), ones(sum(send)), list(receive), list(send), **common
+        ),
+    }[call.kind], [] if call.kind in EXCHANGES else out
+
+
+def random_call(dice: random.Random, size: int) -> Call:
+    counts = tuple(dice.choice(COUNTS) for _ in range(size))
+    matrix = tuple(tuple(dice.choice((0, 1, 5, 3000)) for _ in range(size)) for _ in range(size))
+    return Call(dice.choice(KINDS), dice.choice(DTYPES), dice.choice(OPS), dice.randrange(size), counts, matrix)
+
+
+def changed(call: Call, dice: random.Random) -> Call:
+    """Another call, or one that differs in a single thing."""
+    other = random_call(dice, len(call.counts))
+    names = ("kind", "dtype", "op", "root", "counts", "matrix", "swapped", "one count", "everything")
+    name = dice.choice(names)
+    if name == "everything":
+        return other
+    if name == "swapped":
+        return replace(call, counts=call.counts[::-1])
+    if name == "one count":
+        at = dice.randrange(len(call.counts))
+        counts = (*call.counts[:at], call.counts[at] + dice.choice((1, 1024, 2048)), *call.counts[at + 1 :])
+        return replace(call, counts=counts)
+    return replace(call, **{name: getattr(other, name)})
+
+
+def problem_of(call: Call, calls: list[Call], group: Any, rank: int, is_async: bool) -> str | None:
+    """Make this rank's call; what is wrong about how it went."""
+    start, results = begin(call, group, rank, is_async)
+    error = None
+    try:
+        work = start()
+        if is_async:
+            work.wait()
+    except dist.DistBackendError as caught:
+        error = str(caught)
+    if agree(calls):
+        return error and f"an error though all agree: {error}"
+    if error is None:
+        return "no error"
+    if "ranks disagree" not in error or "can be used again" not in error:
+        return f"another error: {error}"
+    return None if all((tensor == MARK).all() for tensor in results) else "a result was written"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_difference_is_an_error_on_every_rank(seed: int, new_group, channel) -> None:
+    group = new_group(None, timeout=timedelta(seconds=20))
+    if not group.communicator.shares_memory:
+        pytest.skip("not over shared memory")
+    size, rank, dice = dist.get_world_size(), dist.get_rank(), random.Random(seed)
+    differences = 0
+    for number in range(150):
+        agreed = random_call(dice, size)
+        calls = [changed(agreed, dice) if dice.random() < 0.4 else agreed for _ in range(size)]
+        is_async = [dice.random() < 0.5 for _ in range(size)]
+        differences += not agree(calls)
+        problem = problem_of(calls[rank], calls, group, rank, is_async[rank])
+        total = torch.tensor([rank + 1.0])
+        if not problem:
+            dist.all_reduce(total, group=group)
+            if total.item() != size * (size + 1) / 2:
+                problem = f"a wrong sum afterwards: {total.item()}"
+        problems = channel.allgather(problem)
+        assert not any(problems), f"call {number}: {list(zip(calls, is_async, problems, strict=True))}"
+    assert differences > 50
+
+
+def blocks(counts: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.full((count,), MARK, dtype=dtype) for count in counts]
+
+
+@pytest.mark.parametrize("counts", [[512, 256], [2048, 1024], [2047, 1023], [1 << 20, 1 << 10]], ids=str)
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
+def test_lists_in_another_order(name: str, counts: list[int], new_group) -> None:
+    pair = new_group([0, 1])
+    rank = dist.get_rank()
+    if rank > 1:
+        return
+    mine = counts if rank == 0 else counts[::-1]
+    tensors = blocks(mine, torch.float32)
+    own, theirs = mine[1 - rank] * 4, mine[rank] * 4
+    with pytest.raises(dist.DistBackendError, match=f"its own of {theirs}, for which the list of this rank has {own}"):
+        if name == "all_gather":
+            dist.all_gather(tensors, torch.ones(mine[rank]), group=pair)
+        else:
+            dist.reduce_scatter(torch.ones(mine[rank]), tensors, group=pair)
+    assert all((tensor == MARK).all() for tensor in tensors)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_lists_that_differ_in_a_third_ranks_block(new_group) -> None:
+    group, rank, size = new_group(None), dist.get_rank(), dist.get_world_size()
+    counts = [7] * (size - 1) + [8 if rank == 1 else 9]
+    match = "rank 1 .* has other lengths in its list"
+    if rank == 1:
+        match = f"rank {size - 1} .* its own of 36, for which the list of this rank has 32"
+    with pytest.raises(dist.DistBackendError, match=match):
+        dist.all_gather(blocks(counts, torch.float32), torch.ones(counts[rank]), group=group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("count", [3, 5000])
+def test_each_rank_has_its_own_factor(dtype: torch.dtype, count: int) -> None:
+    """As torch says of PREMUL_SUM: "multiplies inputs by a given scalar locally before reduction"."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    op = dist._make_nccl_premul_sum(2.0 + rank)
+    wanted = sum(2.0 + r for r in range(size))
+    tensor = torch.ones(count, dtype=dtype)
+    dist.all_reduce(tensor, op=op)
+    assert (tensor == wanted).all()
+    part = torch.zeros(count, dtype=dtype)
+    dist.reduce_scatter_tensor(part, torch.ones(count * size, dtype=dtype), op=op)
+    assert (part == wanted).all()
+
+
+def test_avg_is_not_premul_sum(new_group) -> None:
+    group, rank = new_group(None), dist.get_rank()
+    op = dist._make_nccl_premul_sum(0.5) if rank == 0 else dist.ReduceOp.AVG
+    with pytest.raises(dist.DistBackendError, match="AVG" if rank == 0 else "PREMUL_SUM"):
+        dist.all_reduce(torch.ones(3), op=op, group=group)
+
+
+def test_an_exchange_that_one_rank_does_not_make(new_group) -> None:
+    group, rank, size = new_group(None), dist.get_rank(), dist.get_world_size()
+    match = "gather, scatter or all_to_all" if rank == 0 else "all_reduce"
+    with pytest.raises(dist.DistBackendError, match=match):
+        if rank == 0:
+            dist.all_reduce(torch.ones(3), group=group)
+        else:
+            dist.gather(torch.ones(3), None, group_dst=0, group=group)
+    outs = [torch.zeros(2) for _ in range(size)]
+    dist.all_to_all(outs, [torch.full((2,), float(rank)) for _ in range(size)], group=group)
+    assert [out[0].item() for out in outs] == list(range(size))

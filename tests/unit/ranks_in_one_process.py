@@ -1,0 +1,102 @@
+"""Any number of ranks of one node in one process and one thread, without MPI: groups of the C engine that share a
+segment, advanced in turns. Allocations of the C code can be made to fail."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import cffi
+
+C_SRC = Path(__file__).resolve().parents[2] / "c_src"
+PENDING, DONE, FAILED = 0, 1, 2
+MEMORY, CANCELLED, MISMATCH = 2, 4, 5
+ASYNC = 0
+
+# The linker's --wrap sends what the C code allocates through these.
+_ALLOCATION = """
+#include <stdlib.h>
+#include "shim.h"
+static size_t refused_from = SIZE_MAX, refused_to = SIZE_MAX;
+void refuse_allocations(size_t from, size_t to) { refused_from = from; refused_to = to; }
+static int is_refused(size_t bytes) { return bytes >= refused_from && bytes <= refused_to; }
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_malloc(size_t bytes) { return is_refused(bytes) ? NULL : __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) {
+    return is_refused(count * bytes) ? NULL : __real_calloc(count, bytes);
+}
+"""
+
+
+def build(folder):
+    """The C code as a module of its own, in ``folder``."""
+    spec = importlib.util.spec_from_file_location("build_shim", C_SRC / "build_shim.py")
+    build_shim = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_shim)
+    ffi = cffi.FFI()
+    ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);")
+    ffi.set_source(
+        "shim_of_all_ranks",
+        _ALLOCATION,
+        sources=[str(C_SRC / source) for source in build_shim.SOURCES],
+        include_dirs=[str(C_SRC)],
+        libraries=["dl", "pthread"],
+        extra_compile_args=["-std=gnu11", "-O2"],
+        extra_link_args=["-Wl,--wrap=malloc,--wrap=calloc"],
+    )
+    spec = importlib.util.spec_from_file_location("shim_of_all_ranks", ffi.compile(tmpdir=str(folder)))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Ranks:
+    """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions."""
+
+    def __init__(self, shim, size, slots, slot_bytes):
+        self.ffi, self.lib, self.size = shim.ffi, shim.lib, size
+        length = self.lib.mpp_segment_size(size, slots, slot_bytes)
+        raw = self.ffi.new("char[]", length + 64)
+        self._memory = raw
+        segment = (int(self.ffi.cast("uintptr_t", raw)) + 63) // 64 * 64
+        self.groups = [self.lib.mpp_group_new(0, rank, size, 1000, 1000, 0) for rank in range(size)]
+        for group in self.groups:
+            assert self.lib.mpp_group_attach(group, segment, slots, slot_bytes) == 0
+
+    def finish(self, ops, patience=1_000_000):
+        """Advance everything until all of ``ops`` (0: complete already) are complete; their states."""
+        for op in filter(None, ops):
+            for _ in range(patience):
+                if self.state(op) != PENDING:
+                    break
+            else:
+                raise AssertionError("an operation does not complete")
+        return [self.state(op) if op else DONE for op in ops]
+
+    def state(self, op):
+        return self.lib.mpp_state_of(op) & 3
+
+    def failure(self, op):
+        """Why ``op`` failed, the rank that is said to disagree, and that rank's call."""
+        code, first, second = self.ffi.new("int *"), self.ffi.new("int64_t *"), self.ffi.new("int64_t *")
+        failure = self.lib.mpp_failure_of(op, code, first, second)
+        mine, theirs = self.ffi.new("mpp_call *"), self.ffi.new("mpp_call *")
+        if failure == MISMATCH:
+            self.lib.mpp_disagreement(op, mine, theirs)
+        return failure, first[0], theirs
+
+    def release(self, ops):
+        for op in filter(None, ops):
+            self.lib.mpp_release(op)
+
+    def close(self):
+        for group in self.groups:
+            assert self.lib.mpp_group_close(group) == 0
+            self.lib.mpp_group_release(group)
+
+    def reduction(self, dtype, op="SUM", premul=None):
+        how = self.ffi.new("mpp_reduction *")
+        how.dtype, how.op, how.divisor = getattr(self.lib, f"MPP_{dtype}"), getattr(self.lib, f"MPP_{op}"), 1
+        how.has_premul, how.premul = premul is not None, premul or 0.0
+        return how

@@ -1,0 +1,202 @@
+"""A rank that has no memory for a call over shared memory: all ranks learn of it, and the next call is right."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
+
+from torchmpi_plugin import dtypes
+
+SLOT = 4096
+KINDS = ("barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter")
+LARGE = 200, 1 << 20  # bytes of the record of an operation, and more than of that which reports a failure
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def ranks(request, shim_of_all_ranks):
+    made = Ranks(shim_of_all_ranks, request.param, 4, SLOT)
+    yield made
+    shim_of_all_ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
+    made.close()
+
+
+def started(ranks, rank, kind, count, refused=None):
+    """One rank's call, whose allocations of so many bytes (from, to) fail; the operation, its result, what that must
+    be."""
+    lib, group, size, ffi = ranks.lib, ranks.groups[rank], ranks.size, ranks.ffi
+    others = range(size)
+    mine, out = np.arange(count, dtype=np.int32) + rank, np.full(count * size, -1, np.int32)
+    total = sum(np.arange(count, dtype=np.int32) + r for r in others)
+    blocks = ffi.new("uintptr_t[]", [mine.ctypes.data] * size)
+    counts, places = ffi.new("size_t[]", [count] * size), [out[r * count :].ctypes.data for r in others]
+    lengths, how, at = ffi.new("size_t[]", [4 * count] * size), ranks.reduction("I32"), out.ctypes.data
+    lists = ffi.new("uintptr_t[]", places)
+    call, wanted = {
+        "barrier": (lambda: lib.mpp_barrier(group, ASYNC), out.copy()),
+        "broadcast": (lambda: lib.mpp_broadcast(group, mine.ctypes.data, 4 * count, 0, 0, ASYNC), out.copy()),
+        "all_reduce": (lambda: lib.mpp_allreduce(group, mine.ctypes.data, at, count, how, 0, ASYNC), total),
+        "all_gather": (
+            lambda: lib.mpp_allgather_list(group, mine.ctypes.data, lists, lengths, 0, ASYNC),
+            np.concatenate([np.arange(count, dtype=np.int32) + r for r in others]),
+        ),
+        "reduce_scatter": (lambda: lib.mpp_reduce_scatter(group, blocks, at, counts, 0, how, 0, ASYNC), total),
+    }[kind]
+    if refused:
+        lib.refuse_allocations(*refused)
+    op = call()
+    lib.refuse_allocations(2**64 - 1, 2**64 - 1)
+    wanted = np.concatenate([wanted, out[len(wanted) :]])
+    return SimpleNamespace(op=op, out=out, wanted=wanted, keep=(mine, blocks, lists), rank=rank)
+
+
+def check_failed(ranks, call, without):
+    """``call`` has failed on its rank, since the ranks in ``without`` had no memory."""
+    failure, rank, theirs = ranks.failure(call.op)
+    assert (call.out == -1).all(), "something was written"
+    if call.rank in without:
+        assert failure == MEMORY
+        return
+    assert failure == MISMATCH
+    assert rank in without
+    assert "no memory" in dtypes.describe_disagreement(rank, theirs, theirs, -1)
+
+
+def check_done(ranks, calls):
+    assert set(ranks.finish([call.op for call in calls])) == {DONE}
+    assert all((call.out == call.wanted).all() for call in calls)
+    ranks.release([call.op for call in calls])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 5000])
+def test_one_rank_without_memory(ranks, kind, count):
+    last = ranks.size - 1
+    refused = [LARGE, (8 * ranks.size, 8 * ranks.size)] if kind in ("all_gather", "reduce_scatter") else [LARGE]
+    for bytes_refused in refused:  # the operation itself, and its lists
+        calls = [started(ranks, r, kind, count, bytes_refused if r == last else None) for r in range(ranks.size)]
+        states = ranks.finish([call.op for call in calls])
+        assert set(states) == {FAILED}
+        for call in calls:
+            check_failed(ranks, call, {last})
+        ranks.release([call.op for call in calls])
+        check_done(ranks, [started(ranks, r, "all_reduce", 2000) for r in range(ranks.size)])
+
+
+def test_the_rank_without_memory_need_not_call_again(ranks):
+    """Its failures behind a pending operation reach the others, who come later."""
+    first = [started(ranks, 0, "all_reduce", 3000)]
+    refused = [started(ranks, 0, "all_reduce", 3000, LARGE) for _ in range(3)]
+    assert [ranks.failure(call.op)[0] for call in refused] == [MEMORY] * 3
+    for rank in range(1, ranks.size):
+        first.append(started(ranks, rank, "all_reduce", 3000))
+    check_done(ranks, first)
+    for _ in range(3):
+        others = [started(ranks, rank, "all_reduce", 3000) for rank in range(1, ranks.size)]
+        ranks.finish([call.op for call in others])
+        for call in others:
+            check_failed(ranks, call, {0})
+        ranks.release([call.op for call in others])
+    ranks.release([call.op for call in refused])
+    check_done(ranks, [started(ranks, r, "broadcast", 10) for r in range(ranks.size)])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_failures_in_flight(ranks, seed):
+    """Ranks begin the same calls in an order of their own, some without memory, and wait for none of them before."""
+    dice = random.Random(seed)
+    chance = dice.choice([0.1, 0.5, 0.9])
+    rows = [(dice.choice(KINDS), dice.choice([0, 1, 2000, 9000])) for _ in range(12)]
+    without = [{r for r in range(ranks.size) if dice.random() < chance} for _ in rows]
+    calls = [[] for _ in rows]
+    for rank in dice.sample([r for r in range(ranks.size) for _ in rows], ranks.size * len(rows)):
+        row = next(i for i, made in enumerate(calls) if all(call.rank != rank for call in made))
+        calls[row].append(started(ranks, rank, *rows[row], LARGE if rank in without[row] else None))
+    for made, failing in zip(calls, without, strict=True):
+        if not failing:
+            check_done(ranks, made)
+            continue
+        ranks.finish([call.op for call in made])
+        for call in made:
+            check_failed(ranks, call, failing)
+        ranks.release([call.op for call in made])
+    check_done(ranks, [started(ranks, r, "all_reduce", 3000) for r in range(ranks.size)])
+
+
+def test_an_aborted_group(ranks):
+    if ranks.size == 1:
+        pytest.skip("nobody to wait for")
+    pending = started(ranks, 0, "all_reduce", 10)
+    refused = [started(ranks, 0, "all_reduce", 10, LARGE) for _ in range(2)]
+    assert ranks.state(pending.op) == PENDING
+    ranks.lib.mpp_group_abort(ranks.groups[0])
+    assert ranks.finish([pending.op]) == [FAILED]
+    again = started(ranks, 0, "all_reduce", 10, LARGE)
+    assert ranks.failure(again.op)[0] == MEMORY
+    ranks.release([pending.op, again.op, *(call.op for call in refused)])
+    assert ranks.lib.mpp_group_active(ranks.groups[0]) == 0
+
+
+def test_a_closed_group(shim_of_all_ranks):
+    """Its segment may be gone: nothing of it is touched."""
+    ranks = Ranks(shim_of_all_ranks, 1, 4, SLOT)
+    assert ranks.lib.mpp_group_close(ranks.groups[0]) == 0
+    for kind in KINDS:
+        late = started(ranks, 0, kind, 10)
+        assert ranks.failure(late.op)[0] == CANCELLED
+        ranks.release([late.op])
+    ranks.close()
+
+
+def exchange(ranks, rank, sent, refused=None):
+    """One rank's exchange, in which all send to rank 0 what `sent` says, and rank 0 expects 8 bytes of each."""
+    ffi, none = ranks.ffi, [0] * ranks.size
+    buffers = ffi.new("uintptr_t[]", none)
+    lengths = [sent, *none[1:]], [8] * ranks.size if rank == 0 else none
+    lists = [buffers, ffi.new("size_t[]", lengths[0]), buffers, ffi.new("size_t[]", lengths[1])]
+    lists[1][rank] = lists[3][rank] = 0
+    if refused:
+        ranks.lib.refuse_allocations(*refused)
+    op = ranks.lib.mpp_exchange(ranks.groups[rank], *lists, -1, 0, ASYNC)
+    ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
+    return op
+
+
+def test_an_exchange_without_memory(ranks):
+    if ranks.size == 1:
+        pytest.skip("the exchange would be begun, and there is no MPI here")
+    last = ranks.size - 1
+    for refused in (LARGE, (16 * ranks.size, 16 * ranks.size)):
+        ops = [exchange(ranks, r, 8, refused if r == last else None) for r in range(ranks.size)]
+        assert set(ranks.finish(ops)) == {FAILED}
+        assert [ranks.failure(op)[0] for op in ops] == [MISMATCH] * last + [MEMORY]
+        assert [ranks.failure(op)[1] for op in ops[:last]] == [last] * last
+        ranks.release(ops)
+        check_done(ranks, [started(ranks, r, "all_reduce", 2000) for r in range(ranks.size)])
+
+
+def test_exchanges_that_disagree(ranks):
+    if ranks.size == 1:
+        pytest.skip("nobody to disagree with")
+    last = ranks.size - 1
+    ops = [exchange(ranks, r, 9 if r == last else 8) for r in range(ranks.size)]
+    ranks.finish(ops)
+    for op in ops:
+        failure, rank, theirs = ranks.failure(op)
+        assert (failure, rank, theirs.root, theirs.bytes, theirs.own) == (MISMATCH, last, 0, 9, 8)
+    ranks.release(ops)
+    check_done(ranks, [started(ranks, r, "all_gather", 2000) for r in range(ranks.size)])
+
+
+def test_an_exchange_that_is_aborted(ranks):
+    """It is over only when its place in the order is, so that nothing waits for it that is gone."""
+    if ranks.size == 1:
+        pytest.skip("nobody to wait for")
+    before, op, after = started(ranks, 0, "barrier", 1), exchange(ranks, 0, 8), started(ranks, 0, "barrier", 1)
+    ranks.lib.mpp_cancel(op)
+    assert [ranks.state(each) for each in (before.op, op, after.op)] == [PENDING] * 3
+    ranks.lib.mpp_group_abort(ranks.groups[0])
+    assert ranks.finish([before.op, op, after.op]) == [FAILED] * 3
+    ranks.release([op, after.op, before.op])
+    assert ranks.lib.mpp_group_active(ranks.groups[0]) == 0
