@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import checkin, mpi_runtime, processes, settings, status
+from . import checkin, duplicates, mpi_runtime, processes, settings, status
 
 if TYPE_CHECKING:
     from .checkin import CheckIn
@@ -180,6 +180,7 @@ def _at_exit(engine: Engine) -> None:
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+    duplicates.forget_all()
     engine.lib.mpp_cuda_release()
     if processes.failed_ranks(mpi_runtime.mpi().COMM_WORLD, listen=True):
         mpi_runtime.leave_unfinalized()
