@@ -29,7 +29,9 @@ def why_unknown(name: str) -> str:
         time.sleep(0.5)
 
 
-def _is_address(host: str) -> bool:
+def _needs_no_lookup(host: str) -> bool:
+    if host == "localhost":  # which is in every list of hosts
+        return True
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return True
@@ -61,7 +63,7 @@ def lookups_are_short(host: str) -> Iterator[None]:
     as on a cluster's inner network, that is what starting a job would take. (The variable RES_OPTIONS does not help: it
     is read once in the life of a process, and for all threads.)
     """
-    state = _resolver_state() if _is_address(host) else None
+    state = _resolver_state() if _needs_no_lookup(host) else None
     if state is None:
         yield
         return

@@ -125,7 +125,8 @@ def _check_complete(given: Given, options: Any) -> None:
 def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
     """torch's own rendezvous, with a better word on its commonest mistake."""
     try:
-        yield next(handler)
+        with host_names.lookups_are_short(given.address or ""):
+            first = next(handler)
     except RuntimeError as error:
         if given.rank != 0 or "EADDRINUSE" not in str(error):
             raise
@@ -134,6 +135,7 @@ def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
             f"MASTER_PORT {given.port} already: another process of this job whose RANK is 0 as well, or another job. "
             f"Give each process its own RANK and each job its own port"
         ) from error
+    yield first
     yield from handler
 
 
