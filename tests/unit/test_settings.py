@@ -120,6 +120,7 @@ def test_the_package_takes_every_name_from_the_table() -> None:
 def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
     files = {ROOT / "c_src" / "build_shim.py", *(ROOT / ".ci").iterdir(), *(ROOT / "tests").rglob("*")}
     used = names_in((file for file in files - {Path(__file__)} if file.is_file()), QUOTED, SET_BY_A_SHELL)
+    del used["MPIPLUS_SHMM"]  # misspelt on purpose
     assert {name: file for name, file in used.items() if name not in settings.known()} == {}
 
 
