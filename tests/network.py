@@ -45,6 +45,7 @@ class Hosts:
         self._directory = directory
         self.names = [f"node{index + 1}" for index in range(count)]
         self.agent = directory / "launch-agent"
+        self._resolver = directory / "resolv.conf"
 
     def _space(self, name: str) -> str:
         return f"{self._mark}-{name}"
@@ -79,11 +80,23 @@ class Hosts:
         """Unplug a host."""
         _do("ip", "-n", self._space(name), "link", "set", "eth0", "down")
 
+    def silence_names(self) -> None:
+        """From now on every host asks a name server that never answers, and is patient: 30 s, five times."""
+        server = f"{SUBNET}.250"
+        for name in self.names:
+            # A neighbour that is not there: packets to it get lost without an error.
+            _do("ip", "-n", self._space(name), "neigh", "add", server, "lladdr", "02:00:00:00:00:fa", "dev", "eth0")
+        self._resolver.write_text(f"nameserver {server}\noptions timeout:30 attempts:5\n")
+
     def _enter(self, name: str) -> str:
         # Not `ip netns exec`, which mounts another /sys.
+        mounts = (
+            f"mount --bind {self._directory}/hosts /etc/hosts; "
+            f"[ ! -e {self._resolver} ] || mount --bind {self._resolver} /etc/resolv.conf"
+        )
         return (
             f"nsenter --uts={self._directory}/{name}.uts --net=/run/netns/{self._space(name)} "
-            f"""unshare -m sh -c 'mount --bind {self._directory}/hosts /etc/hosts; exec "$@"' sh"""
+            f"""unshare -m sh -c '{mounts}; exec "$@"' sh"""
         )
 
     def on(self, name: str, command: list[str]) -> list[str]:

@@ -77,7 +77,7 @@ def process_mapping(nodes: list[str]) -> str:
 
 def _serve(nodes: list[str], timeout: timedelta) -> str:
     """Start the server; what the others must know of it."""
-    from .rendezvous import own_addresses
+    from .node import own_addresses
 
     job = {
         "size": len(nodes),

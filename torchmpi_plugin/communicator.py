@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from . import agreement, mpi_runtime, node, processes
+from . import agreement, mpi_runtime, node, processes, settings
 from .checkin import CheckIn
 from .errors import DistBackendError
 
@@ -86,7 +86,7 @@ def _open_shared(comm: Any, size: int) -> int | None:
     if rank == 0:
         path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}")
         try:
-            descriptor = _create_file(path, size) if os.environ.get("MPIPLUS_SHM", "1") != "0" else None
+            descriptor = _create_file(path, size) if settings.SHM.value() else None
         except OSError as error:
             log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
     name = comm.bcast(str(path) if descriptor is not None else None)

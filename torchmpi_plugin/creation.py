@@ -16,6 +16,7 @@ from . import (
     flight_recorder,
     mpi_runtime,
     rendezvous,
+    settings,
     shutdown,
     torch_internals,
     world,
@@ -76,7 +77,8 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda
-    cuda_aware.wish(cuda, os.environ)  # a wrong word is an error here, before anybody waits for this rank
+    settings.check()  # a wrong word is an error here, before anybody waits for this rank
+    cuda_aware.wish(cuda, os.environ)
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
@@ -95,6 +97,8 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         shutdown.abort_on_exception = options is None or options.abort_on_exception
         rendezvous.export_environment(comm)
         world.adopt(group)
+        if opts.group_rank == 0:
+            settings.warn_of_unknown()
     return _face_of(group, shared, options)
 
 

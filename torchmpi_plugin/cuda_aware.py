@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What the user may say: go by detection, or not.
-CHOICES = ("auto", "staged", "direct")
-VARIABLE = "MPIPLUS_CUDA"
+from . import settings
 
 # Libraries made with CUDA that leave it off until a variable says otherwise: (in the library's version, the variable).
 _OFF_BY_DEFAULT = (("MVAPICH2", "MV2_USE_CUDA"), ("CRAY MPICH", "MPICH_GPU_SUPPORT_ENABLED"))
@@ -88,14 +86,17 @@ def _ask_as_mpich(library: ctypes.CDLL) -> Support | None:
 
 
 def wish(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
-    """What the user wants of CHOICES, and where that was said.
+    """What the user wants of :data:`settings.CUDA_PATHS`, and where that was said.
 
     Raises:
         ValueError: something else.
     """
-    value, place = (option, "Options(cuda=...)") if option else (environment.get(VARIABLE, "auto"), VARIABLE)
-    if value not in CHOICES:
-        raise ValueError(f"{place} must be one of {', '.join(CHOICES)}, not {value!r}")
+    if not option:
+        value, place = settings.CUDA.value(environment), settings.CUDA.name
+    elif option in settings.CUDA_PATHS:
+        value, place = option, "Options(cuda=...)"
+    else:
+        raise ValueError(f"Options(cuda=...) must be {settings.CUDA.allowed}, not {option!r}")
     return value, place if value != "auto" else ""
 
 

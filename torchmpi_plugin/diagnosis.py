@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 import weakref
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from . import agreement, processes, status
+from . import agreement, processes, settings, status
 from .checkin import Report
 from .errors import DistBackendError, RankFailedError, describe_ranks
 from .flight_recorder import Entry
@@ -34,14 +33,6 @@ _LOOK_EVERY = 1.0
 _LEAVING_GRACE = 3.0
 #: So many ranks are asked what they do, and so many different calls are listed.
 _ENOUGH = 8
-
-
-def _watchdog_seconds() -> float:
-    """After how long a wait is worth a line on stderr; 0: never."""
-    try:
-        return float(os.environ.get("MPIPLUS_WATCHDOG", "60"))
-    except ValueError:
-        return 60.0
 
 
 def _report_of(call: PendingWork) -> Report:
@@ -66,7 +57,7 @@ class Diagnosis:
         self._reported = -1, False
         #: The last collective, as the flight recorder keeps it.
         self.last: tuple[Any, ...] | None = None
-        self._watchdog = _watchdog_seconds()
+        self._watchdog = settings.WATCHDOG.value()
         self._quiet_until = 0.0
         self._leaving: dict[int, float] = {}  # since when
         status.diagnoses[group.group_name] = self

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from . import settings
 from .mpi_library import MPICH, OPEN_MPI, Library
 
 
@@ -120,7 +121,6 @@ def misfit_text(launch: Launch, library: Library) -> str:
 
 # ---- children of ranks ----
 
-_MARK = "MPIPLUS_RANK_PROCESS"
 # What makes a process this rank of this job for the library that reads it.
 _IDENTITY = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "SLURM_STEPID", "SLURM_PROCID")
 _SCRIPT_IDENTITY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -134,7 +134,7 @@ def _identity() -> str:
 def mark_as_rank() -> None:
     """Leave word for child processes, which inherit the launcher's variables, that the rank is this process."""
     if detect() is not None:
-        os.environ[_MARK] = f"{os.getpid()} {_identity()}"
+        os.environ[settings.RANK_PROCESS] = f"{os.getpid()} {_identity()}"
 
 
 def check_not_a_ranks_child() -> None:
@@ -143,7 +143,7 @@ def check_not_a_ranks_child() -> None:
     Raises:
         RuntimeError: this process was started by a rank, with the rank's variables.
     """
-    pid, _, identity = os.environ.get(_MARK, "").partition(" ")
+    pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
     parent = multiprocessing.parent_process()
     parents = [os.getppid()] + ([parent.pid] if parent is not None else [])
     if pid.isdigit() and int(pid) in parents and identity == _identity():

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+LOOPBACK = "127.0.0.1"
+
 
 class Place(NamedTuple):
     """Where a rank is."""
@@ -45,6 +47,11 @@ def identity() -> str:
     except OSError:
         boot = "unknown"
     return f"{socket.gethostname()} {boot}"
+
+
+def own_addresses(one_node: bool) -> list[str]:
+    """Where the ranks of a job may find this host, the likeliest first; ``one_node``: all of them are on it."""
+    return [LOOPBACK] if one_node else addresses()
 
 
 def addresses(of_all_interfaces: bool = False) -> list[str]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlparse
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
-from . import mpi_runtime, node, shutdown, torch_internals
+from . import host_names, launchers, mpi_runtime, node, settings, store, torch_internals
 from ._autoload import BACKEND
-from .errors import DistBackendError, describe_ranks
+from .errors import DistBackendError
 from .options import among
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_CONNECT_SECONDS = 3.0
-_REBIND_SECONDS = 3.0
 
 Rendezvous = Iterator[tuple[Store, int, int]]
 
@@ -47,25 +45,98 @@ def _request() -> Request:
     return Request(backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True))
 
 
+class Given(NamedTuple):
+    """What the user says, in arguments of ``init_process_group`` or else in variables; None where nothing."""
+
+    rank: int | None
+    size: int | None
+    address: str | None
+    port: int | None
+
+
+def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Given:
+    """Read it.
+
+    Args:
+        url: with rank and world_size, where they are arguments.
+        environment: with torch's variables.
+        ranks: whether RANK and WORLD_SIZE count.
+
+    Raises:
+        ValueError: no number, a number that cannot be, or a host that nobody knows.
+    """
+    arguments = dict(parse_qsl(urlparse(url).query))
+
+    def number(name: str, lowest: int, highest: float = math.inf) -> int | None:
+        argument = arguments.get(name.lower())
+        what, text = (name.lower(), argument) if argument else (f"the variable {name}", environment.get(name))
+        if not text:
+            return None
+        with contextlib.suppress(ValueError):
+            if lowest <= int(text) <= highest:
+                return int(text)
+        allowed = f"{lowest} or more" if highest == math.inf else f"from {lowest} to {highest}"
+        raise ValueError(f"init_process_group: {what} must be an integer, {allowed}, not {text!r}")
+
+    if not ranks:
+        environment = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE")}
+    given = Given(
+        number("RANK", 0),
+        number("WORLD_SIZE", 1),
+        environment.get("MASTER_ADDR") or None,
+        number("MASTER_PORT", 0, 65535),
+    )
+    if given.address and (why := host_names.why_unknown(given.address)):
+        raise ValueError(
+            f"init_process_group: the variable MASTER_ADDR is {given.address!r}, a host that is not known here: {why}. "
+            f"Set it to an address of rank 0's host, or leave it out: then MPI carries the address"
+        )
+    return given
+
+
 def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
     """torch's ``env://``; for mpiplus, MPI supplies what the environment does not."""
-    if BACKEND not in _request().backend.lower():
+    request = _request()
+    if BACKEND not in request.backend.lower():
         return torch_handler(url, **arguments)
-    given = dict(parse_qsl(urlparse(url).query))
-    present = {name for name in _VARIABLES if os.environ.get(name)}
-    present |= {name for name, key in (("RANK", "rank"), ("WORLD_SIZE", "world_size")) if key in given}
-    if present.issuperset(_VARIABLES) and not _exported_by_us():
-        return torch_handler(url, **arguments)
-    return mpi_rendezvous(url, use_environment=not _exported_by_us(), **arguments)
+    settings.check()
+    if _exported_by_us():
+        return mpi_rendezvous(url, **arguments)
+    given = _given(url, os.environ)
+    if None in given:
+        return mpi_rendezvous(url, use_environment=True, **arguments)
+    _check_complete(given, request.options)
+    return _torchs(torch_handler(url, **arguments), given)
 
 
-def _number(text: str | None, what: str) -> int | None:
-    if text is None or text == "":
-        return None
+def _check_complete(given: Given, options: Any) -> None:
+    """What torch would wait for in vain: all that it needs is there, but it cannot be."""
+    rank, size, _, port = given
+    assert rank is not None and size is not None
+    if rank >= size:
+        raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
+    if size > 1 and port == 0:
+        raise ValueError("init_process_group: the variable MASTER_PORT must be a port that rank 0 can listen on, not 0")
+    launch = launchers.detect()
+    if launchers.started_by_mpi() and launch is not None and launch.size < size:
+        check_world_size(size, base_communicator(options).Get_size())
+
+
+def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
+    """torch's own rendezvous, with a better word on its commonest mistake."""
     try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"mpi:// rendezvous: {what} must be an integer, not {text!r}") from None
+        with host_names.lookups_are_short(given.address or ""):
+            first = next(handler)
+    except RuntimeError as error:
+        if given.rank != 0 or "EADDRINUSE" not in str(error):
+            raise
+        raise DistBackendError(
+            f"init_process_group: process {os.getpid()} on {socket.gethostname()} has rank 0, but somebody listens on "
+            f"MASTER_PORT {given.port} already: another process of this job whose RANK is 0 as well, or another job. "
+            f"Give each process its own RANK and each job its own port"
+        ) from error
+    yield first
+    yield from handler
 
 
 def mpi_rendezvous(
@@ -79,21 +150,20 @@ def mpi_rendezvous(
         use_environment: RANK and WORLD_SIZE, where set, have a say.
 
     Raises:
-        ValueError: a size that is not MPI's, or a rank out of range.
+        ValueError: a size that is not MPI's, a rank out of range, or a variable with an impossible value.
         DistBackendError: ranks that do not come, give the same rank twice, or cannot be reached.
     """
-    given = dict(parse_qsl(urlparse(url).query))
-    environment = os.environ if use_environment else {}
+    settings.check()
+    given = _given(url, {} if _exported_by_us() else os.environ, use_environment)
     base = base_communicator(_request().options)
     size = base.Get_size()
-    asked = _number(given.get("world_size", environment.get("WORLD_SIZE")), "world_size")
-    if asked is not None:
-        check_world_size(asked, size)
-    rank = _number(given.get("rank", environment.get("RANK")), "rank")
-    rank = base.Get_rank() if rank is None else rank
-    if not 0 <= rank < size:
-        raise ValueError(f"mpi:// rendezvous: rank {rank} is out of range for {size} ranks")
-    yield _make_store(base, rank, size, timeout), rank, size
+    if given.size is not None:
+        check_world_size(given.size, size)
+    rank = base.Get_rank() if given.rank is None else given.rank
+    if rank >= size:
+        raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
+    place = store.Place(given.address or "", given.port or 0)
+    yield store.make_store(base, rank, place, timeout), rank, size
     raise RuntimeError("mpi:// cannot rendezvous again: MPI's ranks are fixed at launch")
 
 
@@ -113,110 +183,30 @@ def check_world_size(asked: int, size: int) -> None:
     if asked == size:
         return
     library = mpi_runtime.library_name(mpi_runtime.mpi())
-    cause = (
-        f" MPI sees one rank: most likely the job was not started by the mpirun/mpiexec of this MPI ({library})."
-        if size == 1
-        else ""
-    )
+    launch = launchers.detect()
+    if size > 1:
+        cause = ""
+    elif launch is not None and launchers.started_by_mpi() and launch.size == 1:
+        cause = (
+            f" {launch.launcher} has started one process ({launch.variable}=1): start {asked} with it, as in "
+            f"mpirun -n {asked}."
+        )
+    else:
+        cause = (
+            f" MPI sees one rank: most likely the job was not started by the mpirun/mpiexec of this MPI ({library})."
+        )
     raise ValueError(
         f"world_size is {asked}, but MPI started {size} rank{'s' if size > 1 else ''}.{cause} Leave rank and "
-        f"world_size out to take MPI's; to run on some of the ranks pass "
+        f"world_size out, and the variables RANK and WORLD_SIZE, to take MPI's; to run on some of the ranks pass "
         f"pg_options=torchmpi_plugin.Options(comm=...)"
     )
-
-
-_service_communicators: dict[int, Any] = {}
-
-
-def _service(base: Any, timeout: timedelta) -> Any:
-    """A duplicate of ``base`` for start-up messages; made once. Waits with a deadline for all ranks."""
-    handle = mpi_runtime.handle_of(base)
-    if handle not in _service_communicators:
-        comm, request = base.Idup()
-        deadline = time.monotonic() + timeout.total_seconds()
-        while not request.Test():
-            if time.monotonic() > deadline:
-                raise DistBackendError(
-                    f"init_process_group: after {timeout.total_seconds():g} s not all of MPI's {base.Get_size()} "
-                    f"ranks have called it (this is MPI rank {base.Get_rank()})"
-                )
-            time.sleep(0.0002)
-        _service_communicators[handle] = comm
-    return _service_communicators[handle]
-
-
-def _make_store(base: Any, rank: int, size: int, timeout: timedelta) -> Store:
-    comm = _service(base, timeout)
-    ranks = comm.allgather(rank)
-    if sorted(ranks) != list(range(size)):
-        twice = sorted({r for r in ranks if ranks.count(r) > 1})
-        raise DistBackendError(f"init_process_group: {describe_ranks(twice)} given to several processes")
-    root = ranks.index(0)
-    nodes = comm.allgather(node.identity())
-    server, offer = None, None
-    if rank == 0:
-        server, offer = _serve(size, timeout, len(set(nodes)) == 1)
-    offer = comm.bcast(offer, root=root)
-    if isinstance(offer, str):
-        raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
-    addresses, port = offer
-    reachable = [True] * len(addresses) if rank == 0 else [_can_connect(a, port) for a in addresses]
-    votes = comm.allgather(reachable)
-    good = [a for i, a in enumerate(addresses) if all(vote[i] for vote in votes)]
-    if not good:
-        deaf = [ranks[i] for i, vote in enumerate(votes) if not any(vote)]
-        raise DistBackendError(
-            f"init_process_group: {describe_ranks(deaf or list(range(1, size)))} cannot connect to rank 0's store at "
-            f"{', '.join(addresses)} port {port}; check the network or set MASTER_ADDR to an address all nodes reach"
-        )
-    store = server if server is not None else TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
-    # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
-    comm.Barrier()
-    shutdown.keep_store(server)
-    return store
-
-
-def _serve(size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
-    """The store's server and where to find it, or the reason there is none."""
-    own = not _exported_by_us()
-    wanted = os.environ.get("MASTER_ADDR", "") if own else ""
-    addresses = [wanted] if wanted else own_addresses(one_node)
-    try:
-        port = int(os.environ.get("MASTER_PORT", "0")) if own else 0
-        server = _listen(addresses[0], port, size, timeout)
-    except (RuntimeError, ValueError) as error:
-        return None, str(error).splitlines()[0]
-    return server, (addresses, server.port)
-
-
-def _listen(address: str, port: int, size: int, timeout: timedelta) -> TCPStore:
-    """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
-    until = time.monotonic() + _REBIND_SECONDS
-    while True:
-        try:
-            return TCPStore(address, port, size, True, timeout, wait_for_workers=False)
-        except RuntimeError as error:
-            if port == 0 or "EADDRINUSE" not in str(error) or time.monotonic() > until:
-                raise
-        time.sleep(0.1)
-
-
-def own_addresses(one_node: bool) -> list[str]:
-    """Where other ranks may find this host, the likeliest first."""
-    return ["127.0.0.1"] if one_node else node.addresses()
-
-
-def _can_connect(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_CONNECT_SECONDS):
-        return True
-    return False
 
 
 # ---- the environment after init ----
 
 # Those that `mpiplus run` has set are MPI's word, as ours are.
 _exported: dict[str, str] = (
-    {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ} if "MPIPLUS_RUN" in os.environ else {}
+    {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ} if settings.RUN in os.environ else {}
 )
 
 
@@ -233,7 +223,7 @@ def export_environment(communicator: Any) -> None:
     """
     comm, place = communicator.comm, communicator.place
     rank = comm.Get_rank()
-    master = (own_addresses(place.node_count == 1)[0], _free_port()) if rank == 0 else None
+    master = (node.own_addresses(place.node_count == 1)[0], _free_port()) if rank == 0 else None
     address, port = comm.bcast(master)
     values = {
         "RANK": rank,

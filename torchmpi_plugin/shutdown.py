@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import checkin, mpi_runtime, processes, status
+from . import checkin, duplicates, mpi_runtime, processes, settings, status
 
 if TYPE_CHECKING:
     from .checkin import CheckIn
@@ -36,17 +36,18 @@ _EXIT_GRACE = 1.0
 _STORE_GRACE = 30.0
 #: Who has left the current world, or the one before.
 _world: CheckIn | None = None
-#: Whether an uncaught exception ends the job: the user's word, in Options.
+#: Whether an uncaught exception ends the job: the user's word, in Options, and that of the variable.
 abort_on_exception = True
+_abort_setting = True
+#: Seconds that pending operations are given at exit.
+_grace = 0.0
 _done = False
 
 
-def _grace() -> float:
-    """Seconds that pending operations are given at exit."""
-    try:
-        return float(os.environ.get("MPIPLUS_EXIT_GRACE", "10"))
-    except ValueError:
-        return 10.0
+def _read_settings() -> None:
+    """Not at exit, where a wrong value could no longer be refused."""
+    global _abort_setting, _grace
+    _abort_setting, _grace = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
 
 
 def remember(group: Group) -> None:
@@ -62,12 +63,14 @@ def groups() -> list[Group]:
 def remember_world(group: Group) -> CheckIn:
     """Who leaves ``group`` leaves the job. Returns its check-in on a connection that outlives it."""
     global _world  # noqa: PLW0603
+    _read_settings()
     _world = group.checkin.connected_anew()
     return _world
 
 
 def install(engine: Engine) -> None:
     """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
+    _read_settings()
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
     atexit.register(_at_exit, engine)
@@ -144,7 +147,7 @@ def abort_job(reason: str, code: int = 1) -> None:
 
 
 def _aborts() -> bool:
-    return abort_on_exception and os.environ.get("MPIPLUS_ABORT_ON_EXCEPTION", "1") != "0"
+    return abort_on_exception and _abort_setting
 
 
 def _abort_after_exception() -> None:
@@ -177,10 +180,11 @@ def _at_exit(engine: Engine) -> None:
     engine.stop()
     for group in list(_groups):
         group.shutdown()
+    duplicates.forget_all()
     engine.lib.mpp_cuda_release()
     if processes.failed_ranks(mpi_runtime.mpi().COMM_WORLD, listen=True):
         mpi_runtime.leave_unfinalized()
-    if not checkin.wait_for_threads(max(_STORE_GRACE, _grace())):
+    if not checkin.wait_for_threads(max(_STORE_GRACE, _grace)):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
 
 
@@ -201,7 +205,7 @@ def _outlive_python(store: Any) -> None:
 
 def wait_until(true: Callable[[], bool]) -> None:
     """Wait, within the grace."""
-    until = time.monotonic() + _grace()
+    until = time.monotonic() + _grace
     while not true() and time.monotonic() < until:
         time.sleep(0.001)
 

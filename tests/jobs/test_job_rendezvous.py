@@ -62,3 +62,8 @@ def test_gloo_keeps_torchs_own_error(job: Job) -> None:
 
 def test_beside_other_backends_under_mpiexec(job: Job) -> None:
     job.run(2, "rendezvous.py", "mixed").succeeded(2).says("gloo says: .*RANK")
+
+
+@pytest.mark.parametrize("scenario", ["reused_numbers", "finalised_by_the_program"])
+def test_worlds_on_communicators_of_the_users(job: Job, scenario: str) -> None:
+    job.run(4, "rendezvous.py", scenario).succeeded(4)

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .. import node
+from .. import node, settings
 from .wire import MESSAGE, Channel, ClosedError, Frame
 
-VARIABLE = "MPIPLUS_JOB"  # for the supervisors, from the launcher: where it listens
+VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that

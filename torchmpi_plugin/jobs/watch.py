@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import node
+from .. import node, settings
 from .formats import FIELDS
 from .hosts import Layout
 from .outcome import Ending, RankRecord
@@ -191,7 +191,7 @@ class Watch:
             threads = max(1, len(cores[member.node]) // place.local_world_size)
             who = {name.upper(): str(fields[name]) for name in FIELDS}
             member.tell(
-                **{**orders, "own": {**who, "MPIPLUS_RUN": "1", **self._orders.own}},
+                **{**orders, "own": {**who, settings.RUN: "1", **self._orders.own}},
                 fields=fields,
                 defaults={"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
             )

@@ -217,6 +217,40 @@ def mixed() -> None:
     dist.destroy_process_group()
 
 
+def check_world_on(comm, *group: int) -> None:
+    """A world of the ranks of a communicator, which are these of MPI's, from the beginning to its end."""
+    dist.init_process_group("mpiplus", timeout=PATIENCE, pg_options=torchmpi_plugin.Options(comm=comm))
+    assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
+    assert torchmpi_plugin.get_comm().allgather(ME) == list(group)
+    check_works()
+    dist.destroy_process_group()
+
+
+def reused_numbers() -> None:
+    """MPI gives a freed communicator's number to the next one, which is another; one is left to MPI_Finalize."""
+    from mpi4py import MPI
+
+    for _ in range(3):
+        for colour, group in ((ME % 2, range(ME % 2, SIZE, 2)), (ME // 2, range(ME // 2 * 2, ME // 2 * 2 + 2))):
+            comm = MPI.COMM_WORLD.Split(colour, ME)
+            check_world_on(comm, *group)
+            check_world_on(comm, *group)
+            comm.Free()
+    check_world_on(MPI.COMM_WORLD, *range(SIZE))
+    check_world_on(MPI.COMM_SELF, ME)
+    check_world_on(MPI.COMM_WORLD.Split(ME % 2, ME), *range(ME % 2, SIZE, 2))
+
+
+def finalised_by_the_program() -> None:
+    """MPI_Finalize deletes the attributes of communicators that are left, while Python is there."""
+    from mpi4py import MPI
+
+    check_world_on(MPI.COMM_SELF, ME)
+    check_world_on(MPI.COMM_WORLD.Split(ME % 2, ME), *range(ME % 2, SIZE, 2))
+    check_world_on(MPI.COMM_WORLD, *range(SIZE))
+    MPI.Finalize()
+
+
 run(
     {
         "every_way": every_way,
@@ -228,5 +262,7 @@ run(
         "traces": traces,
         "other_backends": other_backends,
         "mixed": mixed,
+        "reused_numbers": reused_numbers,
+        "finalised_by_the_program": finalised_by_the_program,
     }
 )

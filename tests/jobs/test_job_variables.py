@@ -1,0 +1,50 @@
+"""Wrong variables: an error that names the variable, on the rank that has it, before anybody waits."""
+
+from __future__ import annotations
+
+import re
+
+from job_runs import Job, free_port
+
+
+def test_wrong_settings(job: Job) -> None:
+    job.run(2, "variables.py", "wrong_settings", job.directory).succeeded(2)
+
+
+def test_a_wrong_setting_ends_the_job(job: Job) -> None:
+    outcome = job.run(2, "variables.py", "works", environment={"MPIPLUS_WATCHDOG": "-5"})
+    outcome.failed("ValueError: MPIPLUS_WATCHDOG must be a number of seconds, 0 or more, not '-5'")
+
+
+def test_a_misspelt_setting_is_told_once(job: Job) -> None:
+    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_SHMM": "0"}).succeeded(2)
+    told = re.findall("the variable MPIPLUS_SHMM means nothing: did you mean MPIPLUS_SHM[?]", outcome.output)
+    if len(told) != 1:
+        outcome.problem(f"it was told {len(told)} times")
+
+
+def test_nothing_is_told_of_the_right_ones(job: Job) -> None:
+    right = {"MPIPLUS_SHM": "0", "MPIPLUS_WATCHDOG": "", "MPIPLUS_CI_RUN": "x"}
+    job.run(2, "variables.py", "misspelt", environment=right).succeeded(2).says_not("means nothing")
+
+
+def test_wrong_variables_of_torch(job: Job) -> None:
+    job.run(2, "variables.py", "wrong_torch_variables").succeeded(2)
+
+
+def test_one_rank_given_twice(job: Job) -> None:
+    job.run(3, "variables.py", "same_rank", job.directory).succeeded(3)
+
+
+def test_one_rank_given_twice_where_torch_makes_the_store(job: Job) -> None:
+    outcome = job.run(2, "variables.py", "same_rank_in_torchs_way", job.directory, free_port())
+    outcome.failed("has rank 0, but somebody listens on MASTER_PORT", "another process of this job whose RANK is 0")
+
+
+def test_one_process_started_and_four_said(job: Job) -> None:
+    said = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job.run(1, "variables.py", "fewer_than_said", environment=said).succeeded(1)
+
+
+def test_the_store_of_one_node_is_on_the_loopback(job: Job) -> None:
+    job.run(2, "variables.py", "loopback").succeeded(2).says("asked [1-9]")

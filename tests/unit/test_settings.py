@@ -1,0 +1,133 @@
+"""The table of variables: what is allowed, what is said of the rest, and that nothing in the code is missing in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import torchmpi_plugin
+from torchmpi_plugin import settings
+
+ROOT = Path(__file__).parents[2]
+
+WRONG = {
+    "MPIPLUS_SHM": ("banana", "2", "01", "yes", "true", " "),
+    "MPIPLUS_ABORT_ON_EXCEPTION": ("banana", "-1", "False"),
+    "MPIPLUS_CUDA": ("on", "Staged", "0"),
+    "MPIPLUS_EXIT_GRACE": ("nan", "inf", "-5", "5 s", "banana"),
+    "MPIPLUS_WATCHDOG": ("banana", "-5", "-0.1", "nan", "-inf", "1e999"),
+}
+RIGHT = (
+    ("MPIPLUS_SHM", "0", False),
+    ("MPIPLUS_SHM", "1", True),
+    ("MPIPLUS_ABORT_ON_EXCEPTION", "0", False),
+    ("MPIPLUS_CUDA", "direct", "direct"),
+    ("MPIPLUS_EXIT_GRACE", "0", 0.0),
+    ("MPIPLUS_EXIT_GRACE", "0.5", 0.5),
+    ("MPIPLUS_WATCHDOG", "1e3", 1000.0),
+)
+BY_NAME = {setting.name: setting for setting in settings.SETTINGS}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
+def test_wrong_values(name: str, text: str) -> None:
+    """The error has the name, what is allowed, and the value."""
+    with pytest.raises(ValueError, match=f"^{name} must be {BY_NAME[name].allowed}, not {text!r}$"):
+        settings.check({name: text})
+
+
+def test_every_setting_has_wrong_values_here() -> None:
+    assert set(WRONG) == set(BY_NAME)
+
+
+@pytest.mark.parametrize(("name", "text", "value"), RIGHT)
+def test_right_values(name: str, text: str, value: object) -> None:
+    settings.check({name: text})
+    assert BY_NAME[name].value({name: text}) == value
+
+
+@pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.name)
+def test_not_set_and_empty_are_the_default(setting: settings.Setting) -> None:
+    default = setting.value({setting.name: setting.default})
+    assert setting.value({}) == setting.value({setting.name: ""}) == default
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"MPIPLUS_SHM must be .*'banana'; MPIPLUS_WATCHDOG must be .*'-5'"):
+        settings.check({"MPIPLUS_WATCHDOG": "-5", "MPIPLUS_SHM": "banana"})
+
+
+def test_read_when_asked_for(monkeypatch) -> None:
+    """Not frozen at import."""
+    for text in ("3", "7"):
+        monkeypatch.setenv("MPIPLUS_WATCHDOG", text)
+        assert settings.WATCHDOG.value() == float(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("MPIPLUS_SHMM", "MPIPLUS_SHM"),
+        ("MPIPLUS_WATCH_DOG", "MPIPLUS_WATCHDOG"),
+        ("MPIPLUS_EXITGRACE", "MPIPLUS_EXIT_GRACE"),
+        ("MPIPLUS_QQQ", ""),
+    ],
+)
+def test_unknown_names(name: str, near: str) -> None:
+    assert settings.unknown({name: "1", "MPIPLUSOTHER": "1", "PATH": "/bin"}) == {name: near}
+
+
+def test_unknown_names_are_told_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("MPIPLUS_SHMM", "0")
+    monkeypatch.setenv("MPIPLUS_QQQ", "0")
+    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+        for _ in range(2):
+            settings.warn_of_unknown()
+    assert [record.getMessage() for record in caplog.records] == [
+        "mpiplus: the variable MPIPLUS_QQQ means nothing: there are " + ", ".join(BY_NAME),
+        "mpiplus: the variable MPIPLUS_SHMM means nothing: did you mean MPIPLUS_SHM?",
+    ]
+
+
+def test_nobody_is_warned_of_what_mpiplus_its_tests_and_its_build_use() -> None:
+    assert settings.unknown(dict.fromkeys(settings.known(), "1")) == {}
+
+
+QUOTED = r"[\"'](MPIPLUS_[A-Z_]+)[\"'=]"
+SET_BY_A_SHELL = r"\b(MPIPLUS_[A-Z_]+)="
+
+
+def names_in(files: Iterable[Path], *patterns: str) -> dict[str, Path]:
+    """The names in some files, each with a place where it stands."""
+    texts = {file: file.read_text(errors="replace") for file in files if file.suffix in ("", ".py")}
+    return {name: file for file, text in texts.items() for how in patterns for name in re.findall(how, text)}
+
+
+def test_the_package_takes_every_name_from_the_table() -> None:
+    files = set(Path(torchmpi_plugin.__file__).parent.rglob("*.py"))
+    table = Path(settings.__file__)
+    assert set(names_in([table], QUOTED)) == settings.known()
+    assert names_in(files - {table}, QUOTED) == {}
+
+
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not in a checkout")
+def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
+    files = {ROOT / "c_src" / "build_shim.py", *(ROOT / ".ci").iterdir(), *(ROOT / "tests").rglob("*")}
+    used = names_in((file for file in files - {Path(__file__)} if file.is_file()), QUOTED, SET_BY_A_SHELL)
+    del used["MPIPLUS_SHMM"]  # misspelt on purpose
+    assert {name: file for name, file in used.items() if name not in settings.known()} == {}
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="not in a checkout")
+def test_the_page_is_current() -> None:
+    path = ROOT / "docs" / "generate_settings.py"
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/{path.name}"

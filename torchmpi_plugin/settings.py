@@ -1,0 +1,187 @@
+"""The variables that begin with MPIPLUS_: their names, what they may be, what they do. Imports nothing of weight.
+
+A value is looked up when a world or a group is made, not at import: a program may set it before. The tables are what
+``docs/settings.md`` is written from.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+log = logging.getLogger("torchmpi_plugin")
+
+PREFIX = "MPIPLUS_"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """A variable that users set.
+
+    Attributes:
+        name: of the variable.
+        default: what counts where it is not set, or empty.
+        allowed: what it may be, in words.
+        read: what its text means; a ValueError for what is not allowed.
+        meaning: what it does, in Markdown.
+    """
+
+    name: str
+    default: str
+    allowed: str
+    read: Callable[[str], T]
+    meaning: str
+
+    def value(self, environment: Mapping[str, str] | None = None) -> T:
+        """What it is.
+
+        Args:
+            environment: where to look; None: this process's.
+
+        Raises:
+            ValueError: what it is set to is not allowed.
+        """
+        text = (os.environ if environment is None else environment).get(self.name, "") or self.default
+        try:
+            return self.read(text)
+        except ValueError:
+            raise ValueError(f"{self.name} must be {self.allowed}, not {text!r}") from None
+
+
+def _switch(text: str) -> bool:
+    return bool(("0", "1").index(text))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError
+    return seconds
+
+
+def _word(words: tuple[str, ...], text: str) -> str:
+    return words[words.index(text)]
+
+
+_SECONDS = "a number of seconds, 0 or more"
+CUDA_PATHS = ("auto", "staged", "direct")
+
+SHM = Setting(
+    "MPIPLUS_SHM",
+    "1",
+    "0 or 1",
+    _switch,
+    "`0`: groups on one node use MPI's collectives rather than shared memory. What rank 0 of a group has counts, when "
+    "the group is made.",
+)
+CUDA = Setting(
+    "MPIPLUS_CUDA",
+    "auto",
+    f"one of {', '.join(CUDA_PATHS)}",
+    functools.partial(_word, CUDA_PATHS),
+    "How [CUDA tensors](cuda.md#which-path-the-data-takes) travel: `staged` through host memory, `direct`, or as the "
+    "MPI library says. `Options(cuda=...)` comes before it.",
+)
+EXIT_GRACE = Setting(
+    "MPIPLUS_EXIT_GRACE",
+    "10",
+    _SECONDS,
+    _seconds,
+    "Seconds that operations still pending at the end of the program get to complete, before the job is aborted.",
+)
+ABORT_ON_EXCEPTION = Setting(
+    "MPIPLUS_ABORT_ON_EXCEPTION",
+    "1",
+    "0 or 1",
+    _switch,
+    "`0`: an uncaught exception on one rank does not end the job. So does `Options(abort_on_exception=False)`.",
+)
+WATCHDOG = Setting(
+    "MPIPLUS_WATCHDOG", "60", _SECONDS, _seconds, "Seconds after which a wait is reported on stderr; `0`: never."
+)
+
+#: Those that users set.
+SETTINGS: tuple[Setting[Any], ...] = (SHM, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG)
+
+JOB = "MPIPLUS_JOB"
+RUN = "MPIPLUS_RUN"
+RANK_PROCESS = "MPIPLUS_RANK_PROCESS"
+
+#: Those that mpiplus sets, for processes of its own and those that ranks start.
+INTERNAL = {
+    JOB: "How the processes of `mpiplus run` find each other.",
+    RUN: "`1` in the ranks that `mpiplus run` has started.",
+    RANK_PROCESS: "Which process is a rank: a child of it, which inherits the launcher's variables, is none.",
+}
+
+#: Those of the build, of the tests and of CI.
+DEVELOPMENT = {
+    "MPIPLUS_CFLAGS": "Further arguments for the compiler, when the package is built.",
+    "MPIPLUS_LDFLAGS": "Further arguments for the linker.",
+    "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
+    "of ranks, not on 2 only.",
+    "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
+    "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
+    "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
+    "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's library. "
+    "By default the first on the `PATH`.",
+    "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
+    "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
+    "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
+    "MPIPLUS_CI_RUN": "By what CI knows the processes of its run.",
+}
+
+
+def check(environment: Mapping[str, str] | None = None) -> None:
+    """Look at all of :data:`SETTINGS`, before anybody waits for this rank.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+    problems = []
+    for setting in SETTINGS:
+        try:
+            setting.value(environment)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def unknown(environment: Mapping[str, str]) -> dict[str, str]:
+    """The names that are in no table, each with the setting that is most like it, or ``""``."""
+    import difflib  # needed by few
+
+    settings = [setting.name.removeprefix(PREFIX) for setting in SETTINGS]
+    found = {}
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in known():
+            continue
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), settings, 1)
+        found[name] = PREFIX + near[0] if near else ""
+    return found
+
+
+@functools.cache
+def known() -> frozenset[str]:
+    """All names of all tables."""
+    return frozenset({setting.name for setting in SETTINGS} | {*INTERNAL, *DEVELOPMENT})
+
+
+_warned: set[str] = set()
+
+
+def warn_of_unknown() -> None:
+    """Say once of each name that is in no table that nobody reads it."""
+    for name, near in unknown(os.environ).items():
+        if name not in _warned:
+            _warned.add(name)
+            names = ", ".join(setting.name for setting in SETTINGS)
+            hint = f"did you mean {near}?" if near else f"there are {names}"
+            log.warning("mpiplus: the variable %s means nothing: %s", name, hint)

@@ -1,0 +1,135 @@
+"""The store of ``mpi://``: a TCPStore on rank 0's host, whose address travels over MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from torch.distributed import Store, TCPStore
+
+from . import duplicates, host_names, node, shutdown
+from .errors import DistBackendError, describe_ranks
+
+_CONNECT_SECONDS = 3.0
+_REBIND_SECONDS = 3.0
+#: So many processes are named where ranks were given twice.
+_ENOUGH = 8
+
+
+class Place(NamedTuple):
+    """Where the user wants the store; an address of ``""`` and a port of 0 leave it open."""
+
+    address: str
+    port: int
+
+
+class _Process(NamedTuple):
+    """Who takes part."""
+
+    rank: int
+    node: str
+    host: str
+    pid: int
+
+
+def make_store(base: Any, rank: int, place: Place, timeout: timedelta) -> Store:
+    """Every rank of ``base`` calls this.
+
+    Args:
+        base: the communicator that the ranks come from.
+        rank: torch's rank of this process.
+        place: where rank 0 is to listen.
+        timeout: how long to wait for the others.
+
+    Raises:
+        DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
+    """
+    comm, size = duplicates.of(base, timeout), base.Get_size()
+    everybody = comm.allgather(_Process(rank, node.identity(), socket.gethostname(), os.getpid()))
+    _check_ranks(everybody)
+    ranks = [process.rank for process in everybody]
+    root = ranks.index(0)
+    server, offer = None, None
+    if rank == 0:
+        server, offer = _serve(place, size, timeout, len({process.node for process in everybody}) == 1)
+    offer = comm.bcast(offer, root=root)
+    if isinstance(offer, str):
+        raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
+    addresses, port = offer
+    reachable = [True] * len(addresses) if rank == 0 else [_can_connect(a, port) for a in addresses]
+    votes = comm.allgather(reachable)
+    good = [a for i, a in enumerate(addresses) if all(vote[i] for vote in votes)]
+    if not good:
+        deaf = [ranks[i] for i, vote in enumerate(votes) if not any(vote)]
+        raise DistBackendError(
+            f"init_process_group: {describe_ranks(deaf or list(range(1, size)))} cannot connect to rank 0's store at "
+            f"{', '.join(addresses)} port {port}; check the network or set MASTER_ADDR to an address all nodes reach"
+        )
+    store = server
+    if store is None:
+        with host_names.lookups_are_short(good[0]):
+            store = TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
+    # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
+    comm.Barrier()
+    shutdown.keep_store(server)
+    return store
+
+
+def _check_ranks(everybody: list[_Process]) -> None:
+    """Each rank once; ``everybody`` is in the order of MPI's ranks."""
+    ranks = [process.rank for process in everybody]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if not twice:
+        return
+    who = [
+        f"rank {process.rank} to MPI rank {number} (process {process.pid} on {process.host})"
+        for number, process in enumerate(everybody)
+        if process.rank in twice
+    ]
+    more = [f"and {len(who) - _ENOUGH} more"] if len(who) > _ENOUGH else []
+    raise DistBackendError(
+        f"init_process_group: {describe_ranks(twice)} given to several processes: {', '.join(who[:_ENOUGH] + more)}. "
+        f"Give each process its own, in the variable RANK or as rank=; or neither, to take MPI's ranks"
+    )
+
+
+def _serve(place: Place, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
+    """The store's server and where to find it, or the reason there is none."""
+    addresses = [place.address] if place.address else node.own_addresses(one_node)
+    try:
+        server = _listen(addresses[0], place, size, timeout)
+    except (RuntimeError, ValueError, OSError) as error:
+        return None, str(error).splitlines()[0]
+    return server, (addresses, server.port)
+
+
+def _listen(address: str, place: Place, size: int, timeout: timedelta) -> TCPStore:
+    """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
+    until = time.monotonic() + _REBIND_SECONDS
+    while True:
+        try:
+            port = place.port
+            how: dict[str, Any] = {}
+            if address == node.LOOPBACK and not place.address:
+                # torch's own listens to every network, and looks up the names of those who connect under an address
+                # (::ffff:127.0.0.1) that no list of hosts has.
+                listener = socket.create_server((node.LOOPBACK, port))
+                port, how = listener.getsockname()[1], {"master_listen_fd": listener.detach()}
+            with host_names.lookups_are_short(address):
+                return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
+        except (RuntimeError, OSError) as error:
+            busy = "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
+            if place.port == 0 or not busy or time.monotonic() > until:
+                raise
+        time.sleep(0.1)
+
+
+def _can_connect(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_CONNECT_SECONDS):
+        return True
+    return False
