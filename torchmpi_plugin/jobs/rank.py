@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import node
+from ..reception import call
 from .wire import MESSAGE, Channel, ClosedError, Frame
 
 VARIABLE = "MPIPLUS_JOB"  # for the supervisors, from the launcher: where it listens
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
 
 # In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
@@ -52,19 +53,14 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
     return None
 
 
-def _connect(addresses: list[str], port: int) -> Channel:
-    errors = []
-    for address in addresses:
-        try:
-            connection = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
-            connection.settimeout(None)
-            return Channel(connection)
-        except OSError as error:
-            errors.append(f"{address}: {error}")
-    raise SystemExit(
-        f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {port} ({'; '.join(errors)}). "
-        f"The hosts must reach each other over TCP: look for a firewall, or a host that does not know its own address."
-    )
+def _connect(addresses: list[str], port: int, secret: str) -> Channel:
+    try:
+        return Channel(call(addresses, port, secret, _CONNECT_SECONDS))
+    except OSError as error:
+        raise SystemExit(
+            f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {port} ({error}). The "
+            f"hosts must reach each other over TCP: look for a firewall, or a host that does not know its own address."
+        ) from None
 
 
 def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]]:
@@ -75,9 +71,8 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
             "mpiplus run: the launcher told this process no rank (no OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, ...); "
             "under srun choose --mpi=pmix or --mpi=pmi2"
         )
-    channel = _connect(job["addresses"], job["port"])
+    channel = _connect(job["addresses"], job["port"], job["secret"])
     channel.say(
-        secret=job["secret"],
         rank=me.rank,
         size=me.size,
         host=socket.gethostname(),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 MESSAGE, STDOUT, STDERR = b"J", b"1", b"2"
 _HEADER = struct.Struct(">cI")
-_LARGEST = 1 << 26  # a stranger on the port must not make us allocate more
+_LARGEST = 1 << 26  # more than that is no frame of ours
 _CHUNK = 1 << 16
 _DEAD_SECONDS = 45
 
