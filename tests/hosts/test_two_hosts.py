@@ -118,6 +118,43 @@ def test_mpiplus_run_without_a_host_that_is_cut_off(
     assert re.search("rank 1 on host node2 did not answer .*cannot be reached", output_file.read_text())
 
 
+@pytest.mark.parametrize(
+    ("places", "port"),
+    [
+        (["node2", "node2"], 0),  # as from the login node of a batch system
+        (["node1", "node2"], 29555),  # with ml's default address, 127.0.0.1
+    ],
+)
+def test_a_function_on_other_hosts(
+    two_hosts: Hosts,
+    installation: Installation,
+    environment: dict[str, str],
+    tmp_path: Path,
+    places: list[str],
+    port: int,
+) -> None:
+    """They share no directory for temporary files with the one where it comes from."""
+    hosts = tmp_path / "nodes"
+    count = " slots=" if installation.vendor == "Open MPI" else ":"
+    hosts.write_text("".join(f"{name}{count}{places.count(name)}\n" for name in dict.fromkeys(places)))
+    batch = {
+        "PBS_NODEFILE": str(hosts),
+        "HYDRA_HOST_FILE": str(hosts),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(two_hosts.agent),
+        "PRTE_MCA_prte_default_hostfile": str(hosts),
+        "PRTE_MCA_plm_ssh_agent": str(two_hosts.agent),
+        "OMPI_MCA_orte_default_hostfile": str(hosts),  # before version 5
+        "OMPI_MCA_plm_rsh_agent": str(two_hosts.agent),
+    }
+    command = two_hosts.on("node1", [sys.executable, str(SCRIPTS / "launches.py"), str(port)])
+    code, output = run_limited(command, {**environment, **batch, "TMPDIR": str(two_hosts.own)}, 120)
+    assert code == 0, output
+    assert "from node1" in output
+    for rank, name in enumerate(places):
+        assert f"rank {rank} on {name}: [2.0, 2.0, 2.0], 100000000 bytes" in output, output
+
+
 def wait_for(files: list[Path], seconds: float) -> None:
     until = time.monotonic() + seconds
     while missing := [file.name for file in files if not file.exists()]:

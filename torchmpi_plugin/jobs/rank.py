@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from .. import node
 from ..reception import call
-from .wire import MESSAGE, Channel, ClosedError, Frame
+from .wire import ATTACHMENT, MESSAGE, Channel, ClosedError, Frame
 
 VARIABLE = "MPIPLUS_JOB"  # for the supervisors, from the launcher: where it listens
+ATTACHED = "MPIPLUS_ATTACHMENT"  # for rank 0's program: the descriptor of what the launcher has sent along
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
@@ -81,13 +82,33 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
         cores=node.cores(),
     )
     channel.socket.settimeout(_ANSWER_SECONDS)
-    frames = channel.receive()
-    while not frames:
-        frames = channel.receive()
+    attachment, frames = _receive(channel)
     channel.socket.settimeout(None)
     if frames[0].kind != MESSAGE or "command" not in frames[0].message:
         raise ClosedError("no command")
-    return channel, frames[0].message, frames[1:]
+    return channel, {**frames[0].message, "attachment": attachment}, frames[1:]
+
+
+def _receive(channel: Channel) -> tuple[int | None, list[Frame]]:
+    """What came ahead of the first message, as a file in memory; the message, and what came together with it."""
+    attachment, frames = None, list[Frame]()
+    while not frames:
+        frames = channel.receive()
+        while frames and frames[0].kind == ATTACHMENT:
+            attachment = os.memfd_create("mpiplus") if attachment is None else attachment
+            data = memoryview(frames.pop(0).data)
+            while data:
+                data = data[os.write(attachment, data) :]
+    if attachment is not None:
+        os.lseek(attachment, 0, os.SEEK_SET)
+        os.set_inheritable(attachment, True)
+    return attachment, frames
+
+
+def attachment() -> bytes:
+    """What :func:`.job.run_job` was given for rank 0, of which this is the program. It can be read once."""
+    with open(int(os.environ.pop(ATTACHED)), "rb") as file:
+        return file.read()
 
 
 def _guard(supervisor: int) -> int:

@@ -61,6 +61,13 @@ class Member:
         with contextlib.suppress(ClosedError):
             self.channel.say(**message)
 
+    def attach(self, data: bytes) -> None:
+        """Send what its program is to have; where that fails, nothing that came after it would be understood."""
+        try:
+            self.channel.attach(data)
+        except ClosedError:
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+
     def dismiss(self) -> None:
         """Let the supervisor end."""
         if not self.dismissed:
@@ -88,9 +95,11 @@ class Watch:
         timeout: float | None,
         start_timeout: float,
         recovers: bool = False,
+        attachment: bytes = b"",
     ) -> None:
         self._layout = layout
         self._orders = orders
+        self._attachment = attachment
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
@@ -181,6 +190,7 @@ class Watch:
         for member in members:
             cores.setdefault(member.node, set()).update(member.cores)
         orders = self._orders._asdict()
+        members[0].attach(self._attachment)
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
             fields = {"rank": rank, "world_size": len(members), **place._asdict()}
             threads = max(1, len(cores[member.node]) // place.local_world_size)

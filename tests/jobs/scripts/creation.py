@@ -60,9 +60,10 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
 def fails(where: str) -> None:
     """All ranks get the error, which names the guilty one; the next group is made as if nothing had been."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    with FAULTS[where]() if ME == GUILTY else contextlib.nullcontext():
-        with raises(dist.DistBackendError, rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory") as caught:
-            dist.new_group()
+    fault = FAULTS[where]() if ME == GUILTY else contextlib.nullcontext()
+    message = rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory"
+    with fault, raises(dist.DistBackendError, message) as caught:
+        dist.new_group()
     assert (caught[0].__cause__ is not None) == (ME == GUILTY)
     check_works()
     check_works(dist.new_group())
