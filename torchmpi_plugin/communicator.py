@@ -130,8 +130,8 @@ class Communicator:
             if offer is not None:
                 is_shared = all(steps.take(lambda: self._map(offer)))
                 steps.take(lambda: self._attach(is_shared))
-        except BaseException:
-            self.littered = steps.broken
+        except BaseException as error:
+            self.littered = steps.broken or not isinstance(error, DistBackendError)  # a Ctrl-C is this rank's alone
             self.free()
             raise
         finally:
