@@ -16,8 +16,9 @@ def test_a_rank_where_it_fails(job: Job, where: str) -> None:
     job.run(3, "creation.py", "fails", where).succeeded(3)
 
 
-def test_a_rank_that_cannot_map_the_memory(job: Job) -> None:
-    job.run(3, "creation.py", "goes_without", "map").succeeded(3)
+@pytest.mark.parametrize("where", ["open", "map"])
+def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
+    job.run(3, "creation.py", "goes_without", where).succeeded(3)
 
 
 def test_a_rank_that_is_stopped(job: Job) -> None:

@@ -53,6 +53,7 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "process": lambda: replaced(communicator.processes, "this", no_memory),
     "group": lambda: in_c("mpp_group_new", 0),
     "attach": lambda: in_c("mpp_group_attach", -1),
+    "open": lambda: replaced(communicator, "_open", no_memory),
     "map": lambda: replaced(mmap, "mmap", no_memory),
 }
 
