@@ -46,6 +46,8 @@ class Hosts:
         self.names = [f"node{index + 1}" for index in range(count)]
         self.agent = directory / "launch-agent"
         self._resolver = directory / "resolv.conf"
+        #: A directory that hosts do not share.
+        self.own = directory / "own"
 
     def _space(self, name: str) -> str:
         return f"{self._mark}-{name}"
@@ -58,6 +60,7 @@ class Hosts:
         _do("ip", "-n", switch, "link", "set", "bridge", "up")
         table = "".join(f"{SUBNET}.{index} {name}\n" for index, name in enumerate(self.names, 1))
         (self._directory / "hosts").write_text("127.0.0.1 localhost\n" + table)
+        self.own.mkdir()
         for index, name in enumerate(self.names, 1):
             self._plug_in(switch, name, f"{SUBNET}.{index}/24", f"port{index}")
         self.agent.write_text(self._agent_text())
@@ -96,7 +99,7 @@ class Hosts:
         )
         return (
             f"nsenter --uts={self._directory}/{name}.uts --net=/run/netns/{self._space(name)} "
-            f"""unshare -m sh -c '{mounts}; exec "$@"' sh"""
+            f"""unshare -m sh -c '{mounts}; mount -t tmpfs none {self.own}; exec "$@"' sh"""
         )
 
     def on(self, name: str, command: list[str]) -> list[str]:

@@ -7,7 +7,6 @@ short cut: there the user is told how to start the job instead.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -16,16 +15,16 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store
 
-from . import launchers, mpi_runtime, node
+from . import launchers, mpi_runtime, node, reception
 from .checkin import CheckIn
 from .errors import DistBackendError
+from .jobs.python import python_command
 
 _MPI_VARIABLES = ("PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_LOCAL")
 _DOING = "init_process_group: making an MPI world of processes that MPI did not start"
@@ -79,14 +78,16 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
     """Start the server; what the others must know of it."""
     from .node import own_addresses
 
+    one_node = len(set(nodes)) == 1
     job = {
+        "address": "127.0.0.1" if one_node else "",
         "size": len(nodes),
         "secret": secrets.token_hex(16),
         "mapping": process_mapping(nodes),
         "seconds": timeout.total_seconds(),
     }
     server = subprocess.Popen(
-        [sys.executable, "-S", "-E", str(Path(__file__).with_name("pmi_server.py"))],
+        python_command("from torchmpi_plugin.pmi_server import main; main()"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -100,25 +101,20 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
     server.returncode = 0  # it outlives this process: nobody waits for it
     if not port:
         raise DistBackendError(f"{_DOING}: the server on rank 0 did not start")
-    return json.dumps([own_addresses(len(set(nodes)) == 1), port, job["secret"]])
+    return json.dumps([own_addresses(one_node), port, job["secret"]])
 
 
 def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
     addresses, port, secret = offer
-    until = time.monotonic() + min(30.0, timeout.total_seconds())
-    while True:
-        for address in addresses:
-            with contextlib.suppress(OSError):
-                connection = socket.create_connection((address, port), timeout=3)
-                connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.sendall(f"{secret} {rank}\n".encode())
-                return connection
-        if time.monotonic() > until:
-            raise DistBackendError(
-                f"{_DOING}: rank {rank} cannot reach rank 0 at {', '.join(addresses)} port {port}; check the network"
-            )
-        time.sleep(0.1)
+    try:
+        connection = reception.call(addresses, port, secret, min(30.0, timeout.total_seconds()))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(f"{rank}\n".encode())
+    except OSError as error:
+        raise DistBackendError(
+            f"{_DOING}: rank {rank} cannot reach rank 0 on port {port} ({error}); check the network"
+        ) from error
+    return connection
 
 
 def _initialise(connection: socket.socket, rank: int, size: int) -> None:

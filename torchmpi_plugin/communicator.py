@@ -5,14 +5,14 @@ Everything in here happens while a group is made or freed; operations use only `
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import mmap
 import os
 import secrets
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed import Store
@@ -20,6 +20,7 @@ from torch.distributed import Store
 from . import agreement, mpi_runtime, node, processes, settings
 from .checkin import CheckIn
 from .errors import DistBackendError
+from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -53,8 +54,16 @@ def _place(rank: int, everybody: list[tuple[str, list[int]]]) -> Place:
     return Place(*node.places(nodes)[rank], len(set(nodes)), len(cpus))
 
 
+class Offer(NamedTuple):
+    """A file that rank 0 has open, as others find it."""
+
+    path: str
+    device: int
+    inode: int
+
+
 class Segment:
-    """A file in /dev/shm that all ranks of a one-node group have mapped, already without a name."""
+    """A file without a name in /dev/shm, mapped by all ranks of a one-node group."""
 
     def __init__(self, descriptor: int, size: int, ffi: Any) -> None:
         self._map = mmap.mmap(descriptor, size)
@@ -68,43 +77,30 @@ class Segment:
         self._map.close()
 
 
-def _create_file(path: Path, size: int) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _create_file(size: int) -> int:
+    # Without a name: what has one stays in memory when this process is killed before it takes the name away.
+    descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
     try:
         # Not ftruncate: a full /dev/shm (64 MB in many containers) must be an error now, not a SIGBUS later.
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
         os.close(descriptor)
-        path.unlink()
         raise
     return descriptor
 
 
-def _open_shared(comm: Any, size: int) -> int | None:
-    """The descriptor of a new file that every rank of ``comm`` has open, or None on every rank."""
-    rank, descriptor, path = comm.Get_rank(), None, None
-    if rank == 0:
-        path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}")
-        try:
-            descriptor = _create_file(path, size) if settings.SHM.value() else None
-        except OSError as error:
-            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
-    name = comm.bcast(str(path) if descriptor is not None else None)
-    if name is None:
-        return None
-    if rank != 0:
-        # One node by name need not mean one /dev/shm: containers may each have their own.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDWR)
-    everywhere = all(comm.allgather(descriptor is not None))
-    if rank == 0:
-        assert path is not None
-        path.unlink()
-    if everywhere:
-        return descriptor
-    if descriptor is not None:
-        os.close(descriptor)
-    return None
+def _offer(descriptor: int) -> Offer:
+    status = os.fstat(descriptor)
+    return Offer(f"/proc/{os.getpid()}/fd/{descriptor}", status.st_dev, status.st_ino)
+
+
+def _open(offer: Offer) -> int:
+    # One node by name need not mean one table of processes: containers may each have their own, where the path leads
+    # to another file, or to none.
+    status = os.stat(offer.path)
+    if (status.st_dev, status.st_ino) != (offer.device, offer.inode):
+        raise FileNotFoundError(errno.ENOENT, "a file of another process", offer.path)
+    return os.open(offer.path, os.O_RDWR)
 
 
 class Communicator:
@@ -126,46 +122,88 @@ class Communicator:
     _crowded = False
     freed = False
 
-    def __init__(self, comm: Any, base: Any) -> None:
+    def __init__(self, comm: Any, base: Any, steps: Steps) -> None:
         mpi, shim = mpi_runtime.mpi(), mpi_runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm, self.base = comm, base
-        self._lib = shim.lib
+        self._lib, self._ffi = shim.lib, shim.ffi
         self._segment: Segment | None = None
-        rank, size = comm.Get_rank(), comm.Get_size()
-        # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
-        everybody = comm.allgather((processes.this(), mpi_runtime.allowed_cpus(), agreement.wanted()))
+        self._descriptor = -1
+        self.handle = 0
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
+        try:
+            # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
+            everybody = steps.take(lambda: (processes.this(), mpi_runtime.allowed_cpus(), agreement.wanted()))
+            offer = steps.take(lambda: self._settle(everybody))[0]
+            if offer is not None:
+                is_shared = all(steps.take(lambda: self._map(offer)))
+                steps.take(lambda: self._attach(is_shared))
+        except BaseException as error:
+            self.littered = steps.broken or not isinstance(error, DistBackendError)  # a Ctrl-C is this rank's alone
+            self.free()
+            raise
+        finally:
+            self._close_file()
+
+    def _settle(self, everybody: Sequence[tuple[processes.Process, list[int], bool]]) -> Offer | None:
+        """Make the group; on rank 0, if all ranks share a node, also a file for them."""
+        rank, size = self.comm.Get_rank(), self.comm.Get_size()
         self.place = _place(rank, [(process.node, cpus) for process, cpus, _ in everybody])
         self.processes = [processes.if_visible(process) for process, _, _ in everybody]
         self.compares = any(wanted for _, _, wanted in everybody)
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
-        self.handle: int = self._lib.mpp_group_new(
-            mpi_runtime.handle_of(comm),
-            rank,
-            size,
-            self.largest_tag + 1,
-            EXCHANGE_TAGS - 1,
-            self._is_crowded(),
+        self.handle = self._lib.mpp_group_new(
+            mpi_runtime.handle_of(self.comm), rank, size, self.largest_tag + 1, EXCHANGE_TAGS - 1, self._is_crowded()
         )
         if not self.handle:
-            raise MemoryError("mpiplus: no memory for a group")
-        if self.place.node_count == 1:
-            self._share_memory(size, shim.ffi)
+            raise MemoryError("no memory for a group")
+        if rank or self.place.node_count > 1 or not settings.SHM.value():
+            return None
+        try:
+            self._descriptor = _create_file(self._segment_size()[0])
+        except OSError as error:
+            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
+            return None
+        return _offer(self._descriptor)
 
     def _is_crowded(self) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
         Communicator._crowded = Communicator._crowded or self.place.local_size > self.place.cpus_on_node
         return Communicator._crowded
 
-    def _share_memory(self, size: int, ffi: Any) -> None:
-        length = self._lib.mpp_segment_size(size, SLOTS, slot_bytes(size))
-        descriptor = _open_shared(self.comm, length)
-        if descriptor is None:
+    def _segment_size(self) -> tuple[int, int]:
+        """Of all of it, and of one slot."""
+        size = self.comm.Get_size()
+        of_slot = slot_bytes(size)
+        return self._lib.mpp_segment_size(size, SLOTS, of_slot), of_slot
+
+    def _map(self, offer: Offer) -> bool:
+        """Whether this rank can have the file in its memory."""
+        try:
+            if self._descriptor < 0:
+                self._descriptor = _open(offer)
+            self._segment = Segment(self._descriptor, self._segment_size()[0], self._ffi)
+        except OSError as error:
+            log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
+        return self._segment is not None
+
+    def _attach(self, is_shared: bool) -> None:
+        if self._segment is None:
             return
-        self._segment = Segment(descriptor, length, ffi)
-        os.close(descriptor)
-        if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes(size)):
-            raise MemoryError("mpiplus: no memory for a group")
+        if not is_shared:
+            self._unmap()
+        elif self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, self._segment_size()[1]):
+            raise MemoryError("no memory for a group")
+
+    def _unmap(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _close_file(self) -> None:
+        """The mapping stays. Rank 0 keeps the file open for as long as others may want to open it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     @property
     def shares_memory(self) -> bool:
@@ -180,7 +218,7 @@ class Communicator:
         """
         if self.freed:
             return True
-        if self._lib.mpp_group_close(self.handle):
+        if self.handle and self._lib.mpp_group_close(self.handle):
             return False
         self.freed = True
         if self._segment is not None:
@@ -191,7 +229,7 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        if self.freed:
+        if self.freed and self.handle:
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:
@@ -207,7 +245,8 @@ def create(
     """Make the communicator of a group whose members are all here or on their way.
 
     Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline, hence
-    the check-in over the store before it, which has one and knows who is missing.
+    the check-in over the store before it, which has one and knows who is missing. What remains is a rank that stops
+    between the two, which is a matter of microseconds.
 
     Args:
         base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
@@ -217,17 +256,18 @@ def create(
         timeout: how long to wait for the other members.
 
     Raises:
-        DistBackendError: members did not come, or do not agree with MPI on who they are.
+        DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
     """
     # A store may outlive a group and see another of its name: these first keys are deleted before anybody
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
+    doing = f"creating group {name!r}"
     door = CheckIn(store, "create", rank, size)
     mark = f"{base.Get_rank()} {secrets.token_hex(8)}"
-    entries = [entry.split() for entry in door.gather("member", mark, timeout, f"creating group {name!r}")]
+    entries = [entry.split() for entry in door.gather("member", mark, timeout, doing)]
     members = [int(mpi_rank) for mpi_rank, _ in entries]
     if len(set(members)) != size:
         raise DistBackendError(
-            f"creating group {name!r}: its {size} members are MPI ranks {members}, so some process takes part twice "
+            f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
     everybody = base.Get_group()
@@ -236,14 +276,13 @@ def create(
         comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
     except mpi_runtime.mpi().Exception as error:
         raise DistBackendError(
-            f"creating group {name!r}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
+            f"{doing}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
             f"all; destroy_process_group(group) gives one back"
         ) from error
     finally:
         group.Free()
         everybody.Free()
-    communicator = Communicator(comm, base)
-    if rank == 0:
+    if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
-    comm.Barrier()
-    return communicator, CheckIn(store, entries[0][1], rank, size)
+    checkin = CheckIn(store, entries[0][1], rank, size)
+    return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin

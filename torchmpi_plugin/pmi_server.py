@@ -1,11 +1,11 @@
 """A PMI-1 server: what MPICH's process manager does for ranks that it started, for ranks that somebody else did.
 
-Run as a program by ``bootstrap.py`` on rank 0's host, from this file alone (neither torch nor MPI is
-imported). Every rank connects, says the job's secret and its rank, and hands the connection to MPI as
-``PMI_FD``. The protocol ("simple PMI", version 1) is lines of ``cmd=name key=value ...``; MPI uses it to
-exchange addresses in MPI_Init and to meet in MPI_Finalize.
+Run as a program by ``bootstrap.py`` on rank 0's host (neither torch nor MPI is imported). Every rank connects, proves
+that it knows the job's secret, says its rank, and hands the connection to MPI as ``PMI_FD``. The protocol ("simple
+PMI", version 1) is lines of ``cmd=name key=value ...``; MPI uses it to exchange addresses in MPI_Init and to meet in
+MPI_Finalize.
 
-The server ends when its last client has gone, or when not all have come in time.
+The server listens until all ranks have come. It ends when the last one has gone, or when not all have come in time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import selectors
 import socket
 import sys
 import time
+from functools import partial
+
+from .reception import Reception
 
 
 class Rank:
@@ -35,19 +38,17 @@ class Rank:
 
 
 class Server:
-    """Args: the listening socket, the number of ranks, the secret, PMI_process_mapping, seconds to wait for all."""
+    """Args: where to listen, the number of ranks, the secret, PMI_process_mapping, seconds to wait for all."""
 
-    def __init__(self, listener: socket.socket, size: int, secret: str, mapping: str, seconds: float) -> None:
-        self.listener = listener
+    def __init__(self, address: str, size: int, secret: str, mapping: str, seconds: float) -> None:
         self.size = size
-        self.secret = secret
         # MPICH names its shared memory after this: two jobs on one host must not have the same.
         self.name = f"mpiplus-{secrets.token_hex(8)}"
         self.values = {"PMI_process_mapping": mapping}
         self.until = time.monotonic() + seconds
         self.ranks: dict[int, Rank] = {}
         self.selector = selectors.DefaultSelector()
-        self.selector.register(listener, selectors.EVENT_READ)
+        self.reception = Reception(self.selector, secret, address, size, self._welcome)
         self.started = False  # all ranks have been here
         self.failed = False
 
@@ -57,15 +58,12 @@ class Server:
             if not self.started and time.monotonic() > self.until:
                 return
             for key, _ in self.selector.select(1.0):
-                if key.data is None:
-                    self._accept()
-                else:
-                    self._read(key.data)
+                key.data()
+            self.reception.look_at_the_clock()
 
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
+    def _welcome(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.selector.register(connection, selectors.EVENT_READ, Rank(connection))
+        self.selector.register(connection, selectors.EVENT_READ, partial(self._read, Rank(connection)))
 
     def _read(self, rank: Rank) -> None:
         try:
@@ -91,13 +89,14 @@ class Server:
             # A barrier that can no longer be complete: closing the connections makes MPI_Init fail, not hang.
             self.failed = any(other.in_barrier for other in self.ranks.values()) or not self.started
 
-    def _greet(self, rank: Rank, text: str) -> bool:
-        secret, _, number = text.partition(" ")
-        if secret != self.secret or not number.isdigit() or int(number) in self.ranks:
+    def _greet(self, rank: Rank, number: str) -> bool:
+        if not number.isdigit() or int(number) >= self.size or int(number) in self.ranks:
             return False
         rank.number = int(number)
         self.ranks[rank.number] = rank
-        self.started = self.started or len(self.ranks) == self.size
+        if len(self.ranks) == self.size:
+            self.started = True
+            self.reception.close()
         return True
 
     def _answer(self, rank: Rank, request: dict[str, str]) -> None:
@@ -136,13 +135,8 @@ class Server:
 
 def main() -> None:
     """Read the job from stdin, listen, print the port, serve."""
-    job = json.loads(sys.stdin.readline())
-    listener = socket.create_server(("", 0), backlog=job["size"])
-    print(listener.getsockname()[1], flush=True)
+    server = Server(**json.loads(sys.stdin.readline()))
+    print(server.reception.port, flush=True)
     sys.stdin.close()
     sys.stdout.close()
-    Server(listener, job["size"], job["secret"], job["mapping"], job["seconds"]).serve()
-
-
-if __name__ == "__main__":
-    main()
+    server.serve()

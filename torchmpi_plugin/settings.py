@@ -110,12 +110,14 @@ WATCHDOG = Setting(
 SETTINGS: tuple[Setting[Any], ...] = (SHM, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG)
 
 JOB = "MPIPLUS_JOB"
+ATTACHMENT = "MPIPLUS_ATTACHMENT"
 RUN = "MPIPLUS_RUN"
 RANK_PROCESS = "MPIPLUS_RANK_PROCESS"
 
 #: Those that mpiplus sets, for processes of its own and those that ranks start.
 INTERNAL = {
     JOB: "How the processes of `mpiplus run` find each other.",
+    ATTACHMENT: "How rank 0 of `launch_subprocesses` gets its function.",
     RUN: "`1` in the ranks that `mpiplus run` has started.",
     RANK_PROCESS: "Which process is a rank: a child of it, which inherits the launcher's variables, is none.",
 }

@@ -106,16 +106,30 @@ def test_a_host_is_cut_off(
         assert re.search(told, text), text
 
 
+def mpiplus_run(made: Hosts, installation: Installation, *words: object) -> list[str]:
+    """`mpiplus run` on the first host, with a rank on each."""
+    is_open_mpi = installation.vendor == "Open MPI"
+    agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
+    options = ["-n", "2", "--hosts", "node1:1,node2:1", "--mpi-args", agent]
+    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+    return made.on("node1", [mpiplus, "run", *options, *map(str, words)])
+
+
+def test_the_secret_of_mpiplus_run(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
+    """It is on no command line, which every user of a host can see, and programs do not get it."""
+    command = mpiplus_run(two_hosts, installation, SCRIPTS / "secrets_seen.py")
+    code, output = run_limited(command, environment, 120)
+    assert code == 0, output
+    for rank in range(2):
+        assert f"[rank {rank}] seen: nowhere" in output, output
+
+
 def test_mpiplus_run_without_a_host_that_is_cut_off(
     two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """The job ends soon after it is told to, and says whom it could not reach."""
-    is_open_mpi = installation.vendor == "Open MPI"
-    agent = f"--prtemca plm_ssh_agent {two_hosts.agent}" if is_open_mpi else f"-launcher-exec {two_hosts.agent}"
-    options = ["--hosts", "node1:1,node2:1", "--grace", "1", "--mpi-args", agent]
     program = ["sh", "-c", 'touch "ready-$RANK"; exec sleep 1000']
-    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
-    command = two_hosts.on("node1", [mpiplus, "run", "-n", "2", *options, "-c", *program])
+    command = mpiplus_run(two_hosts, installation, "--grace", 1, "-c", *program)
     output_file = tmp_path / "output"
     with output_file.open("wb") as output:
         job = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
@@ -128,6 +142,43 @@ def test_mpiplus_run_without_a_host_that_is_cut_off(
             end(job)
     assert code == 143, output_file.read_text()
     assert re.search("rank 1 on host node2 did not answer .*cannot be reached", output_file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("places", "port"),
+    [
+        (["node2", "node2"], 0),  # as from the login node of a batch system
+        (["node1", "node2"], 29555),  # with ml's default address, 127.0.0.1
+    ],
+)
+def test_a_function_on_other_hosts(
+    two_hosts: Hosts,
+    installation: Installation,
+    environment: dict[str, str],
+    tmp_path: Path,
+    places: list[str],
+    port: int,
+) -> None:
+    """They share no directory for temporary files with the one where it comes from."""
+    hosts = tmp_path / "nodes"
+    count = " slots=" if installation.vendor == "Open MPI" else ":"
+    hosts.write_text("".join(f"{name}{count}{places.count(name)}\n" for name in dict.fromkeys(places)))
+    batch = {
+        "PBS_NODEFILE": str(hosts),
+        "HYDRA_HOST_FILE": str(hosts),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(two_hosts.agent),
+        "PRTE_MCA_prte_default_hostfile": str(hosts),
+        "PRTE_MCA_plm_ssh_agent": str(two_hosts.agent),
+        "OMPI_MCA_orte_default_hostfile": str(hosts),  # before version 5
+        "OMPI_MCA_plm_rsh_agent": str(two_hosts.agent),
+    }
+    command = two_hosts.on("node1", [sys.executable, str(SCRIPTS / "launches.py"), str(port)])
+    code, output = run_limited(command, {**environment, **batch, "TMPDIR": str(two_hosts.own)}, 120)
+    assert code == 0, output
+    assert "from node1" in output
+    for rank, name in enumerate(places):
+        assert f"rank {rank} on {name}: [2.0, 2.0, 2.0], 100000000 bytes" in output, output
 
 
 def wait_for(files: list[Path], seconds: float) -> None:

@@ -18,9 +18,9 @@ def test_an_order_that_comes_together_with_the_job(monkeypatch: pytest.MonkeyPat
     launcher.say(command=["true"])
     launcher.say(signal=15)
     monkeypatch.setattr(rank, "who_am_i", lambda environment: rank.Identity(0, 1))
-    monkeypatch.setattr(rank, "_connect", lambda addresses, port: Channel(supervisors))
+    monkeypatch.setattr(rank, "_connect", lambda addresses, port, secret: Channel(supervisors))
     channel, job, early = rank._greet({"addresses": [], "port": 0, "secret": ""})
-    assert job == {"command": ["true"]}
+    assert job == {"command": ["true"], "attachment": None}
     orders = [frame.message for frame in early]
     while not orders:
         orders = [frame.message for frame in channel.receive()]

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
+import os
+import resource
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import strangers
 
-import torchmpi_plugin
+from torchmpi_plugin import reception
 from torchmpi_plugin.bootstrap import process_mapping
+from torchmpi_plugin.jobs.python import python_command
 
-SERVER = Path(torchmpi_plugin.__file__).with_name("pmi_server.py")
 SECRET = "0123456789abcdef"
+#: Fewer than the connections that a server lets wait.
+DESCRIPTORS = 40
+MEMORY_GROWTH = 64 << 20
+
+
+def limit_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
 
 class Running:
     def __init__(self, size: int, seconds: float) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            python_command("from torchmpi_plugin.pmi_server import main; main()"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=limit_descriptors,  # noqa: PLW1509 (one thread)
         )
-        job = {"size": size, "secret": SECRET, "mapping": "(vector,(0,1,2))", "seconds": seconds}
-        self.process.stdin.write(json.dumps(job) + "\n")
+        job = {"address": "127.0.0.1", "size": size, "secret": SECRET, "mapping": "(vector,(0,1,2))"}
+        self.process.stdin.write(json.dumps({**job, "seconds": seconds}) + "\n")
         self.process.stdin.close()
         self.port = int(self.process.stdout.readline())
         self.process.stdout.close()
@@ -35,8 +48,9 @@ class Running:
 
 
 class Client:
-    def __init__(self, server: Running, greeting: str) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    def __init__(self, server: Running, greeting: str, secret: str = SECRET) -> None:
+        self.socket = reception.call(["127.0.0.1"], server.port, secret, 30)
+        self.socket.settimeout(20)
         self.lines = self.socket.makefile("r")
         self.send(greeting)
 
@@ -69,7 +83,7 @@ def server() -> Iterator[Running]:
 
 
 def both(server: Running) -> tuple[Client, Client]:
-    first, second = (Client(server, f"{SECRET} {rank}") for rank in range(2))
+    first, second = (Client(server, f"{rank}") for rank in range(2))
     return first, second
 
 
@@ -96,22 +110,74 @@ def test_two_jobs_have_different_names(server: Running) -> None:
     """MPICH names shared memory after it."""
     other = Running(1, 30)
     try:
-        mine, theirs = Client(server, f"{SECRET} 0"), Client(other, f"{SECRET} 0")
+        mine, theirs = Client(server, "0"), Client(other, "0")
         assert mine.ask("cmd=get_my_kvsname") != theirs.ask("cmd=get_my_kvsname")
     finally:
         other.process.kill()
         other.process.wait(20)
 
 
-@pytest.mark.parametrize("greeting", ["guess 1", f"{SECRET} 0", f"{SECRET} x", ""])
-def test_strangers_are_turned_away(server: Running, greeting: str) -> None:
-    """Without the secret, with a rank that is there already, without a rank; the others are not disturbed."""
-    first = Client(server, f"{SECRET} 0")
+@pytest.mark.parametrize("greeting", ["0", "2", "x", ""])
+def test_a_rank_that_cannot_be_is_turned_away(server: Running, greeting: str) -> None:
+    """One that is there already, one too many, none; the others are not disturbed."""
+    first = Client(server, "0")
     assert first.ask("cmd=get_appnum") == "cmd=appnum appnum=0 rc=0"
     assert Client(server, greeting).ask("cmd=get_maxes") == ""
-    second = Client(server, f"{SECRET} 1")
+    second = Client(server, "1")
     first.send("cmd=barrier_in")
     assert second.ask("cmd=barrier_in") == "cmd=barrier_out rc=0"
+
+
+def test_who_does_not_know_the_secret_is_turned_away(server: Running) -> None:
+    with pytest.raises(ConnectionError, match="turned away"):
+        reception.call(["127.0.0.1"], server.port, "guess", 0)
+    first, second = both(server)
+    first.send("cmd=barrier_in")
+    assert second.ask("cmd=barrier_in") == "cmd=barrier_out rc=0"
+
+
+@pytest.mark.parametrize("attack", strangers.ATTACKS)
+def test_strangers_cannot_stop_it(server: Running, attack: str) -> None:
+    """They come before the ranks, between them, and after them, and stay; all goes on, in bounded memory."""
+    before = strangers.peak_memory(server.process.pid)
+    connections = strangers.ATTACKS[attack](server.port)
+    first = Client(server, "0")
+    connections += strangers.ATTACKS[attack](server.port)
+    second = Client(server, "1")
+    assert second.ask("cmd=get_appnum") == "cmd=appnum appnum=0 rc=0"
+    assert not strangers.is_listening(server.process.pid)
+    with contextlib.suppress(ConnectionRefusedError):
+        connections += strangers.ATTACKS[attack](server.port)
+    first.send("cmd=barrier_in")
+    assert second.ask("cmd=barrier_in") == first.answer() == "cmd=barrier_out rc=0"
+    assert strangers.peak_memory(server.process.pid) - before < MEMORY_GROWTH
+    for client in (first, second, *connections):
+        client.close()
+    assert server.ended()
+
+
+def test_descriptors_that_ranks_have_taken() -> None:
+    """Nobody can be turned away for more room then. The server waits; it does not spin."""
+    server = Running(2 * DESCRIPTORS, 30)
+    clients = []
+    with contextlib.suppress(OSError):
+        while True:
+            connection = reception.call(["127.0.0.1"], server.port, SECRET, 0)
+            clients.append(connection)
+            connection.sendall(f"{len(clients)}\n".encode())
+    assert DESCRIPTORS // 2 < len(clients) < DESCRIPTORS
+    start, used = time.monotonic(), processor_seconds(server.process.pid)
+    time.sleep(2)
+    assert processor_seconds(server.process.pid) - used < (time.monotonic() - start) / 2
+    server.process.kill()
+    server.process.wait(20)
+    for client in clients:
+        client.close()
+
+
+def processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("when", ["during", "before"])
@@ -130,7 +196,7 @@ def test_a_rank_that_dies_does_not_leave_the_others_in_mpi_init(server: Running,
 
 def test_it_does_not_wait_for_ever() -> None:
     server = Running(2, 2)  # until then a slow client may connect
-    client = Client(server, f"{SECRET} 0")
+    client = Client(server, "0")
     assert client.answer() == ""
     assert server.ended()
 

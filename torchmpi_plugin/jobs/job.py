@@ -41,6 +41,7 @@ def run_job(
     out: TextIO | None = None,
     err: TextIO | None = None,
     launcher: Launcher | str | None = None,
+    attachment: bytes = b"",
 ) -> JobResult:
     """Run a program on several ranks through the MPI's own launcher, and watch it to its end.
 
@@ -69,6 +70,7 @@ def run_job(
         out: where the ranks' stdout goes; None: sys.stdout.
         err: where their stderr goes; None: sys.stderr.
         launcher: a launcher, or its name; None: the one that belongs to the MPI that mpi4py loads.
+        attachment: what rank 0's program is to have, wherever it runs; :func:`.rank.attachment` reads it there.
 
     Returns:
         How it ended. ``message`` says it in words.
@@ -106,7 +108,7 @@ def run_job(
         )
         for stream in (out or sys.stdout, err or sys.stderr)
     ]
-    watch = Watch(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args))
+    watch = Watch(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args), attachment)
     if verbose:
         print(f"mpiplus run: {launcher.version} ({launcher.path})", *_shown(argv), sep="\n    ", file=err or sys.stderr)
     watch.run(argv, launch_environment(launcher, layout, full))

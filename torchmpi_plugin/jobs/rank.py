@@ -17,11 +17,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import node, settings
-from .wire import MESSAGE, Channel, ClosedError, Frame
+from ..reception import call
+from .wire import ATTACHMENT, MESSAGE, Channel, ClosedError, Frame
 
 VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens
+ATTACHED = settings.ATTACHMENT  # for rank 0's program: the descriptor of what the launcher has sent along
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
 
 # In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
@@ -52,19 +54,14 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
     return None
 
 
-def _connect(addresses: list[str], port: int) -> Channel:
-    errors = []
-    for address in addresses:
-        try:
-            connection = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
-            connection.settimeout(None)
-            return Channel(connection)
-        except OSError as error:
-            errors.append(f"{address}: {error}")
-    raise SystemExit(
-        f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {port} ({'; '.join(errors)}). "
-        f"The hosts must reach each other over TCP: look for a firewall, or a host that does not know its own address."
-    )
+def _connect(addresses: list[str], port: int, secret: str) -> Channel:
+    try:
+        return Channel(call(addresses, port, secret, _CONNECT_SECONDS))
+    except OSError as error:
+        raise SystemExit(
+            f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {port} ({error}). The "
+            f"hosts must reach each other over TCP: look for a firewall, or a host that does not know its own address."
+        ) from None
 
 
 def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]]:
@@ -75,9 +72,8 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
             "mpiplus run: the launcher told this process no rank (no OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, ...); "
             "under srun choose --mpi=pmix or --mpi=pmi2"
         )
-    channel = _connect(job["addresses"], job["port"])
+    channel = _connect(job["addresses"], job["port"], job["secret"])
     channel.say(
-        secret=job["secret"],
         rank=me.rank,
         size=me.size,
         host=socket.gethostname(),
@@ -86,13 +82,33 @@ def _greet(job: Mapping[str, Any]) -> tuple[Channel, dict[str, Any], list[Frame]
         cores=node.cores(),
     )
     channel.socket.settimeout(_ANSWER_SECONDS)
-    frames = channel.receive()
-    while not frames:
-        frames = channel.receive()
+    attachment, frames = _receive(channel)
     channel.socket.settimeout(None)
     if frames[0].kind != MESSAGE or "command" not in frames[0].message:
         raise ClosedError("no command")
-    return channel, frames[0].message, frames[1:]
+    return channel, {**frames[0].message, "attachment": attachment}, frames[1:]
+
+
+def _receive(channel: Channel) -> tuple[int | None, list[Frame]]:
+    """What came ahead of the first message, as a file in memory; the message, and what came together with it."""
+    attachment, frames = None, list[Frame]()
+    while not frames:
+        frames = channel.receive()
+        while frames and frames[0].kind == ATTACHMENT:
+            attachment = os.memfd_create("mpiplus") if attachment is None else attachment
+            data = memoryview(frames.pop(0).data)
+            while data:
+                data = data[os.write(attachment, data) :]
+    if attachment is not None:
+        os.lseek(attachment, 0, os.SEEK_SET)
+        os.set_inheritable(attachment, True)
+    return attachment, frames
+
+
+def attachment() -> bytes:
+    """What :func:`.job.run_job` was given for rank 0, of which this is the program. It can be read once."""
+    with open(int(os.environ.pop(ATTACHED)), "rb") as file:
+        return file.read()
 
 
 def _guard(supervisor: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from .formats import expand
 from .output import LineBuffer
-from .rank import FORWARDED
+from .rank import ATTACHED, FORWARDED
 from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
 
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
@@ -89,9 +89,11 @@ class Supervisor:
             stdin=None if self._job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            close_fds=False,  # PMI_FD
+            close_fds=False,  # PMI_FD, and what is attached
             preexec_fn=os.setpgrp,  # noqa: PLW1509 (one thread): signals go to all that the program starts
         )
+        if self._job["attachment"] is not None:
+            os.close(self._job["attachment"])
         for kind, pipe, file in zip((STDOUT, STDERR), (self._child.stdout, self._child.stderr), files, strict=True):
             assert pipe is not None
             descriptor = pipe.fileno()
@@ -270,4 +272,5 @@ class Supervisor:
 
 def _environment(job: Mapping[str, Any]) -> dict[str, str]:
     """The rank's own environment, what the launcher's has besides, and what the job says of this rank."""
-    return {**job["defaults"], **job["inherited"], **os.environ, **job["own"]}
+    attached = {} if job["attachment"] is None else {ATTACHED: str(job["attachment"])}
+    return {**job["defaults"], **job["inherited"], **os.environ, **job["own"], **attached}

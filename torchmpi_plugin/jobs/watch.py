@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import secrets
 import selectors
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import node, settings
+from ..reception import Reception
 from .formats import FIELDS
 from .hosts import Layout
 from .outcome import Ending, RankRecord
@@ -61,6 +61,13 @@ class Member:
         with contextlib.suppress(ClosedError):
             self.channel.say(**message)
 
+    def attach(self, data: bytes) -> None:
+        """Send what its program is to have; where that fails, nothing that came after it would be understood."""
+        try:
+            self.channel.attach(data)
+        except ClosedError:
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+
     def dismiss(self) -> None:
         """Let the supervisor end."""
         if not self.dismissed:
@@ -88,9 +95,11 @@ class Watch:
         timeout: float | None,
         start_timeout: float,
         recovers: bool = False,
+        attachment: bytes = b"",
     ) -> None:
         self._layout = layout
         self._orders = orders
+        self._attachment = attachment
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
@@ -109,7 +118,7 @@ class Watch:
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start mpirun and return when it and all ranks have ended."""
-        with self._listener() as contact, caught(FORWARDED, self._selector, self._signalled):
+        with self._reachable() as contact, caught(FORWARDED, self._selector, self._signalled):
             job = json.dumps({**contact, "secret": self._secret})
             self._process = LauncherProcess(argv, {**environment, VARIABLE: job})
             self._selector.register(self._process, selectors.EVENT_READ, self._noise)
@@ -127,35 +136,30 @@ class Watch:
     # ---- the supervisors ----
 
     @contextlib.contextmanager
-    def _listener(self) -> Iterator[dict[str, Any]]:
+    def _reachable(self) -> Iterator[dict[str, Any]]:
         here = self._layout.here
-        self._listening = socket.create_server(("127.0.0.1" if here else "", 0), backlog=1024)
-        self._listening.setblocking(False)
-        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        address = "127.0.0.1" if here else ""
+        self._reception = Reception(self._selector, self._secret, address, self._layout.ranks, self._welcome)
         try:
-            port = self._listening.getsockname()[1]
-            yield {"addresses": ["127.0.0.1"] if here else node.addresses(of_all_interfaces=True), "port": port}
+            addresses = [address] if here else node.addresses(of_all_interfaces=True)
+            yield {"addresses": addresses, "port": self._reception.port}
         finally:
-            self._listening.close()
+            self._reception.close()
             self._selector.close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listening.accept()
-            connection.settimeout(5.0)
-            end_unanswered(connection)
-            channel = Channel(connection)
-            self._selector.register(channel, selectors.EVENT_READ, lambda: self._greeted(channel))
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.settimeout(5.0)
+        end_unanswered(connection)
+        channel = Channel(connection)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greeted(channel))
 
     def _greeted(self, channel: Channel) -> None:
-        """The first words on a connection: from a supervisor, or from a stranger."""
+        """A supervisor's first words."""
         try:
             frames = channel.receive()
             if not frames:
                 return
-            hello = frames[0].message if frames[0].kind == MESSAGE else {}
-            if not hmac.compare_digest(str(hello.get("secret")), self._secret):
-                raise ValueError("a stranger")
+            hello = frames[0].message
             rank, size = int(hello["rank"]), int(hello["size"])
         except (ClosedError, ValueError, KeyError, TypeError):
             self._drop(channel)
@@ -179,13 +183,14 @@ class Watch:
     def _start(self) -> None:
         """All are there: say to each who it is and what to run."""
         self._started = True
-        self._selector.unregister(self._listening)
+        self._reception.close()
         members = [self._members[rank] for rank in range(self._layout.ranks)]
         nodes = [member.node for member in members]
         cores: dict[str, set[int]] = {}
         for member in members:
             cores.setdefault(member.node, set()).update(member.cores)
         orders = self._orders._asdict()
+        members[0].attach(self._attachment)
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
             fields = {"rank": rank, "world_size": len(members), **place._asdict()}
             threads = max(1, len(cores[member.node]) // place.local_world_size)
@@ -312,6 +317,7 @@ class Watch:
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
         ending = self._ending
+        self._reception.look_at_the_clock()
         if not self._started and now > self._start_by and not self._closing:
             missing = [record.rank for record in ending.records if record.rank not in self._members]
             ending.missing = missing

@@ -8,10 +8,11 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-MESSAGE, STDOUT, STDERR = b"J", b"1", b"2"
+MESSAGE, ATTACHMENT, STDOUT, STDERR = b"J", b"A", b"1", b"2"
 _HEADER = struct.Struct(">cI")
-_LARGEST = 1 << 26  # a stranger on the port must not make us allocate more
+_LARGEST = 1 << 26  # more than that is no frame of ours
 _CHUNK = 1 << 16
+_PIECE = 1 << 20
 _DEAD_SECONDS = 45
 
 
@@ -57,6 +58,11 @@ class Channel:
     def say(self, **message: Any) -> None:
         """Send a MESSAGE."""
         self.send(MESSAGE, json.dumps(message).encode())
+
+    def attach(self, data: bytes) -> None:
+        """Send what may be long, ahead of a MESSAGE."""
+        for start in range(0, len(data), _PIECE):
+            self.send(ATTACHMENT, data[start : start + _PIECE])
 
     def receive(self) -> list[Frame]:
         """The frames that are complete after one read, perhaps none.

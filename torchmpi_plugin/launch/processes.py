@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..dist.outcomes import Failure
@@ -19,7 +17,7 @@ from .config import MultiprocessConfig, job_size
 from .payload import Payload
 from .rank import INTERRUPTED, exit_code
 
-_RANK = "from torchmpi_plugin.launch.rank import main; main(sys.argv[1])"
+_RANK = "from torchmpi_plugin.launch.rank import main; main()"
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -107,11 +105,8 @@ def _run_alone(payload: Payload) -> None:
 
 
 def _start(payload: Payload) -> None:
-    with tempfile.TemporaryDirectory(prefix="mpiplus-launch-") as directory:
-        file = Path(directory) / "payload"
-        file.write_bytes(payload.dumps())
-        assert payload.cfg.world_size is not None
-        result = run_job(python_command(_RANK, str(file)), nproc=payload.cfg.world_size, prefix=False)
+    assert payload.cfg.world_size is not None
+    result = run_job(python_command(_RANK), nproc=payload.cfg.world_size, prefix=False, attachment=payload.dumps())
     if result.returncode:
         _raise(result)
 

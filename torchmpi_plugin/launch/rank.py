@@ -1,4 +1,4 @@
-"""What a rank runs that ``launch_subprocesses`` has started: ``main`` with the name of the payload's file."""
+"""What a rank runs that ``launch_subprocesses`` has started."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 from .. import mpi_runtime
 from ..errors import RankFailedError
+from ..jobs.rank import attachment
 from .payload import Payload
 
 INTERRUPTED = 130
@@ -18,10 +18,10 @@ INTERRUPTED = 130
 _GUILTY_SECONDS = 2.0
 
 
-def _receive(path: str) -> Payload:
-    """Rank 0, on the launcher's host, reads the file; other hosts may not have it."""
+def _receive() -> Payload:
+    """Rank 0 has it from the launcher, the others from rank 0."""
     comm = mpi_runtime.mpi().COMM_WORLD.Dup()
-    data = comm.bcast(Path(path).read_bytes() if comm.Get_rank() == 0 else None)
+    data = comm.bcast(attachment() if comm.Get_rank() == 0 else None)
     comm.Free()
     return Payload.loads(data)
 
@@ -59,10 +59,10 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main(path: str) -> None:
+def main() -> None:
     """Receive the function, and run it."""
     try:
-        _receive(path).run()
+        _receive().run()
     except BaseException as error:
         code = exit_code(error)
         if code == 0:

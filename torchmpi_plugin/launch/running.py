@@ -87,6 +87,15 @@ def init_dist(
     init_process_group_from_backend(backend)
 
 
+def _method(cfg: MultiprocessConfig, here: launched.Launched) -> str:
+    """As configured; but the default address leads each host to itself, and is no meeting place for several."""
+    one_host = here.local_size in (None, here.size)
+    if one_host or cfg.init_method != "env://" or not cfg.master_addr.startswith(("127.", "localhost")):
+        return cfg.init_method
+    log.warning("master_addr is %s, and the ranks are on several hosts: they meet through MPI", cfg.master_addr)
+    return "mpi://"
+
+
 def _bring_up(cfg: MultiprocessConfig) -> None:
     cfg.resolve()
     here = launched.find()
@@ -98,7 +107,7 @@ def _bring_up(cfg: MultiprocessConfig) -> None:
             local_world_size=cfg.local_world_size or 1,
             master_addr=cfg.master_addr,
             master_port=cfg.master_port,
-            init_method=cfg.init_method,
+            init_method=_method(cfg, here),
             backend=cfg.backend,
         )
     cfg.rank, cfg.world_size = queries.get_global_rank(), queries.get_world_size()

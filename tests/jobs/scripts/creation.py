@@ -1,0 +1,124 @@
+"""What happens when making a group goes wrong on one rank only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from steps import ME, SIZE, check_works, raises, run, say, wait_for
+
+from torchmpi_plugin import communicator, mpi_runtime
+
+GUILTY = 1
+SHORT = timedelta(seconds=3)
+LONG = timedelta(seconds=90)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def no_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def in_c(function: str, answer: int) -> contextlib.AbstractContextManager[None]:
+    """A function of the shim that fails."""
+    shim = mpi_runtime.shim()
+
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *_: answer) if name == function else getattr(shim.lib, name)
+
+    return replaced(mpi_runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
+
+
+FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "process": lambda: replaced(communicator.processes, "this", no_memory),
+    "group": lambda: in_c("mpp_group_new", 0),
+    "attach": lambda: in_c("mpp_group_attach", -1),
+    "open": lambda: replaced(communicator, "_open", no_memory),
+    "map": lambda: replaced(mmap, "mmap", no_memory),
+}
+
+
+def fails(where: str) -> None:
+    """All ranks get the error, which names the guilty one; the next group is made as if nothing had been."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    fault = FAULTS[where]() if ME == GUILTY else contextlib.nullcontext()
+    message = rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory"
+    with fault, raises(dist.DistBackendError, message) as caught:
+        dist.new_group()
+    assert (caught[0].__cause__ is not None) == (ME == GUILTY)
+    check_works()
+    check_works(dist.new_group())
+    dist.destroy_process_group()
+
+
+def goes_without(where: str) -> None:
+    """Shared memory that one rank cannot have is none for all, and no error."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    with FAULTS[where]() if ME == GUILTY else contextlib.nullcontext():
+        group = dist.new_group()
+    assert not group.communicator.shares_memory
+    check_works(group)
+    dist.destroy_process_group()
+
+
+def stopped(directory: str) -> None:
+    """The others do not wait for it for ever, and know whom they have waited for."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    pids = [0] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        raise OSError("goes on")
+
+    with replaced(communicator.processes, "this", stop) if ME == GUILTY else contextlib.nullcontext():
+        expected = rf"gave up after 3 s: rank {GUILTY}" if ME != GUILTY else "creating group"
+        with raises(dist.DistBackendError, expected):
+            dist.new_group(timeout=SHORT)
+    if ME != GUILTY:
+        (Path(directory) / f"gave-up-{ME}").touch()
+    if ME == 0:
+        for rank in range(SIZE):
+            if rank != GUILTY:
+                wait_for(Path(directory) / f"gave-up-{rank}")
+        os.kill(pids[GUILTY], signal.SIGCONT)
+    check_works()
+
+
+def killed() -> None:
+    """Rank 0 makes the file that all are to share, and dies before the others have it open."""
+    create = communicator._create_file
+
+    def create_and_die(*arguments: Any) -> int:
+        create(*arguments)
+        say("has made the file")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    with replaced(communicator, "_create_file", create_and_die):
+        dist.init_process_group("mpiplus", timeout=LONG)
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    run({"fails": fails, "goes_without": goes_without, "stopped": stopped, "killed": killed})

@@ -1,0 +1,37 @@
+"""Making a group goes wrong on one rank: nobody waits for ever, and nothing is left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from job_runs import GRACE, Job
+
+SHARED = Path("/dev/shm")
+
+
+@pytest.mark.parametrize("where", ["process", "group", "attach"])
+def test_a_rank_where_it_fails(job: Job, where: str) -> None:
+    job.run(3, "creation.py", "fails", where).succeeded(3)
+
+
+@pytest.mark.parametrize("where", ["open", "map"])
+def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
+    job.run(3, "creation.py", "goes_without", where).succeeded(3)
+
+
+def test_a_rank_that_is_stopped(job: Job) -> None:
+    """The others do not wait for it for ever. The communicator is lost to MPI, which may say so."""
+    outcome = job.run(3, "creation.py", "stopped", job.directory).came_to_an_end()
+    assert outcome.code == 0, outcome.output
+    assert outcome.stdout.count("] end\n") == 3
+
+
+def test_a_rank_that_is_killed_leaves_no_shared_memory(job: Job) -> None:
+    before = set(SHARED.iterdir())
+    job.run(2, "creation.py", "killed").failed("has made the file")
+    until = time.monotonic() + GRACE
+    while left := {file for file in SHARED.iterdir() if file.name.startswith("mpiplus")} - before:
+        assert time.monotonic() < until, f"left in memory: {left}"
+        time.sleep(0.1)

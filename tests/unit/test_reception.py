@@ -1,0 +1,189 @@
+"""Who listens and who calls believe each other only once both have shown that they know the job's secret."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torchmpi_plugin import reception
+from torchmpi_plugin.jobs import rank
+
+SECRET = "0123456789abcdef"
+HERE, THERE = "127.0.0.1", "127.0.0.2"
+JOB = b'J\x00\x00\x00\x1b{"command": ["touch", "x"]}'
+
+
+class Desk:
+    """A reception with a loop of its own; says "welcome" to whoever it lets in."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.welcomed: list[socket.socket] = []
+        self.reception = reception.Reception(self.selector, SECRET, HERE, 1, self.welcome)
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def welcome(self, connection: socket.socket) -> None:
+        connection.sendall(b"welcome")
+        self.welcomed.append(connection)
+
+    def serve(self) -> None:
+        while not self.stopping.is_set():
+            for key, _ in self.selector.select(0.02):
+                key.data()
+            self.reception.look_at_the_clock()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.thread.join(20)
+        self.reception.close()
+        self.selector.close()
+        for connection in self.welcomed:
+            connection.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.stop()
+
+
+class Impostor:
+    """Listens at another address on the same port, and keeps what it hears."""
+
+    def __init__(self, port: int, answer: Callable[[Impostor, socket.socket], None]) -> None:
+        self.heard = b""
+        self.port = port
+        self.listener = socket.create_server((THERE, port))
+        self.thread = threading.Thread(target=self.serve, args=(answer,), daemon=True)
+        self.thread.start()
+
+    def serve(self, answer: Callable[[Impostor, socket.socket], None]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                connection.settimeout(20)
+                with connection, contextlib.suppress(OSError):
+                    answer(self, connection)
+                    while data := connection.recv(4096):
+                        self.heard += data
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+def silent(_: Impostor, connection: socket.socket) -> None:
+    pass
+
+
+def hangs_up(_: Impostor, connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def sends_a_job(_: Impostor, connection: socket.socket) -> None:
+    """What is run by supervisors that believe whoever answers."""
+    connection.sendall(JOB)
+
+
+def accepts_any_proof(impostor: Impostor, connection: socket.socket) -> None:
+    connection.sendall(b"c" * 32)
+    impostor.heard += connection.recv(64, socket.MSG_WAITALL)
+    connection.sendall(b"p" * 32 + JOB)
+
+
+def reflects(impostor: Impostor, connection: socket.socket) -> None:
+    """The caller's own proof in place of one of its own."""
+    connection.sendall(b"c" * 32)
+    impostor.heard += connection.recv(64, socket.MSG_WAITALL)
+    connection.sendall(impostor.heard[-32:] + JOB)
+
+
+def passes_on(impostor: Impostor, connection: socket.socket) -> None:
+    """What each side says, to the other one."""
+    with socket.create_connection((HERE, impostor.port), timeout=20) as real:
+        connection.sendall(real.recv(32, socket.MSG_WAITALL))
+        impostor.heard += connection.recv(64, socket.MSG_WAITALL)
+        real.sendall(impostor.heard)
+        connection.sendall(real.recv(32, socket.MSG_WAITALL) + JOB)
+
+
+IMPOSTORS = [silent, hangs_up, sends_a_job, accepts_any_proof, reflects, passes_on]
+
+
+def test_a_caller_who_knows_the_secret(desk: Desk) -> None:
+    with reception.call([HERE], desk.reception.port, SECRET, 30) as connection:
+        connection.settimeout(20)
+        assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
+
+
+def test_a_caller_who_does_not(desk: Desk) -> None:
+    with pytest.raises(ConnectionError, match="turned away"):
+        reception.call([HERE], desk.reception.port, "guess", 0)
+    assert not desk.welcomed
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS)
+def test_the_next_address_is_tried(desk: Desk, impostor: Callable[[Impostor, socket.socket], None]) -> None:
+    other = Impostor(desk.reception.port, impostor)
+    try:
+        with reception.call([THERE, HERE], desk.reception.port, SECRET, 0) as connection:
+            assert connection.getpeername()[0] == HERE
+            connection.settimeout(20)
+            assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
+        assert len(desk.welcomed) == 1
+        assert SECRET.encode() not in other.heard
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS)
+def test_a_supervisor_runs_nothing_for_an_impostor(
+    desk: Desk, impostor: Callable[[Impostor, socket.socket], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher cannot be reached; who can be is not believed."""
+    other = Impostor(desk.reception.port, impostor)
+    monkeypatch.setattr(rank, "who_am_i", lambda environment: rank.Identity(0, 1))
+    monkeypatch.setattr(rank, "_CONNECT_SECONDS", 0)
+    try:
+        with pytest.raises(SystemExit, match="cannot connect to the launcher"):
+            rank._greet({"addresses": [THERE], "port": other.port, "secret": SECRET})
+        assert SECRET.encode() not in other.heard
+    finally:
+        other.close()
+
+
+def test_who_takes_too_long_has_to_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "_CALLER_SECONDS", 0.5)
+    with socket.create_connection((HERE, desk.reception.port), timeout=20) as connection:
+        assert len(connection.recv(32, socket.MSG_WAITALL)) == 32
+        connection.sendall(b"x" * 63)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert not desk.welcomed
+
+
+def test_the_oldest_of_too_many_has_to_go(desk: Desk) -> None:
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(socket.create_connection((HERE, desk.reception.port), timeout=20))
+        for _ in range(2 * reception._SPARE):
+            stack.enter_context(socket.create_connection((HERE, desk.reception.port), timeout=20))
+        assert len(first.recv(33, socket.MSG_WAITALL)) == 32  # a challenge, and the end
+        assert len(desk.reception._callers) <= reception._SPARE + 1
+        stack.enter_context(reception.call([HERE], desk.reception.port, SECRET, 30))
+
+
+def test_nobody_can_come_once_it_is_closed(desk: Desk) -> None:
+    waiting = socket.create_connection((HERE, desk.reception.port), timeout=20)
+    desk.stop()
+    with contextlib.suppress(ConnectionResetError):
+        assert len(waiting.recv(33, socket.MSG_WAITALL)) <= 32
+    waiting.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, desk.reception.port), timeout=20)

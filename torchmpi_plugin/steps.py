@@ -1,0 +1,114 @@
+"""Steps that all ranks of a communicator take together: what fails on one is raised on all, and none waits for ever."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from array import array
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from . import mpi_runtime
+from .checkin import CheckIn
+from .errors import DistBackendError, describe_ranks
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.0002
+_LATE_SECONDS = 1.0  # for the other ranks that wait to say so
+#: Requests that were given up, with the buffers that MPI may still use.
+_kept: list[Any] = []
+
+
+class Steps:
+    """What the ranks do while a group is made.
+
+    Args:
+        comm: a communicator on which nothing else is under way.
+        checkin: of the same ranks; tells at the deadline who did not come.
+        timeout: for all steps together.
+        doing: what the user is waiting for, for the error messages.
+
+    Attributes:
+        broken: the ranks have lost each other, and the communicator is of no use any more.
+    """
+
+    def __init__(self, comm: Any, checkin: CheckIn, timeout: timedelta, doing: str) -> None:
+        self._comm = comm
+        self._checkin = checkin
+        self._doing = doing
+        self._seconds = timeout.total_seconds()
+        self._until = time.monotonic() + self._seconds
+        self.broken = False
+
+    def take(self, action: Callable[[], T]) -> list[T]:
+        """Do something on every rank.
+
+        A rank on which it fails comes to the exchange of the results all the same: the others would wait for it there.
+
+        Returns:
+            What it returned, by rank, on every rank.
+
+        Raises:
+            DistBackendError: it raised an exception on some rank, or not all ranks have come in time.
+        """
+        failure: Exception | None = None
+        try:
+            mine = pickle.dumps((True, action()))
+        except Exception as error:
+            failure = error
+            mine = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+        outcomes = [pickle.loads(data) for data in self._all_gather(mine)]
+        failed = [rank for rank, (succeeded, _) in enumerate(outcomes) if not succeeded]
+        if failed:
+            raise DistBackendError(f"{self._doing} failed on {describe_ranks(failed)}: {outcomes[failed[0]][1]}") from (
+                failure
+            )
+        return [result for _, result in outcomes]
+
+    def _all_gather(self, mine: bytes) -> list[bytes]:
+        comm, mpi = self._comm, mpi_runtime.mpi()
+        length, lengths = array("i", [len(mine)]), array("i", [0] * comm.Get_size())
+        try:
+            with mpi_runtime.exclusive():
+                request = comm.Iallgather([length, mpi.INT], [lengths, mpi.INT])
+            self._wait(request, (length, lengths))
+            starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
+            everything = bytearray(sum(lengths))
+            with mpi_runtime.exclusive():
+                request = comm.Iallgatherv([mine, mpi.BYTE], [everything, (list(lengths), starts), mpi.BYTE])
+            self._wait(request, (mine, everything))
+        except mpi.Exception as error:
+            self.broken = True
+            raise DistBackendError(f"{self._doing}: {error}") from error
+        return [bytes(everything[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+    def _wait(self, request: Any, buffers: tuple[Any, ...]) -> None:
+        try:
+            while not self._is_complete(request):
+                if time.monotonic() > self._until:
+                    raise DistBackendError(self._too_late())
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            self.broken = True
+            _kept.append((request, buffers))
+            raise
+
+    @staticmethod
+    def _is_complete(request: Any) -> bool:
+        with mpi_runtime.exclusive():
+            return bool(request.Test())
+
+    def _too_late(self) -> str:
+        """Those who give up say so in the store, so who does not is the one they waited for."""
+        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        self._checkin.briefly(lambda: self._checkin.arrive("late", ""), None)
+        time.sleep(_LATE_SECONDS)
+        nobody: list[int] = []
+        absent = self._checkin.briefly(lambda: self._checkin.missing("late"), nobody)
+        who = describe_ranks(absent) if absent else "some ranks"
+        return (
+            f"{self._doing}: rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the beginning, and "
+            f"did not go on. Either the process was stopped, or its host cannot be reached."
+        )
