@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from . import agreement, mpi_runtime, node, processes
+from . import agreement, allocation, mpi_runtime, node, processes
 from .checkin import CheckIn
 from .errors import DistBackendError
 
 log = logging.getLogger("torchmpi_plugin")
 
-# Tags that exchanges take, counted down from the largest the MPI allows; a user's tags lie below.
-EXCHANGE_TAGS = 1024
+# The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
+OWN_TAGS, WINDOW_TAGS = 1024, 2
 SLOTS = 4
 SEGMENT_LIMIT = 64 << 20
 
@@ -78,7 +78,7 @@ def _open_shared(comm: Any, size: int) -> int | None:
     if rank == 0:
         path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}")
         try:
-            descriptor = _create_file(path, size) if os.environ.get("MPIPLUS_SHM", "1") != "0" else None
+            descriptor = _create_file(path, size) if allocation.wanted() else None
         except OSError as error:
             log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
     name = comm.bcast(str(path) if descriptor is not None else None)
@@ -130,13 +130,13 @@ class Communicator:
         self.place = _place(rank, [(process.node, cpus) for process, cpus, _ in everybody])
         self.processes = [processes.if_visible(process) for process, _, _ in everybody]
         self.compares = any(wanted for _, _, wanted in everybody)
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         self.handle: int = self._lib.mpp_group_new(
             mpi_runtime.handle_of(comm),
             rank,
             size,
             self.largest_tag + 1,
-            EXCHANGE_TAGS - 1,
+            OWN_TAGS - WINDOW_TAGS,
             self._is_crowded(),
         )
         if not self.handle:
