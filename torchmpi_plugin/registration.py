@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .group import Group
     from .processes import Process
 
-_RECORD_BYTES = 2048
+#: Enough for any shape.
+RECORD_BYTES = 2048
 
 
 class Record(NamedTuple):
@@ -47,7 +48,7 @@ class Record(NamedTuple):
 
     def encoded(self) -> torch.Tensor:
         """As bytes, as many for each rank."""
-        return torch.frombuffer(bytearray(json.dumps(self).encode().ljust(_RECORD_BYTES)), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(json.dumps(self).encode().ljust(RECORD_BYTES)), dtype=torch.uint8)
 
     @classmethod
     def decoded(cls, row: torch.Tensor) -> Record:
