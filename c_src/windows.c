@@ -163,6 +163,13 @@ static void understand(const mpp_listener *l, incoming *in) {
     }
 }
 
+static char *place_for(incoming *in, size_t bytes) {
+    if (in->window && bytes <= in->head.bytes - in->done) return in->window->memory + in->head.offset + in->done;
+    free(in->spill);
+    in->spill = malloc(bytes + 1);
+    return in->spill;
+}
+
 /* The next piece of a put's data; 0 if there is none yet. */
 static int take_piece(mpp_listener *l, incoming *in) {
     mpi_status status;
@@ -172,19 +179,14 @@ static int take_piece(mpp_listener *l, incoming *in) {
     if (!error && !found) return 0;
     if (!error) error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
     if (!error) {
-        int fits = in->window && (size_t)length <= in->head.bytes - in->done;
-        if (!fits) {
-            free(in->spill);
-            in->spill = malloc((size_t)length + 1);
-        }
-        char *target = fits ? in->window->memory + in->head.offset + in->done : in->spill;
-        if (target) error = mpp_mpi.Imrecv(target, length, mpp_mpi.byte, &message, &in->request);
-        else mpp_fail(&l->op, MPP_FAILURE_MEMORY, 0);
+        char *target = place_for(in, (size_t)length);
+        if (!target) return mpp_fail(&l->op, MPP_FAILURE_MEMORY, 0), 0;
+        error = mpp_mpi.Imrecv(target, length, mpp_mpi.byte, &message, &in->request);
     }
-    if (error) mpp_fail(&l->op, MPP_FAILURE_MPI, error);
-    in->active = !l->op.failure;
+    if (error) return mpp_fail(&l->op, MPP_FAILURE_MPI, error), 0;
+    in->active = 1;
     in->done += (size_t)length;
-    return in->active;
+    return 1;
 }
 
 /* Whether all of it is over. */
@@ -232,11 +234,10 @@ int mpp_window_listen(uintptr_t window) {
     mpp_window *w = (mpp_window *)window;
     mpp_group *g = w->group;
     mpp_lock();
-    int listening = g->listener && !is_over(g->listener);
-    w->listens = 1;
-    if (listening) g->listener->users++;
+    w->listens = g->listener && !is_over(g->listener);
+    if (w->listens) g->listener->users++;
     mpp_unlock();
-    if (listening) return 0;
+    if (w->listens) return 0;
     mpp_listener *l = mpp_new_op(sizeof *l, g, listen_step, 0);
     if (!l) return -1;
     l->op.counts = 0;
@@ -244,6 +245,7 @@ int mpp_window_listen(uintptr_t window) {
     l->users = 1;
     if (g->listener) mpp_discard(&g->listener->op);
     g->listener = l;
+    w->listens = 1;
     mpp_start(&l->op, 0);
     mpp_claim((uintptr_t)l);
     return 0;
