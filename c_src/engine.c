@@ -501,9 +501,10 @@ void mpp_group_abort(uintptr_t handle) {
 }
 
 /* The group's communicator and segment are not touched any more. Refuses (-1) while an operation is active, as MPI or
- * a neighbour may still touch its buffers. */
+ * a neighbour may still touch its buffers; and while a window is open. */
 int mpp_group_close(uintptr_t handle) {
     int64_t none = 0;
+    if (mpp_windows_end((mpp_group *)handle)) return -1;
     mpp_lock();
     int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
     mpp_unlock();

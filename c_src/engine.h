@@ -18,8 +18,9 @@
 
 typedef struct mpp_op mpp_op;
 typedef struct mpp_group mpp_group;
-typedef struct mpp_channel mpp_channel; /* shared memory of a group, shm.c */
-typedef struct mpp_staging mpp_staging; /* between an operation and device memory, staging.h */
+typedef struct mpp_channel mpp_channel;   /* shared memory of a group, shm.c */
+typedef struct mpp_listener mpp_listener; /* what comes for windows, windows.c */
+typedef struct mpp_staging mpp_staging;   /* between an operation and device memory, staging.h */
 
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
@@ -33,10 +34,10 @@ struct mpp_op {
     _Atomic int state;
     mpp_op *later_unclaimed;
     pthread_t starter;
-    int counts;  /* among the group's active operations */
-    int holds;   /* keeps the group: from the moment that Python has the operation's handle */
-    int notify;  /* report completion through mpp_next_completed */
-    int queued;  /* stands in the list of completed operations */
+    int counts; /* among the group's active operations */
+    int holds;  /* keeps the group: from the moment that Python has the operation's handle */
+    int notify; /* report completion through mpp_next_completed */
+    int queued; /* stands in the list of completed operations */
     int failure;
     int mpi_error;
     int source;
@@ -46,7 +47,7 @@ struct mpp_op {
 struct mpp_group {
     mpi_handle comm;
     int rank, size;
-    int first_tag, tag_count; /* tags of exchanges, above every tag a user may give */
+    int first_tag, tag_count; /* tags of exchanges, above every tag a user may give; the two above those: of windows */
     unsigned sequence;
     int yield_early;
     _Atomic int aborted;
@@ -57,6 +58,8 @@ struct mpp_group {
     struct message_op *receives;      /* the user's, not yet matched, in program order */
     struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */
+    struct mpp_window *windows;
+    mpp_listener *listener; /* NULL until a window needs one */
 };
 
 extern size_t mpp_chunk_limit;
@@ -76,6 +79,9 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
+
+/* windows.c */
+int mpp_windows_end(mpp_group *group);
 
 /* shm.c */
 void mpp_channel_free(mpp_channel *channel);

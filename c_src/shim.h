@@ -112,6 +112,18 @@ uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
+/* Windows. A window is the memory that `number` stands for on all ranks; what others send to it comes from the time
+ * that somebody listens on. Signals of different kinds are counted apart: 0 and 1. */
+size_t mpp_counters_size(int size);
+uintptr_t mpp_window_new(uintptr_t group, int64_t number, uintptr_t memory, size_t bytes, uintptr_t counters);
+void mpp_window_reach(uintptr_t window, int rank, uintptr_t counters);
+int mpp_window_listen(uintptr_t window);
+int mpp_window_close(uintptr_t window);
+void mpp_window_release(uintptr_t window);
+uintptr_t mpp_put(uintptr_t window, uintptr_t buffer, size_t bytes, int peer, size_t offset, int64_t wait_ns);
+uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);
+uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);
+
 /* An operation that was returned is unclaimed until it is claimed. */
 uintptr_t mpp_unclaimed(void);
 void mpp_claim(uintptr_t op);

@@ -58,8 +58,10 @@ _QUESTIONS = (
     "_add_ephemeral_timeout",
     "_get_sequence_number_for_group",
     "abort",
+    "allocate_tensor",
     "get_error",
     "set_timeout",
+    "supports_tensor_alloc",
 )
 _PROPERTIES = ("options", "supports_coalescing", "supports_shrinking", "supports_splitting")
 
@@ -79,8 +81,8 @@ def _hand_over(name: str) -> Callable[..., Any]:
 
 
 def _ask(name: str) -> Callable[..., Any]:
-    def question(self: Any, *arguments: Any) -> Any:
-        return getattr(self.group, name)(*arguments)
+    def question(self: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.group, name)(*arguments, **named)
 
     question.__name__ = name
     return question

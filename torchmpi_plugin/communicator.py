@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from . import agreement, mpi_runtime, node, processes, settings
+from . import agreement, allocation, mpi_runtime, node, processes
 from .checkin import CheckIn
 from .errors import DistBackendError
 from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
 
-# Tags that exchanges take, counted down from the largest the MPI allows; a user's tags lie below.
-EXCHANGE_TAGS = 1024
+# The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
+OWN_TAGS, WINDOW_TAGS = 1024, 2
 SLOTS = 4
 SEGMENT_LIMIT = 64 << 20
 
@@ -130,7 +130,7 @@ class Communicator:
         self._segment: Segment | None = None
         self._descriptor = -1
         self.handle = 0
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
             everybody = steps.take(lambda: (processes.this(), mpi_runtime.allowed_cpus(), agreement.wanted()))
@@ -152,11 +152,16 @@ class Communicator:
         self.processes = [processes.if_visible(process) for process, _, _ in everybody]
         self.compares = any(wanted for _, _, wanted in everybody)
         self.handle = self._lib.mpp_group_new(
-            mpi_runtime.handle_of(self.comm), rank, size, self.largest_tag + 1, EXCHANGE_TAGS - 1, self._is_crowded()
+            mpi_runtime.handle_of(self.comm),
+            rank,
+            size,
+            self.largest_tag + 1,
+            OWN_TAGS - WINDOW_TAGS,
+            self._is_crowded(),
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if rank or self.place.node_count > 1 or not settings.SHM.value():
+        if rank or self.place.node_count > 1 or not allocation.wanted():
             return None
         try:
             self._descriptor = _create_file(self._segment_size()[0])

@@ -113,8 +113,7 @@ class Engine:
         if not self.background:
             self._reap()
             return
-        if not self._threads:
-            self._start_background()
+        self.poll_in_background()
         if not self.lib.mpp_watch(handle) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
             self.watch(work)
 
@@ -186,7 +185,10 @@ class Engine:
 
     # ---- background ----
 
-    def _start_background(self) -> None:
+    def poll_in_background(self) -> None:
+        """Start the threads, if that is allowed and they do not run yet."""
+        if self._threads or not self.background:
+            return
         with self._start_lock:
             if self._threads or self._stopping:
                 return

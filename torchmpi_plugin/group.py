@@ -179,6 +179,7 @@ class Group(Hooks):
         self._broken = self._broken or f"{self.label} is destroyed"
         closed, self._closed = self._closed, True
         if not closed:
+            self._close_windows()
             shutdown.wait_until(self._is_idle)
             if self._lib.mpp_group_active(self._handle):
                 self._lib.mpp_group_abort(self._handle)
@@ -189,6 +190,9 @@ class Group(Hooks):
             with mpi_runtime.exclusive():
                 self.user_communicator.Free()
             self.user_communicator = None
+
+    def _close_windows(self) -> None:
+        """Windows adds this."""
 
     def _is_idle(self) -> bool:
         """Whether nothing is under way that may still complete, and that nobody is to be freed from."""

@@ -20,6 +20,7 @@ from .engine import SLICE_NS
 from .flight_recorder import tensors_in
 from .messages import Messages, ends_coalescing_on_error
 from .splitting import Splitting
+from .windows import Windows
 from .work import CoalescedWork, Work
 
 Tensors = list[torch.Tensor]
@@ -44,7 +45,7 @@ def _first(lists: Any) -> Any:
     return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
 
 
-class ProcessGroupMPI(Messages, Splitting):
+class ProcessGroupMPI(Messages, Splitting, Windows):
     """A ``torch.distributed`` process group on MPI.
 
     The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError

@@ -78,7 +78,8 @@ SHM = Setting(
     "0 or 1",
     _switch,
     "`0`: groups on one node use MPI's collectives rather than shared memory. What rank 0 of a group has counts, when "
-    "the group is made.",
+    "the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for these each rank reads "
+    "it for itself.",
 )
 CUDA = Setting(
     "MPIPLUS_CUDA",

@@ -54,6 +54,9 @@ NEEDS = (
     Need(f"{_C10D}:ProcessGroup.register_pre_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
     Need(f"{_C10D}:ProcessGroup.register_post_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
     Need(f"{_C10D}:Backend", BACKENDS_IN_PYTHON, "groups that mpiplus shares with other backends"),
+    Need(f"{_C10D}:Window", BACKENDS_IN_PYTHON, "what windows pass for"),
+    Need(f"{_C10D}:WindowAttr", BACKENDS_IN_PYTHON, "get_attr() of windows"),
+    Need(f"{_C10D}:WindowAccessType", BACKENDS_IN_PYTHON, "get_attr() of windows"),
     Need(f"{_C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
     Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
 )
@@ -199,6 +202,26 @@ def make_subgroup(backend: str, ranks: list[int], rank: int, name: str, options:
     group, _ = helper(len(ranks), rank, ranks, c10d.Backend(backend), store, name, options, timeout)
     c10d._world.pg_group_ranks[group] = {of_world: of_group for of_group, of_world in enumerate(ranks)}
     return group
+
+
+# ---- windows ----
+
+
+def has_windows() -> bool:
+    """Whether c10d knows of one-sided communication."""
+    return version() >= BACKENDS_IN_PYTHON
+
+
+def window_class() -> Any:
+    """c10d's Window: it has no constructor, so a subclass in Python has no instances."""
+    return find(f"{_C10D}:Window")
+
+
+def window_attributes(mapped: bool) -> Any:
+    """What c10d says of a rank's memory in a window: whether it can be mapped."""
+    attributes, kinds = find(f"{_C10D}:WindowAttr")(), find(f"{_C10D}:WindowAccessType")
+    attributes.access_type = kinds.UNIFIED if mapped else kinds.SEPARATE
+    return attributes
 
 
 # ---- tensors, reductions, profiler ----

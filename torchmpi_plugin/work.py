@@ -191,7 +191,7 @@ class PendingWork(Work):
     def __str__(self) -> str:
         peer = ""
         if self.peer is not None:
-            direction = "to" if self.name == "send" else "from"
+            direction = "to" if self.name in ("send", "put", "signal") else "from"
             peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
         return f"{in_words(self.name, self._tensors)}{peer} (sequence number {self.number}, {self.group.label})"
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from mpi_installations import Installation, run_limited
 from network import Hosts, launch
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
@@ -55,6 +56,17 @@ def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, en
         code, output = run_limited(command, patient, 100)
         assert code == 0, output
         assert "place: rank 0" in output
+
+
+def test_windows(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
+    """Each rank maps the tensors on its own host (U), sends the others messages (S), and need not wait for either."""
+    if not hasattr(dist, "_new_window"):
+        pytest.skip("this torch has no windows: they come with 2.15")
+    command = on_both(two_hosts, installation, [str(SCRIPTS / "windows.py")])
+    code, output = run_limited(command, environment, 120)
+    assert code == 0, output
+    kinds = sorted(re.findall(r"window: (rank \d \w+)", output))
+    assert kinds == ["rank 0 UUSS", "rank 1 UUSS", "rank 2 SSUU", "rank 3 SSUU"]
 
 
 @pytest.mark.timeout(900)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
@@ -27,6 +28,7 @@ from expected import makes_sense
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION
 from started import Failures, Operation, complete, run_case
 from torch.distributed import DistBackendError
+from windows import HAS_WINDOWS, KINDS, memory
 
 import torchmpi_plugin
 import torchmpi_plugin.engine
@@ -155,6 +157,35 @@ def ring(group: dist.ProcessGroup, turn: int, failures: Failures) -> list[dist.W
     return works
 
 
+def windows(failures: Failures) -> None:
+    """Puts and signals from two threads, mapped and by messages; one window of each kind is left open."""
+    me, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    right, left = (me + 1) % size, (me - 1) % size
+
+    def talk(window: Any, target: torch.Tensor) -> None:
+        for turn in range(TURNS):
+            works = [window.put(torch.full((3001,), float(turn)), right, 0, True), window.signal(right, True)]
+            window.wait_signal(left, turn % 2 == 0).wait()
+            if target[:3001].unique().tolist() != [turn]:
+                failures.found.append(f"windows: turn {turn}: {target[:3001].unique().tolist()}")
+            window.signal(left, False)  # has read
+            window.wait_signal(right, False)
+            for work in works:
+                work.wait()
+
+    for deregister in (True, False):
+        targets = [memory(group, kind, 40_003) for kind in KINDS]
+        opened = [group.new_window(target) for target in targets]
+        with torchmpi_plugin.engine.set_chunk_limit(CHUNK_LIMIT):
+            talkers = [threading.Thread(target=talk, args=both) for both in zip(opened, targets, strict=True)]
+            for talker in talkers:
+                talker.start()
+            for talker in talkers:
+                talker.join()
+        for window in opened if deregister else ():
+            window.tensor_deregister()
+
+
 def dropped() -> None:
     """Works and tensors that nobody keeps complete all the same."""
     for turn in range(TURNS):
@@ -219,6 +250,8 @@ def main() -> int:
     on_device(all_groups, failures)
     threads([dist.new_group(None) for _ in range(2)], failures)
     dropped()
+    if HAS_WINDOWS:
+        windows(failures)
     if "errors" in sys.argv[1:]:
         errors(failures)
     for problem in failures.found[:20]:

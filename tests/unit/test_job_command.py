@@ -80,7 +80,12 @@ def test_none_that_fits(path: Path, library: Library) -> None:
     program(path, "mpiexec", "mpiexec (Open MPI) 4.1.4")
     with pytest.raises(LauncherError, match=r"Open MPI 5\.0\.11") as caught:
         find_launcher(library=library)
-    for words in ("Hydra 4.0.2", "of another version (mpiexec (Open MPI) 4.1.4)", "--launcher", "MPI4PY_LIBMPI=libmpi.so.40"):
+    for words in (
+        "Hydra 4.0.2",
+        "of another version (mpiexec (Open MPI) 4.1.4)",
+        "--launcher",
+        "MPI4PY_LIBMPI=libmpi.so.40",
+    ):
         assert words in str(caught.value)
 
 

@@ -1,0 +1,96 @@
+"""Memory that other processes of this node can map: tensors that windows reach without messages.
+
+It belongs to no file system, so the size of /dev/shm does not limit it and nothing is left of it when a process is
+killed. Others open it as ``/proc/PID/fd/N``, which the kernel lets processes of the same user do.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from . import settings
+from .processes import Process
+
+
+class Share(NamedTuple):
+    """What others need to map a piece of memory: its descriptor in its owner, to tell it by, and its length."""
+
+    descriptor: int
+    inode: int
+    length: int
+
+
+# By address, as long as a tensor lies there.
+_shares: dict[int, Share] = {}
+
+
+def wanted() -> bool:
+    """Whether the user lets processes share memory."""
+    return settings.SHM.value()
+
+
+def _anonymous_file() -> int | None:
+    try:
+        return os.memfd_create("mpiplus", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # an old libc, a strict container
+        return None
+
+
+def _forget(address: int, descriptor: int) -> None:
+    share = _shares.get(address)
+    if share is not None and share.descriptor == descriptor:  # or another lies there already
+        del _shares[address]
+    os.close(descriptor)
+
+
+def allocate(length: int) -> torch.Tensor:
+    """So many bytes, at least one, all zero; ordinary memory where it cannot or must not be shared.
+
+    Raises:
+        MemoryError: there is not so much.
+    """
+    descriptor = _anonymous_file() if wanted() else None
+    if descriptor is None:
+        return torch.zeros(length, dtype=torch.uint8)
+    try:
+        # Not posix_fallocate: it would find no limit, and take memory until the kernel kills somebody.
+        if length > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:
+            raise OSError("more than this node has")
+        os.ftruncate(descriptor, length)
+        memory = mmap.mmap(descriptor, length)
+    except OSError as error:
+        os.close(descriptor)
+        raise MemoryError(f"mpiplus: no {length} bytes of memory that ranks can share: {error}") from error
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    address = tensor.data_ptr()
+    _shares[address] = Share(descriptor, os.fstat(descriptor).st_ino, length)
+    weakref.finalize(memory, _forget, address, descriptor).atexit = False
+    return tensor
+
+
+def share_of(tensor: torch.Tensor) -> Share | None:
+    """How others can map the memory that ``tensor`` lies in, if they can."""
+    return _shares.get(tensor.untyped_storage().data_ptr())
+
+
+def map_from(process: Process | None, share: Share | None) -> torch.Tensor | None:
+    """Another process's memory, as bytes; None where it cannot be seen from here."""
+    if process is None or share is None or not wanted():
+        return None
+    try:
+        descriptor = os.open(f"/proc/{process.pid}/fd/{share.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # another user's, or not allowed here
+        return None
+    try:
+        if os.fstat(descriptor).st_ino != share.inode:
+            return None
+        return torch.frombuffer(mmap.mmap(descriptor, share.length), dtype=torch.uint8)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

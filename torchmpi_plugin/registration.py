@@ -1,0 +1,133 @@
+"""A tensor that the other ranks may write to, from ``tensor_register`` to ``tensor_deregister``."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import allocation, arguments
+from .allocation import Share
+from .errors import DistBackendError
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .processes import Process
+
+#: Enough for any shape.
+RECORD_BYTES = 2048
+
+
+class Record(NamedTuple):
+    """What a rank tells the others about its tensor.
+
+    Attributes:
+        number: the registration's, in the group, as far as this rank knows.
+        window: the window's, in the group.
+        memory, counters: where the tensor lies, and where signals to this rank are counted.
+        offset: of the tensor in its memory, in bytes.
+    """
+
+    number: int
+    window: int
+    dtype: str
+    shape: Sequence[int]
+    memory: Share | None
+    offset: int
+    counters: Share | None
+
+    @classmethod
+    def of(cls, number: int, window: int, tensor: torch.Tensor, counters: torch.Tensor) -> Record:
+        """This rank's."""
+        dtype, offset = str(tensor.dtype).removeprefix("torch."), tensor.storage_offset() * tensor.element_size()
+        memory, counted_at = allocation.share_of(tensor), allocation.share_of(counters)
+        return cls(number, window, dtype, tensor.shape, memory, int(offset), counted_at)
+
+    def encoded(self) -> torch.Tensor:
+        """As bytes, as many for each rank."""
+        return torch.frombuffer(bytearray(json.dumps(self).encode().ljust(RECORD_BYTES)), dtype=torch.uint8)
+
+    @classmethod
+    def decoded(cls, row: torch.Tensor) -> Record:
+        """What a rank has encoded."""
+        record = cls(*json.loads(bytes(row.tolist())))
+        memory, counters = (None if share is None else Share(*share) for share in (record.memory, record.counters))
+        return record._replace(memory=memory, counters=counters)
+
+
+class Peer(NamedTuple):
+    """A rank's tensor as this rank sees it; itself and the counters, if this process can write there."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    tensor: torch.Tensor | None
+    counters: torch.Tensor | None
+
+
+def _find(record: Record, process: Process | None) -> Peer:
+    dtype, shape = getattr(torch, record.dtype), torch.Size(record.shape)
+    memory = allocation.map_from(process, record.memory)
+    counters = None if memory is None else allocation.map_from(process, record.counters)
+    if memory is None or counters is None:
+        return Peer(dtype, shape, None, None)
+    part = memory[record.offset : record.offset + shape.numel() * dtype.itemsize]
+    return Peer(dtype, shape, part.view(dtype).view(shape), counters)
+
+
+class Registration:
+    """The tensor, those of the others, and the C window.
+
+    Attributes:
+        handle: the C window, valid as long as this object.
+        peers: every rank's tensor.
+        takes_messages: some rank of the group reaches some other's tensor by messages.
+        waits: operations that wait for a signal.
+    """
+
+    def __init__(self, group: Group, number: int, tensor: torch.Tensor, counters: torch.Tensor) -> None:
+        self._lib, self._engine = group._lib, group._engine
+        self._kept = tensor, counters
+        self.peers: list[Peer] = []
+        self.takes_messages = True
+        self.waits: weakref.WeakSet[Any] = weakref.WeakSet()
+        length = arguments.bytes_of(tensor)
+        self.closed = True
+        self.handle: int = self._lib.mpp_window_new(
+            group._handle, number, tensor.data_ptr(), length, counters.data_ptr()
+        )
+        if not self.handle:
+            raise MemoryError("mpiplus: no memory for a window")
+        self.closed = False
+
+    def meet(self, group: Group, records: list[Record]) -> torch.Tensor:
+        """Map what can be mapped; of each rank, whether its tensor was."""
+        for rank, record in enumerate(records):
+            if rank == group.rank():
+                tensor, counters = self._kept
+                self.peers.append(Peer(tensor.dtype, tensor.shape, tensor, counters))
+                continue
+            peer = _find(record, group.communicator.processes[rank])
+            self.peers.append(peer)
+            if peer.counters is not None:
+                self._lib.mpp_window_reach(self.handle, rank, peer.counters.data_ptr())
+        return torch.tensor([peer.tensor is not None for peer in self.peers], dtype=torch.uint8)
+
+    def listen(self) -> None:
+        """Take what others send, whatever this rank does meanwhile."""
+        self._engine.poll_in_background()
+        if self._lib.mpp_window_listen(self.handle):
+            raise MemoryError("mpiplus: no memory for a window")
+
+    def close(self, why: str) -> bool:
+        """Nothing comes in any more; False (and nothing closed) while MPI writes to the tensor."""
+        for work in list(self.waits):
+            work.if_cancelled = DistBackendError(f"{work}: {why}")
+        self.closed = not self._lib.mpp_window_close(self.handle)
+        return self.closed
+
+    def __del__(self) -> None:
+        if self.closed and self.handle:
+            self._lib.mpp_window_release(self.handle)

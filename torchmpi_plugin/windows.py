@@ -1,0 +1,333 @@
+"""Windows (c10d's one-sided communication) and tensors in memory that the ranks of a node share.
+
+A window is a tensor of each rank that the others may write to. A rank that can map another's tensor writes there
+itself; to all others it sends messages, which the engine of the receiving rank takes (c_src/windows.c). Either way what
+a rank has put is there when its next signal is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from . import allocation, arguments, mpi_runtime, shutdown, torch_internals
+from .agreement import Call
+from .engine import SLICE_NS
+from .errors import DistBackendError
+from .group import Group
+from .registration import Peer, Record, Registration
+from .work import Work
+
+#: Kinds of signals: the user's, and those that say that no more will come.
+_SIGNAL, _FAREWELL = 0, 1
+#: What groups left while MPI was still writing to it.
+_unfinished: list[Registration] = []
+
+
+class Window:
+    """A tensor of each rank of a group that the others may write to.
+
+    The interface of ``torch._C._distributed_c10d.Window``, which cannot be subclassed in Python; an instance passes for
+    one. Ranks are ranks of the group. All errors of arguments are raised before anything is sent.
+    """
+
+    def __init__(self, group: Windows, number: int) -> None:
+        # Not a cycle, and no claim: a destroyed group must go at once.
+        self._group = weakref.ref(group)
+        self._number = number
+        self._registration: Registration | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For ``isinstance`` only."""
+        return torch_internals.window_class()
+
+    # ---- the tensor ----
+
+    def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
+        """Let the others write to ``tensor``; collective.
+
+        The tensor's memory is kept until ``tensor_deregister`` or the end of the group. Sizes and dtypes may differ
+        between ranks.
+
+        Args:
+            tensor: a contiguous CPU tensor. One from ``allocate_tensor`` can be mapped by ranks on the same node.
+            owning: without effect, as others may write for as long as the tensor is registered.
+
+        Raises:
+            TypeError, ValueError: a tensor that cannot be written to.
+            RuntimeError: the window has a tensor already.
+            DistBackendError: the others do not come, or register another window.
+        """
+        group = self._living_group("tensor_register")
+        if self._registration is not None:
+            raise RuntimeError(
+                "tensor_register: the window has a tensor already; call tensor_deregister(), on all ranks, first"
+            )
+        arguments.check(tensor, "tensor_register")
+        if not tensor.is_cpu:
+            raise ValueError(f"tensor_register: windows of mpiplus have CPU tensors; this one is on {tensor.device}")
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise ValueError("tensor_register: offsets count elements in memory, so the tensor must be contiguous")
+        self._registration = _register(group, self._number, tensor.detach())
+
+    def tensor_deregister(self) -> None:
+        """Take the tensor back, when all ranks have called this and all that was put is there; collective.
+
+        Raises:
+            RuntimeError: the window has no tensor.
+            DistBackendError: the others do not come.
+        """
+        group, registration = self._open("tensor_deregister")
+        _deregister(group, registration)
+        self._registration = None
+
+    def map_remote_tensor(self, rank: int) -> torch.Tensor:
+        """Another rank's tensor itself, to read and write, as long as it is registered.
+
+        Raises:
+            ValueError: it cannot be mapped: ``get_attr(rank)`` tells.
+        """
+        peer = self._peer(rank, "map_remote_tensor")
+        if peer.tensor is None:
+            raise ValueError(
+                f"map_remote_tensor: the tensor of rank {rank} cannot be mapped here. It can if both ranks are on one "
+                f"node and rank {rank} has its tensor from allocate_tensor()"
+            )
+        return peer.tensor.detach()
+
+    def get_attr(self, peer_rank: int) -> Any:
+        """A WindowAttr whose ``access_type`` is UNIFIED if ``map_remote_tensor(peer_rank)`` works, else SEPARATE."""
+        return torch_internals.window_attributes(self._peer(peer_rank, "get_attr").tensor is not None)
+
+    # ---- communication ----
+
+    def put(
+        self, tensor: torch.Tensor, dst_rank: int, target_offset_nelems: int, async_op: bool, opts: Any = None
+    ) -> Work:
+        """Write ``tensor`` into another rank's. The Work is complete when ``tensor`` may be changed again.
+
+        Args:
+            tensor: a CPU tensor of the dtype of the other rank's.
+            dst_rank: the other rank, or this one.
+            target_offset_nelems: where to begin, in elements.
+            async_op: return at once.
+            opts: a PutOptions with a timeout.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: no such rank, or elements that are not there.
+        """
+        group, registration = self._open("put")
+        peer = self._peer(dst_rank, "put")
+        arguments.check(tensor, "put")
+        if not tensor.is_cpu:
+            raise ValueError(f"put: windows of mpiplus take CPU tensors; this one is on {tensor.device}")
+        if tensor.dtype != peer.dtype:
+            raise TypeError(f"put: the tensor of rank {dst_rank} is of {peer.dtype}, not of {tensor.dtype}")
+        begin, end = target_offset_nelems, target_offset_nelems + tensor.numel()
+        if not 0 <= begin <= end <= peer.shape.numel():
+            raise ValueError(
+                f"put: elements {begin} to {end} are not in the tensor of rank {dst_rank}, which has "
+                f"{peer.shape.numel()}"
+            )
+        group._begin("put")
+        source = arguments.readable(tensor.detach())
+        start: Any = _copy
+        operands: tuple[Any, ...]
+        if peer.tensor is not None or not tensor.numel():
+            operands = source, None if peer.tensor is None else peer.tensor.view(-1)[begin:end]
+        else:
+            start, length, where = group._lib.mpp_put, arguments.bytes_of(source), begin * tensor.element_size()
+            wait_ns = 0 if async_op else SLICE_NS
+            operands = registration.handle, source.data_ptr(), length, dst_rank, where, wait_ns
+        return group._issue("put", start, operands, not async_op, [tensor], opts, None, source, dst_rank)
+
+    def signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
+        """Add one to the signals that ``peer_rank`` can wait for; what this rank has put there comes before it."""
+        group, registration = self._open("signal")
+        self._peer(peer_rank, "signal")
+        return _signal(group, registration, "signal", peer_rank, _SIGNAL, not async_op, opts)
+
+    def wait_signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
+        """Wait for one signal from ``peer_rank``, and take it. Those that came earlier count."""
+        group, registration = self._open("wait_signal")
+        self._peer(peer_rank, "wait_signal")
+        return _wait_signal(group, registration, "wait_signal", peer_rank, _SIGNAL, not async_op, opts)
+
+    # ---- checks ----
+
+    def _living_group(self, operation: str) -> Windows:
+        group = self._group()
+        if group is None or group.closed:
+            raise DistBackendError(f"{operation}: the window's group is destroyed; make a new group and a new window")
+        return group
+
+    def _open(self, operation: str) -> tuple[Windows, Registration]:
+        group = self._living_group(operation)
+        if self._registration is None:
+            raise RuntimeError(f"{operation}: the window has no tensor; call tensor_register(), on all ranks, first")
+        return group, self._registration
+
+    def _peer(self, rank: int, operation: str) -> Peer:
+        group, registration = self._open(operation)
+        return registration.peers[arguments.check_peer(rank, group.size(), operation)]
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor | None) -> int:
+    """A put to where this process can write itself: complete at once."""
+    if target is not None:
+        target.copy_(source.view(-1))
+    return 0
+
+
+# ---- collective ----
+
+
+def _register(group: Windows, window: int, tensor: torch.Tensor) -> Registration:
+    """Meet the others, and tell each other where the tensors are."""
+    counters = allocation.allocate(group._lib.mpp_counters_size(group.size()))
+    mine = Record.of(group.next_registration, window, tensor, counters)
+    records = [Record.decoded(row) for row in _tell(group, mine.encoded())]
+    _check_agreement(group, records)
+    number = max(record.number for record in records)  # they differ after a failure that not all have seen
+    group.next_registration = number + 1
+    registration = Registration(group, number, tensor, counters)
+    try:
+        mapped = _tell(group, registration.meet(group, records))
+        registration.takes_messages = not bool(mapped.all())
+        if not bool(mapped[:, group.rank()].all()):
+            registration.listen()
+    except BaseException:
+        registration.close("tensor_register failed")
+        raise
+    group.registrations.append(registration)
+    return registration
+
+
+def _tell(group: Windows, mine: torch.Tensor) -> torch.Tensor:
+    """Every rank's bytes, one row each."""
+    everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8)
+    c_group = group._begin_collective("tensor_register")
+    if group._compares:
+        group._compare("tensor_register", Call(), None)
+    operands = c_group, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
+    group._issue("tensor_register", group._lib.mpp_allgather, operands, True, [], None, None, (mine, everybody))
+    return everybody
+
+
+def _check_agreement(group: Windows, records: list[Record]) -> None:
+    mine = records[group.rank()].window
+    for rank, record in enumerate(records):
+        if record.window != mine:
+            raise DistBackendError(
+                f"tensor_register ({group.label}): the ranks disagree: of the windows made with new_window(), counted "
+                f"from 0, rank {group.rank()} registers a tensor with number {mine}, rank {rank} with number "
+                f"{record.window}. Nothing was registered; the group can be used again"
+            )
+
+
+def _deregister(group: Windows, registration: Registration) -> None:
+    """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
+    name = "tensor_deregister"
+    c_group = group._begin_collective(name)
+    if group._compares:
+        group._compare(name, Call(), None)
+    group._issue(name, group._lib.mpp_barrier, (c_group, SLICE_NS), True, [])
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    works = [_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
+    works += [_wait_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
+    try:
+        for work in works:
+            work.wait()
+    except DistBackendError:
+        group.break_off(f"{name} failed")
+        raise
+    registration.close("the tensor was deregistered")
+    group.registrations.remove(registration)
+
+
+# ---- signals ----
+
+
+def _signal(group: Windows, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any) -> Work:
+    group._begin(name)
+    operands = registration.handle, peer, kind, SLICE_NS if sync else 0
+    return group._issue(name, group._lib.mpp_signal, operands, sync, [], opts, None, registration, peer)
+
+
+def _wait_signal(
+    group: Windows, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any
+) -> Work:
+    group._begin(name)
+    operands = registration.handle, peer, kind, SLICE_NS if sync else 0
+    work = group._issue(name, group._lib.mpp_wait_signal, operands, sync, [], opts, None, registration, peer)
+    if not work.finished:
+        registration.waits.add(work)
+    return work
+
+
+class Windows(Group):
+    """``new_window``, ``allocate_tensor`` and what tells whether they work."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._next_window = 0
+        #: For windows: what the group has registered.
+        self.next_registration = 0
+        self.registrations: list[Registration] = []
+
+    # ---- the c10d interface ----
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether :meth:`new_window` works: from torch 2.15 on."""
+        return torch_internals.has_windows()
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """A new window; collective.
+
+        Args:
+            tensor: what to register with it. Without one, ``Window.tensor_register`` is the collective call.
+
+        Raises:
+            RuntimeError: a torch without windows.
+        """
+        if not self.supports_window:
+            raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
+        mpi_runtime.refuse_in_forked_child("new_window")
+        window = Window(self, self._next_window)
+        if tensor is not None:
+            window.tensor_register(tensor)
+        self._next_window += 1
+        return window
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether :meth:`allocate_tensor` works there: on the CPU. A number is that of a CUDA device."""
+        return not isinstance(device, int) and torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """A tensor of one dimension, in memory that other ranks of the node can map. Not collective.
+
+        Raises:
+            ValueError: a negative size, a device other than the CPU.
+            MemoryError: there is not so much.
+        """
+        if size < 0:
+            raise ValueError(f"allocate_tensor: the size must not be negative, as {size} is")
+        if not self.supports_tensor_alloc(device):
+            raise ValueError(f"allocate_tensor: mpiplus allocates on the CPU, not on {device}")
+        memory = allocation.allocate(max(size, 1) * dtype.itemsize)
+        return memory.view(dtype)[:size]
+
+    # ---- life ----
+
+    def _close_windows(self) -> None:
+        registrations, self.registrations = self.registrations, []
+        if any(registration.takes_messages for registration in registrations):
+            self._communicator.littered = True  # others may not know yet that the window is closed
+        why = f"{self.label} is destroyed"
+        shutdown.wait_until(lambda: all([registration.close(why) for registration in registrations]))
+        _unfinished.extend(registration for registration in registrations if not registration.closed)
