@@ -78,8 +78,8 @@ SHM = Setting(
     "0 or 1",
     _switch,
     "`0`: groups on one node use MPI's collectives rather than shared memory. What rank 0 of a group has counts, when "
-    "the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for these each rank reads "
-    "it for itself.",
+    "the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for these each rank "
+    "reads it for itself.",
 )
 CUDA = Setting(
     "MPIPLUS_CUDA",
@@ -132,8 +132,8 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
-    "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's library. "
-    "By default the first on the `PATH`.",
+    "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
+    "library. By default the first on the `PATH`.",
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
