@@ -72,30 +72,37 @@ def _create_file(path: Path, size: int) -> int:
     return descriptor
 
 
-def _open_shared(comm: Any, size: int) -> int | None:
-    """The descriptor of a new file that every rank of ``comm`` has open, or None on every rank."""
-    rank, descriptor, path = comm.Get_rank(), None, None
-    if rank == 0:
-        path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}")
-        try:
-            descriptor = _create_file(path, size) if os.environ.get("MPIPLUS_SHM", "1") != "0" else None
-        except OSError as error:
-            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
-    name = comm.bcast(str(path) if descriptor is not None else None)
-    if name is None:
-        return None
-    if rank != 0:
-        # One node by name need not mean one /dev/shm: containers may each have their own.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDWR)
-    everywhere = all(comm.allgather(descriptor is not None))
-    if rank == 0:
-        assert path is not None
-        path.unlink()
-    if everywhere:
-        return descriptor
-    if descriptor is not None:
+def _map(descriptor: int, size: int, ffi: Any) -> Segment:
+    try:
+        return Segment(descriptor, size, ffi)
+    finally:
         os.close(descriptor)
+
+
+def _share(comm: Any, size: int, ffi: Any) -> Segment | None:
+    """A new segment that every rank of ``comm`` has mapped, or None on every rank."""
+    path, segment = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}"), None
+    made = comm.Get_rank() != 0
+    if not made and os.environ.get("MPIPLUS_SHM", "1") != "0":
+        try:
+            segment, made = _map(_create_file(path, size), size, ffi), True
+        except (OSError, MemoryError) as error:
+            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
+    name = comm.bcast(str(path) if made else None)
+    if name is None:
+        path.unlink(missing_ok=True)
+        return None
+    if segment is None:
+        # One node by name need not mean one /dev/shm: containers may each have their own.
+        with contextlib.suppress(OSError, MemoryError):
+            segment = _map(os.open(name, os.O_RDWR), size, ffi)
+    everywhere = all(comm.allgather(segment is not None))
+    if comm.Get_rank() == 0:
+        path.unlink(missing_ok=True)
+    if everywhere:
+        return segment
+    if segment is not None:
+        segment.close()
     return None
 
 
@@ -114,6 +121,7 @@ class Communicator:
         freed: it is gone, but for the handle, which stays valid as long as this object.
     """
 
+    handle = 0
     littered = False
     _crowded = False
     freed = False
@@ -131,7 +139,7 @@ class Communicator:
         self.processes = [processes.if_visible(process) for process, _, _ in everybody]
         self.compares = any(wanted for _, _, wanted in everybody)
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - EXCHANGE_TAGS
-        self.handle: int = self._lib.mpp_group_new(
+        self.handle = self._lib.mpp_group_new(
             mpi_runtime.handle_of(comm),
             rank,
             size,
@@ -139,28 +147,35 @@ class Communicator:
             EXCHANGE_TAGS - 1,
             self._is_crowded(),
         )
-        if not self.handle:
-            raise MemoryError("mpiplus: no memory for a group")
-        if self.place.node_count == 1:
-            self._share_memory(size, shim.ffi)
+        problem = "" if self.handle else "no memory for a group"
+        if self.place.node_count == 1 and not self._share_memory(size, shim.ffi):
+            problem = "no memory for a group"
+        self.agree(problem, "making a group")
 
     def _is_crowded(self) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
         Communicator._crowded = Communicator._crowded or self.place.local_size > self.place.cpus_on_node
         return Communicator._crowded
 
-    def _share_memory(self, size: int, ffi: Any) -> None:
+    def _share_memory(self, size: int, ffi: Any) -> bool:
+        """Share memory with the other ranks, where all can; False if this rank has no memory to keep it with."""
         slot_bytes = 64 << 10
         while size * SLOTS * slot_bytes > SEGMENT_LIMIT and slot_bytes > 4 << 10:
             slot_bytes //= 2
         length = self._lib.mpp_segment_size(size, SLOTS, slot_bytes)
-        descriptor = _open_shared(self.comm, length)
-        if descriptor is None:
-            return
-        self._segment = Segment(descriptor, length, ffi)
-        os.close(descriptor)
-        if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, slot_bytes):
-            raise MemoryError("mpiplus: no memory for a group")
+        self._segment = _share(self.comm, length, ffi)
+        if self._segment is None:
+            return True
+        return self.handle != 0 and not self._lib.mpp_group_attach(
+            self.handle, self._segment.address, SLOTS, slot_bytes
+        )
+
+    def agree(self, problem: str, doing: str) -> None:
+        """Go on together, or fail together: where one rank gave up by itself, the others would wait for it in MPI."""
+        problems = [f"rank {rank}: {text}" for rank, text in enumerate(self.comm.allgather(problem)) if text]
+        if problems:
+            self.free()
+            raise DistBackendError(f"{doing}: {'; '.join(problems)}")
 
     @property
     def shares_memory(self) -> bool:
@@ -175,7 +190,7 @@ class Communicator:
         """
         if self.freed:
             return True
-        if self._lib.mpp_group_close(self.handle):
+        if self.handle and self._lib.mpp_group_close(self.handle):
             return False
         self.freed = True
         if self._segment is not None:
@@ -186,7 +201,7 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        if self.freed:
+        if self.freed and self.handle:
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:
@@ -225,10 +240,24 @@ def create(
             f"creating group {name!r}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
+    with mpi_runtime.exclusive():
+        communicator = Communicator(_create_group(base, members, name), base)
+        problem = ""
+        if rank == 0:
+            try:
+                door.forget("member")
+            except Exception as error:
+                problem = str(error)
+        communicator.agree(problem, f"creating group {name!r}")
+    return communicator, CheckIn(store, entries[0][1], rank, size)
+
+
+def _create_group(base: Any, members: list[int], name: str) -> Any:
+    """``MPI_Comm_create_group``, which the members alone call."""
     everybody = base.Get_group()
     group = everybody.Incl(members)
     try:
-        comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+        return base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
     except mpi_runtime.mpi().Exception as error:
         raise DistBackendError(
             f"creating group {name!r}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
@@ -237,8 +266,3 @@ def create(
     finally:
         group.Free()
         everybody.Free()
-    communicator = Communicator(comm, base)
-    if rank == 0:
-        door.forget("member")
-    comm.Barrier()
-    return communicator, CheckIn(store, entries[0][1], rank, size)
