@@ -19,14 +19,16 @@ static struct {
     pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
     mpp_op *active, *active_tail;
     mpp_op *done, *done_tail;
-    mpp_op *unclaimed; /* the newest first */
+    mpp_op *unclaimed;    /* the newest first */
     int64_t count;        /* active operations */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;
     int running, asleep, woken;
     pthread_t thread;
-} engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .work = PTHREAD_COND_INITIALIZER, .completed = PTHREAD_COND_INITIALIZER};
+} engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
+            .work = PTHREAD_COND_INITIALIZER,
+            .completed = PTHREAD_COND_INITIALIZER};
 
 /* Deadlines are not to move when somebody sets the clock. */
 __attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
@@ -471,9 +473,7 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     return (uintptr_t)group;
 }
 
-int64_t mpp_group_active(uintptr_t handle) {
-    return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1);
-}
+int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
 
 /* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
  * those that MPI has begun stay active until MPI lets go of them. */

@@ -32,10 +32,10 @@ struct mpp_op {
     _Atomic int state;
     mpp_op *later_unclaimed;
     pthread_t starter;
-    int counts;  /* among the group's active operations */
-    int holds;   /* keeps the group: from the moment that Python has the operation's handle */
-    int notify;  /* report completion through mpp_next_completed */
-    int queued;  /* stands in the list of completed operations */
+    int counts; /* among the group's active operations */
+    int holds;  /* keeps the group: from the moment that Python has the operation's handle */
+    int notify; /* report completion through mpp_next_completed */
+    int queued; /* stands in the list of completed operations */
     int failure;
     int mpi_error;
     int source;

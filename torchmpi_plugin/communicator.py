@@ -60,50 +60,67 @@ class Segment:
         self._map.close()
 
 
-def _create_file(path: Path, size: int) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _create_file(path: Path | None, size: int) -> int:
+    """A new file in /dev/shm; without a ``path`` one that never has a name, so that nobody's death leaves it there."""
+    flags = os.O_RDWR | (os.O_TMPFILE if path is None else os.O_CREAT | os.O_EXCL)
+    descriptor = os.open(path or "/dev/shm", flags, 0o600)
     try:
         # Not ftruncate: a full /dev/shm (64 MB in many containers) must be an error now, not a SIGBUS later.
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
         os.close(descriptor)
-        path.unlink()
+        if path is not None:
+            path.unlink()
         raise
     return descriptor
 
 
-def _map(descriptor: int, size: int, ffi: Any) -> Segment:
-    try:
-        return Segment(descriptor, size, ffi)
-    finally:
-        os.close(descriptor)
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
-def _share(comm: Any, size: int, ffi: Any) -> Segment | None:
-    """A new segment that every rank of ``comm`` has mapped, or None on every rank."""
-    path, segment = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}"), None
-    made = comm.Get_rank() != 0
-    if not made and os.environ.get("MPIPLUS_SHM", "1") != "0":
+def _open_and_map(offer: tuple[str, tuple[int, int]], size: int, ffi: Any) -> Segment | None:
+    """The segment that rank 0 has made; None where it cannot be reached, as from one container in another."""
+    name, identity = offer
+    with contextlib.suppress(OSError, MemoryError):
+        descriptor = os.open(name, os.O_RDWR)
         try:
-            segment, made = _map(_create_file(path, size), size, ffi), True
+            # A process's number, and the files it has open, may be another's here.
+            return Segment(descriptor, size, ffi) if _identity(descriptor) == identity else None
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _share(comm: Any, size: int, ffi: Any, named: bool = False) -> Segment | None:
+    """A new segment that every rank of ``comm`` has mapped, or None on every rank."""
+    offer: Any = None
+    descriptor, segment, path = -1, None, None
+    if comm.Get_rank() == 0 and os.environ.get("MPIPLUS_SHM", "1") != "0":
+        path = Path(f"/dev/shm/mpiplus-{os.getuid()}-{secrets.token_hex(8)}") if named else None
+        try:
+            descriptor = _create_file(path, size)
+            segment = Segment(descriptor, size, ffi)
+            offer = str(path or f"/proc/{os.getpid()}/fd/{descriptor}"), _identity(descriptor)
         except (OSError, MemoryError) as error:
             log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
-    name = comm.bcast(str(path) if made else None)
-    if name is None:
-        path.unlink(missing_ok=True)
-        return None
-    if segment is None:
-        # One node by name need not mean one /dev/shm: containers may each have their own.
-        with contextlib.suppress(OSError, MemoryError):
-            segment = _map(os.open(name, os.O_RDWR), size, ffi)
-    everywhere = all(comm.allgather(segment is not None))
-    if comm.Get_rank() == 0:
-        path.unlink(missing_ok=True)
+    try:
+        offer = comm.bcast(offer)
+        if offer is not None and segment is None:
+            segment = _open_and_map(offer, size, ffi)
+        everywhere = offer is not None and all(comm.allgather(segment is not None))
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if path is not None:
+            path.unlink(missing_ok=True)
     if everywhere:
         return segment
     if segment is not None:
         segment.close()
-    return None
+    # Where ranks do not see each other's processes, they may still see one /dev/shm.
+    return None if offer is None or named else _share(comm, size, ffi, named=True)
 
 
 class Communicator:
