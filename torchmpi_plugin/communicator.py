@@ -118,6 +118,7 @@ class Communicator:
         freed: it is gone, but for the handle, which stays valid as long as this object.
     """
 
+    handle = 0
     littered = False
     _crowded = False
     freed = False
@@ -275,10 +276,20 @@ def create(
             f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
+    with mpi_runtime.exclusive():
+        comm = _create_group(base, members, name, doing)
+    if rank == 0:  # all have read it, and wait for this rank in the first step
+        door.forget("member")
+    checkin = CheckIn(store, entries[0][1], rank, size)
+    return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin
+
+
+def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:
+    """``MPI_Comm_create_group``, which the members alone call."""
     everybody = base.Get_group()
     group = everybody.Incl(members)
     try:
-        comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+        return base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
     except mpi_runtime.mpi().Exception as error:
         raise DistBackendError(
             f"{doing}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
@@ -287,7 +298,3 @@ def create(
     finally:
         group.Free()
         everybody.Free()
-    if rank == 0:  # all have read it, and wait for this rank in the first step
-        door.forget("member")
-    checkin = CheckIn(store, entries[0][1], rank, size)
-    return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin
