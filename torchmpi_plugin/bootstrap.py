@@ -76,8 +76,6 @@ def process_mapping(nodes: list[str]) -> str:
 
 def _serve(nodes: list[str], timeout: timedelta) -> str:
     """Start the server; what the others must know of it."""
-    from .node import own_addresses
-
     one_node = len(set(nodes)) == 1
     job = {
         "address": "127.0.0.1" if one_node else "",
@@ -101,7 +99,7 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
     server.returncode = 0  # it outlives this process: nobody waits for it
     if not port:
         raise DistBackendError(f"{_DOING}: the server on rank 0 did not start")
-    return json.dumps([own_addresses(one_node), port, job["secret"]])
+    return json.dumps([node.own_addresses(one_node), port, job["secret"]])
 
 
 def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
