@@ -274,6 +274,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
         mpp_discard(op);
         return 0;
     }
+    if (!op->counts) atomic_fetch_add(&op->group->active, op->counts = 1);
     if (state == MPP_PENDING) {
         push(&engine.active, &engine.active_tail, op);
         engine.count++;

@@ -16,7 +16,8 @@ enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 
 /* Added to the state of a complete operation that mpp_next_completed reports, or has reported. */
 enum { MPP_REPORTED = 4 };
 
-/* Why an operation failed: an MPI error code, a CUDA one, or one of these. */
+/* Why an operation failed: an MPI error code, a CUDA one, or one of these. After MPP_FAILURE_MEMORY mpp_failure_of
+ * says in `first` whether the call has taken its place in the order all the same, so that the group can go on. */
 enum mpp_failure {
     MPP_FAILURE_MPI = 1,
     MPP_FAILURE_MEMORY = 2,

@@ -270,6 +270,8 @@ _lock = threading.Lock()
 def start() -> Engine:
     """The engine, started if need be."""
     global _engine  # noqa: PLW0603
+    if _engine is not None:
+        return _engine
     with _lock:
         if _engine is None:
             _engine = Engine()

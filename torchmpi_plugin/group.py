@@ -419,6 +419,8 @@ class Group(Hooks):
         if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
             self.gave_up(call)
         if failure == _FAILURE_MEMORY:
+            if call.peer is None and not first[0]:  # the others may make it, and then be one further
+                self.break_off(f"{call} ran out of memory on rank {self._rank}")
             return MemoryError(f"{text}: out of memory")
         if failure == _FAILURE_LENGTH:
             return DistBackendError(

@@ -43,8 +43,9 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
     mpi_runtime.refuse_in_forked_child("get_comm")
     if ours.user_communicator is None:
         ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
-        ours.user_communicator = ours.communicator.comm.Dup()
-        ours.user_communicator.Set_errhandler(mpi_runtime.mpi().ERRORS_RETURN)
+        with mpi_runtime.exclusive():
+            ours.user_communicator = ours.communicator.comm.Dup()
+            ours.user_communicator.Set_errhandler(mpi_runtime.mpi().ERRORS_RETURN)
     return ours.user_communicator
 
 

@@ -57,14 +57,15 @@ def failed_ranks(comm: Any, listen: bool = False) -> list[int]:
         listen: hear the news first, which reaches Open MPI only while it is called.
     """
     mpi = mpi_runtime.mpi()
-    with contextlib.suppress(mpi.Exception):  # which is the news
-        for _ in range(100 if listen else 0):
-            comm.Iprobe()
-    try:
-        dead = comm.Get_failed()
-    except (NotImplementedError, mpi.Exception):
-        return []
-    return sorted(mpi.Group.Translate_ranks(dead, list(range(dead.size)), comm.Get_group()))
+    with mpi_runtime.exclusive():
+        with contextlib.suppress(mpi.Exception):  # which is the news
+            for _ in range(100 if listen else 0):
+                comm.Iprobe()
+        try:
+            dead = comm.Get_failed()
+        except (NotImplementedError, mpi.Exception):
+            return []
+        return sorted(mpi.Group.Translate_ranks(dead, list(range(dead.size)), comm.Get_group()))
 
 
 def is_process_failure(code: int) -> bool:

@@ -58,6 +58,7 @@ def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dis
     ``new_group(use_local_synchronization=True)`` would do, but that torch derives the group's name from how many groups
     this rank is in; the ranks then wait for each other under different names.
     """
-    ranks = comm.allgather(dist.get_rank())
-    name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
+    with mpi_runtime.exclusive():
+        ranks = comm.allgather(dist.get_rank())
+        name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
     return torch_internals.make_subgroup(BACKEND, ranks, comm.Get_rank(), name, options, timeout)

@@ -1,0 +1,90 @@
+/* Linked into the shim by build.py: the n-th allocation, or the n-th call of MPI's, fails.
+ *
+ * The linker's --wrap sends the shim's own calls of malloc, calloc, realloc and dlsym here; nobody else's. A call of MPI's
+ * that fails is not made, but for MPI_Test: an error of that one ends the request, so it really must have ended. */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mpi_api.h"
+
+enum { ALLOCATION, CALL_OF_MPI, KINDS };
+
+#define VISIBLE __attribute__((visibility("default")))
+
+static _Atomic long left[KINDS], failed;
+static int error_code;
+
+/* The `number`-th from now on; 0: none. `code`: MPI's error for it. */
+VISIBLE void faults_arm(int kind, long number, int code) {
+    error_code = code;
+    atomic_store(&left[ALLOCATION], 0);
+    atomic_store(&left[CALL_OF_MPI], 0);
+    atomic_store(&failed, 0);
+    atomic_store(&left[kind], number);
+}
+
+VISIBLE long faults_happened(void) { return atomic_load(&failed); }
+
+static int fails(int kind) {
+    if (atomic_load(&left[kind]) <= 0 || atomic_fetch_sub(&left[kind], 1) != 1) return 0;
+    atomic_fetch_add(&failed, 1);
+    return 1;
+}
+
+/* ---- memory ---- */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_malloc(size_t bytes) { return fails(ALLOCATION) ? NULL : __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) { return fails(ALLOCATION) ? NULL : __real_calloc(count, bytes); }
+void *__wrap_realloc(void *old, size_t bytes) { return fails(ALLOCATION) ? NULL : __real_realloc(old, bytes); }
+
+/* ---- MPI ---- */
+
+static mpi_api real;
+
+static int failing_Test(mpi_handle *request, int *flag, mpi_status *status) {
+    int error = real.Test(request, flag, status);
+    return !error && *flag && fails(CALL_OF_MPI) ? error_code : error;
+}
+
+/* X(name, parameters, arguments) */
+#define FUNCTIONS(X)                                                                                                   \
+    X(Isend, (const void *b, int n, mpi_handle t, int r, int g, mpi_handle c, mpi_handle *q), (b, n, t, r, g, c, q))   \
+    X(Improbe, (int r, int g, mpi_handle c, int *f, mpi_handle *m, mpi_status *s), (r, g, c, f, m, s))                 \
+    X(Imrecv, (void *b, int n, mpi_handle t, mpi_handle *m, mpi_handle *q), (b, n, t, m, q))                           \
+    X(Get_count, (const mpi_status *s, mpi_handle t, int *n), (s, t, n))                                               \
+    X(Ibarrier, (mpi_handle c, mpi_handle *q), (c, q))                                                                 \
+    X(Ibcast, (void *b, int n, mpi_handle t, int r, mpi_handle c, mpi_handle *q), (b, n, t, r, c, q))                  \
+    X(Iallreduce, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q),            \
+      (i, o, n, t, p, c, q))                                                                                           \
+    X(Ireduce, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, int r, mpi_handle c, mpi_handle *q),        \
+      (i, o, n, t, p, r, c, q))                                                                                        \
+    X(Iallgather,                                                                                                      \
+      (const void *i, int n, mpi_handle t, void *o, int m, mpi_handle u, mpi_handle c, mpi_handle *q),                 \
+      (i, n, t, o, m, u, c, q))                                                                                        \
+    X(Ireduce_scatter_block,                                                                                           \
+      (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q),                        \
+      (i, o, n, t, p, c, q))
+
+#define DEFINE(name, parameters, arguments)                                                                            \
+    static int failing_##name parameters { return fails(CALL_OF_MPI) ? error_code : real.name arguments; }
+FUNCTIONS(DEFINE)
+
+void *__real_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name) {
+    void *found = __real_dlsym(library, name);
+#define REPLACE(function, parameters, arguments)                                                                       \
+    if (found && !strcmp(name, "MPI_" #function)) {                                                                    \
+        int(*replacement) parameters = failing_##function;                                                             \
+        memcpy(&real.function, &found, sizeof found);                                                                  \
+        memcpy(&found, &replacement, sizeof found);                                                                    \
+        return found;                                                                                                  \
+    }
+    FUNCTIONS(REPLACE)
+    REPLACE(Test, (mpi_handle *, int *, mpi_status *), )
+    return found;
+}

@@ -1,0 +1,97 @@
+"""MPI with less than MPI_THREAD_MULTIPLE: calls of MPI's that never overlap, or come from one thread only."""
+
+from __future__ import annotations
+
+import threading
+
+import mpi4py
+from steps import ME, SIZE, check_works, raises, run
+
+
+def _with_level(level: str) -> None:
+    mpi4py.rc.thread_level = level
+
+
+def serialized() -> None:
+    """While a communicator is made or freed through mpi4py, the engine's thread makes no calls."""
+    _with_level("serialized")
+    from mpi4py import MPI
+
+    import torch
+    import torch.distributed as dist
+
+    import torchmpi_plugin
+    from torchmpi_plugin import communicator, mpi_runtime
+
+    dist.init_process_group("mpiplus")
+    assert MPI.Query_thread() == MPI.THREAD_SERIALIZED, "this MPI provides more than it is asked for"
+    lib, seen = mpi_runtime.shim().lib, []
+
+    def is_locked() -> bool:
+        """Whether another thread would have to wait with its MPI calls."""
+        entered = threading.Event()
+
+        def enter() -> None:
+            lib.mpp_lock()
+            entered.set()
+            lib.mpp_unlock()
+
+        threading.Thread(target=enter, daemon=True).start()
+        return not entered.wait(0.2)
+
+    class Watched:
+        """A communicator of mpi4py's that looks, in each call of MPI's, whether it is the only one."""
+
+        def __init__(self, comm: object) -> None:
+            self._comm = comm
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("Dup", "Free", "Iprobe", "Create_group", "Barrier", "allgather", "bcast"):
+                seen.append((name, is_locked()))
+            return getattr(self._comm, name)
+
+    make = communicator._create_group
+    communicator._create_group = lambda base, members, name: Watched(make(Watched(base), members, name))
+    mpi_runtime_handle = mpi_runtime.handle_of
+    mpi_runtime.handle_of = lambda thing: mpi_runtime_handle(getattr(thing, "_comm", thing))
+    pending = dist.irecv(torch.ones(3), (ME - 1) % SIZE, tag=3)  # so the engine's thread has something to ask MPI for
+    group = dist.new_group()
+    check_works(group)
+    torchmpi_plugin.get_comm(group)
+    dist.destroy_process_group(group)
+    assert {name for name, _ in seen} >= {"Create_group", "allgather", "Dup", "Iprobe", "Free"}, seen
+    assert all(locked for _, locked in seen), seen
+    dist.send(torch.ones(3), (ME + 1) % SIZE, tag=3)
+    pending.wait()
+    check_works()
+    dist.destroy_process_group()
+
+
+def funneled() -> None:
+    """Only the main thread may call MPI: others are told so, before they do."""
+    _with_level("funneled")
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("mpiplus")
+    group = dist.new_group()
+    tensor = torch.zeros(1 << 16)
+    work = dist.irecv(tensor, (ME - 1) % SIZE)
+
+    def elsewhere() -> None:
+        for doing in (work.wait, lambda: dist.barrier(group), group.shutdown):
+            with raises(RuntimeError, "main thread only"):
+                doing()
+        assert work.is_completed() in (False, True)  # does not ask MPI, so does not hurry anything
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    dist.send(torch.ones(1 << 16), (ME + 1) % SIZE)
+    work.wait()
+    assert tensor.unique().tolist() == [1.0]
+    check_works(group)
+    dist.destroy_process_group()
+
+
+run({"serialized": serialized, "funneled": funneled})

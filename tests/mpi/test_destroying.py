@@ -1,0 +1,60 @@
+"""Groups that are destroyed while threads use them, and operations that fail meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from groups import only_up_to
+from torch.distributed import DistBackendError
+
+pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
+
+
+@pytest.mark.timeout(100)
+def test_destroyed_while_its_operations_fail(channel, monkeypatch) -> None:
+    """The exit grace is over at once: what is pending fails in the background while the group's memory goes."""
+    monkeypatch.setenv("MPIPLUS_EXIT_GRACE", "0.001")
+    for turn in range(120):
+        group = dist.new_group(None)
+        works = []
+        if dist.get_rank() == 0:
+            works = [dist.all_reduce(torch.ones(100), group=group, async_op=True) for _ in range(1 + turn % 5)]
+            if turn % 2:
+                time.sleep(0.0003 * (turn % 7))
+        dist.destroy_process_group(group)
+        for work in works:
+            with pytest.raises(DistBackendError):
+                work.wait()
+        channel.Barrier()
+
+
+@pytest.mark.timeout(100)
+def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
+    """They get an error, each time, and nothing else: not a group that is no more."""
+    monkeypatch.setenv("MPIPLUS_EXIT_GRACE", "0.01")
+    for turn in range(25):
+        group, errors, over = dist.new_group(None), [], []
+
+        def use(group: dist.ProcessGroup = group, errors: list = errors) -> None:
+            try:
+                while True:
+                    group.allreduce([torch.ones(10)]).wait()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=use) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002 * (turn % 5))
+        group.shutdown()
+        for thread in threads:
+            thread.join(30)
+        over = [thread.is_alive() for thread in threads]
+        channel.Barrier()
+        dist.destroy_process_group(group)
+        assert over == [False, False], "a thread hangs"
+        assert all(isinstance(error, DistBackendError) for error in errors), errors
