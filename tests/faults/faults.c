@@ -1,7 +1,8 @@
 /* Linked into the shim by build.py: the n-th allocation, or the n-th call of MPI's, fails.
  *
- * The linker's --wrap sends the shim's own calls of malloc, calloc, realloc and dlsym here; nobody else's. A call of MPI's
- * that fails is not made, but for MPI_Test: an error of that one ends the request, so it really must have ended. */
+ * The linker's --wrap sends the shim's own calls of malloc, calloc, realloc and dlsym here; nobody else's. A call of
+ * MPI's that fails is not made, but for MPI_Test: an error of that one ends the request, so it really must have ended.
+ */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -57,17 +58,15 @@ static int failing_Test(mpi_handle *request, int *flag, mpi_status *status) {
     X(Improbe, (int r, int g, mpi_handle c, int *f, mpi_handle *m, mpi_status *s), (r, g, c, f, m, s))                 \
     X(Imrecv, (void *b, int n, mpi_handle t, mpi_handle *m, mpi_handle *q), (b, n, t, m, q))                           \
     X(Get_count, (const mpi_status *s, mpi_handle t, int *n), (s, t, n))                                               \
-    X(Ibarrier, (mpi_handle c, mpi_handle *q), (c, q))                                                                 \
+    X(Ibarrier, (mpi_handle c, mpi_handle * q), (c, q))                                                                \
     X(Ibcast, (void *b, int n, mpi_handle t, int r, mpi_handle c, mpi_handle *q), (b, n, t, r, c, q))                  \
     X(Iallreduce, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q),            \
       (i, o, n, t, p, c, q))                                                                                           \
     X(Ireduce, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, int r, mpi_handle c, mpi_handle *q),        \
       (i, o, n, t, p, r, c, q))                                                                                        \
-    X(Iallgather,                                                                                                      \
-      (const void *i, int n, mpi_handle t, void *o, int m, mpi_handle u, mpi_handle c, mpi_handle *q),                 \
+    X(Iallgather, (const void *i, int n, mpi_handle t, void *o, int m, mpi_handle u, mpi_handle c, mpi_handle *q),     \
       (i, n, t, o, m, u, c, q))                                                                                        \
-    X(Ireduce_scatter_block,                                                                                           \
-      (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q),                        \
+    X(Ireduce_scatter_block, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q), \
       (i, o, n, t, p, c, q))
 
 #define DEFINE(name, parameters, arguments)                                                                            \

@@ -32,21 +32,21 @@ def test_destroyed_while_its_operations_fail(channel, monkeypatch) -> None:
         channel.Barrier()
 
 
+def use_for_ever(group: dist.ProcessGroup, errors: list[Exception]) -> None:
+    try:
+        while True:
+            group.allreduce([torch.ones(10)]).wait()
+    except Exception as error:
+        errors.append(error)
+
+
 @pytest.mark.timeout(100)
 def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
     """They get an error, each time, and nothing else: not a group that is no more."""
     monkeypatch.setenv("MPIPLUS_EXIT_GRACE", "0.01")
     for turn in range(25):
-        group, errors, over = dist.new_group(None), [], []
-
-        def use(group: dist.ProcessGroup = group, errors: list = errors) -> None:
-            try:
-                while True:
-                    group.allreduce([torch.ones(10)]).wait()
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=use) for _ in range(2)]
+        group, errors = dist.new_group(None), []
+        threads = [threading.Thread(target=use_for_ever, args=(group, errors)) for _ in range(2)]
         for thread in threads:
             thread.start()
         time.sleep(0.002 * (turn % 5))

@@ -1,4 +1,4 @@
-"""An exception that comes from outside at any instruction: Ctrl-C, another signal's. Nothing that C has begun is lost."""
+"""An exception from outside at any instruction: Ctrl-C, another signal's. Nothing that C has begun is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -163,7 +162,9 @@ CALLS: dict[str, Callable[[Any, bool], Any]] = {
 def message(group: Any, end: int, asynchronous: bool) -> Any:
     """Too long a message for MPI to take it in before its receiver comes."""
     start = (dist.irecv if asynchronous else dist.recv) if end == 0 else (dist.isend if asynchronous else dist.send)
-    return start(full(float(end), 40 * COUNT), group=group, **{"group_src" if end == 0 else "group_dst": 1 - dist.get_rank()})
+    return start(
+        full(float(end), 40 * COUNT), group=group, **{"group_src" if end == 0 else "group_dst": 1 - dist.get_rank()}
+    )
 
 
 @contextmanager

@@ -15,10 +15,9 @@ def _with_level(level: str) -> None:
 def serialized() -> None:
     """While a communicator is made or freed through mpi4py, the engine's thread makes no calls."""
     _with_level("serialized")
-    from mpi4py import MPI
-
     import torch
     import torch.distributed as dist
+    from mpi4py import MPI
 
     import torchmpi_plugin
     from torchmpi_plugin import communicator, mpi_runtime

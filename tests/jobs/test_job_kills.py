@@ -1,0 +1,54 @@
+"""A rank that is killed at any moment of a random program: the job ends, and nothing is left of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from job_runs import Job, run_process
+
+PROGRAMS = Path(__file__).parents[1] / "soak" / "programs.py"
+#: From the death to the end of the job, also on a busy machine. What docs/usage.md calls "within seconds".
+BOUND = 45.0
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("mpiplus-*")}
+
+
+def check_nothing_left(before: set[str]) -> None:
+    """Other jobs of this machine have segments with a name too, for a moment each."""
+    left = segments() - before
+    until = time.monotonic() + 10
+    while left and time.monotonic() < until:
+        time.sleep(0.2)
+        left &= segments()
+    assert left == set()
+
+
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
+def test_the_job_ends(job: Job, shared_memory: str, turn: int) -> None:
+    before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
+    arguments = "../../soak/programs.py", 600, seed, turn % 3, at
+    outcome = job.run(3, *arguments, environment={"MPIPLUS_SHM": shared_memory})
+    outcome.failed().says_not("Segmentation", "Fatal Python error", r"soak: \d+").within(BOUND + at + 30)
+    check_nothing_left(before)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
+def test_survivors_say_why(job: Job, shared_memory: str, victim: int) -> None:
+    """Where the launcher leaves them alone, they find out by themselves, and end with a message."""
+    if job.installation.vendor != "Open MPI":
+        pytest.skip(f"the launcher of {job.installation.vendor} ends the job")
+    before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
+    command = job.installation.command(3, [str(PROGRAMS), "600", str(seed), str(victim), str(at)])
+    command[1:1] = ["--with-ft", "ulfm"]
+    environment = {**job.installation.full_environment(), "MPIPLUS_SHM": shared_memory}
+    outcome = run_process(command, environment, job.directory)
+    outcome.failed("has ended without a word|has died|which left this group|ends the job").within(BOUND + at + 30)
+    outcome.says_not("Segmentation", "Fatal Python error")
+    check_nothing_left(before)
