@@ -28,7 +28,8 @@ def revoke(comm: Any) -> None:
     if not comm:
         return
     try:
-        comm.Revoke()
+        with mpi_runtime.exclusive():
+            comm.Revoke()
     except NotImplementedError:
         raise NotImplementedError(
             f"shrink: {mpi_runtime.library_name(mpi_runtime.mpi())} cannot survive the death of a rank; it needs ULFM, "
@@ -46,7 +47,8 @@ def without_the_dead(comm: Any, timeout: timedelta) -> Any:
 
     def run() -> None:
         try:
-            outcome.append(comm.Shrink())
+            with mpi_runtime.exclusive():
+                outcome.append(comm.Shrink())
         except Exception as error:
             outcome.append(error)
 
