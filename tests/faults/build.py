@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,8 +16,10 @@ WRAPPED = ("malloc", "calloc", "realloc", "dlsym")
 
 def build(folder: Path, handles_are_pointers: bool) -> Path:
     """The folder to put on PYTHONPATH; made in ``folder``."""
-    for part in ("c_src", "torchmpi_plugin"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    found = importlib.util.find_spec("torchmpi_plugin")
+    assert found is not None and found.origin is not None
+    for source in (ROOT / "c_src", Path(found.origin).parent):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for part in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / part, folder)
     faults = folder / "faults.o"
