@@ -7,6 +7,7 @@ whatever goes wrong becomes one warning and an unregistered backend.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from typing import Any
 
@@ -15,23 +16,28 @@ from . import torch_internals
 BACKEND = "mpiplus"
 
 
-def _create(options: Any, backend_options: Any = None) -> Any:
-    from .creation import create_process_group
+def _load(module: str) -> Any:
+    """Our own module, which a torch to come may not let us import."""
+    torch_internals.check()
+    try:
+        return importlib.import_module(f".{module}", __package__)
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(f"{torch_internals.misfit()}. What went wrong: {error}") from error
 
-    return create_process_group(options, backend_options)
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    return _load("creation").create_process_group(options, backend_options)
 
 
 def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
-    from .rendezvous import mpi_rendezvous
-
-    return mpi_rendezvous(url, **arguments)
+    return _load("rendezvous").mpi_rendezvous(url, **arguments)
 
 
 def _env_rendezvous(url: str, **arguments: Any) -> Any:
     """torch's own ``env://``, unless mpiplus asks and a variable that torch needs is missing."""
-    from .rendezvous import env_rendezvous
-
-    return env_rendezvous(_torch_env_rendezvous, url, **arguments)
+    if torch_internals.missing():  # not ours to say to those who ask for another backend
+        return _torch_env_rendezvous(url, **arguments)
+    return _load("rendezvous").env_rendezvous(_torch_env_rendezvous, url, **arguments)
 
 
 _torch_env_rendezvous: Any = None
@@ -62,7 +68,7 @@ def autoload() -> None:
     try:
         _register()
     except Exception as error:
+        text = f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}"
         with contextlib.suppress(Exception):
-            warnings.warn(
-                f"the backend 'mpiplus' is not available ({error!r}). {torch_internals.misfit()}", stacklevel=2
-            )
+            text += f". {torch_internals.misfit()}"
+        warnings.warn(text, stacklevel=2)

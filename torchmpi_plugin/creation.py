@@ -69,7 +69,6 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ValueError: a size that is not MPI's.
         DistBackendError: members that do not come in time.
     """
-    torch_internals.check()
     _check_alone()
     shared = len(set(torch_internals.device_backends().values())) > 1
     options = options_among(options, shared)

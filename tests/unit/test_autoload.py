@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_import_torch_starts_and_loads_nothing() -> None:
     with_plugin, without = answer(IMPORT), answer(IMPORT, OFF)
     assert with_plugin["registered"]
     assert not without["registered"]
-    assert with_plugin["ours"] == ["torchmpi_plugin", "torchmpi_plugin._autoload"]
+    assert with_plugin["ours"] == ["torchmpi_plugin", "torchmpi_plugin._autoload", "torchmpi_plugin.torch_internals"]
     assert not with_plugin["mpi"]
     assert not with_plugin["libraries"]
     for what in ("others", "python threads", "threads"):
@@ -128,6 +129,7 @@ def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
     assert done.stdout == "False 2.0\n"
     assert done.stderr.count("this one is meant") == 1
     assert "UserWarning: torchmpi-plugin could not register" in done.stderr
+    assert re.search(r"torchmpi-plugin \d\S* does not fit torch \d", done.stderr), "both versions, and what to do"
 
 
 def test_registering_twice_does_nothing() -> None:
