@@ -275,19 +275,20 @@ def create(
             f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
-    everybody = base.Get_group()
-    group = everybody.Incl(members)
-    try:
-        comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
-    except mpi_runtime.mpi().Exception as error:
-        raise DistBackendError(
-            f"{doing}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
-            f"all; destroy_process_group(group) gives one back"
-        ) from error
-    finally:
-        group.Free()
-        everybody.Free()
-    if rank == 0:  # all have read it, and wait for this rank in the first step
-        door.forget("member")
-    checkin = CheckIn(store, entries[0][1], rank, size)
-    return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin
+    with mpi_runtime.exclusive():
+        everybody = base.Get_group()
+        group = everybody.Incl(members)
+        try:
+            comm = base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+        except mpi_runtime.mpi().Exception as error:
+            raise DistBackendError(
+                f"{doing}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
+                f"all; destroy_process_group(group) gives one back"
+            ) from error
+        finally:
+            group.Free()
+            everybody.Free()
+        if rank == 0:  # all have read it, and wait for this rank in the first step
+            door.forget("member")
+        checkin = CheckIn(store, entries[0][1], rank, size)
+        return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin
