@@ -35,6 +35,7 @@ struct mpp_op {
     mpp_op *later_unclaimed;
     pthread_t starter;
     int counts; /* among the group's active operations */
+    int ours;   /* a part of the engine's own memory, never Python's */
     int holds;  /* keeps the group: from the moment that Python has the operation's handle */
     int notify; /* report completion through mpp_next_completed */
     int queued; /* stands in the list of completed operations */
@@ -78,6 +79,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
+uintptr_t mpp_refused(const mpp_group *group); /* out of memory, and in its place in the order all the same */
 mpi_handle mpp_to_handle(int64_t value);
 
 /* windows.c */

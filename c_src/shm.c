@@ -57,6 +57,7 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
     c->rank = g->rank;
     c->ring = slots;
     c->slot_bytes = slot_bytes;
+    c->refusal.op.ours = 1;
     c->refusal.op.group = g;
     c->refusal.op.step = step_refusal;
     c->refusal.op.arrived = arrived;
@@ -296,7 +297,7 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
     mpp_unlock();
     /* The call fails in any case. It waits so that the others learn of it though nobody here should call again. */
     if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->refusal, wait_ns);
-    return mpp_out_of_memory(g);
+    return mpp_refused(g);
 }
 
 /* ---- operations ---- */
