@@ -68,8 +68,8 @@ class Hooks(Identity):
         for hook_id, hook in list(self._abort_hooks.items()):
             try:
                 hook()
-            except Exception:
-                log.exception("mpiplus: the abort hook %d of group %r failed", hook_id, self.group_name)
+            except Exception as error:
+                log.error("mpiplus: the abort hook %d of group %r failed: %r", hook_id, self.group_name, error)
 
     def failed(self, error: Exception, timed_out: bool = False) -> None:
         """An operation of the group has failed, which the user is about to hear."""

@@ -30,6 +30,7 @@ def test_torchs_own_group_above_ours(job: Job) -> None:
     job.run(3, "faces.py", "chosen").succeeded(3)
 
 
+@newer
 def test_a_device_that_the_group_is_bound_to(job: Job) -> None:
     job.run(2, "faces.py", "a_device", "cpu").succeeded(2)
 
