@@ -131,6 +131,7 @@ DEVELOPMENT = {
     "of ranks, not on 2 only.",
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
     "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model try more, which takes long.",
+    "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "

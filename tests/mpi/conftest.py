@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from rank_reports import RankReporter
 
+from torchmpi_plugin import Options
+
 LONGEST_WAIT_BETWEEN_TESTS = 100.0  # less than the time limit of a test
 
 
@@ -49,7 +51,8 @@ def channel() -> Iterator:
 def world(channel) -> Iterator[groups.Group]:
     """The default process group, initialised with nothing but the backend's name."""
     torch.set_num_threads(1)
-    dist.init_process_group(groups.BACKEND, timeout=groups.GROUP_TIMEOUT)
+    options = Options(face=groups.FACE) if groups.FACE == "backend" else None  # else with nothing but the name
+    dist.init_process_group(groups.BACKEND, timeout=groups.GROUP_TIMEOUT, pg_options=options)
     assert dist.get_world_size() == channel.size
     yield groups.Group("world", dist.group.WORLD, tuple(range(channel.size)), dist.get_rank())
     dist.destroy_process_group()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import Case, gaps_untouched
 from expected import as_bytes, difference
+from groups import FACE
 from torch.distributed import DistBackendError
 
 COMPLETION_SECONDS = 20.0
@@ -18,7 +19,8 @@ MOST_SHOWN = 15
 LONGEST_PROBLEM = 300
 
 SYNC = ("sync",)
-ASYNC = ("wait", "poll", "future")
+# Below torch's own group a Work cannot be asked whether it is complete (docs/faces.md).
+ASYNC = ("wait", "poll", "future") if FACE == "process_group" else ("wait", "future")
 MODES = (*SYNC, *ASYNC)
 
 Lazy = torch.Tensor | Callable[[], torch.Tensor]
