@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from job_runs import SCRIPTS, Job, Outcome, run_process
 
+from torchmpi_plugin import torch_internals
+
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/survive.py"
 
 
@@ -53,3 +55,13 @@ def test_an_mpi_without_it_says_so(job: Job) -> None:
     command = [sys.executable, "-c", code]
     outcome = run_process(command, {**os.environ, **job.installation.full_environment()}, job.directory)
     outcome.failed("NotImplementedError", "--with-ft ulfm")
+
+
+@pytest.mark.skipif(not torch_internals.has_python_backends(), reason="needs torch 2.15")
+@pytest.mark.parametrize("end", ["alive", "dead"])
+@pytest.mark.parametrize("which", ["world", "subgroup"])
+def test_torchs_shrink_group(job: Job, which: str, end: str) -> None:
+    outcome = with_ulfm(job, 4, SCRIPTS / "recovery.py", "shrunk", which, end)
+    for rank in (0, 1, 3):
+        outcome.says(rf"\[{rank}\] end")
+    outcome.says_not("AssertionError", "Segmentation")

@@ -51,4 +51,25 @@ def store_is_gone() -> None:
     check_works()
 
 
-run({"subgroup": subgroup, "store_is_gone": store_is_gone})
+def shrunk(which: str, end: str) -> None:
+    """torch.distributed.shrink_group without rank 2, which is dead, or alive and does not call it."""
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    # torch 2.15 takes the numbers in the group for those in the world: here they are the same.
+    old = dist.new_group([0, 1, 2]) if which == "subgroup" else dist.group.WORLD
+    ranks = dist.get_process_group_ranks(old)
+    dist.barrier()
+    if ME == 2:
+        if end == "dead":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return
+    if end == "dead":
+        with raises(torchmpi_plugin.RankFailedError):
+            while True:
+                dist.all_reduce(torch.ones(3), group=old) if ME in ranks else dist.all_reduce(torch.ones(3))
+    if ME in ranks:
+        group = dist.shrink_group([ranks.index(2)], group=old, shrink_flags=1 if end == "dead" else 0)
+        assert dist.get_world_size(group) == len(ranks) - 1
+        check_works(group)
+
+
+run({"subgroup": subgroup, "store_is_gone": store_is_gone, "shrunk": shrunk})
