@@ -130,7 +130,10 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
     "of ranks, not on 2 only.",
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
-    "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model try more, which takes long.",
+    "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model, of failures and of interrupts try "
+    "everything, which takes long.",
+    "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
+    "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "

@@ -125,7 +125,8 @@ def walk_some(operation: Operation, mode: str, faults: Faults) -> None:
     chosen: list[Target] = []
     for kind, sites in faults.sites.items():
         places = list(dict.fromkeys(Target(kind, 1, site) for site in sites))
-        seen.update({place: (operation, mode) for place in places})
+        if ME == 0:
+            seen.update({place: (operation, mode) for place in places})
         chosen += [place for place in places if place not in hit] or dice.sample(places, min(1, len(places)))
     for target in notes.bcast(chosen):
         if one_case(operation, group, mode, target, faults):
