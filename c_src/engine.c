@@ -151,13 +151,16 @@ void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t
 
 /* What is returned for an operation that could not be made: all it can do is to say why. */
 static mpp_op no_memory = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1};
+static mpp_op refused = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1, .detail = {1}};
 static mpp_op no_group = {.state = MPP_FAILED, .failure = MPP_FAILURE_CANCELLED, .source = -1};
 
-static int is_shared(const mpp_op *op) { return op == &no_memory || op == &no_group; }
+static int is_shared(const mpp_op *op) { return op == &no_memory || op == &refused || op == &no_group; }
 
 uintptr_t mpp_out_of_memory(const mpp_group *group) {
     return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory);
 }
+
+uintptr_t mpp_refused(const mpp_group *group) { return (uintptr_t)(mpp_is_closed(group) ? &no_group : &refused); }
 
 static void let_go(mpp_group *group) {
     if (atomic_fetch_sub(&group->holders, 1) > 1) return;

@@ -296,7 +296,7 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
     mpp_unlock();
     /* The call fails in any case. It waits so that the others learn of it though nobody here should call again. */
     if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->refusal, wait_ns);
-    return mpp_out_of_memory(g);
+    return mpp_refused(g);
 }
 
 /* ---- operations ---- */
