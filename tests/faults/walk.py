@@ -88,6 +88,8 @@ def one_case(operation: Operation, group: groups.Group, mode: str, target: Targe
         problem(f"{what}: {outcome}, and nothing had failed")
     counts["cases"] += 1
     counts["failures"] += happened
+    if happened and target.kind == ALLOCATION and group.process_group.communicator.shares_memory and not all(usable):
+        problem(f"{what}: over shared memory the group goes on, but here: {group.process_group._broken}")
     if happened and all(usable):
         after = notes.allgather(works(group.process_group, f"after {what}"))
         if set(after) != {"right"}:
