@@ -79,7 +79,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
-uintptr_t mpp_refused(const mpp_group *group); /* out of memory, and in its place in the order all the same */
+uintptr_t mpp_refused(const mpp_group *group); /* the same for a call that the other ranks learn of, in its place */
 mpi_handle mpp_to_handle(int64_t value);
 
 /* windows.c */

@@ -130,7 +130,10 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
     "of ranks, not on 2 only.",
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
-    "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model try more, which takes long.",
+    "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model, of failures and of interrupts try "
+    "everything, which takes long.",
+    "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
+    "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
@@ -139,8 +142,6 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
     "MPIPLUS_TEST_EVERY_INSTRUCTION": "Set: calls are interrupted at every instruction, not at some.",
     "MPIPLUS_FAULTS_TIMEOUT": "Seconds that an operation gets in the tests in which something is made to fail.",
-    "MPIPLUS_SOAK": "How many seconds the soak test runs; not set: not at all.",
-    "MPIPLUS_SOAK_SEED": "What its random programs begin with.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
     "MPIPLUS_CI_RUN": "By what CI knows the processes of its run.",

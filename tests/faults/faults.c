@@ -14,34 +14,54 @@ enum { ALLOCATION, CALL_OF_MPI, KINDS };
 
 #define VISIBLE __attribute__((visibility("default")))
 
-static _Atomic long left[KINDS], failed;
+enum { NOTED = 4096 };
+
+static _Atomic long left[KINDS], calls[KINDS], failed;
+static void *_Atomic wanted;
+static void *sites[KINDS][NOTED];
 static int error_code;
 
-/* The `number`-th from now on; 0: none. `code`: MPI's error for it. */
-VISIBLE void faults_arm(int kind, long number, int code) {
+/* The `number`-th from now on fails, of those from `site` if that is not NULL; 0: none. `code`: MPI's error for it. */
+VISIBLE void faults_arm(int kind, long number, void *site, int code) {
     error_code = code;
-    atomic_store(&left[ALLOCATION], 0);
-    atomic_store(&left[CALL_OF_MPI], 0);
+    atomic_store(&wanted, site);
     atomic_store(&failed, 0);
-    atomic_store(&left[kind], number);
+    for (int k = 0; k < KINDS; k++) {
+        atomic_store(&left[k], k == kind ? number : 0);
+        atomic_store(&calls[k], 0);
+    }
 }
 
 VISIBLE long faults_happened(void) { return atomic_load(&failed); }
 
-static int fails(int kind) {
+/* Where the calls since faults_arm came from; how many there are. */
+VISIBLE long faults_sites(int kind, void **to) {
+    long count = atomic_load(&calls[kind]);
+    if (count > NOTED) count = NOTED;
+    memcpy(to, sites[kind], (size_t)count * sizeof *to);
+    return count;
+}
+
+static int fails(int kind, void *site) {
+    long call = atomic_fetch_add(&calls[kind], 1);
+    if (call < NOTED) sites[kind][call] = site;
+    if (atomic_load(&wanted) && atomic_load(&wanted) != site) return 0;
     if (atomic_load(&left[kind]) <= 0 || atomic_fetch_sub(&left[kind], 1) != 1) return 0;
     atomic_fetch_add(&failed, 1);
     return 1;
 }
+
+/* Where the call came from that a replacement answers. */
+#define SITE __builtin_return_address(0)
 
 /* ---- memory ---- */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
 void *__real_realloc(void *old, size_t bytes);
-void *__wrap_malloc(size_t bytes) { return fails(ALLOCATION) ? NULL : __real_malloc(bytes); }
-void *__wrap_calloc(size_t count, size_t bytes) { return fails(ALLOCATION) ? NULL : __real_calloc(count, bytes); }
-void *__wrap_realloc(void *old, size_t bytes) { return fails(ALLOCATION) ? NULL : __real_realloc(old, bytes); }
+void *__wrap_malloc(size_t bytes) { return fails(ALLOCATION, SITE) ? NULL : __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) { return fails(ALLOCATION, SITE) ? NULL : __real_calloc(count, bytes); }
+void *__wrap_realloc(void *old, size_t bytes) { return fails(ALLOCATION, SITE) ? NULL : __real_realloc(old, bytes); }
 
 /* ---- MPI ---- */
 
@@ -49,7 +69,7 @@ static mpi_api real;
 
 static int failing_Test(mpi_handle *request, int *flag, mpi_status *status) {
     int error = real.Test(request, flag, status);
-    return !error && *flag && fails(CALL_OF_MPI) ? error_code : error;
+    return !error && *flag && fails(CALL_OF_MPI, SITE) ? error_code : error;
 }
 
 /* X(name, parameters, arguments) */
@@ -70,7 +90,7 @@ static int failing_Test(mpi_handle *request, int *flag, mpi_status *status) {
       (i, o, n, t, p, c, q))
 
 #define DEFINE(name, parameters, arguments)                                                                            \
-    static int failing_##name parameters { return fails(CALL_OF_MPI) ? error_code : real.name arguments; }
+    static int failing_##name parameters { return fails(CALL_OF_MPI, SITE) ? error_code : real.name arguments; }
 FUNCTIONS(DEFINE)
 
 void *__real_dlsym(void *library, const char *name);

@@ -39,7 +39,7 @@ COMPARED = {
     "move": "075ce5f86736",
     "step": "ab5b186593f1",
     "step_refusal": "70c69719f102",
-    "mpp_shm_out_of_memory": "a15428cfda19",
+    "mpp_shm_out_of_memory": "6828cfa147d9",
     "mpp_enqueue_shm": "57ee80980fce",
 }
 

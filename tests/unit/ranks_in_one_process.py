@@ -78,7 +78,7 @@ class Ranks:
         return self.lib.mpp_state_of(op) & 3
 
     def failure(self, op):
-        """Why ``op`` failed, the rank that is said to disagree, and that rank's call."""
+        """Why ``op`` failed, the rank that is said to disagree (no memory: 1), and that rank's call."""
         code, first, second = self.ffi.new("int *"), self.ffi.new("int64_t *"), self.ffi.new("int64_t *")
         failure = self.lib.mpp_failure_of(op, code, first, second)
         mine, theirs = self.ffi.new("mpp_call *"), self.ffi.new("mpp_call *")

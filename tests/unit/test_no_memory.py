@@ -57,6 +57,7 @@ def check_failed(ranks, call, without):
     assert (call.out == -1).all(), "something was written"
     if call.rank in without:
         assert failure == MEMORY
+        assert rank == 1, "nobody is told that the call has its place in the order, so the group would end here"
         return
     assert failure == MISMATCH
     assert rank in without
