@@ -140,8 +140,6 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
-    "MPIPLUS_TEST_EVERY_INSTRUCTION": "Set: calls are interrupted at every instruction, not at some.",
-    "MPIPLUS_FAULTS_TIMEOUT": "Seconds that an operation gets in the tests in which something is made to fail.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
     "MPIPLUS_CI_RUN": "By what CI knows the processes of its run.",
