@@ -61,6 +61,7 @@ _QUESTIONS = (
     "allocate_tensor",
     "get_error",
     "set_timeout",
+    "shrink",
     "supports_tensor_alloc",
 )
 _PROPERTIES = ("options", "supports_coalescing", "supports_shrinking", "supports_splitting")
@@ -152,10 +153,6 @@ class _Backend:
                 f"group cannot have with mpiplus below it. Name all ranks, or use new_group"
             )
         return as_backend(part)
-
-    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
-        """A backend of the other ranks; called by torch's ``shrink_group``."""
-        return self.group.shrink(ranks_to_exclude, shrink_flags, opts_override)
 
 
 @functools.cache

@@ -130,7 +130,6 @@ class Communicator:
         self._lib, self._ffi = shim.lib, shim.ffi
         self._segment: Segment | None = None
         self._descriptor = -1
-        self.handle = 0
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.

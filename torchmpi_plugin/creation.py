@@ -26,20 +26,22 @@ from .options import among as options_among
 from .process_group import ProcessGroupMPI
 
 
-def _check_alone() -> None:
-    """Refuse a group that other backends share, where torch would silently give all devices to us.
+def _is_shared() -> bool:
+    """Whether the group that torch is making has other backends too; refused where torch would drop those.
 
     Before torch 2.15 ``_new_process_group_helper`` knows no backend in Python: it takes a Python process group for the
     whole, and drops the rest.
     """
     backends = torch_internals.device_backends()
-    if len(set(backends.values())) > 1 and not torch_internals.has_python_backends():
+    shared = len(set(backends.values())) > 1
+    if shared and not torch_internals.has_python_backends():
         names = ",".join(f"{device}:{backend}" for device, backend in backends.items())
         raise RuntimeError(
             f"torch {torch.__version__} cannot combine mpiplus with other backends in one group ({names}): that takes "
             f"torch 2.15. mpiplus takes CPU and CUDA tensors; or make one group for each backend: "
             f"init_process_group('mpiplus') and new_group(backend=...)"
         )
+    return shared
 
 
 def _base_of_subgroup(options: Options | None, size: int) -> Any:
@@ -69,8 +71,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ValueError: a size that is not MPI's.
         DistBackendError: members that do not come in time.
     """
-    _check_alone()
-    shared = len(set(torch_internals.device_backends().values())) > 1
+    shared = _is_shared()
     options = options_among(options, shared)
     mpi_runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
     ranks = list(opts.global_ranks_in_group)

@@ -288,9 +288,9 @@ class Group(Hooks):
                 work._tensors = tensors
             else:
                 work = self._pending(handle, operation, peer, opts, tensors, finish, keep, then)
-                entry = flight_recorder.of_pending(entry, work)
-            if flight_recorder.current is not None:
-                flight_recorder.current.append(entry)
+            recorder = flight_recorder.current
+            if recorder is not None:
+                recorder.append(entry if handle == 0 else flight_recorder.of_pending(entry, work))
             if isinstance(work, PendingWork):
                 self._take_care_of(work, sync)
         except BaseException:

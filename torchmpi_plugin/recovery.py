@@ -37,7 +37,7 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
     old = resolve(group)
     mpi_runtime.refuse_in_forked_child("shrink")
     timeout = timeout or old.timeout
-    is_world = old is dist.group.WORLD
+    is_world = group is None or group is dist.group.WORLD  # not `old`, which may work below torch's own
     for each in shutdown.groups() if is_world else [old]:
         survivors.revoke(each.communicator.comm)
         each.abort()
@@ -48,7 +48,7 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
         dist.destroy_process_group()
         dist.init_process_group(BACKEND, init_method="mpi://", timeout=timeout, pg_options=options)
         return resolve(None)
-    dist.destroy_process_group(old)
+    dist.destroy_process_group(group)
     return _subgroup(left, old.group_name, timeout, options)
 
 
