@@ -72,7 +72,7 @@ class CheckIn:
     def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
         self._store = store
         self._prefix = f"mpiplus/{name}"
-        self._rank = rank
+        self.rank = rank
         self.size = size
         self._barriers = 0
         self._asking: threading.Thread | None = None
@@ -104,7 +104,7 @@ class CheckIn:
 
     def arrive(self, what: str, value: str) -> None:
         """Say that this rank has come."""
-        self._store.set(self._key(what, self._rank), value)
+        self._store.set(self._key(what, self.rank), value)
 
     def gather(self, what: str, value: str, timeout: timedelta, doing: str) -> list[str]:
         """Every rank's value, on every rank.
@@ -146,7 +146,7 @@ class CheckIn:
         # Everybody is past the one before: coming to this one took it.
         if self._barriers > 1:
             with contextlib.suppress(RuntimeError):
-                self._store.delete_key(self._key("barrier", self._barriers - 1, self._rank))
+                self._store.delete_key(self._key("barrier", self._barriers - 1, self.rank))
 
     def _read(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ class CheckIn:
             reason = f"{describe_ranks(absent)} did not come. Either they failed earlier, or they do not make this call"
         else:
             reason = f"the store failed ({str(error).splitlines()[0]}): its host, rank 0 of the world, may have ended"
-        return DistBackendError(f"{doing}: rank {self._rank} of {self.size} gave up after {elapsed:.1f} s: {reason}.")
+        return DistBackendError(f"{doing}: rank {self.rank} of {self.size} gave up after {elapsed:.1f} s: {reason}.")
 
     # ---- what the others are doing ----
     #
@@ -182,7 +182,7 @@ class CheckIn:
         return answer[0]
 
     def _say(self, subject: str, what: Any) -> None:
-        self._store.set(self._key(subject, self._rank), json.dumps(what))
+        self._store.set(self._key(subject, self.rank), json.dumps(what))
 
     def _heard(self, subject: str) -> dict[int, Any]:
         ranks = self._present(subject, list(range(self.size)))

@@ -249,9 +249,8 @@ def create(
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
-    Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline, hence
-    the check-in over the store before it, which has one and knows who is missing. What remains is a rank that stops
-    between the two, which is a matter of microseconds.
+    Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline and cannot be
+    taken back, hence the check-in over the store before it, which has one and knows who is missing.
 
     Args:
         base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
@@ -275,12 +274,12 @@ def create(
             f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
-    with mpi_runtime.exclusive():
-        comm = _create_group(base, members, name, doing)
+    checkin = CheckIn(store, entries[0][1], rank, size)
+    steps = Steps(checkin, timeout, doing)
+    comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
-    checkin = CheckIn(store, entries[0][1], rank, size)
-    return Communicator(comm, base, Steps(comm, checkin, timeout, doing)), checkin
+    return Communicator(comm, base, steps), checkin
 
 
 def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:

@@ -24,6 +24,7 @@ from . import (
 from .options import Options
 from .options import among as options_among
 from .process_group import ProcessGroupMPI
+from .steps import Steps
 
 
 def _is_shared() -> bool:
@@ -89,17 +90,27 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         base = _base_of_subgroup(options, opts.group_size)
     comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
     if is_world:
-        cuda_path.settle(comm.comm, cuda, comm.place.local_rank)
+        _settle_world(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     shutdown.remember(group)
     if is_world:
         flight_recorder.start(opts.group_rank)
         shutdown.abort_on_exception = options is None or options.abort_on_exception
-        rendezvous.export_environment(comm)
         world.adopt(group)
         if opts.group_rank == 0:
             settings.warn_of_unknown()
     return _face_of(group, shared, options)
+
+
+def _settle_world(comm: communicator.Communicator, steps: Steps, cuda: str | None) -> None:
+    """What the ranks of a world agree on, once."""
+    try:
+        cuda_path.settle(steps, cuda, comm.place.local_rank)
+        rendezvous.export_environment(comm, steps)
+    except BaseException:
+        comm.littered = True
+        comm.free()
+        raise
 
 
 def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:

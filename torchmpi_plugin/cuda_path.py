@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import cuda_aware, mpi_runtime
+from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -34,21 +35,25 @@ current = Path(False, "no group has been made")
 _kept: list[Any] = []
 
 
-def settle(comm: Any, option: str | None, local_rank: int) -> None:
+def settle(steps: Steps, option: str | None, local_rank: int) -> None:
     """Agree on the path. Every rank of the new world calls this.
 
     Args:
-        comm: the world's own communicator, an ``mpi4py`` one, on which nothing is under way.
+        steps: on the world's own communicator.
         option: the user's ``Options(cuda=...)``.
         local_rank: this process's place on its node.
+
+    Raises:
+        DistBackendError: not all ranks have come in time.
     """
     global current  # noqa: PLW0603
     wished, place = cuda_aware.wish(option, os.environ)
-    current = _first_refusal(comm.allgather(_own_choice(wished, place)))
+    current = _first_refusal(steps.take(lambda: _own_choice(wished, place)))
     if current.direct:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        problem = _probe(comm, device)
-        current = _first_refusal(comm.allgather(Path(not problem, problem or current.why)))
+        problem = _probe(steps.comm, device)
+        outcome = Path(not problem, problem or current.why)
+        current = _first_refusal(steps.take(lambda: outcome))
         if not current.direct:
             log.warning("mpiplus: CUDA tensors are staged through host memory: %s", current.why)
     log.info("mpiplus: CUDA tensors: %s: %s", "handed to MPI" if current.direct else "staged", current.why)

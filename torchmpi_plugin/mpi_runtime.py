@@ -8,14 +8,17 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from . import launchers, mpi_library
 from .dtypes import MPI_DATATYPES, MPI_OPERATIONS
 
 log = logging.getLogger("torchmpi_plugin")
+
+T = TypeVar("T")
 
 
 class Shim(NamedTuple):
@@ -165,6 +168,37 @@ def exclusive() -> Iterator[None]:
         yield
     finally:
         lib.mpp_unlock()
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Make a blocking call of MPI that has no deadline.
+
+    Below ``MPI_THREAD_MULTIPLE`` it has none here either: no other thread may call MPI then.
+
+    Raises:
+        TimeoutError: it has not come back; its thread is left behind, and MPI cannot be finalised.
+    """
+    if mpi().Query_thread() != mpi().THREAD_MULTIPLE:
+        with exclusive():
+            return call()
+    outcome: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="mpiplus-mpi", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not outcome:
+        leave_unfinalized()
+        raise TimeoutError(f"MPI has not come back after {seconds:g} s")
+    return outcome[0]
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from . import host_names, launchers, mpi_runtime, node, settings, store, torch_i
 from ._autoload import BACKEND
 from .errors import DistBackendError
 from .options import among
+from .steps import Steps
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -215,16 +216,17 @@ def _exported_by_us() -> bool:
     return bool(_exported) and all(os.environ.get(name) == _exported.get(name) for name in _VARIABLES)
 
 
-def export_environment(communicator: Any) -> None:
-    """Set torchrun's variables where they are missing.
+def export_environment(communicator: Any, steps: Steps) -> None:
+    """Set torchrun's variables where they are missing. Every rank of the new world calls this.
 
     MASTER_PORT is a free port on rank 0's host, not that of our own store: whoever reads it (a second init
     with another backend, RPC) wants to listen there.
     """
     comm, place = communicator.comm, communicator.place
     rank = comm.Get_rank()
-    master = (node.own_addresses(place.node_count == 1)[0], _free_port()) if rank == 0 else None
-    address, port = comm.bcast(master)
+    address, port = steps.take(
+        lambda: (node.own_addresses(place.node_count == 1)[0], _free_port()) if rank == 0 else ("", 0)
+    )[0]
     values = {
         "RANK": rank,
         "WORLD_SIZE": comm.Get_size(),

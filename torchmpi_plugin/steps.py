@@ -25,22 +25,35 @@ class Steps:
     """What the ranks do while a group is made.
 
     Args:
-        comm: a communicator on which nothing else is under way.
-        checkin: of the same ranks; tells at the deadline who did not come.
+        checkin: of these ranks; tells at the deadline who did not come.
         timeout: for all steps together.
         doing: what the user is waiting for, for the error messages.
+        comm: a communicator of theirs on which nothing else is under way; None if the first step makes it.
 
     Attributes:
         broken: the ranks have lost each other, and the communicator is of no use any more.
     """
 
-    def __init__(self, comm: Any, checkin: CheckIn, timeout: timedelta, doing: str) -> None:
-        self._comm = comm
+    def __init__(self, checkin: CheckIn, timeout: timedelta, doing: str, comm: Any = None) -> None:
+        self.comm = comm
         self._checkin = checkin
         self._doing = doing
         self._seconds = timeout.total_seconds()
         self._until = time.monotonic() + self._seconds
         self.broken = False
+
+    def make(self, call: Callable[[], Any]) -> Any:
+        """The communicator for the other steps, from a call of MPI that all ranks make, and that has no deadline.
+
+        Raises:
+            DistBackendError: not all ranks have made it in time.
+        """
+        try:
+            self.comm = mpi_runtime.within(max(0.0, self._until - time.monotonic()), call)
+        except TimeoutError:
+            self.broken = True
+            raise DistBackendError(self._too_late()) from None
+        return self.comm
 
     def take(self, action: Callable[[], T]) -> list[T]:
         """Do something on every rank.
@@ -68,7 +81,7 @@ class Steps:
         return [result for _, result in outcomes]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
-        comm, mpi = self._comm, mpi_runtime.mpi()
+        comm, mpi = self.comm, mpi_runtime.mpi()
         length, lengths = array("i", [len(mine)]), array("i", [0] * comm.Get_size())
         try:
             with mpi_runtime.exclusive():
@@ -102,7 +115,7 @@ class Steps:
 
     def _too_late(self) -> str:
         """Those who give up say so in the store, so who does not is the one they waited for."""
-        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        rank, size = self._checkin.rank, self._checkin.size
         self._checkin.briefly(lambda: self._checkin.arrive("late", ""), None)
         time.sleep(_LATE_SECONDS)
         nobody: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -38,28 +37,17 @@ def revoke(comm: Any) -> None:
 
 
 def without_the_dead(comm: Any, timeout: timedelta) -> Any:
-    """``MPI_Comm_shrink``, which has no deadline, on a thread that is left behind where it does not come back.
+    """``MPI_Comm_shrink``, which has no deadline of its own.
 
     Raises:
         DistBackendError: the other survivors did not come in time, or MPI failed.
     """
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            with mpi_runtime.exclusive():
-                outcome.append(comm.Shrink())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="mpiplus-shrink", daemon=True)
-    thread.start()
-    thread.join(timeout.total_seconds())
-    if not outcome:
+    try:
+        return mpi_runtime.within(timeout.total_seconds(), comm.Shrink)
+    except TimeoutError:
         raise DistBackendError(
             f"shrink: after {timeout.total_seconds():g} s not all survivors have called it (this is rank "
             f"{comm.Get_rank()})"
-        )
-    if isinstance(outcome[0], Exception):
-        raise DistBackendError(f"shrink: {outcome[0]}") from outcome[0]
-    return outcome[0]
+        ) from None
+    except mpi_runtime.mpi().Exception as error:
+        raise DistBackendError(f"shrink: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from failures import ALLOCATION, FULL, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, works
 from mpi4py import MPI
 
-from torchmpi_plugin import checkin, communicator
+from torchmpi_plugin import checkin, communicator, steps
 
 #: What fails, of what, and how.
 IN_PYTHON = (
@@ -56,14 +57,26 @@ class Proxy:
         return lambda *arguments, **named: self._failure.call(found, *arguments, **named)
 
 
+class FailingSteps(steps.Steps):
+    """Steps on a communicator that fails."""
+
+    def __init__(self, failure: Failure, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._failure = failure
+
+    def make(self, call: Callable[[], Any]) -> Any:
+        made = super().make(call)
+        self.comm = Proxy(made, self._failure)
+        return made
+
+
 @contextmanager
 def in_python(thing: str, failure: Failure) -> Iterator[Failure]:
     if thing == "store":
         check_in = checkin.CheckIn
         patch = mock.patch.object(communicator, "CheckIn", lambda store, *more: check_in(Proxy(store, failure), *more))
     elif thing == "MPI":
-        steps = communicator.Steps
-        patch = mock.patch.object(communicator, "Steps", lambda comm, *more: steps(Proxy(comm, failure), *more))
+        patch = mock.patch.object(communicator, "Steps", functools.partial(FailingSteps, failure))
     else:
         patch = mock.patch.object(communicator, thing, Proxy(getattr(communicator, thing), failure))
     with patch:

@@ -152,9 +152,13 @@ def free_port() -> int:
 
 
 def run_process(
-    command: Sequence[str], environment: Mapping[str, str], directory: Path, seconds: float = SECONDS
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    seconds: float = SECONDS,
+    grace: float = GRACE,
 ) -> Outcome:
-    """Run any command like a job: with a limit, and nothing left running."""
+    """Run any command like a job: with a limit, and nothing left running after a grace."""
     mark = uuid.uuid4().hex
     outputs = [directory / f"{mark}.{name}" for name in ("stdout", "stderr")]
     started = time.time()
@@ -171,7 +175,7 @@ def run_process(
         )
         code = _wait(launcher, seconds, mark, stderr)
     ended = time.time()
-    survivors = _sweep(mark)
+    survivors = _sweep(mark, grace)
     stdout_text, stderr_text = (path.read_text(errors="replace") for path in outputs)
     return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors, ended - started, ended)
 
@@ -204,9 +208,9 @@ def _wait_channel(process: int) -> str:
     return "unknown"
 
 
-def _sweep(mark: str) -> list[str]:
+def _sweep(mark: str, grace: float) -> list[str]:
     """Kill what is left of a job after a grace; what had to be killed."""
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + grace
     while (left := _marked(mark)) and time.monotonic() < until:
         time.sleep(0.05)
     for process in left:

@@ -21,10 +21,12 @@ def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
     job.run(3, "creation.py", "goes_without", where).succeeded(3)
 
 
-def test_a_rank_that_is_stopped(job: Job) -> None:
+@pytest.mark.parametrize("where", ["steps", "MPI", "world"])
+def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     """The others do not wait for it for ever. The communicator is lost to MPI, which may say so."""
-    outcome = job.run(3, "creation.py", "stopped", job.directory).came_to_an_end()
-    assert outcome.code == 0, outcome.output
+    outcome = job.run(3, "creation.py", "stopped", where, job.directory).came_to_an_end()
+    # With a thread inside MPI that never comes back MPI is not finalised, which Open MPI's launcher takes for a failure.
+    assert outcome.code == 0 or where == "MPI", outcome.output
     assert outcome.stdout.count("] end\n") == 3
 
 

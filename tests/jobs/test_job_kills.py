@@ -41,14 +41,18 @@ def test_the_job_ends(job: Job, shared_memory: str, turn: int) -> None:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
 def test_survivors_say_why(job: Job, shared_memory: str, victim: int) -> None:
-    """Where the launcher leaves them alone, they find out by themselves, and end with a message."""
+    """Where the launcher leaves them alone, they find out by themselves, and end with a message.
+
+    With ULFM it ends before them all, and in about one run of ten with exit code 0: neither is ours to change.
+    """
     if job.installation.vendor != "Open MPI":
         pytest.skip(f"the launcher of {job.installation.vendor} ends the job")
     before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
     command = job.installation.command(3, [str(PROGRAMS), "600", str(seed), str(victim), str(at)])
     command[1:1] = ["--with-ft", "ulfm"]
     environment = {**job.installation.full_environment(), "MPIPLUS_SHM": shared_memory}
-    outcome = run_process(command, environment, job.directory)
-    outcome.failed("has ended without a word|has died|which left this group|ends the job").within(BOUND + at + 30)
+    outcome = run_process(command, environment, job.directory, grace=BOUND)
+    outcome.came_to_an_end().says("has ended without a word|has died|which left this group|ends the job")
+    outcome.within(BOUND + at + 30)
     outcome.says_not("Segmentation", "Fatal Python error")
     check_nothing_left(before)

@@ -22,6 +22,8 @@ from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, complete, run_case
 
 from torchmpi_plugin import cuda_aware, cuda_path, device_reductions
+from torchmpi_plugin.checkin import CheckIn
+from torchmpi_plugin.steps import Steps
 
 PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
 DTYPES = (torch.bfloat16, torch.uint8)
@@ -376,7 +378,8 @@ def test_all_ranks_take_one_path(refuses: str, channel, monkeypatch) -> None:
     monkeypatch.setattr(cuda_path, "_probe", lambda *_: "it came late" if last and refuses == "probe" else "")
     aware = not (last and refuses == "library")
     monkeypatch.setattr(cuda_aware, "support_of", lambda *_: cuda_aware.Support(aware, f"it says {aware}"))
-    cuda_path.settle(channel, None, 0)
+    checkin = CheckIn(dist.group.WORLD.get_group_store(), "path", channel.rank, channel.size)
+    cuda_path.settle(Steps(checkin, timedelta(seconds=30), "settling", channel), None, 0)
     wanted = {
         "nobody": (True, "it says True"),
         "library": (False, f"rank {channel.size - 1}: it says False"),

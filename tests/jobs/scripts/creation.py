@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
-from torchmpi_plugin import communicator, mpi_runtime
+from torchmpi_plugin import communicator, cuda_path, mpi_runtime
 
 GUILTY = 1
 SHORT = timedelta(seconds=3)
@@ -81,20 +81,30 @@ def goes_without(where: str) -> None:
     dist.destroy_process_group()
 
 
-def stopped(directory: str) -> None:
-    """The others do not wait for it for ever, and know whom they have waited for."""
-    dist.init_process_group("mpiplus", timeout=LONG)
-    pids = [0] * SIZE
-    dist.all_gather_object(pids, os.getpid())
+STOPPED_IN = {
+    "steps": (communicator.processes, "this"),
+    "MPI": (communicator, "_create_group"),
+    "world": (cuda_path, "_own_choice"),
+}
 
-    def stop() -> None:
+
+def stopped(where: str, directory: str) -> None:
+    """The others do not wait for it for ever, and know whom they have waited for."""
+    pids = mpi_runtime.mpi().COMM_WORLD.allgather(os.getpid())
+    if where == "world":
+        doing, make = "init_process_group", lambda: dist.init_process_group("mpiplus", timeout=SHORT)
+    else:
+        dist.init_process_group("mpiplus", timeout=LONG)
+        doing, make = "creating group", lambda: dist.new_group(timeout=SHORT)
+
+    def stop(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         raise OSError("goes on")
 
-    with replaced(communicator.processes, "this", stop) if ME == GUILTY else contextlib.nullcontext():
-        expected = rf"gave up after 3 s: rank {GUILTY}" if ME != GUILTY else "creating group"
-        with raises(dist.DistBackendError, expected):
-            dist.new_group(timeout=SHORT)
+    with replaced(*STOPPED_IN[where], stop) if ME == GUILTY else contextlib.nullcontext():
+        expected = rf"{doing}.* gave up after 3 s: rank {GUILTY} came" if ME != GUILTY else "goes on|gave up"
+        with raises((dist.DistBackendError, OSError), expected):
+            make()
     if ME != GUILTY:
         (Path(directory) / f"gave-up-{ME}").touch()
     if ME == 0:
@@ -102,7 +112,8 @@ def stopped(directory: str) -> None:
             if rank != GUILTY:
                 wait_for(Path(directory) / f"gave-up-{rank}")
         os.kill(pids[GUILTY], signal.SIGCONT)
-    check_works()
+    if where != "world":
+        check_works()
 
 
 def killed() -> None:
