@@ -1,12 +1,16 @@
-"""What the whole suite shares: which tests run in this process, and which under mpiexec."""
+"""What the whole suite shares: which tests run in this process, which under mpiexec, and which side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from mpi_installations import find_installations
 
 HERE = Path(__file__).parent
+#: Those of one lane run one after another, in the order given here, beside all others. What keeps all cores busy has
+#: one lane, so that what mostly waits has the rest; hosts and clusters cannot be made twice.
+LANES = {"test_under_mpiexec.py": "ranks", "faults": "ranks", "hosts": "hosts", "slurm": "hosts"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,3 +32,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("--with-mpi"):
         return True if collection_path.name == "test_under_mpiexec.py" else None
     return True if collection_path == HERE / "mpi" else None
+
+
+def first_part(path: Path) -> str:
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The MPIs are looked for once, not by each worker; those start with this environment."""
+    if not config.getoption("--with-mpi") and config.getoption("numprocesses", None):
+        find_installations()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The lanes come first: they take longest."""
+    lanes = list(LANES)
+    for item in items:
+        if lane := LANES.get(first_part(item.path)):
+            item.add_marker(pytest.mark.xdist_group(lane))
+    items.sort(key=lambda item: lanes.index(part) if (part := first_part(item.path)) in lanes else len(lanes))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ report = dict(vendor=vendor, version=".".join(map(str, version)),
               size=MPI.COMM_WORLD.size, libraries=libraries)
 sys.stdout.write("MPI-PROBE " + json.dumps(report) + "\\n")
 """
+
+
+#: What has been found, for the processes that share the tests.
+FOUND = "MPIPLUS_TEST_INSTALLATIONS"
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,15 @@ def foreign_launcher(installation: Installation) -> str | None:
 
 @functools.cache
 def find_installations() -> tuple[tuple[Installation, ...], tuple[Rejected, ...]]:
-    """Every MPI here that runs the tests, once each, and every launcher that cannot."""
+    """Every MPI here that runs the tests, once each, and every launcher that cannot. Child processes inherit it."""
+    if FOUND not in os.environ:
+        found, rejected = _look_for_installations()
+        os.environ[FOUND] = json.dumps([[asdict(one) for one in found], [asdict(one) for one in rejected]])
+    installations, refused = json.loads(os.environ[FOUND])
+    return tuple(Installation(**one) for one in installations), tuple(Rejected(**one) for one in refused)
+
+
+def _look_for_installations() -> tuple[tuple[Installation, ...], tuple[Rejected, ...]]:
     installations: dict[tuple[str, str, str], Installation] = {}
     rejected: list[Rejected] = []
     tried: set[tuple[str, tuple[tuple[str, str], ...]]] = set()

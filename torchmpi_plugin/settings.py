@@ -130,8 +130,9 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
     "of ranks, not on 2 only.",
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",
-    "MPIPLUS_TEST_FULL": "`1`: the tests of the shared-memory protocol's model, of failures and of interrupts try "
-    "everything, which takes long.",
+    "MPIPLUS_TEST_FULL": "`1`: every number of ranks runs the whole table of operations, and the tests of the "
+    "shared-memory protocol's model, of failures and of interrupts try everything, which takes long.",
+    "MPIPLUS_TEST_INSTALLATIONS": "The MPIs that the tests have found, for the processes that share them.",
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",

@@ -25,7 +25,7 @@ def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
 def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     """The others do not wait for it for ever. The communicator is lost to MPI, which may say so."""
     outcome = job.run(3, "creation.py", "stopped", where, job.directory).came_to_an_end()
-    # With a thread inside MPI that never comes back MPI is not finalised, which Open MPI's launcher takes for a failure.
+    # A thread never comes back from MPI, which is not finalised then: for Open MPI's launcher that is a failure.
     assert outcome.code == 0 or where == "MPI", outcome.output
     assert outcome.stdout.count("] end\n") == 3
 

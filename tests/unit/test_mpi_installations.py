@@ -7,7 +7,15 @@ from pathlib import Path
 
 import mpi_installations
 import pytest
-from mpi_installations import Installation, Rejected, candidates, find_installations, launch_command, probe
+from mpi_installations import (
+    Installation,
+    Rejected,
+    _look_for_installations,
+    candidates,
+    find_installations,
+    launch_command,
+    probe,
+)
 
 ENVIRONMENTS_MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -31,7 +39,7 @@ def search(monkeypatch: pytest.MonkeyPatch):
 
     def run(*launchers: str):
         monkeypatch.setattr(mpi_installations, "candidates", lambda: [(path, {}) for path in launchers])
-        return find_installations.__wrapped__()
+        return _look_for_installations()
 
     return run
 
