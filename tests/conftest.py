@@ -9,8 +9,9 @@ from mpi_installations import find_installations
 
 HERE = Path(__file__).parent
 #: Those of one lane run one after another, in the order given here, beside all others. What keeps all cores busy has
-#: one lane, so that what mostly waits has the rest; hosts and clusters cannot be made twice.
-LANES = {"test_under_mpiexec.py": "ranks", "faults": "ranks", "hosts": "hosts", "slurm": "hosts"}
+#: one lane, so that what mostly waits has the rest; hosts and clusters cannot be made twice; and the tests of one
+#: process share what they compile.
+LANES = {"test_under_mpiexec.py": "ranks", "faults": "ranks", "hosts": "hosts", "slurm": "hosts", "unit": "unit"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
