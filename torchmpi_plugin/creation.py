@@ -78,6 +78,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda
+    torch_internals.leave_out_of_compilation(__package__)
     settings.check()  # a wrong word is an error here, before anybody waits for this rank
     cuda_aware.wish(cuda, os.environ)
     if is_world:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from inspect import unwrap
+from types import CodeType
 from typing import Any, NamedTuple
 
 
@@ -29,6 +31,7 @@ class Need(NamedTuple):
 
 
 _C10D = "torch._C._distributed_c10d"
+_FRAMES = "torch._C._dynamo.eval_frame"
 #: The oldest torch that is supported; pyproject.toml says the same.
 OLDEST = (2, 8)
 #: Since when a backend may be a Python subclass of c10d's Backend.
@@ -59,6 +62,9 @@ NEEDS = (
     Need(f"{_C10D}:WindowAccessType", BACKENDS_IN_PYTHON, "get_attr() of windows"),
     Need(f"{_C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
     Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
+    Need(f"{_FRAMES}:set_code_exec_strategy", OLDEST, "torch.compile around our operations"),
+    Need(f"{_FRAMES}:_FrameExecStrategy", OLDEST, "torch.compile around our operations"),
+    Need(f"{_FRAMES}:_FrameAction.SKIP", OLDEST, "torch.compile around our operations"),
 )
 
 
@@ -276,3 +282,47 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
 
     _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]
     module._dump_fr_trace = _dump_fr_trace  # type: ignore[attr-defined]
+
+
+_left_out: set[str] = set()
+
+
+def leave_out_of_compilation(package: str) -> None:
+    """Have torch.compile run the package's functions as they are.
+
+    Dynamo compiles whatever Python runs below a compiled function, also between its graphs. It takes a process group
+    for opaque, and ends with an error of its own where it sees a method of one use an attribute. Marked one by one: the
+    functions that say so to Dynamo itself (``torch.compiler.disable``) cost each call microseconds, and import it.
+    """
+    names = [name for name in sys.modules if name.partition(".")[0] == package and name not in _left_out]
+    skip = find(f"{_FRAMES}:_FrameAction.SKIP")
+    strategy = find(f"{_FRAMES}:_FrameExecStrategy")(skip, skip)
+    mark = find(f"{_FRAMES}:set_code_exec_strategy")
+    for name in names:
+        for code in _codes_of(sys.modules[name]):
+            mark(code, strategy)
+    _left_out.update(names)
+
+
+def _codes_of(module: Any) -> Iterator[CodeType]:
+    """The functions of a module, those of its classes, and those within them."""
+    for thing in list(vars(module).values()):
+        if getattr(thing, "__module__", None) == module.__name__:
+            members = vars(thing).values() if isinstance(thing, type) else [thing]
+            for member in members:
+                yield from _nested(_code_of(member))
+
+
+def _code_of(member: Any) -> CodeType | None:
+    if isinstance(member, property):
+        member = member.fget
+    function = unwrap(getattr(member, "__func__", getattr(member, "func", member)))
+    return getattr(function, "__code__", None)
+
+
+def _nested(code: CodeType | None) -> Iterator[CodeType]:
+    if code is not None:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from _nested(constant)
