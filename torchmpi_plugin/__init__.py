@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from .errors import RankFailedError
-    from .groups import get_comm, monitored_barrier
+    from .faces.public import get_comm, monitored_barrier
+    from .lifecycle.recovery import shrink
     from .options import Options
-    from .recovery import shrink
 
 # Loaded when asked for: torch imports this package at every `import torch`.
 _PUBLIC = {
     "Options": "options",
     "RankFailedError": "errors",
-    "get_comm": "groups",
-    "monitored_barrier": "groups",
-    "shrink": "recovery",
+    "get_comm": "faces.public",
+    "monitored_barrier": "faces.public",
+    "shrink": "lifecycle.recovery",
 }
 
 __all__ = ["Options", "RankFailedError", "__version__", "get_comm", "monitored_barrier", "shrink"]

@@ -12,13 +12,17 @@ import warnings
 from typing import Any
 
 from . import torch_internals
-
-BACKEND = "mpiplus"
+from .names import BACKEND
 
 
 def _load(module: str) -> Any:
-    """Our own module, which a torch to come may not let us import."""
+    """Our own module, on a torch that has what it needs."""
     torch_internals.check()
+    return _imported(module)
+
+
+def _imported(module: str) -> Any:
+    """Our own module, which a torch to come may not let us import."""
     try:
         return importlib.import_module(f".{module}", __package__)
     except (AttributeError, ImportError) as error:
@@ -26,18 +30,18 @@ def _load(module: str) -> Any:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    return _load("creation").create_process_group(options, backend_options)
+    return _load("lifecycle.creation").create_process_group(options, backend_options)
 
 
 def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
-    return _load("rendezvous").mpi_rendezvous(url, **arguments)
+    return _load("lifecycle.rendezvous").mpi_rendezvous(url, **arguments)
 
 
 def _env_rendezvous(url: str, **arguments: Any) -> Any:
     """torch's own ``env://``, unless mpiplus asks and a variable that torch needs is missing."""
     if torch_internals.missing():  # not ours to say to those who ask for another backend
         return _torch_env_rendezvous(url, **arguments)
-    return _load("rendezvous").env_rendezvous(_torch_env_rendezvous, url, **arguments)
+    return _imported("lifecycle.rendezvous").env_rendezvous(_torch_env_rendezvous, url, **arguments)
 
 
 _torch_env_rendezvous: Any = None

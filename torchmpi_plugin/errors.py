@@ -11,16 +11,7 @@ from collections.abc import Sequence
 
 from torch.distributed import DistBackendError
 
-__all__ = ["DistBackendError", "RankFailedError", "describe_ranks"]
-
-
-def describe_ranks(ranks: list[int], limit: int = 16) -> str:
-    """``rank 3`` or ``ranks 0, 2, 5``, cut after ``limit`` of them."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:limit])
-    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
-    return f"ranks {shown}{more}"
+__all__ = ["DistBackendError", "RankFailedError"]
 
 
 class RankFailedError(DistBackendError):

@@ -287,14 +287,14 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
 _left_out: set[str] = set()
 
 
-def leave_out_of_compilation(package: str) -> None:
-    """Have torch.compile run the package's functions as they are.
+def leave_out_of_compilation() -> None:
+    """Have torch.compile run the functions of this package as they are.
 
     Dynamo compiles whatever Python runs below a compiled function, also between its graphs. It takes a process group
     for opaque, and ends with an error of its own where it sees a method of one use an attribute. Marked one by one: the
     functions that say so to Dynamo itself (``torch.compiler.disable``) cost each call microseconds, and import it.
     """
-    names = [name for name in sys.modules if name.partition(".")[0] == package and name not in _left_out]
+    names = [name for name in sys.modules if name.partition(".")[0] == __package__ and name not in _left_out]
     skip = find(f"{_FRAMES}:_FrameAction.SKIP")
     strategy = find(f"{_FRAMES}:_FrameExecStrategy")(skip, skip)
     mark = find(f"{_FRAMES}:set_code_exec_strategy")

@@ -23,7 +23,7 @@ from torchmpi_plugin.launch import (  # was: from ml.utils.torch_distributed imp
     MultiprocessConfig,
     all_to_all,
     launch_subprocesses,
-    parallel_group_info,  # was: from ml.utils.parallel import parallel_group_info
+    parallel_group_info,
 )
 
 HIDDEN = 64

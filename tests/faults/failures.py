@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmpi_plugin import mpi_runtime
+from torchmpi_plugin.mpi import runtime
 
 TIMEOUT = timedelta(seconds=2)
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
@@ -69,7 +69,7 @@ class Faults:
     """The counters in the shim."""
 
     def __init__(self) -> None:
-        mpi_runtime.mpi()
+        runtime.mpi()
         name = "_shim_ptr" if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p) else "_shim_int"
         self.lib = ctypes.CDLL(sys.modules[f"torchmpi_plugin.{name}"].__file__)
         self.lib.faults_happened.restype = self.lib.faults_sites.restype = ctypes.c_long

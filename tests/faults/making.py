@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,10 @@ import torch.distributed as dist
 from failures import ALLOCATION, FULL, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, works
 from mpi4py import MPI
 
-from torchmpi_plugin import checkin, communicator, steps
+from torchmpi_plugin.communicator import membership, shared_memory
+from torchmpi_plugin.communicator.steps import Steps
+from torchmpi_plugin.host import shared_files
+from torchmpi_plugin.store import checkin
 
 #: What fails, of what, and how.
 IN_PYTHON = (
@@ -57,7 +60,7 @@ class Proxy:
         return lambda *arguments, **named: self._failure.call(found, *arguments, **named)
 
 
-class FailingSteps(steps.Steps):
+class FailingSteps(Steps):
     """Steps on a communicator that fails."""
 
     def __init__(self, failure: Failure, *arguments: Any) -> None:
@@ -74,11 +77,15 @@ class FailingSteps(steps.Steps):
 def in_python(thing: str, failure: Failure) -> Iterator[Failure]:
     if thing == "store":
         check_in = checkin.CheckIn
-        patch = mock.patch.object(communicator, "CheckIn", lambda store, *more: check_in(Proxy(store, failure), *more))
+        patch: AbstractContextManager[Any] = mock.patch.object(
+            membership, "CheckIn", lambda store, *more: check_in(Proxy(store, failure), *more)
+        )
     elif thing == "MPI":
-        patch = mock.patch.object(communicator, "Steps", functools.partial(FailingSteps, failure))
+        patch = mock.patch.object(membership, "Steps", functools.partial(FailingSteps, failure))
     else:
-        patch = mock.patch.object(communicator, thing, Proxy(getattr(communicator, thing), failure))
+        patch = ExitStack()
+        for module in (shared_memory, shared_files) if thing == "os" else (shared_memory,):
+            patch.enter_context(mock.patch.object(module, thing, Proxy(getattr(module, thing), failure)))
     with patch:
         yield failure
 

@@ -201,7 +201,9 @@ def driver_in(directory: Path) -> Driver:
 @contextlib.contextmanager
 def cuda_without_gpu(directory: Path) -> Iterator[Driver]:
     """Let mpiplus take DeviceTensors, over the stand-in."""
-    from torchmpi_plugin import device, device_reductions, mpi_runtime
+    from torchmpi_plugin.group import device_reductions
+    from torchmpi_plugin.mpi import runtime
+    from torchmpi_plugin.tensors import device
 
     driver = DeviceTensor.driver = driver_in(directory)
     before = device.cuda, device.DRIVER, device.devices_of, torch.cuda.get_device_capability
@@ -209,7 +211,7 @@ def cuda_without_gpu(directory: Path) -> Iterator[Driver]:
     device.cuda, device.DRIVER = torch_cuda(driver), str(driver.path)
     real, device_reductions.cuda = device_reductions.cuda, device.cuda
     device.devices_of = lambda tensors: []  # this torch makes no future for devices that it does not know
-    device._load(*mpi_runtime.shim())
+    device._load(*runtime.shim())
     try:
         yield driver
     finally:

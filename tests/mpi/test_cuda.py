@@ -21,9 +21,11 @@ from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, complete, run_case
 
-from torchmpi_plugin import cuda_aware, cuda_path, device_reductions
-from torchmpi_plugin.checkin import CheckIn
-from torchmpi_plugin.steps import Steps
+from torchmpi_plugin.communicator import cuda_path
+from torchmpi_plugin.communicator.steps import Steps
+from torchmpi_plugin.group import device_reductions
+from torchmpi_plugin.mpi import cuda_aware
+from torchmpi_plugin.store.checkin import CheckIn
 
 PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
 DTYPES = (torch.bfloat16, torch.uint8)
@@ -379,7 +381,7 @@ def test_all_ranks_take_one_path(refuses: str, channel, monkeypatch) -> None:
     aware = not (last and refuses == "library")
     monkeypatch.setattr(cuda_aware, "support_of", lambda *_: cuda_aware.Support(aware, f"it says {aware}"))
     checkin = CheckIn(dist.group.WORLD.get_group_store(), "path", channel.rank, channel.size)
-    cuda_path.settle(Steps(checkin, timedelta(seconds=30), "settling", channel), None, 0)
+    cuda_path.choose(Steps(checkin, timedelta(seconds=30), "settling", channel), None, 0)
     wanted = {
         "nobody": (True, "it says True"),
         "library": (False, f"rank {channel.size - 1}: it says False"),

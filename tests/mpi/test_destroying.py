@@ -11,7 +11,7 @@ import torch.distributed as dist
 from groups import only_up_to
 from torch.distributed import DistBackendError
 
-from torchmpi_plugin import shutdown
+from torchmpi_plugin.engine import grace
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 @pytest.mark.timeout(100)
 def test_destroyed_while_its_operations_fail(channel, monkeypatch) -> None:
     """The exit grace is over at once: what is pending fails in the background while the group's memory goes."""
-    monkeypatch.setattr(shutdown, "_grace", 0.001)
+    monkeypatch.setattr(grace, "seconds", 0.001)
     for turn in range(120):
         group = dist.new_group(None)
         works = []
@@ -45,7 +45,7 @@ def use_for_ever(group: dist.ProcessGroup, errors: list[Exception]) -> None:
 @pytest.mark.timeout(100)
 def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
     """They get an error, each time, and nothing else: not a group that is no more."""
-    monkeypatch.setattr(shutdown, "_grace", 0.01)
+    monkeypatch.setattr(grace, "seconds", 0.01)
     for turn in range(25):
         group, errors = dist.new_group(None), []
         threads = [threading.Thread(target=use_for_ever, args=(group, errors)) for _ in range(2)]

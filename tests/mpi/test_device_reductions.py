@@ -15,7 +15,7 @@ import torch.distributed as dist
 from fake_cuda import Driver, on_device
 from groups import Group, only_up_to
 
-from torchmpi_plugin import device_reductions
+from torchmpi_plugin.group import device_reductions
 
 pytestmark = only_up_to(3)
 COUNT = 100_000  # 400 kB: on the device by default

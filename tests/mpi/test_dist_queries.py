@@ -10,9 +10,9 @@ from dist_groups import Talk, in_each_group, talk_of_family  # noqa: F401 - a fi
 from groups import only_up_to
 
 from torchmpi_plugin import dist as helpers
-from torchmpi_plugin import node
 from torchmpi_plugin.dist import meetings, queries
 from torchmpi_plugin.errors import RankFailedError
+from torchmpi_plugin.host import node
 
 pytestmark = [pytest.mark.timeout(60), only_up_to(4)]
 
@@ -87,7 +87,7 @@ def on_nodes(request, world, new_group, monkeypatch):
     def make(node_of_rank: list[int], ranks: list[int]):
         name = f"node {node_of_rank[world.rank]}"
         monkeypatch.setattr(node, "identity", lambda: name)
-        monkeypatch.setattr(queries.launched, "find", lambda: queries.launched.Launched(0, 99, None, None, None))
+        monkeypatch.setattr(queries.launched, "find", lambda: queries.before_init.Launched(0, 99, None, None, None))
         group = new_group(ranks, backend=request.param)
         return group if world.rank in ranks else None
 

@@ -21,7 +21,7 @@ from test_training import alone, batch, make_model, my_part
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchmpi_plugin import device_reductions
+from torchmpi_plugin.group import device_reductions
 
 if torch.version.cuda is None:
     WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"

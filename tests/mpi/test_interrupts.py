@@ -22,7 +22,8 @@ import torch.distributed as dist
 from groups import only_up_to
 
 import torchmpi_plugin
-from torchmpi_plugin import agreement, engine, messages, process_group
+from torchmpi_plugin.engine import engine
+from torchmpi_plugin.group import exchanging, group, messages, process_group, reducing
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -39,7 +40,7 @@ class Interrupted(BaseException):
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """A synchronous call comes back to Python after a moment, rather than after 50 ms."""
-    for module in (process_group, messages, agreement, engine):
+    for module in (process_group, exchanging, reducing, messages, group, engine):
         monkeypatch.setattr(module, "SLICE_NS", 200_000)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import profile
 
-from torchmpi_plugin import profiling
+from torchmpi_plugin.engine import profiling
 
 
 def test_events_of_operations(world) -> None:

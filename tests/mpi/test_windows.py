@@ -18,7 +18,7 @@ from torch.distributed import DistBackendError
 from windows import HAS_WINDOWS, KINDS, SHARES, WHY_NOT, meet, memory, options
 
 import torchmpi_plugin
-from torchmpi_plugin import registration
+from torchmpi_plugin.group import registration
 
 pytestmark = [only_up_to(3), pytest.mark.skipif(not HAS_WINDOWS, reason=WHY_NOT)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchmpi_plugin import arguments
+from torchmpi_plugin.tensors import arguments
 
 SHAPE = (4, 6)
 

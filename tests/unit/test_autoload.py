@@ -53,7 +53,8 @@ def test_import_torch_starts_and_loads_nothing() -> None:
     with_plugin, without = answer(IMPORT), answer(IMPORT, OFF)
     assert with_plugin["registered"]
     assert not without["registered"]
-    assert with_plugin["ours"] == ["torchmpi_plugin", "torchmpi_plugin._autoload", "torchmpi_plugin.torch_internals"]
+    ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "torch_internals")]
+    assert with_plugin["ours"] == ["torchmpi_plugin", *ours]
     assert not with_plugin["mpi"]
     assert not with_plugin["libraries"]
     for what in ("others", "python threads", "threads"):
@@ -62,7 +63,7 @@ def test_import_torch_starts_and_loads_nothing() -> None:
 
 
 # The interpreter's .pth files may import what they like before; here is what our package adds by itself.
-@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin._autoload", "torchmpi_plugin.launchers"])
+@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin._autoload", "torchmpi_plugin.host.launchers"])
 def test_these_modules_need_nothing_else(module: str) -> None:
     added = answer(
         f"""

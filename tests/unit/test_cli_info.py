@@ -11,8 +11,8 @@ import torch
 from torchmpi_plugin.cli.survey import host, report
 from torchmpi_plugin.cli.survey.advice import advise
 from torchmpi_plugin.cli.survey.pairs import failed_pairs
-from torchmpi_plugin.launchers import Launch
-from torchmpi_plugin.mpi_library import Library
+from torchmpi_plugin.host.launchers import Launch
+from torchmpi_plugin.mpi.library import Library
 
 GIB = 1 << 30
 HOST = {

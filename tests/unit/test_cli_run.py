@@ -13,7 +13,7 @@ from torchmpi_plugin.cli import main
 from torchmpi_plugin.cli.counts import NODES, PER_NODE
 from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, other_number, program_command
 from torchmpi_plugin.cli.started import speaks, started_by
-from torchmpi_plugin.node import cores
+from torchmpi_plugin.host.node import cores
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchmpi_plugin import arguments, cuda_aware, device
+from torchmpi_plugin.mpi import cuda_aware
+from torchmpi_plugin.tensors import arguments, device
 
 
 def library(query: int | None = None, mpich: tuple[int, int] | None = None) -> SimpleNamespace:
@@ -73,11 +74,11 @@ class TestWish:
         ],
     )
     def test_option_before_variable(self, option, variable, wanted) -> None:
-        assert cuda_aware.wish(option, {} if variable is None else {"MPIPLUS_CUDA": variable}) == wanted
+        assert cuda_aware.asked_for(option, {} if variable is None else {"MPIPLUS_CUDA": variable}) == wanted
 
     def test_another_word(self) -> None:
         with pytest.raises(ValueError, match="MPIPLUS_CUDA must be one of auto, staged, direct, not 'on'"):
-            cuda_aware.wish(None, {"MPIPLUS_CUDA": "on"})
+            cuda_aware.asked_for(None, {"MPIPLUS_CUDA": "on"})
 
     @pytest.mark.parametrize("wished", ["staged", "direct"])
     def test_a_wish_counts_more_than_what_is_found(self, wished: str) -> None:

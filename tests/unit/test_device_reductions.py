@@ -18,7 +18,7 @@ from reduce_kernels import (
     random_bytes,
 )
 
-from torchmpi_plugin import device_reductions
+from torchmpi_plugin.group import device_reductions
 
 ENOUGH = 1 << 20
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import dist as helpers
-from torchmpi_plugin.dist import launched, starting
+from torchmpi_plugin.dist import before_init, starting
 from torchmpi_plugin.dist.meetings import Meeting
 from torchmpi_plugin.errors import RankFailedError
 
@@ -27,7 +27,7 @@ def nobody_launched_us(monkeypatch) -> None:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS) or name in TORCHRUN:
             monkeypatch.delenv(name)
-    monkeypatch.setattr(launched, "running_mpi", lambda: None)
+    monkeypatch.setattr(before_init, "running_mpi", lambda: None)
 
 
 def test_queries() -> None:
@@ -182,7 +182,7 @@ FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
     ],
 )  # fmt: skip
 def test_launchers_variables(variables, wanted, monkeypatch) -> None:
-    assert tuple(launched.find(variables)) == wanted
+    assert tuple(before_init.find(variables)) == wanted
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert helpers.get_global_rank() == wanted[0]
@@ -200,7 +200,7 @@ def test_launchers_variables(variables, wanted, monkeypatch) -> None:
 
 def test_a_size_without_a_rank() -> None:
     with pytest.raises(RuntimeError, match="which of them this is, is unknown: PMI_RANK is not set"):
-        launched.find({"PMI_SIZE": "2"})
+        before_init.find({"PMI_SIZE": "2"})
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA, SLURM, TORCH], ids=["Open MPI", "hydra", "Slurm", "torchrun"])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import launch
-from torchmpi_plugin.dist import launched
+from torchmpi_plugin.dist import before_init
 from torchmpi_plugin.jobs import JobResult
 from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError, processes
 from torchmpi_plugin.launch.payload import Payload
@@ -28,7 +28,7 @@ UNDER_MPIRUN = {
 def nobody_launched_us(monkeypatch) -> None:
     for name in (*UNDER_MPIRUN, "PMI_SIZE", "PMI_RANK", "WORLD_SIZE", "RANK", "TORCH_DISTRIBUTED_BACKEND"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launched, "running_mpi", lambda: None)
+    monkeypatch.setattr(before_init, "running_mpi", lambda: None)
 
 
 def test_the_names_and_defaults_are_mls() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.jobs import command, launcher
+from torchmpi_plugin.jobs import command, mpirun
 from torchmpi_plugin.jobs.hosts import lay_out
-from torchmpi_plugin.jobs.launcher import Launcher, LauncherError, Library, find_launcher, identify
+from torchmpi_plugin.jobs.mpirun import Launcher, LauncherError, Library, find_launcher, identify
 
 OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "")
 MPICH = Library("MPICH", "5.0.2", "MPICH Version: 5.0.2", "mpich", "/opt/mpich/lib/libmpi.so.12", "")
@@ -57,7 +57,7 @@ def library(tmp_path) -> Library:
 def path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(launcher.os, "get_exec_path", lambda: [f"{tmp_path}/path"])
+    monkeypatch.setattr(mpirun.os, "get_exec_path", lambda: [f"{tmp_path}/path"])
     return tmp_path / "path"
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
 from torchmpi_plugin.jobs.tail import Tail
-from torchmpi_plugin.jobs.verdict import describe_ending, find_culprit, judge, name_ranks, signal_name
+from torchmpi_plugin.jobs.verdict import describe_ending, find_culprit, judge, signal_name
+from torchmpi_plugin.names import describe_ranks
 
 
 def records(count: int = 3) -> list[RankRecord]:
@@ -203,5 +204,5 @@ def test_a_traceback_that_is_long_past() -> None:
 def test_names() -> None:
     assert signal_name(9) == "SIGKILL"
     assert signal_name(250) == "signal 250"
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks(range(20)).endswith("14, 15 and 4 more")
+    assert describe_ranks([3]) == "rank 3"
+    assert describe_ranks(range(20)).endswith("14, 15 and 4 more")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torchmpi_plugin.launchers import Launch, detect, misfit, misfit_text
-from torchmpi_plugin.mpi_library import Library
+from torchmpi_plugin.host.launchers import Launch, detect
+from torchmpi_plugin.mpi.launcher_fit import explain, misfit
+from torchmpi_plugin.mpi.library import Library
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}
@@ -149,6 +150,6 @@ def test_what_may_work_is_not_refused(loaded: Library, environment: dict[str, st
 def test_the_error_names_launcher_library_and_cure(environment: dict[str, str], cure: str) -> None:
     launch = detect(environment)
     assert launch is not None
-    text = misfit_text(launch, MPICH_4)
+    text = explain(launch, MPICH_4)
     for words in (launch.launcher, f"started {launch.size} ranks", "MPICH 4.0.2 (/opt/lib/libmpi.so)", cure):
         assert words in text

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from ranks_in_one_process import ASYNC, DONE, Ranks
 
-from torchmpi_plugin import communicator
+from torchmpi_plugin.communicator import shared_memory
 
 INPUTS = 7  # rank r contributes input r % INPUTS
 
 
 @pytest.fixture(params=[256, 512, 513, 1024, 4096])
 def ranks(request, shim_of_all_ranks):
-    made = Ranks(shim_of_all_ranks, request.param, communicator.SLOTS, communicator.slot_bytes(request.param))
+    made = Ranks(shim_of_all_ranks, request.param, shared_memory.SLOTS, shared_memory.slot_bytes(request.param))
     yield made
     made.close()
 
@@ -71,13 +71,13 @@ def test_all_gather(ranks):
 
 @pytest.mark.parametrize("size", [1, 2, 256, 257, 512, 513, 1024, 4096, 4097, 20_000])
 def test_size_of_a_segment(size, shim_of_all_ranks):
-    slot = communicator.slot_bytes(size)
+    slot = shared_memory.slot_bytes(size)
     assert slot % 64 == 0 and 4096 <= slot <= 65536
-    length = shim_of_all_ranks.lib.mpp_segment_size(size, communicator.SLOTS, slot)
-    counters = length - size * communicator.SLOTS * slot
+    length = shim_of_all_ranks.lib.mpp_segment_size(size, shared_memory.SLOTS, slot)
+    counters = length - size * shared_memory.SLOTS * slot
     assert 0 < counters <= 1024 * size
     if size <= 4096:
-        assert length - counters <= communicator.SEGMENT_LIMIT
+        assert length - counters <= shared_memory.SEGMENT_LIMIT
 
 
 @pytest.mark.parametrize(("slots", "slot_bytes"), [(0, 4096), (8, 4096), (-1, 4096), (4, 0), (4, 32), (4, 100)])

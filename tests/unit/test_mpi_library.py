@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin import mpi_library
-from torchmpi_plugin.library_alias import open_alias
+from torchmpi_plugin.mpi import library as mpi_library
+from torchmpi_plugin.mpi.library_alias import open_alias
 
 OPEN = """
 import ctypes, sys
-from torchmpi_plugin.library_alias import open_alias
+from torchmpi_plugin.mpi.library_alias import open_alias
 client, name, library = sys.argv[1:]
 try:
     ctypes.CDLL(client)

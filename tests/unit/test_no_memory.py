@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
 
-from torchmpi_plugin import dtypes
+from torchmpi_plugin.tensors import dtypes
 
 SLOT = 4096
 KINDS = ("barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter")

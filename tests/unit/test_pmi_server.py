@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import strangers
 
-from torchmpi_plugin import reception
-from torchmpi_plugin.bootstrap import process_mapping
-from torchmpi_plugin.jobs.python import python_command
+from torchmpi_plugin.host import reception
+from torchmpi_plugin.host.python import python_command
+from torchmpi_plugin.lifecycle.bootstrap import process_mapping
 
 SECRET = "0123456789abcdef"
 #: Fewer than the connections that a server lets wait.
@@ -31,7 +31,7 @@ def limit_descriptors() -> None:
 class Running:
     def __init__(self, size: int, seconds: float) -> None:
         self.process = subprocess.Popen(
-            python_command("from torchmpi_plugin.pmi_server import main; main()"),
+            python_command("from torchmpi_plugin.lifecycle.pmi_server import main; main()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchmpi_plugin import reception
-from torchmpi_plugin.jobs import rank
+from torchmpi_plugin.host import reception
+from torchmpi_plugin.host.launchers import Identity
+from torchmpi_plugin.jobs import guard
 
 SECRET = "0123456789abcdef"
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -149,11 +150,11 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
 ) -> None:
     """The launcher cannot be reached; who can be is not believed."""
     other = Impostor(desk.reception.port, impostor)
-    monkeypatch.setattr(rank, "who_am_i", lambda environment: rank.Identity(0, 1))
-    monkeypatch.setattr(rank, "_CONNECT_SECONDS", 0)
+    monkeypatch.setattr(guard, "who_am_i", lambda environment: Identity(0, 1))
+    monkeypatch.setattr(guard, "_CONNECT_SECONDS", 0)
     try:
         with pytest.raises(SystemExit, match="cannot connect to the launcher"):
-            rank._greet({"addresses": [THERE], "port": other.port, "secret": SECRET})
+            guard._greet({"addresses": [THERE], "port": other.port, "secret": SECRET})
         assert SECRET.encode() not in other.heard
     finally:
         other.close()

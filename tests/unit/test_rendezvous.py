@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from torchmpi_plugin import host_names, rendezvous, store
 from torchmpi_plugin.errors import DistBackendError
+from torchmpi_plugin.host import lookups
+from torchmpi_plugin.lifecycle import rendezvous
+from torchmpi_plugin.store import tcp_store
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def nobody_knows(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(host_names, "_RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr(lookups, "_RESOLVE_SECONDS", 0.0)
     return asked
 
 
@@ -56,13 +58,13 @@ class TestGiven:
 
     @pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "x" * 64])
     def test_a_host_that_nobody_knows(self, host: str, monkeypatch) -> None:
-        monkeypatch.setattr(host_names, "_RESOLVE_SECONDS", 0.0)
+        monkeypatch.setattr(lookups, "_RESOLVE_SECONDS", 0.0)
         with pytest.raises(ValueError, match=f"the variable MASTER_ADDR is '{re.escape(host)}', a host that is not"):
             rendezvous._given("env://", {"MASTER_ADDR": host})
 
     def test_a_host_that_is_known_a_moment_later(self, nobody_knows, monkeypatch) -> None:
         refuse = socket.getaddrinfo
-        monkeypatch.setattr(host_names, "_RESOLVE_SECONDS", 60.0)
+        monkeypatch.setattr(lookups, "_RESOLVE_SECONDS", 60.0)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         monkeypatch.setattr(socket, "getaddrinfo", lambda *words: refuse(*words) if len(nobody_knows) < 2 else [])
         assert rendezvous._given("env://", {"MASTER_ADDR": "node1"}).address == "node1"
@@ -70,11 +72,11 @@ class TestGiven:
 
 
 class TestRanks:
-    def everybody(self, *ranks: int) -> list[store._Process]:
-        return [store._Process(rank, "node", f"host{number}", 100 + number) for number, rank in enumerate(ranks)]
+    def everybody(self, *ranks: int) -> list[tcp_store._Process]:
+        return [tcp_store._Process(rank, "node", f"host{number}", 100 + number) for number, rank in enumerate(ranks)]
 
     def test_each_once(self) -> None:
-        store._check_ranks(self.everybody(2, 0, 1))
+        tcp_store._check_ranks(self.everybody(2, 0, 1))
 
     def test_twice(self) -> None:
         wanted = (
@@ -82,18 +84,18 @@ class TestRanks:
             r"1 \(process 101 on host1\), rank 1 to MPI rank 2 .*, rank 0 to MPI rank 4 \(process 104 on host4\)\. Give"
         )
         with pytest.raises(DistBackendError, match=wanted):
-            store._check_ranks(self.everybody(0, 1, 1, 3, 0))
+            tcp_store._check_ranks(self.everybody(0, 1, 1, 3, 0))
 
     def test_many(self) -> None:
         with pytest.raises(DistBackendError, match=r"MPI rank 7 \(process 107 on host7\), and 92 more\. Give"):
-            store._check_ranks(self.everybody(*[0] * 100))
+            tcp_store._check_ranks(self.everybody(*[0] * 100))
 
 
 class TestShortLookups:
     """glibc keeps each thread's limits where this looks for them."""
 
     def limits(self) -> tuple[int, int]:
-        state = host_names._resolver_state()
+        state = lookups._resolver_state()
         if state is None:
             pytest.skip("a C library without __res_state")
         return state.seconds, state.attempts
@@ -107,7 +109,7 @@ class TestShortLookups:
         before = self.limits()
         others: list[tuple[int, int]] = []
         for host in ("127.0.0.1", "::1", "localhost"):
-            with host_names.lookups_are_short(host):
+            with lookups.lookups_are_short(host):
                 assert self.limits() == (1, 1)
                 thread = threading.Thread(target=lambda: others.append(self.limits()))
                 thread.start()
@@ -117,16 +119,16 @@ class TestShortLookups:
 
     def test_not_where_the_name_is_needed(self) -> None:
         before = self.limits()
-        with host_names.lookups_are_short("node1"):
+        with lookups.lookups_are_short("node1"):
             assert self.limits() == before
 
     def test_what_fails_inside_leaves_nothing_behind(self) -> None:
         before = self.limits()
-        with pytest.raises(RuntimeError), host_names.lookups_are_short("127.0.0.1"):
+        with pytest.raises(RuntimeError), lookups.lookups_are_short("127.0.0.1"):
             raise RuntimeError
         assert self.limits() == before
 
     def test_another_c_library(self, monkeypatch) -> None:
-        monkeypatch.setattr(host_names.ctypes, "CDLL", lambda name: object())
-        with host_names.lookups_are_short("127.0.0.1"):
+        monkeypatch.setattr(lookups.ctypes, "CDLL", lambda name: object())
+        with lookups.lookups_are_short("127.0.0.1"):
             pass

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchmpi_plugin import communicator
+from torchmpi_plugin.communicator.shared_memory import create_file
+from torchmpi_plugin.host.shared_files import open_share, share
 
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    made = communicator._create_file(4096)
+    made = create_file(4096)
     yield made
     os.close(made)
 
@@ -27,17 +28,18 @@ def test_it_has_no_name(descriptor: int) -> None:
 def test_another_process_can_open_it(descriptor: int) -> None:
     os.pwrite(descriptor, b"hello", 0)
     program = (
-        "import os, sys; from torchmpi_plugin import communicator as c; "
-        "offer = c.Offer(sys.argv[1], *map(int, sys.argv[2:])); print(os.pread(c._open(offer), 5, 0))"
+        "import os, sys; from torchmpi_plugin.host import shared_files as s; pid, *offered = map(int, sys.argv[1:]); "
+        "print(os.pread(s.open_share(pid, s.Share(*offered)), 5, 0))"
     )
-    words = [sys.executable, "-c", program, *map(str, communicator._offer(descriptor))]
+    words = [sys.executable, "-c", program, *map(str, (os.getpid(), *share(descriptor, 4096)))]
     other = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
     assert other.stdout.strip() == "b'hello'", other.stderr
 
 
 def test_what_another_table_of_processes_has_under_that_number(descriptor: int) -> None:
-    offer = communicator._offer(descriptor)
-    with pytest.raises(OSError, match="a file of another process"):
-        communicator._open(offer._replace(inode=offer.inode + 1))
+    offered = share(descriptor, 4096)
+    for other in (offered._replace(inode=offered.inode + 1), offered._replace(device=offered.device + 1)):
+        with pytest.raises(OSError, match="a file of another process"):
+            open_share(os.getpid(), other)
     with pytest.raises(OSError, match="No such file"):
-        communicator._open(offer._replace(path="/proc/0/fd/0"))
+        open_share(0, offered)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from .. import mpi_library
+from ..mpi import library as mpi_library
 from .sizes import parse_size
 
 _FULL_SIZES = "8,1K,64K,1M,16M"
@@ -123,14 +123,14 @@ def bench(
 
 
 def _run(settings: Settings, json_file: Path | None) -> None:
-    from .. import mpi_runtime
+    from ..mpi import runtime
     from .operations import OPERATIONS, plan
     from .overlap import measure_overlap
     from .report import Report, open_console, print_facts
     from .session import open_session
 
     with _saying_what_is_wrong():
-        mpi_runtime.mpi()
+        runtime.mpi()
     with open_session(settings.backends, settings.raw) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:

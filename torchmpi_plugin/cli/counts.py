@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .. import node
+from ..host import node
 
 
 class _PerNode(click.IntRange):

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ..jobs.rank import who_am_i
-from ..mpi_library import Library
+from ..host.launchers import who_am_i
+from ..mpi.library import Library
 from .started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
@@ -78,7 +78,7 @@ def collect(seconds: float) -> dict[str, Any]:
 
 
 def _launcher(library: dict[str, Any] | None) -> dict[str, Any]:
-    from ..jobs.launcher import LauncherError, find_launcher
+    from ..jobs.mpirun import LauncherError, find_launcher
 
     try:
         return {"launcher": asdict(find_launcher(library=Library(**library) if library else None))}

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import click
 
+from ..host.launchers import Launch
 from ..jobs.formats import FIELDS, check_format
 from ..jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
 from ..jobs.writing import say
-from ..launchers import Launch
 from .counts import NODES, PER_NODE
 from .started import is_shell_step, speaks, started_by
 
@@ -109,7 +109,7 @@ def run(
     ranks = numbers.nproc * (numbers.nnodes or 1)
     _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
     from ..jobs.job import run_job
-    from ..jobs.launcher import LauncherError
+    from ..jobs.mpirun import LauncherError
 
     env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port}
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import launchers
-from ..jobs.rank import who_am_i
-from ..launchers import Launch
+from ..host import launchers
+from ..host.launchers import Launch, who_am_i
 
 TORCHRUN = "torchrun"
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from . import mpi_runtime
-from .checkin import CheckIn
-from .errors import DistBackendError, describe_ranks
+from ..errors import DistBackendError
+from ..mpi import runtime
+from ..names import describe_ranks
+from ..store.checkin import CheckIn
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class Steps:
             DistBackendError: not all ranks have made it in time.
         """
         try:
-            self.comm = mpi_runtime.within(max(0.0, self._until - time.monotonic()), call)
+            self.comm = runtime.within(max(0.0, self._until - time.monotonic()), call)
         except TimeoutError:
             self.broken = True
             raise DistBackendError(self._too_late()) from None
@@ -81,15 +82,15 @@ class Steps:
         return [result for _, result in outcomes]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
-        comm, mpi = self.comm, mpi_runtime.mpi()
+        comm, mpi = self.comm, runtime.mpi()
         length, lengths = array("i", [len(mine)]), array("i", [0] * comm.Get_size())
         try:
-            with mpi_runtime.exclusive():
+            with runtime.exclusive():
                 request = comm.Iallgather([length, mpi.INT], [lengths, mpi.INT])
             self._wait(request, (length, lengths))
             starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
             everything = bytearray(sum(lengths))
-            with mpi_runtime.exclusive():
+            with runtime.exclusive():
                 request = comm.Iallgatherv([mine, mpi.BYTE], [everything, (list(lengths), starts), mpi.BYTE])
             self._wait(request, (mine, everything))
         except mpi.Exception as error:
@@ -110,7 +111,7 @@ class Steps:
 
     @staticmethod
     def _is_complete(request: Any) -> bool:
-        with mpi_runtime.exclusive():
+        with runtime.exclusive():
             return bool(request.Test())
 
     def _too_late(self) -> str:

@@ -7,17 +7,13 @@ different operations still meet in it. torch's own check of this kind wraps C++ 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from .dtypes import kind_of
-from .engine import SLICE_NS
-from .errors import DistBackendError, describe_ranks
-
-if TYPE_CHECKING:
-    from .group import Group
+from ..names import describe_ranks
+from ..tensors.dtypes import kind_of
 
 _TEXT_BYTES = 384
 #: At the end of the name of an operation that compares.
@@ -81,7 +77,8 @@ class Call(NamedTuple):
         return text if self.root is None else f"{text} with root {self.root}"
 
 
-def _record(text: str, call: Call, size: int) -> torch.Tensor:
+def record(text: str, call: Call, size: int) -> torch.Tensor:
+    """What this rank is about to call, as bytes; as many on each of ``size`` ranks."""
     head = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     lengths = [*(call.send or [0] * size), *(call.receive or [0] * size)]
     return torch.cat(
@@ -92,25 +89,11 @@ def _record(text: str, call: Call, size: int) -> torch.Tensor:
     )
 
 
-def check(group: Group, operation: str, call: Call, opts: Any) -> None:
-    """Meet all ranks of ``group`` and compare.
-
-    Raises:
-        DistBackendError: on every rank, if they do not agree; says who calls what. The group stays usable.
-    """
-    size = group.size()
-    text = call.describe(operation, with_device=not (call.as_messages or group.mixes_devices))
-    mine = _record(text, call, size)
-    everybody = torch.empty(size, mine.numel(), dtype=torch.uint8)
-    operands = group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
-    group._issue(text + COMPARING, group._lib.mpp_allgather, operands, True, [], opts, None, (mine, everybody))
+def disagreement(everybody: torch.Tensor) -> str:
+    """What the records of all ranks, a row each, say against each other; nothing where they agree."""
     texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
-    problem = _different_calls(texts) or _different_lengths(everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64))
-    if problem:
-        raise DistBackendError(
-            f"{operation} (sequence number {group._sequence}, {group.label}) on rank {group.rank()}: detected mismatch "
-            f"between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
-        )
+    lengths = everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64)
+    return _different_calls(texts) or _different_lengths(lengths)
 
 
 def _different_calls(texts: list[str]) -> str:

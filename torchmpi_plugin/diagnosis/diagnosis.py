@@ -7,19 +7,20 @@ import logging
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from . import agreement, processes, settings, status
-from .checkin import Report
-from .errors import DistBackendError, RankFailedError, describe_ranks
+from .. import settings
+from ..engine.work import PendingWork, in_words
+from ..errors import DistBackendError, RankFailedError
+from ..host import peers
+from ..host.peers import Process
+from ..names import describe_ranks
+from ..store.checkin import CheckIn, Report
+from . import comparison, monitor
 from .flight_recorder import Entry
-from .work import in_words
-
-if TYPE_CHECKING:
-    from .group import Group
-    from .work import PendingWork
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -36,7 +37,52 @@ _ENOUGH = 8
 
 
 def _report_of(call: PendingWork) -> Report:
-    return Report(call.number, in_words(call.name, call._tensors), agreement.essence(call.name, call._tensors))
+    return Report(call.number, in_words(call.name, call._tensors), comparison.essence(call.name, call._tensors))
+
+
+class Located(Protocol):
+    """A group's communicator, as far as this asks it."""
+
+    @property
+    def processes(self) -> Sequence[Process | None]:
+        """Those of its ranks, where they can be seen from here."""
+
+
+class Examined(Protocol):
+    """What is asked of a group; :class:`Group` has it."""
+
+    @property
+    def group_name(self) -> str:
+        """torch's name for it."""
+
+    @property
+    def checkin(self) -> CheckIn:
+        """Its corner of the store."""
+
+    @property
+    def communicator(self) -> Located:
+        """Where its ranks' processes are."""
+
+    def rank(self) -> int:
+        """This process's."""
+
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def global_rank(self, rank: int) -> int:
+        """The rank in the world."""
+
+    def has_arrived(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have come."""
+
+    def can_see_arrivals(self, call: PendingWork) -> bool:
+        """Whether :meth:`has_arrived` knows."""
+
+    def break_off(self, why: str) -> None:
+        """No operation can follow."""
+
+    def take_back(self, call: PendingWork) -> None:
+        """Cancel a receive that nothing has matched."""
 
 
 class _Answer(NamedTuple):
@@ -49,10 +95,10 @@ class _Answer(NamedTuple):
 class Diagnosis:
     """Of one group. Everything here runs under ``lock``, on the thread that waits or on the background one."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Examined) -> None:
         self.lock = threading.Lock()
         # Not a cycle: a destroyed group must go at once, and with it the store it hosts, whose port may be wanted.
-        self._group: Group = weakref.proxy(group)
+        self._group: Examined = weakref.proxy(group)
         self._looked = 0.0
         self._reported = -1, False
         #: The last collective, as the flight recorder keeps it.
@@ -60,7 +106,7 @@ class Diagnosis:
         self._watchdog = settings.WATCHDOG.value()
         self._quiet_until = 0.0
         self._leaving: dict[int, float] = {}  # since when
-        status.diagnoses[group.group_name] = self
+        monitor.diagnoses[group.group_name] = self
 
     def last_call(self) -> Report | None:
         """The last collective that was begun, whether it is complete or not."""
@@ -68,7 +114,7 @@ class Diagnosis:
             return None
         call = Entry(*self.last)
         tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in call.outputs]
-        return Report(call.collective, in_words(call.operation, tensors), agreement.essence(call.operation, tensors))
+        return Report(call.collective, in_words(call.operation, tensors), comparison.essence(call.operation, tensors))
 
     # ---- while an operation waits ----
 
@@ -78,7 +124,7 @@ class Diagnosis:
         if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
             return None
         # A call is compared under the same number before it is made.
-        step = call.number, not call.name.endswith(agreement.COMPARING)
+        step = call.number, not call.name.endswith(comparison.COMPARING)
         if call.peer is None and step > self._reported:
             self._reported = step
             group.checkin.report(_report_of(call))
@@ -87,13 +133,13 @@ class Diagnosis:
         self._looked = time.monotonic()
         error = self._gone(call)
         if error is None:
-            self._bark(call)
+            self._warn(call)
         return error
 
     def _gone(self, call: PendingWork) -> Exception | None:
         group = self._group
         left = group.checkin.departed()
-        dead = [rank for rank in range(group.size()) if processes.has_ended(group.communicator.processes[rank])]
+        dead = [rank for rank in range(group.size()) if peers.has_ended(group.communicator.processes[rank])]
         if call.peer is None:
             missed = {rank for rank in dead if not group.has_arrived(call, rank)}
             missed |= {rank for rank, last in left.items() if last < call.number}
@@ -125,7 +171,7 @@ class Diagnosis:
             names.append(f"rank {rank}" + (f" (process {process.pid})" if process else ""))
         return " and ".join(names)
 
-    def _bark(self, call: PendingWork) -> None:
+    def _warn(self, call: PendingWork) -> None:
         """The watchdog: one line after a while, the next after twice the time."""
         if self._watchdog <= 0 or call.elapsed() < self._watchdog or time.monotonic() < self._quiet_until:
             return
@@ -148,8 +194,8 @@ class Diagnosis:
         text = (
             f"{call} timed out on rank {group.rank()} after {call.elapsed():.1f} s (the timeout is {call.seconds:g} s)"
         )
-        if status.monitor is not None:
-            group.checkin.briefly(status.monitor.want_traces, None)
+        if monitor.monitor is not None:
+            group.checkin.briefly(monitor.monitor.want_traces, None)
         if call.peer is not None:
             doing = self._what_they_do([call.peer])
             whose = f"rank {call.peer} {doing}" if doing else "that rank is stopped or dead"
@@ -195,7 +241,7 @@ class Diagnosis:
         mine = reports[self._group.rank()]
         callers: dict[str, list[int]] = {}
         for rank, report in sorted(reports.items()):
-            same_step = report.call.endswith(agreement.COMPARING) == mine.call.endswith(agreement.COMPARING)
+            same_step = report.call.endswith(comparison.COMPARING) == mine.call.endswith(comparison.COMPARING)
             if report.number == mine.number and same_step:
                 callers.setdefault(report.essence, []).append(rank)
         if len(callers) < 2:
@@ -206,12 +252,12 @@ class Diagnosis:
 
     def _ask(self, ranks: list[int]) -> dict[int, _Answer | None]:
         """What the first few of them do; None of those that do not answer, which cannot."""
-        monitor = status.monitor
+        asking = monitor.monitor
         asked = {self._group.global_rank(rank): rank for rank in ranks[:_ENOUGH] if rank >= 0}
-        if monitor is None or not asked:
+        if asking is None or not asked:
             return {}
         nobody: dict[int, str] = {}
-        answers = self._group.checkin.briefly(lambda: monitor.ask(list(asked)), nobody, status.ANSWER_WITHIN + 0.5)
+        answers = self._group.checkin.briefly(lambda: asking.ask(list(asked)), nobody, monitor.ANSWER_WITHIN + 0.5)
         return {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
 
     def _understood(self, answer: str | None) -> _Answer | None:

@@ -9,6 +9,7 @@ and without the tensors.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import torch_internals
+from .. import torch_internals
+from . import frames
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -36,8 +38,6 @@ _NAMES = {
     "reduce_scatter_tensor": "_reduce_scatter_base",
     "gather_single": "gather",
 }
-_OURS = str(Path(__file__).parent) + os.sep
-_TORCHS = f"{os.sep}torch{os.sep}distributed{os.sep}"
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 Frame = tuple[str, int, str]
@@ -98,14 +98,8 @@ def tensors_in(kept: Any) -> Sequence[torch.Tensor]:
 
 def _frames() -> list[Frame]:
     """The calls in the user's program that led here, the innermost first."""
-    found: list[Frame] = []
-    frame = sys._getframe(1)
-    while frame is not None and len(found) < _MOST_FRAMES:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OURS) and _TORCHS not in name:
-            found.append((name, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
+    calls = itertools.islice(frames.of_user(sys._getframe(1)), _MOST_FRAMES)
+    return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in calls]
 
 
 def of_pending(entry: tuple[Any, ...], work: Any) -> tuple[Any, ...]:

@@ -8,54 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch.distributed import Store
 
-from . import flight_recorder
-from .checkin import start_thread
-
-if TYPE_CHECKING:
-    from .diagnosis import Diagnosis
-    from .group import Group
-    from .work import PendingWork
+from ..engine import activity
+from ..store.checkin import Report, start_thread
+from . import flight_recorder, frames
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
 LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
 
-#: The last operation that was begun, and its group. A plain assignment on every operation's way.
-last: tuple[Group, str] | None = None
-_waiting: dict[int, PendingWork] = {}  # by thread
+
+class Describes(Protocol):
+    """What tells a group's last call."""
+
+    def last_call(self) -> Report | None:
+        """The last collective that was begun, whether it is complete or not."""
+
+
+class World(Protocol):
+    """The group that answers are given for."""
+
+    @property
+    def diagnosis(self) -> Describes:
+        """What tells its last call."""
+
+    def rank(self) -> int:
+        """This process in it."""
+
+
 #: Of the open groups, by their names.
-diagnoses: dict[str, Diagnosis] = {}
-
-_OURS = str(Path(__file__).parent) + os.sep
-_TORCHS = f"{os.sep}torch{os.sep}"
-
-
-def waits(work: PendingWork | None) -> None:
-    """This thread has waited for ``work`` for a while; None: for nothing any more."""
-    if work is not None:
-        _waiting[threading.get_ident()] = work
-    elif _waiting:
-        _waiting.pop(threading.get_ident(), None)
-
-
-def is_waited_for(group: Group) -> bool:
-    """Whether a thread has waited for an operation of ``group`` for a while."""
-    return any(work.group is group for work in list(_waiting.values()))
+diagnoses: dict[str, Describes] = {}
 
 
 def _place() -> str:
     """Where the main thread is in the user's program."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or _TORCHS in frame.f_code.co_filename):
-        frame = frame.f_back
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = next(frames.of_user(innermost), None)
     if frame is None:
         return ""
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -65,16 +59,16 @@ def describe() -> str:
     """One clause about this process."""
     place = _place()
     at = f", at {place}" if place else ""
-    waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(_waiting.values())]
+    waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(activity.waiting.values())]
     if waits:
         return "; ".join(waits) + at
-    if last is None:
+    if activity.last is None:
         return f"has called nothing yet{at}"
-    group, operation = last
-    call = group.diagnosis.last_call()
-    if call is not None and call.number == group._sequence and call.call.startswith(operation):
+    group, operation = activity.last
+    call = diagnoses[group.group_name].last_call() if group.group_name in diagnoses else None
+    if call is not None and call.number == group.sequence and call.call.startswith(operation):
         operation = call.call  # with shape and dtype; messages are not described
-    return f"does not wait; its last call was {operation} (sequence number {group._sequence}, {group.label}){at}"
+    return f"does not wait; its last call was {operation} (sequence number {group.sequence}, {group.label}){at}"
 
 
 def _answer() -> str:
@@ -142,10 +136,10 @@ class Monitor:
 
 #: Of the current world, if that has several ranks; and that world's group.
 monitor: Monitor | None = None
-_world: Group | None = None
+_world: World | None = None
 
 
-def start(world: Group, store: Store, connection: Store) -> None:
+def start(world: World, store: Store, connection: Store) -> None:
     """Answer for this process, until ``world`` ends: see :class:`Monitor`."""
     global monitor, _world
     if _world is not None:
@@ -153,16 +147,14 @@ def start(world: Group, store: Store, connection: Store) -> None:
     monitor, _world = Monitor(store, connection, world.rank()), world
 
 
-def answers_for(group: Group) -> bool:
+def answers_for(group: World) -> bool:
     """Whether ``group`` is the world that :func:`start` was called with."""
     return _world is group
 
 
-def stop(group: Group) -> None:
+def stop(group: World) -> None:
     """``group`` has ended; nothing here may keep it, or the store it hosts, alive. With the world, so do answers."""
-    global monitor, _world, last  # noqa: PLW0603
-    if last is not None and last[0] is group:
-        last = None
+    global monitor, _world  # noqa: PLW0603
     for name in [name for name, diagnosis in list(diagnoses.items()) if diagnosis is group.diagnosis]:
         del diagnoses[name]
     if monitor is not None and group is _world:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from . import members as groups
-from . import wire
+from . import payloads
 from .outcomes import Attempt, Failure, raise_failed, raise_failures
 from .reading import read
 
@@ -29,7 +29,7 @@ def _alone(doing: str, rank: int, function: Callable[[], T]) -> T:
 
 def _share(doing: str, function: Callable[[], Any], root: int, members: groups.Members) -> Any:
     attempt = Attempt.of(function) if members.rank == root else None
-    message = wire.broadcast(attempt and attempt.message, root, members)
+    message = payloads.broadcast(attempt and attempt.message, root, members)
     raise_failed(doing, {root: message}, attempt and attempt.error)
     values = read(doing, {root: message}, [] if attempt is not None else [root], members)
     return attempt.value if attempt is not None else values[root]
@@ -74,7 +74,7 @@ def _check_size(world_size: int | None, size: int) -> None:
 
 
 def _gather(doing: str, attempt: Attempt, root: int, members: groups.Members) -> list[Any] | None:
-    messages = dict(zip(members.ranks, wire.gather(attempt.message, members, root), strict=True))
+    messages = dict(zip(members.ranks, payloads.gather(attempt.message, members, root), strict=True))
     raise_failed(doing, messages, attempt.error)
     others = [rank for rank in members.ranks if rank != root] if members.rank == root else []
     values = {**read(doing, messages, others, members), root: attempt.value}
@@ -120,7 +120,7 @@ def gather_from_all_ranks(
         root = members.root(rank)
     except ValueError as error:
         # Ranks whose arguments are right wait for this one.
-        wire.gather(Attempt.failed(error).message, members)
+        payloads.gather(Attempt.failed(error).message, members)
         raise
     return _gather(doing, Attempt.of(fn), root, members)
 

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from ..errors import DistBackendError, describe_ranks
+from ..errors import DistBackendError
+from ..names import describe_ranks
 from .members import Members
 
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 5.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from . import launched
+from . import before_init
 
 
 def find_root(rank: int, ranks: list[int]) -> int:
@@ -79,7 +79,7 @@ def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
         ValueError: this process is not a member.
     """
     if not initialized():
-        here = launched.find()
+        here = before_init.find()
         if here.size == 1:
             return None
         raise RuntimeError(

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from . import members as groups
-from . import wire
+from . import payloads
 from .outcomes import Attempt, raise_failed
 from .reading import read
 
@@ -38,7 +38,7 @@ def all_gather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]
     if members is None:
         return [obj]
     attempt = Attempt.of(lambda: obj)
-    messages = dict(zip(members.ranks, wire.gather(attempt.message, members), strict=True))
+    messages = dict(zip(members.ranks, payloads.gather(attempt.message, members), strict=True))
     raise_failed("all_gather_object", messages, attempt.error)
     return list(read("all_gather_object", messages, members.ranks, members).values())
 
@@ -68,7 +68,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
         return
     root = members.root(src)
     attempt = Attempt.of(lambda: list(object_list)) if members.rank == root else None
-    message = wire.broadcast(attempt and attempt.message, root, members)
+    message = payloads.broadcast(attempt and attempt.message, root, members)
     raise_failed("broadcast_object_list", {root: message}, attempt and attempt.error)
     values = read("broadcast_object_list", {root: message}, [] if attempt is not None else [root], members)
     if attempt is not None:

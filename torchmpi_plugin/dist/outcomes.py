@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import RankFailedError, describe_ranks
-from .wire import Message
+from ..errors import RankFailedError
+from ..names import describe_ranks
+from .payloads import Message
 
 _LONGEST_TRACEBACK = 16_000
 _SHOWN = 4

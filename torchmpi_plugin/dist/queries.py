@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from .. import node
-from . import launched, members
-
-
-class Place(NamedTuple):
-    """A process among the nodes of a group; all from one source, so that they agree."""
-
-    local_rank: int
-    local_size: int
-    node_rank: int
+from ..host import node
+from ..host.node import Place
+from . import before_init, members
 
 
 _places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()
@@ -36,9 +28,8 @@ def place(group: dist.ProcessGroup | None = None) -> Place:
 
 def _look_up(group: dist.ProcessGroup) -> Place:
     if dist.get_backend(group) == "mpiplus":
-        known = group.communicator.place  # type: ignore[attr-defined]
-        return Place(known.local_rank, known.local_size, known.node_rank)
-    here = launched.find()
+        return group.communicator.place  # type: ignore[attr-defined]
+    here = before_init.find()
     described = here.size == dist.get_world_size()
     if described and here.local_size == here.size:
         return Place(dist.get_rank(group), dist.get_world_size(group), 0)
@@ -56,13 +47,13 @@ def _ask_all(group: dist.ProcessGroup) -> Place:
     store.set(f"{rank}", node.identity())
     if rank == 0:
         store.set("all", json.dumps([store.get(f"{r}").decode() for r in range(dist.get_world_size(group))]))
-    return Place(*node.places(json.loads(store.get("all")))[rank])
+    return node.places(json.loads(store.get("all")))[rank]
 
 
 def _local(name: str, what: str, group: dist.ProcessGroup | None) -> int:
     if members.initialized():
         return int(getattr(place(group), name))
-    value = getattr(launched.find(), name)
+    value = getattr(before_init.find(), name)
     if value is None:
         raise RuntimeError(
             f"the {what} is not known before initialisation: the launcher does not tell it; call "
@@ -82,7 +73,7 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
 
         samples_per_rank = len(dataset) // get_world_size()
     """
-    return dist.get_world_size(group) if members.initialized() else launched.find().size
+    return dist.get_world_size(group) if members.initialized() else before_init.find().size
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
@@ -95,7 +86,7 @@ def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
 
         torch.manual_seed(seed + get_global_rank())
     """
-    return dist.get_rank(group) if members.initialized() else launched.find().rank
+    return dist.get_rank(group) if members.initialized() else before_init.find().rank
 
 
 def get_local_rank(group: dist.ProcessGroup | None = None) -> int:

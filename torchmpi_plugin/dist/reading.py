@@ -10,12 +10,12 @@ import pickle
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from . import wire
+from . import payloads
 from .members import Members
 from .outcomes import Failure, raise_failures
 
 
-def read(doing: str, messages: Mapping[int, wire.Message], wanted: Collection[int], members: Members) -> dict[int, Any]:
+def read(doing: str, messages: Mapping[int, payloads.Message], wanted: Collection[int], members: Members) -> dict[int, Any]:
     """Unpickle some of the messages, and return when every rank could. Simple ones need no such agreement.
 
     Args:
@@ -39,7 +39,7 @@ def read(doing: str, messages: Mapping[int, wire.Message], wanted: Collection[in
             text = f"its value cannot be unpickled on rank {members.rank}: {failure.summary}"
             failures[rank], own = failure._replace(summary=text), error
     if not all(message.simple for message in messages.values()):
-        for answer in wire.gather(wire.Message(True, pickle.dumps(failures)), members):
+        for answer in payloads.gather(payloads.Message(True, pickle.dumps(failures)), members):
             failures.update(pickle.loads(answer.payload))
     raise_failures(doing, failures, own)
     return values

@@ -1,7 +1,7 @@
 """The Python face of the C engine: its lifetime, who waits, and what happens when an operation completes.
 
 The C engine starts operations, advances them and knows no Python. Here a pending operation is tied to its
-:class:`~torchmpi_plugin.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one
+:class:`~torchmpi_plugin.engine.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one
 that MPI or a neighbour may still be writing to, whether or not the user kept it.
 
 An exception may come at any instruction: Ctrl-C, another signal's, MemoryError. So C notes which operations it has
@@ -18,13 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import mpi_runtime, status
-
-if TYPE_CHECKING:
-    from .group import Interrupted
-    from .work import PendingWork
+from ..mpi import runtime
+from . import activity
+from .contracts import Interrupted, Pending
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -41,14 +39,14 @@ class Engine:
     """One per process, made with the first group."""
 
     def __init__(self) -> None:
-        mpi = mpi_runtime.mpi()
-        self.lib, self.ffi = mpi_runtime.shim()
+        mpi = runtime.mpi()
+        self.lib, self.ffi = runtime.shim()
         level = mpi.Query_thread()
-        mpi_runtime.warn_of_thread_level(level)
-        self.background = mpi_runtime.progress_allowed(mpi)
+        runtime.warn_of_thread_level(level)
+        self.background = runtime.progress_allowed(mpi)
         #: The only thread that may call MPI, where MPI wants that.
         self.only_thread = None if self.background else threading.main_thread().ident
-        self._registry: dict[int, PendingWork] = {}
+        self._registry: dict[int, Pending] = {}
         #: Calls that an exception ended before C's operation, if there is one, was in the registry.
         self.interrupted: list[Interrupted] = []
         self._threads: set[threading.Thread] = set()
@@ -72,7 +70,7 @@ class Engine:
 
     # ---- pending operations ----
 
-    def own(self, work: PendingWork) -> None:
+    def own(self, work: Pending) -> None:
         """Keep ``work`` alive until its C operation is complete, whatever becomes of the call that made it."""
         self._registry[work.handle] = work
         self.lib.mpp_claim(work.handle)
@@ -107,7 +105,7 @@ class Engine:
         done = {id(one) for one in calls}
         self.interrupted[:] = [one for one in self.interrupted if id(one) not in done]
 
-    def watch(self, work: PendingWork) -> None:
+    def watch(self, work: Pending) -> None:
         """Complete ``work``, which is owned, in the background."""
         handle = work.handle
         if not self.background:
@@ -117,7 +115,7 @@ class Engine:
         if not self.lib.mpp_watch(handle) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
             self.watch(work)
 
-    def _finish(self, work: PendingWork, handle: int, state: int) -> bool:
+    def _finish(self, work: Pending, handle: int, state: int) -> bool:
         """C is done with ``handle``: complete ``work``, and forget it unless the background thread will.
 
         Returns:
@@ -135,19 +133,19 @@ class Engine:
         for work in list(self._registry.values()):
             self._try(work)
 
-    def _try(self, work: PendingWork) -> None:
+    def _try(self, work: Pending) -> None:
         handle = work.handle
         state = self.lib.mpp_state_of(handle)
         if state != PENDING and self._finish(work, handle, state):
             self.watch(work)
 
-    def poll(self, work: PendingWork) -> bool:
+    def poll(self, work: Pending) -> bool:
         """Whether ``work`` is complete, after a try to make it so where this thread may."""
         if not work.finished and self.only_thread in (None, threading.get_ident()):
             self._try(work)
         return work.finished
 
-    def wait(self, work: PendingWork, until: float | None) -> bool:
+    def wait(self, work: Pending, until: float | None) -> bool:
         """Wait for ``work``; False once ``until`` (time.monotonic) has passed. Deadlines of its own fail it.
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
@@ -163,14 +161,14 @@ class Engine:
                 elif state != PENDING:
                     self._finish(work, handle, state)
                 else:
-                    status.waits(work)
+                    activity.waits(work)
                     work.check_deadline()
                     if until is not None and not work.finished and time.monotonic() >= until:
                         return False
             return True
         finally:
             work.caller = 0
-            status.waits(None)
+            activity.waits(None)
             if not work.finished or work.abandoned:
                 self.watch(work)
 
@@ -178,7 +176,7 @@ class Engine:
     def _slice(until: float) -> int:
         return max(0, min(SLICE_NS, int((until - time.monotonic()) * 1e9)))
 
-    def pending(self) -> list[PendingWork]:
+    def pending(self) -> list[Pending]:
         """Operations whose buffers are still in use, but for those that a thread is in the call of."""
         works = [work for work in list(self._registry.values()) if not work.caller]
         return [work for work in works if self.lib.mpp_state_of(work.handle) == PENDING]
@@ -275,15 +273,12 @@ def start() -> Engine:
     with _lock:
         if _engine is None:
             _engine = Engine()
-            from . import shutdown
-
-            shutdown.install(_engine)
         return _engine
 
 
 def running() -> Engine | None:
     """The engine, if there is one."""
-    return None if mpi_runtime.forked else _engine
+    return None if runtime.forked else _engine
 
 
 @contextlib.contextmanager
@@ -295,7 +290,7 @@ def set_chunk_limit(limit: int) -> Iterator[None]:
     """
     if limit <= 0 or limit % 64:
         raise ValueError(f"the chunk limit must be a positive multiple of 64 bytes, not {limit}")
-    lib = mpi_runtime.shim().lib
+    lib = runtime.shim().lib
     previous = lib.mpp_get_chunk_limit()
     lib.mpp_set_chunk_limit(limit)
     try:
@@ -306,7 +301,7 @@ def set_chunk_limit(limit: int) -> Iterator[None]:
 
 def mpi_error_text(code: int) -> str:
     """MPI's own words for an error code."""
-    lib, ffi = mpi_runtime.shim()
+    lib, ffi = runtime.shim()
     text: Any = ffi.new("char[]", 1024)
     lib.mpp_error_text(code, text, 1024)
     return str(ffi.string(text).decode(errors="replace"))

@@ -7,14 +7,12 @@ thread.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from . import torch_internals
-
-if TYPE_CHECKING:
-    from .work import Work
+from .. import torch_internals
+from .contracts import Begun
 
 #: Whether this thread is being profiled.
 wanted = torch_internals.profiler_check()
@@ -29,7 +27,7 @@ def begin(operation: str) -> None:
     event.__enter__()
 
 
-def end(work: Work | None) -> None:
+def end(work: Begun | None) -> None:
     """The operation that began on this thread has become ``work``."""
     event = events.pop(threading.get_ident(), None)
     if event is None:

@@ -6,16 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from . import device, engine
-from .errors import DistBackendError
-
-if TYPE_CHECKING:
-    from .group import Group
+from ..errors import DistBackendError
+from ..tensors import device
+from . import engine
+from .contracts import Owner, Pending
 
 
 def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
@@ -65,7 +64,7 @@ class Work(dist.Work):
         if not self.finished:
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
-            if not engine.start().wait(cast(PendingWork, self), until):
+            if not engine.start().wait(cast(Pending, self), until):
                 raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
             self._tell(self._error)
@@ -85,7 +84,7 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the operation is over, for better or worse. Becomes True without any call."""
-        return self.finished or engine.start().poll(cast(PendingWork, self))
+        return self.finished or engine.start().poll(cast(Pending, self))
 
     def is_success(self) -> bool:
         """Whether the operation is over and went well."""
@@ -147,7 +146,7 @@ class PendingWork(Work):
     def __init__(
         self,
         handle: int,
-        group: Group,
+        group: Owner,
         name: str,
         number: int,
         peer: int | None,

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import torch_internals
-from .errors import DistBackendError
-from .process_group import ProcessGroupMPI
+from .. import torch_internals
+from ..errors import DistBackendError
+from ..group.process_group import ProcessGroupMPI
 
 #: The operations, by the names that torch's dispatcher calls them.
 OPERATIONS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import mpi_runtime
+from ..group.process_group import ProcessGroupMPI
+from ..mpi import runtime
 from .backend import group_of
-from .process_group import ProcessGroupMPI
 
 
 def resolve(group: dist.ProcessGroup | None) -> ProcessGroupMPI:
@@ -40,12 +40,12 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
         DistBackendError: not all ranks of the group made the call within its timeout.
     """
     ours = resolve(group)
-    mpi_runtime.refuse_in_forked_child("get_comm")
+    runtime.refuse_in_forked_child("get_comm")
     if ours.user_communicator is None:
         ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
-        with mpi_runtime.exclusive():
+        with runtime.exclusive():
             ours.user_communicator = ours.communicator.comm.Dup()
-            ours.user_communicator.Set_errhandler(mpi_runtime.mpi().ERRORS_RETURN)
+            ours.user_communicator.Set_errhandler(runtime.mpi().ERRORS_RETURN)
     return ours.user_communicator
 
 
@@ -65,5 +65,5 @@ def monitored_barrier(
         DistBackendError: some ranks did not come in time; every rank that came gets this error.
     """
     ours = resolve(group)
-    mpi_runtime.refuse_in_forked_child("monitored_barrier")
+    runtime.refuse_in_forked_child("monitored_barrier")
     ours.checkin.barrier(timeout or ours.timeout, "monitored_barrier")

@@ -6,9 +6,9 @@ is cut into one block per rank; every rank receives its block of everybody's ten
 sends the result to those who want it. A rank sends and receives at most twice its tensor, and needs temporary memory of
 its size. Each block is combined on one rank, so all get the same bits.
 
-It is two exchanges with kernels in between (see ``then`` of :class:`~torchmpi_plugin.work.PendingWork`), whose tags are
-taken when the operation is called: so neither the time at which a rank gets to the second one matters, nor what else it
-has begun meanwhile.
+It is two exchanges with kernels in between (see ``then`` of :class:`~torchmpi_plugin.engine.work.PendingWork`), whose
+tags are taken when the operation is called: so neither the time at which a rank gets to the second one matters, nor
+what else it has begun meanwhile.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import cuda
 
-from . import device
-from .arguments import blocks_of
-from .errors import DistBackendError
+from ..errors import DistBackendError
+from ..tensors import device
+from ..tensors.arguments import blocks_of
 
 if TYPE_CHECKING:
     from .group import Group

@@ -1,4 +1,4 @@
-"""What every group has besides its operations: identity, life, and what happens when one takes too long."""
+"""What every group has besides its operations: its life, its deadlines, and how an operation is started."""
 
 from __future__ import annotations
 
@@ -7,46 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import time_ns
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import (
-    agreement,
-    arguments,
-    cuda_path,
-    device,
-    engine,
-    flight_recorder,
-    mpi_runtime,
-    processes,
-    profiling,
-    shutdown,
-    status,
-)
-from .checkin import CheckIn
-from .communicator import Communicator
-from .diagnosis import Diagnosis
-from .dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, describe_disagreement, kind_of, premul_factor
-from .errors import DistBackendError, RankFailedError, describe_ranks
-from .flight_recorder import shapes_of
-from .hooks import Hooks
-from .work import CoalescedWork, PendingWork, Work
-
-#: A call that an exception ended: the group, then what ``_issue`` was given.
-Interrupted: TypeAlias = tuple[
-    "Group",
-    str,
-    "int | None",
-    Any,
-    "list[torch.Tensor]",
-    arguments.Finish,
-    Any,
-    "Callable[[], int] | None",
-]
-
-_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
+from ..communicator import cuda_path
+from ..communicator.communicator import Communicator
+from ..diagnosis import comparison, flight_recorder, monitor
+from ..diagnosis.diagnosis import Diagnosis
+from ..diagnosis.flight_recorder import shapes_of
+from ..engine import activity, engine, grace, profiling
+from ..engine.contracts import Interrupted
+from ..engine.engine import SLICE_NS
+from ..engine.work import CoalescedWork, PendingWork, Work
+from ..errors import DistBackendError
+from ..mpi import runtime
+from ..store.checkin import CheckIn
+from ..tensors import arguments, device
+from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
+from .outcomes import Outcomes
 
 
 @dataclass
@@ -57,7 +37,7 @@ class Extension:
     first: Work | None = None
 
 
-class Group(Hooks):
+class Group(Outcomes):
     """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all
@@ -84,7 +64,6 @@ class Group(Hooks):
         self._direct = cuda_path.current.direct
         #: Finds out why an operation takes so long.
         self.diagnosis = Diagnosis(self)
-        self._broken: str | None = None
         self._closed = False
         self._left = False
         self._reductions: dict[Any, Any] = {}
@@ -96,17 +75,6 @@ class Group(Hooks):
         self._compares = size > 1 and communicator.compares
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
-
-    @property
-    def label(self) -> str:
-        """How messages call the group."""
-        what = f" ({self._description})" if self._description not in ("", "undefined", self._name) else ""
-        return f"group {self._name!r}{what}"
-
-    @property
-    def communicator(self) -> Communicator:
-        """MPI's side of the group."""
-        return self._communicator
 
     @property
     def mixes_devices(self) -> bool:
@@ -168,11 +136,12 @@ class Group(Hooks):
         What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
         it is left for the end of the process.
         """
-        if mpi_runtime.forked:
+        if runtime.forked:
             return
         self._engine.check_thread(f"destroying {self.label}")
         self.leave()
-        status.stop(self)
+        activity.forget(self)
+        monitor.stop(self)
         self.take_back_failed()
         # From here on no thread begins anything; what one has begun already is waited for, and C keeps the memory it
         # needs as long as this object and its Works are there.
@@ -180,14 +149,14 @@ class Group(Hooks):
         closed, self._closed = self._closed, True
         if not closed:
             self._close_windows()
-            shutdown.wait_until(self._is_idle)
+            grace.wait_until(self._is_idle)
             if self._lib.mpp_group_active(self._handle):
                 self._lib.mpp_group_abort(self._handle)
-                shutdown.wait_until(lambda: not status.is_waited_for(self))
+                grace.wait_until(lambda: not activity.is_waited_for(self))
         with self.diagnosis.lock:
             freed = not self.second_halves and self._communicator.free()
         if freed and self.user_communicator is not None:
-            with mpi_runtime.exclusive():
+            with runtime.exclusive():
                 self.user_communicator.Free()
             self.user_communicator = None
 
@@ -198,11 +167,7 @@ class Group(Hooks):
         """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
         left = [work for work in self._engine.pending() if work.group is self]
         active = int(self._lib.mpp_group_active(self._handle)) + len(self.second_halves)
-        return active == sum(work.abandoned for work in left) or status.is_waited_for(self)
-
-    def break_off(self, why: str) -> None:
-        """No operation can follow: the ranks no longer agree on which one is next."""
-        self._broken = f"{self.label} is out of step since {why}"
+        return active == sum(work.abandoned for work in left) or activity.is_waited_for(self)
 
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
@@ -223,11 +188,11 @@ class Group(Hooks):
 
     def _begin(self, operation: str) -> int:
         """Check that an operation may start here and now; the C group."""
-        if mpi_runtime.forked:
-            mpi_runtime.refuse_in_forked_child(operation)
+        if runtime.forked:
+            runtime.refuse_in_forked_child(operation)
         if self._broken is not None:
             raise DistBackendError(f"{operation}: {self._broken}; make a new group")
-        status.last = self, operation
+        activity.last = self, operation
         if self._engine.only_thread is not None:
             self._engine.check_thread(operation)
         if profiling.wanted():
@@ -240,9 +205,24 @@ class Group(Hooks):
         self._sequence += 1
         return group
 
-    def _compare(self, operation: str, call: agreement.Call, opts: Any) -> None:
-        """Where the user asked for it (``_compares``): whether all ranks are about to make the same call."""
-        agreement.check(self, operation, call, opts)
+    def _compare(self, operation: str, call: comparison.Call, opts: Any) -> None:
+        """Where the user asked for it (``_compares``): meet all ranks, and see that they are about to call the same.
+
+        Raises:
+            DistBackendError: on every rank, if they are not; says who calls what. The group stays usable.
+        """
+        text = call.describe(operation, with_device=not (call.as_messages or self.mixes_devices))
+        mine = comparison.record(text, call, self._size)
+        everybody = torch.empty(self._size, mine.numel(), dtype=torch.uint8)
+        operands = self._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
+        keep, name = (mine, everybody), text + comparison.COMPARING
+        self._issue(name, self._lib.mpp_allgather, operands, True, [], opts, None, keep)
+        problem = comparison.disagreement(everybody)
+        if problem:
+            raise DistBackendError(
+                f"{operation} (sequence number {self._sequence}, {self.label}) on rank {self._rank}: detected mismatch "
+                f"between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
+            )
 
     def _stage(self, tensor: torch.Tensor, moves: bool = False) -> int:
         """What C needs to know about an operation on CUDA tensors, just before it starts.
@@ -387,65 +367,3 @@ class Group(Hooks):
         else:
             self._reductions[key] = how
         return how
-
-    # ---- when it takes long, or fails ----
-
-    def has_arrived(self, call: PendingWork, rank: int) -> bool:
-        """Whether ``rank`` is known to have come to this operation."""
-        return int(self._lib.mpp_arrived(call.handle, rank)) == 1
-
-    def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Whether :meth:`has_arrived` knows: only over shared memory does it."""
-        return int(self._lib.mpp_arrived(call.handle, self._rank)) >= 0
-
-    def gave_up(self, call: PendingWork) -> None:
-        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
-        if not self.can_see_arrivals(call):
-            self._communicator.littered = True
-
-    def take_back(self, call: PendingWork) -> None:
-        """Cancel a receive that nothing has matched yet."""
-        self._lib.mpp_cancel(call.handle)
-
-    def global_rank(self, rank: int) -> int:
-        """The rank in the world."""
-        return self._global_ranks[rank]
-
-    def failure_of(self, call: PendingWork) -> Exception:
-        """The error of an operation that C or MPI gave up."""
-        code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
-        failure = self._lib.mpp_failure_of(call.handle, code, first, second)
-        text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
-        if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
-            self.gave_up(call)
-        if failure == _FAILURE_MEMORY:
-            if call.peer is None and not first[0]:  # the others may make it, and then be one further
-                self.break_off(f"{call} ran out of memory on rank {self._rank}")
-            return MemoryError(f"{text}: out of memory")
-        if failure == _FAILURE_LENGTH:
-            return DistBackendError(
-                f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
-            )
-        if failure == _FAILURE_MISMATCH:
-            mine, theirs = self._ffi.new("mpp_call *"), self._ffi.new("mpp_call *")
-            self._lib.mpp_disagreement(call.handle, mine, theirs)
-            return DistBackendError(
-                f"{text}: the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}. Nothing was "
-                f"reduced or sent; the group can be used again"
-            )
-        if failure == _FAILURE_CUDA:
-            self.break_off(f"{call} failed")
-            return DistBackendError(f"{text}: {device.error_text(self._lib, self._ffi, code[0])}")
-        if failure == _FAILURE_CANCELLED:
-            return call.if_cancelled or DistBackendError(f"{text}: {self._broken or 'cancelled'}")
-        return self._failure_in_mpi(call, text, code[0])
-
-    def _failure_in_mpi(self, call: PendingWork, text: str, code: int) -> Exception:
-        if call.peer is None:
-            self.break_off(f"{call} failed")
-        if processes.is_process_failure(code):
-            dead = processes.failed_ranks(self._communicator.comm)
-            who = describe_ranks(dead) if dead else "a rank, as another one says,"
-            ranks = [self.global_rank(rank) for rank in dead]
-            return RankFailedError(f"{text}: {who} has died. torchmpi_plugin.shrink() goes on without", ranks=ranks)
-        return DistBackendError(f"{text}: {engine.mpi_error_text(code)}")

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from . import flight_recorder, torch_internals
-from .errors import RankFailedError
+from .. import torch_internals
+from ..diagnosis import flight_recorder
+from ..errors import RankFailedError
 from .identity import Identity
 
 log = logging.getLogger("torchmpi_plugin")

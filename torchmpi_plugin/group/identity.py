@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import torch_internals
-from .device import types as device_types
-from .flight_recorder import Subject
+from .. import torch_internals
+from ..diagnosis.flight_recorder import Subject
+from ..tensors.device import types as device_types
 
 
 class Identity(dist.ProcessGroup):
@@ -53,6 +53,11 @@ class Identity(dist.ProcessGroup):
         return "mpiplus"
 
     getBackendName = _get_backend_name = name  # noqa: N815
+
+    @property
+    def sequence(self) -> int:
+        """How many collectives were begun: the same on all ranks that agree."""
+        return self._sequence
 
     @property
     def group_name(self) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 
-from . import arguments
-from .agreement import Call
-from .arguments import Blocks, bytes_of, readable, single, writable
-from .engine import SLICE_NS
-from .flight_recorder import tensors_in
+from ..diagnosis.comparison import Call
+from ..diagnosis.flight_recorder import tensors_in
+from ..engine.engine import SLICE_NS
+from ..engine.work import Work
+from ..tensors import arguments
+from ..tensors.arguments import Blocks, bytes_of, readable, single, writable
 from .group import Group
-from .work import Work
 
 ANY_SOURCE = -1
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -32,6 +33,24 @@ def ends_coalescing_on_error(method: Method) -> Method:
             raise
 
     return cast(Method, guarded)
+
+
+def options_of(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
+    """c10d's options of an operation, from whichever of its overloads was called."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if timeout is not None:
+        options.timeout = timeout
+    for name, value in fields.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options
+
+
+def first_of(lists: Any) -> Any:
+    """The one inner list of an argument that c10d passes as a list of lists."""
+    return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
 
 
 class Messages(Group):

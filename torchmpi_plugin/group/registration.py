@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from . import allocation, arguments
-from .allocation import Share
-from .errors import DistBackendError
+from ..errors import DistBackendError
+from ..host.shared_files import Share
+from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
+    from ..host.peers import Process
     from .group import Group
-    from .processes import Process
 
 #: Enough for any shape.
 RECORD_BYTES = 2048

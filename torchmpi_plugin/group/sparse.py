@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from .dtypes import AVG, SUM, kind_of
-from .errors import DistBackendError, describe_ranks
-from .work import Work
-
-if TYPE_CHECKING:
-    from .process_group import ProcessGroupMPI
+from ..engine.work import Work
+from ..errors import DistBackendError
+from ..names import describe_ranks
+from ..tensors.dtypes import AVG, SUM, kind_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
-def _gather(group: ProcessGroupMPI, tensor: torch.Tensor, shapes: list[list[int]]) -> list[torch.Tensor]:
+def _gather(group: dist.ProcessGroup, tensor: torch.Tensor, shapes: list[list[int]]) -> list[torch.Tensor]:
     outputs = [tensor.new_empty(shape) for shape in shapes]
     group.allgather([outputs], [tensor]).wait()
     return outputs
 
 
-def all_reduce(group: ProcessGroupMPI, tensor: torch.Tensor, opts: Any) -> Work:
+def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, opts: Any) -> Work:
     """Add up every rank's sparse tensor, in place; complete when it returns.
 
     Args:
@@ -68,7 +67,7 @@ def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(total.indices(), values, total.shape, is_coalesced=True)
 
 
-def _agree(group: ProcessGroupMPI, about: torch.Tensor) -> list[torch.Tensor]:
+def _agree(group: dist.ProcessGroup, about: torch.Tensor) -> list[torch.Tensor]:
     """Everybody's header, or an error on every rank alike."""
     lengths = _gather(group, torch.tensor([len(about)]), [[1]] * group.size())
     shapes = [[int(length)] for length in lengths]

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import communicator, processes, shutdown, survivors, torch_internals, world
-from .errors import DistBackendError
+from .. import torch_internals
+from ..communicator import membership
+from ..diagnosis import comparison
+from ..errors import DistBackendError
+from ..mpi import failures
+from . import world
 from .group import Group
 
 _SHRINK_ABORT = 1  # torch's SHRINK_ABORT
@@ -66,10 +70,12 @@ class Splitting(Group):
         return self._make_part(self._communicator.base, store, ranks, name, timeout or self.timeout)
 
     def _make_part(self, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:
-        comm, checkin = communicator.create(base, store, name, ranks.index(self._rank), len(ranks), timeout)
+        comm, checkin = membership.create(
+            base, store, name, ranks.index(self._rank), len(ranks), timeout, comparison.wanted()
+        )
         ranks_in_world = [self._global_ranks[rank] for rank in ranks]
         made = self._kind(comm, checkin, store, name, ranks_in_world, timeout)
-        shutdown.remember(made)
+        world.remember(made)
         if self.attach is not None:
             self.attach(made)
         return made
@@ -93,7 +99,7 @@ class Splitting(Group):
     @property
     def supports_shrinking(self) -> bool:
         """Whether ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
-        return torch_internals.has_python_backends() and survivors.supported(self._communicator.comm)
+        return torch_internals.has_python_backends() and failures.supported(self._communicator.comm)
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
         """The other ranks as a backend, for ``torch.distributed.shrink_group``, which makes a group of it.
@@ -111,11 +117,11 @@ class Splitting(Group):
         if shrink_flags & _SHRINK_ABORT:
             self.abort()
         stay = [rank for rank in range(self._size) if rank not in ranks_to_exclude]
-        base, dead = self._communicator.base, processes.failed_ranks(self._communicator.comm, listen=True)
+        base, dead = self._communicator.base, failures.failed_ranks(self._communicator.comm, listen=True)
         if {*dead} - {*ranks_to_exclude}:
             raise DistBackendError(f"shrink: ranks {dead} of {self.label} have died; exclude all of them")
         if dead:
-            base = survivors.without_the_dead(self._communicator.comm, self.timeout)
+            base = failures.without_the_dead(self._communicator.comm, self.timeout)
         self._splits += 1
         name = f"{self._name} shrunk {self._splits}"
         store = dist.PrefixStore(f"{name}/", self._store)

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from . import allocation, arguments, mpi_runtime, shutdown, torch_internals
-from .agreement import Call
-from .engine import SLICE_NS
-from .errors import DistBackendError
+from .. import torch_internals
+from ..diagnosis.comparison import Call
+from ..engine import grace
+from ..engine.engine import SLICE_NS
+from ..engine.work import Work
+from ..errors import DistBackendError
+from ..mpi import runtime
+from ..tensors import allocation, arguments
 from .group import Group
 from .registration import Peer, Record, Registration
-from .work import Work
 
 #: Kinds of signals: the user's, and those that say that no more will come.
 _SIGNAL, _FAREWELL = 0, 1
@@ -297,7 +300,7 @@ class Windows(Group):
         """
         if not self.supports_window:
             raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
-        mpi_runtime.refuse_in_forked_child("new_window")
+        runtime.refuse_in_forked_child("new_window")
         window = Window(self, self._next_window)
         if tensor is not None:
             window.tensor_register(tensor)
@@ -327,7 +330,7 @@ class Windows(Group):
     def _close_windows(self) -> None:
         registrations, self.registrations = self.registrations, []
         if any(registration.takes_messages for registration in registrations):
-            self._communicator.littered = True  # others may not know yet that the window is closed
+            self._communicator.may_be_sent_to = True  # others may not know yet that the window is closed
         why = f"{self.label} is destroyed"
-        shutdown.wait_until(lambda: all([registration.close(why) for registration in registrations]))
+        grace.wait_until(lambda: all([registration.close(why) for registration in registrations]))
         _unfinished.extend(registration for registration in registrations if not registration.closed)

@@ -1,8 +1,4 @@
-"""Which launcher started this process, as its environment variables tell.
-
-Used to notice a launcher that does not belong to the MPI library: it gives N jobs of one rank each instead of one
-job of N, silently, or ends them in MPI_Init.
-"""
+"""Which launcher started this process, as which rank, as its environment variables tell."""
 
 from __future__ import annotations
 
@@ -11,8 +7,63 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from . import settings
-from .mpi_library import MPICH, OPEN_MPI, Library
+from .. import settings
+
+SCRIPT = "torchrun or a script"
+_HYDRA = "an MPICH-family mpiexec (hydra)"
+
+
+class Variables(NamedTuple):
+    """What a launcher tells each process; an empty name where it does not tell.
+
+    Attributes:
+        launcher: how messages call it.
+        size, rank: in the job.
+        local_rank, local_size, node_rank: by nodes; of the last, the first name that is set counts.
+        beside: a variable that is there too, where the one for the size is not this launcher's alone.
+    """
+
+    launcher: str
+    size: str
+    rank: str
+    local_rank: str = ""
+    local_size: str = ""
+    node_rank: tuple[str, ...] = ()
+    beside: str = ""
+
+
+#: In this order: inside an allocation of Slurm's, ranks that others start carry the SLURM_* of the step that those run
+#: in. PMI_SIZE alone is also Slurm's (srun --mpi=pmi2) and Flux's, PMIX_RANK whoever's.
+#: Open MPI's OMPI_COMM_WORLD_NODE_RANK is not here: it counts processes on the node, not nodes.
+LAUNCHERS = (
+    Variables(
+        *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    Variables(_HYDRA, "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", beside="MPI_LOCALRANKID"),
+    Variables(
+        *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    Variables("a PMIx launcher", "", "PMIX_RANK"),
+    Variables(
+        *("PALS (aprun/mpiexec)", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+        node_rank=("PALS_NODEID",),
+    ),
+    Variables("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", beside="FLUX_TASK_RANK"),
+    Variables(
+        *("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+        node_rank=("SLURM_NODEID",),
+        beside="SLURM_PROCID",
+    ),
+    Variables(_HYDRA, "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Variables(
+        *(SCRIPT, "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        node_rank=("NODE_RANK", "GROUP_RANK"),
+        beside="RANK",
+    ),
+)
+OF_SCRIPTS = LAUNCHERS[-1]
 
 
 class Launch(NamedTuple):
@@ -23,100 +74,56 @@ class Launch(NamedTuple):
     variable: str
 
 
-_SCRIPT = "torchrun or a script"
-_HYDRA = "an MPICH-family mpiexec (hydra)"
-# In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step. PMI_SIZE
-# alone is also Slurm's (srun --mpi=pmi2) and Flux's.
-_SIZES = (
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", None),
-    (_HYDRA, "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", None),
-    ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    ("PALS (aprun/mpiexec)", "PALS_SIZE", None),
-    ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    (_HYDRA, "PMI_SIZE", None),
-    (_SCRIPT, "WORLD_SIZE", "RANK"),
-)
-# With one of these a library of the MPICH family has another way to its peers than the PMIx of mpirun.
-_OTHER_WAYS = ("PMI_SIZE", "PMI_FD", "PMI_PORT", "I_MPI_PMI", "I_MPI_PMI_LIBRARY")
-_CURES = {
-    "OMPI_COMM_WORLD_SIZE": "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40, or its full path)",
-    "PMI_SIZE": "make mpi4py load MPICH (MPI4PY_LIBMPI=libmpi.so.12, on Debian libmpich.so.12, or its full path)",
-    "SLURM_STEP_NUM_TASKS": "choose another srun --mpi=... (pmix for Open MPI, pmi2 for MPICH and its relatives)",
-}
+def number(environment: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that is one."""
+    values = (environment.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), None)
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
     """The launcher that says how many ranks there are, or None where none does."""
     environment = os.environ if environment is None else environment
     torchrun = "TORCHELASTIC_RUN_ID" in environment
-    for launcher, variable, companion in _SIZES:
-        value = environment.get(variable, "")
-        if value.isdigit() and (companion is None or environment.get(companion, "").isdigit()):
-            # What started torchrun has started one process per node, whose variables torchrun's ranks inherit.
-            if torchrun and launcher != _SCRIPT and value != environment.get("WORLD_SIZE"):
-                continue
-            return Launch(launcher, int(value), variable)
+    for row in LAUNCHERS:
+        size = number(environment, row.size)
+        if size is None or (row.beside and number(environment, row.beside) is None):
+            continue
+        # What started torchrun has started one process per node, whose variables torchrun's ranks inherit.
+        if torchrun and row is not OF_SCRIPTS and str(size) != environment.get("WORLD_SIZE"):
+            continue
+        return Launch(row.launcher, size, row.size)
     return None
+
+
+def variables_of(launch: Launch) -> Variables:
+    """All that this launcher tells."""
+    return next(row for row in LAUNCHERS if row.size == launch.variable)
 
 
 def started_by_mpi(environment: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher that MPI knows (or should know) started this process."""
     launch = detect(environment)
-    return launch is not None and launch.launcher != _SCRIPT
+    return launch is not None and launch.launcher != SCRIPT
 
 
-# ---- launcher and library ----
+class Identity(NamedTuple):
+    """Who this process is, by the launcher's variables; a size of 0 is one that nobody told."""
+
+    rank: int
+    size: int
 
 
-def misfit(library: Library, environment: Mapping[str, str] | None = None) -> Launch | None:
-    """The launcher of this process, where it certainly cannot make one world of this library's ranks.
-
-    It must be known before MPI_Init, in which MPICH 5 ends the process. What may work (srun serves several kinds of
-    ranks, and a library may have been built for more than its own launcher) is left to show itself.
-    """
-    environment = os.environ if environment is None else environment
-    launch = detect(environment)
-    if launch is None:
-        return None
-    over_pmix = "PMIX_NAMESPACE" in environment
-    several = launch.size > 1
-    if library.family == OPEN_MPI:
-        by_hydra = launch.variable == "PMI_SIZE" and "MPI_LOCALRANKID" in environment
-        return launch if by_hydra and several and not over_pmix else None
-    if not over_pmix or library.pmix or any(name in environment for name in _OTHER_WAYS):
-        return None
-    ends = library.vendor == MPICH and int(library.version.partition(".")[0]) >= 5  # also a process on its own
-    return launch if ends or (several and launch.variable == "OMPI_COMM_WORLD_SIZE") else None
-
-
-def check_fits(library: Library) -> None:
-    """Refuse a launcher of another MPI while Python can still say so.
-
-    Raises:
-        RuntimeError: launcher and library do not belong together.
-    """
-    launch = misfit(library)
-    if launch is not None:
-        raise RuntimeError(misfit_text(launch, library))
-
-
-def misfit_text(launch: Launch, library: Library) -> str:
-    """What to do where a launcher's ranks are each alone to MPI, or would be."""
-    ranks = "1 rank" if launch.size == 1 else f"{launch.size} ranks"
-    started = f"{launch.launcher} started {ranks} ({launch.variable}={launch.size})"
-    loaded = f"mpi4py has loaded {library.name} ({library.path})"
-    if launch.launcher == _SCRIPT:
-        return (
-            f"{started}, and {loaded}, to which each is a world of one rank. Start the job with the mpirun/mpiexec of "
-            f"that MPI; or, with an MPI of the MPICH family, let init_process_group('mpiplus') with the default "
-            f"init_method start MPI, before anything else does (importing mpi4py.MPI does)."
-        )
-    return (
-        f"{started}, but {loaded}. The launcher and the library do not belong together. Start the job with the "
-        f"mpirun/mpiexec of {library.name} (mpiplus run -n {launch.size} finds it), or "
-        f"{_CURES.get(launch.variable, 'make mpi4py load the MPI of the launcher (MPI4PY_LIBMPI names its file)')}."
-    )
+def who_am_i(environment: Mapping[str, str]) -> Identity | None:
+    """This process's rank and the number of ranks, or None where no launcher that MPI knows says."""
+    for row in LAUNCHERS:
+        rank = number(environment, row.rank)
+        if rank is None or row is OF_SCRIPTS:
+            continue
+        size = number(environment, row.size)
+        if size is None and started_by_mpi(environment) and (launch := detect(environment)) is not None:
+            size = launch.size
+        return Identity(rank, size or 0)
+    return None
 
 
 # ---- children of ranks ----

@@ -20,7 +20,7 @@ class Place(NamedTuple):
     """Where a rank is."""
 
     local_rank: int
-    local_world_size: int
+    local_size: int
     node_rank: int
 
 

@@ -1,13 +1,12 @@
-"""Whether the other ranks' processes are still there: what this host's process table tells, and what MPI does."""
+"""Whether other ranks' processes are still there, as far as this host's table of processes tells."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from . import mpi_runtime, node
+from . import node
 
 
 class Process(NamedTuple):
@@ -48,27 +47,3 @@ def has_ended(process: Process | None) -> bool:
         return False
     fields = _stat(process.pid)
     return not fields or fields[0] in "ZX" or fields[19] != process.started
-
-
-def failed_ranks(comm: Any, listen: bool = False) -> list[int]:
-    """The ranks of a communicator that MPI knows to be dead; none where MPI does not tell.
-
-    Args:
-        listen: hear the news first, which reaches Open MPI only while it is called.
-    """
-    mpi = mpi_runtime.mpi()
-    with mpi_runtime.exclusive():
-        with contextlib.suppress(mpi.Exception):  # which is the news
-            for _ in range(100 if listen else 0):
-                comm.Iprobe()
-        try:
-            dead = comm.Get_failed()
-        except (NotImplementedError, mpi.Exception):
-            return []
-        return sorted(mpi.Group.Translate_ranks(dead, list(range(dead.size)), comm.Get_group()))
-
-
-def is_process_failure(code: int) -> bool:
-    """Whether an MPI error means that a process has died, or that another rank has seen one die."""
-    mpi = mpi_runtime.mpi()
-    return mpi.Get_error_class(code) in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .formats import check_format
     from .job import run_job
-    from .launcher import Launcher, LauncherError, find_launcher
+    from .mpirun import Launcher, LauncherError, find_launcher
     from .outcome import JobResult, RankFailure
 
 # Loaded when asked for: the supervisors, of which there may be many on a host, need none of it.
 _PUBLIC = {
     "JobResult": "outcome",
-    "Launcher": "launcher",
-    "LauncherError": "launcher",
+    "Launcher": "mpirun",
+    "LauncherError": "mpirun",
     "RankFailure": "outcome",
     "check_format": "formats",
-    "find_launcher": "launcher",
+    "find_launcher": "mpirun",
     "run_job": "job",
 }
 

@@ -6,13 +6,13 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from .. import node
+from ..host import node
+from ..host.python import python_command
+from .guard import VARIABLE
 from .hosts import Layout
-from .launcher import Launcher, LauncherError
-from .python import python_command
-from .rank import VARIABLE
+from .mpirun import Launcher, LauncherError
 
-_SUPERVISE = "from torchmpi_plugin.jobs.rank import main; main()"
+_SUPERVISE = "from torchmpi_plugin.jobs.guard import main; main()"
 # What Open MPI must hand on to other hosts for the supervisor to start. It gets the rest from the launcher.
 _NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", VARIABLE)
 # These say something of the process or host they were set for, not of the user's wishes.

@@ -12,7 +12,7 @@ from typing import TextIO
 from .command import asks_for_recovery, inherited, launch_command, launch_environment
 from .formats import check_format
 from .hosts import lay_out
-from .launcher import Launcher, find_launcher
+from .mpirun import Launcher, find_launcher
 from .outcome import JobResult
 from .output import Terminal
 from .verdict import judge

@@ -9,6 +9,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+#: What a launcher, a guard and a supervisor pass on to the program.
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
 
 @contextlib.contextmanager
 def caught(

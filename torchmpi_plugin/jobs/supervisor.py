@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .. import settings
+from .channel import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
 from .formats import expand
 from .output import LineBuffer
-from .rank import ATTACHED, FORWARDED
-from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
+from .signals import FORWARDED
 
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
@@ -272,5 +273,5 @@ class Supervisor:
 
 def _environment(job: Mapping[str, Any]) -> dict[str, str]:
     """The rank's own environment, what the launcher's has besides, and what the job says of this rank."""
-    attached = {} if job["attachment"] is None else {ATTACHED: str(job["attachment"])}
+    attached = {} if job["attachment"] is None else {settings.ATTACHMENT: str(job["attachment"])}
     return {**job["defaults"], **job["inherited"], **os.environ, **job["own"], **attached}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 
+from ..names import describe_ranks
 from .outcome import Ending, JobResult, RankFailure, RankRecord
+
+#: So many ranks are named.
+_SHOWN = 16
 
 _TIMED_OUT = 124  # as timeout(1) has it
 _LEFT = 70  # EX_SOFTWARE: a rank left with 0; mpirun's own code would be 1 or 9, like any failure's
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT, 128 + signal.SIGHUP)
-_SHOWN_RANKS = 16
 
 
 def signal_name(number: int) -> str:
@@ -70,13 +73,6 @@ def describe_failure(failure: RankFailure, others: int) -> str:
     return "\n".join(lines)
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0, 2, 5``, cut after some."""
-    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
 def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
     """Say how a job ended.
 
@@ -102,7 +98,7 @@ def _left_behind(ending: Ending) -> Iterator[str]:
             if is_killed
             else "(the host cannot be reached, or the process was stopped); what still runs there must be ended by hand"
         )
-        yield f"mpiplus run: {name_ranks(ranks)} on host {host} did not answer the order to end {what}"
+        yield f"mpiplus run: {describe_ranks(ranks)} on host {host} did not answer the order to end {what}"
     if ending.unread:
         yield f"mpiplus run: the last {ending.unread} characters of output are lost: their reader did not take them"
 
@@ -114,7 +110,7 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     if ending.trouble:
         return JobResult(code or 1, None, said + _not_started(ending, launcher, code))
     if ending.is_timeout:
-        late = f"; {name_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
+        late = f"; {describe_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
         return JobResult(_TIMED_OUT, None, f"{quoted}mpiplus run: the time limit has passed{late}; the job was ended")
     if ending.recovers and not ending.signalled and _has_recovered(ending.records):
         return JobResult(0, None, quoted + _describe_recovery(ending.records))
@@ -144,7 +140,7 @@ def _judge_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobR
 
 
 def _not_started(ending: Ending, launcher: str, code: int) -> str:
-    missing = f"; {name_ranks(ending.missing)} did not" if ending.missing else ""
+    missing = f"; {describe_ranks(ending.missing)} did not" if ending.missing else ""
     if ending.signalled:
         return f"mpiplus run: {signal_name(ending.signalled)} came before the ranks had started"
     return (
@@ -173,7 +169,7 @@ def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
 
 
 def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:
-    names = ", ".join(f"rank {record.rank} on host {record.host}" for record in left[:_SHOWN_RANKS])
+    names = ", ".join(f"rank {record.rank} on host {record.host}" for record in left[:_SHOWN])
     others = ranks - len(left)
     return (
         f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "

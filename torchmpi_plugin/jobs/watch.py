@@ -13,17 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import node, settings
-from ..reception import Reception
+from .. import settings
+from ..host import node
+from ..host.reception import Reception
+from .channel import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame, end_unanswered
 from .formats import FIELDS
+from .guard import VARIABLE
 from .hosts import Layout
+from .launcher_process import SECONDS as _LAUNCHER_SECONDS
+from .launcher_process import LauncherProcess
 from .outcome import Ending, RankRecord
 from .output import Terminal
-from .process import SECONDS as _LAUNCHER_SECONDS
-from .process import LauncherProcess
-from .rank import FORWARDED, VARIABLE
-from .signals import caught
-from .wire import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame, end_unanswered
+from .signals import FORWARDED, caught
 from .writing import Writer
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -192,8 +193,9 @@ class Watch:
         orders = self._orders._asdict()
         members[0].attach(self._attachment)
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
-            fields = {"rank": rank, "world_size": len(members), **place._asdict()}
-            threads = max(1, len(cores[member.node]) // place.local_world_size)
+            fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
+            fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
+            threads = max(1, len(cores[member.node]) // place.local_size)
             who = {name.upper(): str(fields[name]) for name in FIELDS}
             member.tell(
                 **{**orders, "own": {**who, settings.RUN: "1", **self._orders.own}},

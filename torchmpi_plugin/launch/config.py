@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import launchers
-from ..dist import launched
+from ..dist import before_init
 from ..dist.members import initialized
+from ..host import launchers
 
 _MISSING = (None, "", "???")  # omegaconf's MISSING is the last
 
@@ -25,7 +25,7 @@ def job_size() -> int | None:
     """How many ranks the job has that this process is part of; None where nobody has launched it."""
     if initialized() and dist.get_world_size() > 1:
         return dist.get_world_size()
-    here = launched.find()
+    here = before_init.find()
     alone = here.size == 1 and not launchers.started_by_mpi() and "TORCHELASTIC_RUN_ID" not in os.environ
     return None if alone else here.size
 
@@ -82,7 +82,7 @@ class MultiprocessConfig:
                 f"its launcher started; leave world_size out, or start it without a launcher"
             )
         if missing(self.local_world_size):
-            self.local_world_size = launched.find().local_size if size else self.world_size
+            self.local_world_size = before_init.find().local_size if size else self.world_size
         if missing(self.master_port):
             self.master_port = None
             if self.init_method == "env://":

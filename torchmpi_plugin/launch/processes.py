@@ -11,8 +11,8 @@ from typing import Any
 
 from ..dist.outcomes import Failure
 from ..errors import RankFailedError
+from ..host.python import python_command
 from ..jobs import JobResult, RankFailure, run_job
-from ..jobs.python import python_command
 from .config import MultiprocessConfig, job_size
 from .payload import Payload
 from .rank import INTERRUPTED, exit_code

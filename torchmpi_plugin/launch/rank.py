@@ -8,9 +8,9 @@ import time
 import traceback
 from typing import NoReturn
 
-from .. import mpi_runtime
 from ..errors import RankFailedError
-from ..jobs.rank import attachment
+from ..jobs.guard import attachment
+from ..mpi import runtime
 from .payload import Payload
 
 INTERRUPTED = 130
@@ -20,7 +20,7 @@ _GUILTY_SECONDS = 2.0
 
 def _receive() -> Payload:
     """Rank 0 has it from the launcher, the others from rank 0."""
-    comm = mpi_runtime.mpi().COMM_WORLD.Dup()
+    comm = runtime.mpi().COMM_WORLD.Dup()
     data = comm.bcast(attachment() if comm.Get_rank() == 0 else None)
     comm.Free()
     return Payload.loads(data)
@@ -41,7 +41,7 @@ def _was_told(error: BaseException) -> bool:
     """Whether another rank has failed, and not this one."""
     if not isinstance(error, RankFailedError) or not error.ranks:
         return False
-    return mpi_runtime.mpi().COMM_WORLD.Get_rank() not in error.ranks
+    return runtime.mpi().COMM_WORLD.Get_rank() not in error.ranks
 
 
 def _say(error: BaseException) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..dist import launched, members, queries
+from ..dist import before_init, members, queries
 from ..dist.starting import initialize_dist
 from .backends import get_distributed_backend
 from .config import MultiprocessConfig
@@ -87,7 +87,7 @@ def init_dist(
     init_process_group_from_backend(backend)
 
 
-def _method(cfg: MultiprocessConfig, here: launched.Launched) -> str:
+def _method(cfg: MultiprocessConfig, here: before_init.Launched) -> str:
     """As configured; but the default address leads each host to itself, and is no meeting place for several."""
     one_host = here.local_size in (None, here.size)
     if one_host or cfg.init_method != "env://" or not cfg.master_addr.startswith(("127.", "localhost")):
@@ -98,7 +98,7 @@ def _method(cfg: MultiprocessConfig, here: launched.Launched) -> str:
 
 def _bring_up(cfg: MultiprocessConfig) -> None:
     cfg.resolve()
-    here = launched.find()
+    here = before_init.find()
     if not members.initialized():
         init_dist(
             rank=here.rank if cfg.rank < 0 else cfg.rank,

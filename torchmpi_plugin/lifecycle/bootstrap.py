@@ -21,10 +21,11 @@ from typing import Any
 
 from torch.distributed import Store
 
-from . import launchers, mpi_runtime, node, reception
-from .checkin import CheckIn
-from .errors import DistBackendError
-from .jobs.python import python_command
+from ..errors import DistBackendError
+from ..host import launchers, node, reception
+from ..host.python import python_command
+from ..mpi import runtime
+from ..store.checkin import CheckIn
 
 _MPI_VARIABLES = ("PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_LOCAL")
 _DOING = "init_process_group: making an MPI world of processes that MPI did not start"
@@ -32,7 +33,7 @@ _DOING = "init_process_group: making an MPI world of processes that MPI did not 
 
 def needed(size: int) -> bool:
     """Whether these processes are several, and no launcher has told MPI so."""
-    return size > 1 and not launchers.started_by_mpi() and not mpi_runtime.initialized()
+    return size > 1 and not launchers.started_by_mpi() and not runtime.initialized()
 
 
 def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -42,8 +43,8 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
         RuntimeError: an MPI that cannot be joined from outside; the message has the command to use instead.
         DistBackendError: ranks that do not come, or cannot reach rank 0.
     """
-    library = mpi_runtime.library_name(mpi_runtime.library())
-    if mpi_runtime.is_open_mpi():
+    library = runtime.library_name(runtime.library())
+    if runtime.is_open_mpi():
         raise RuntimeError(_open_mpi_text(library, size))
     meeting = CheckIn(store, "bootstrap", rank, size)
     nodes = meeting.gather("node", node.identity(), timeout, _DOING)
@@ -85,7 +86,7 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
         "seconds": timeout.total_seconds(),
     }
     server = subprocess.Popen(
-        python_command("from torchmpi_plugin.pmi_server import main; main()"),
+        python_command("from torchmpi_plugin.lifecycle.pmi_server import main; main()"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -125,7 +126,7 @@ def _initialise(connection: socket.socket, rank: int, size: int) -> None:
     inherited = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_MPI_VARIABLES)}
     os.environ.update({name: str(value) for name, value in told.items()})
     try:
-        mpi_runtime.mpi()
+        runtime.mpi()
     finally:
         for name in told:
             del os.environ[name]

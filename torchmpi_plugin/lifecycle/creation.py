@@ -7,24 +7,19 @@ from typing import Any
 
 import torch
 
-from . import (
-    backend,
-    bootstrap,
-    communicator,
-    cuda_aware,
-    cuda_path,
-    flight_recorder,
-    mpi_runtime,
-    rendezvous,
-    settings,
-    shutdown,
-    torch_internals,
-    world,
-)
-from .options import Options
-from .options import among as options_among
-from .process_group import ProcessGroupMPI
-from .steps import Steps
+from .. import settings, torch_internals
+from ..communicator import cuda_path, membership
+from ..communicator.communicator import Communicator
+from ..communicator.steps import Steps
+from ..diagnosis import comparison, flight_recorder
+from ..engine import engine
+from ..faces import backend
+from ..group import world
+from ..group.process_group import ProcessGroupMPI
+from ..mpi import cuda_aware, runtime
+from ..options import Options
+from ..options import among as options_among
+from . import bootstrap, rendezvous, shutdown
 
 
 def _is_shared() -> bool:
@@ -74,13 +69,13 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     """
     shared = _is_shared()
     options = options_among(options, shared)
-    mpi_runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
+    runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda
-    torch_internals.leave_out_of_compilation(__package__)
+    torch_internals.leave_out_of_compilation()
     settings.check()  # a wrong word is an error here, before anybody waits for this rank
-    cuda_aware.wish(cuda, os.environ)
+    cuda_aware.asked_for(cuda, os.environ)
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
@@ -89,13 +84,17 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         rendezvous.check_world_size(opts.group_size, base.Get_size())
     else:
         base = _base_of_subgroup(options, opts.group_size)
-    comm, checkin = communicator.create(base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
+    comm, checkin = membership.create(
+        base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout, comparison.wanted()
+    )
     if is_world:
-        _settle_world(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
+        _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
+    shutdown.install(engine.start())
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
-    shutdown.remember(group)
+    world.remember(group)
     if is_world:
         flight_recorder.start(opts.group_rank)
+        shutdown.read_settings()
         shutdown.abort_on_exception = options is None or options.abort_on_exception
         world.adopt(group)
         if opts.group_rank == 0:
@@ -103,13 +102,13 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     return _face_of(group, shared, options)
 
 
-def _settle_world(comm: communicator.Communicator, steps: Steps, cuda: str | None) -> None:
+def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
     """What the ranks of a world agree on, once."""
     try:
-        cuda_path.settle(steps, cuda, comm.place.local_rank)
+        cuda_path.choose(steps, cuda, comm.place.local_rank)
         rendezvous.export_environment(comm, steps)
     except BaseException:
-        comm.littered = True
+        comm.may_be_sent_to = True
         comm.free()
         raise
 

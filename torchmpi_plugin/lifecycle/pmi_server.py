@@ -19,7 +19,7 @@ import sys
 import time
 from functools import partial
 
-from .reception import Reception
+from ..host.reception import Reception
 
 
 class Rank:

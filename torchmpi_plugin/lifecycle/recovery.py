@@ -8,10 +8,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import mpi_runtime, shutdown, survivors, torch_internals
-from ._autoload import BACKEND
-from .groups import resolve
-from .options import Options
+from .. import torch_internals
+from ..faces.public import resolve
+from ..group import world
+from ..mpi import failures, runtime
+from ..names import BACKEND
+from ..options import Options
 
 
 def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> dist.ProcessGroup:
@@ -35,14 +37,14 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
         DistBackendError: the other survivors did not come in time, or the store has ended.
     """
     old = resolve(group)
-    mpi_runtime.refuse_in_forked_child("shrink")
+    runtime.refuse_in_forked_child("shrink")
     timeout = timeout or old.timeout
     is_world = group is None or group is dist.group.WORLD  # not `old`, which may work below torch's own
-    for each in shutdown.groups() if is_world else [old]:
-        survivors.revoke(each.communicator.comm)
+    for each in world.groups() if is_world else [old]:
+        failures.revoke(each.communicator.comm)
         each.abort()
-    left = survivors.without_the_dead(old.communicator.comm, timeout)
-    mpi_runtime.leave_unfinalized()
+    left = failures.without_the_dead(old.communicator.comm, timeout)
+    runtime.leave_unfinalized()
     options = Options(comm=left)
     if is_world:
         dist.destroy_process_group()
@@ -58,7 +60,7 @@ def _subgroup(comm: Any, name: str, timeout: timedelta, options: Options) -> dis
     ``new_group(use_local_synchronization=True)`` would do, but that torch derives the group's name from how many groups
     this rank is in; the ranks then wait for each other under different names.
     """
-    with mpi_runtime.exclusive():
+    with runtime.exclusive():
         ranks = comm.allgather(dist.get_rank())
         name = comm.bcast(f"{name} shrunk {secrets.token_hex(4)}")
     return torch_internals.make_subgroup(BACKEND, ranks, comm.Get_rank(), name, options, timeout)

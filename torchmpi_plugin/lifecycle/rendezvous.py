@@ -14,11 +14,14 @@ from urllib.parse import parse_qsl, urlparse
 from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
-from . import host_names, launchers, mpi_runtime, node, settings, store, torch_internals
-from ._autoload import BACKEND
-from .errors import DistBackendError
-from .options import among
-from .steps import Steps
+from .. import settings, torch_internals
+from ..communicator.steps import Steps
+from ..errors import DistBackendError
+from ..host import launchers, lookups, node
+from ..mpi import runtime
+from ..names import BACKEND
+from ..options import among
+from ..store import tcp_store
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -87,7 +90,7 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
         environment.get("MASTER_ADDR") or None,
         number("MASTER_PORT", 0, 65535),
     )
-    if given.address and (why := host_names.why_unknown(given.address)):
+    if given.address and (why := lookups.why_unknown(given.address)):
         raise ValueError(
             f"init_process_group: the variable MASTER_ADDR is {given.address!r}, a host that is not known here: {why}. "
             f"Set it to an address of rank 0's host, or leave it out: then MPI carries the address"
@@ -126,7 +129,7 @@ def _check_complete(given: Given, options: Any) -> None:
 def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
     """torch's own rendezvous, with a better word on its commonest mistake."""
     try:
-        with host_names.lookups_are_short(given.address or ""):
+        with lookups.lookups_are_short(given.address or ""):
             first = next(handler)
     except RuntimeError as error:
         if given.rank != 0 or "EADDRINUSE" not in str(error):
@@ -163,8 +166,8 @@ def mpi_rendezvous(
     rank = base.Get_rank() if given.rank is None else given.rank
     if rank >= size:
         raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
-    place = store.Place(given.address or "", given.port or 0)
-    yield store.make_store(base, rank, place, timeout), rank, size
+    place = tcp_store.Endpoint(given.address or "", given.port or 0)
+    yield tcp_store.make_store(base, rank, place, timeout), rank, size
     raise RuntimeError("mpi:// cannot rendezvous again: MPI's ranks are fixed at launch")
 
 
@@ -172,7 +175,7 @@ def base_communicator(options: Any) -> Any:
     """The communicator the world's ranks come from."""
     ours = among(options, shared=False)
     comm = ours.comm if ours is not None else None
-    return mpi_runtime.mpi().COMM_WORLD if comm is None else comm
+    return runtime.mpi().COMM_WORLD if comm is None else comm
 
 
 def check_world_size(asked: int, size: int) -> None:
@@ -183,7 +186,7 @@ def check_world_size(asked: int, size: int) -> None:
     """
     if asked == size:
         return
-    library = mpi_runtime.library_name(mpi_runtime.mpi())
+    library = runtime.library_name(runtime.mpi())
     launch = launchers.detect()
     if size > 1:
         cause = ""
@@ -225,7 +228,7 @@ def export_environment(communicator: Any, steps: Steps) -> None:
     comm, place = communicator.comm, communicator.place
     rank = comm.Get_rank()
     address, port = steps.take(
-        lambda: (node.own_addresses(place.node_count == 1)[0], _free_port()) if rank == 0 else ("", 0)
+        lambda: (node.own_addresses(communicator.node_count == 1)[0], _free_port()) if rank == 0 else ("", 0)
     )[0]
     values = {
         "RANK": rank,

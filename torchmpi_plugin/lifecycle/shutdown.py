@@ -14,19 +14,17 @@ import os
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from . import checkin, duplicates, mpi_runtime, processes, settings, status
+from .. import settings
+from ..diagnosis import monitor
+from ..engine import activity, grace
+from ..engine.engine import Engine
+from ..group import world
+from ..mpi import duplicates, failures, runtime
+from ..store import checkin, tcp_store
 
-if TYPE_CHECKING:
-    from .checkin import CheckIn
-    from .engine import Engine
-    from .group import Group
-
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _uncaught = False
 #: What the program gave to sys.exit, and the last operation it had called by then.
 _exit: tuple[int, Any] = (0, None)
@@ -34,43 +32,22 @@ _exit: tuple[int, Any] = (0, None)
 _EXIT_GRACE = 1.0
 #: Seconds that an answer of the store is waited for at exit: long, for the machine may be busy.
 _STORE_GRACE = 30.0
-#: Who has left the current world, or the one before.
-_world: CheckIn | None = None
 #: Whether an uncaught exception ends the job: the user's word, in Options, and that of the variable.
 abort_on_exception = True
 _abort_setting = True
-#: Seconds that pending operations are given at exit.
-_grace = 0.0
 _done = False
 
 
-def _read_settings() -> None:
-    """Not at exit, where a wrong value could no longer be refused."""
-    global _abort_setting, _grace
-    _abort_setting, _grace = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
+def read_settings() -> None:
+    """With every new world. Not at exit, where a wrong value could no longer be refused."""
+    global _abort_setting
+    _abort_setting, grace.seconds = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
 
 
-def remember(group: Group) -> None:
-    """Free ``group`` at exit if the user does not."""
-    _groups.add(group)
-
-
-def groups() -> list[Group]:
-    """Those that have not been destroyed."""
-    return [group for group in _groups if not group.closed]
-
-
-def remember_world(group: Group) -> CheckIn:
-    """Who leaves ``group`` leaves the job. Returns its check-in on a connection that outlives it."""
-    global _world  # noqa: PLW0603
-    _read_settings()
-    _world = group.checkin.connected_anew()
-    return _world
-
-
+@functools.cache
 def install(engine: Engine) -> None:
     """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
-    _read_settings()
+    read_settings()
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
     atexit.register(_at_exit, engine)
@@ -97,7 +74,7 @@ def _watch_for_sys_exit() -> None:
     def noting(code: Any = None, /) -> NoReturn:
         global _exit  # noqa: PLW0603
         number = code if isinstance(code, int) else int(code is not None)
-        _exit = number & 0xFF, status.last
+        _exit = number & 0xFF, activity.last
         original(code)
 
     sys.exit = noting
@@ -106,15 +83,16 @@ def _watch_for_sys_exit() -> None:
 def _noted_code() -> int:
     """What the program gave to sys.exit; 0 if nothing, or if it has called an operation since: somebody caught it."""
     code, last = _exit
-    return code if last is status.last else 0
+    return code if last is activity.last else 0
 
 
 def _others_go_on() -> bool:
     """Whether ranks are left that a failure of this one would hang, or hang it in MPI_Finalize."""
-    if _world is None or _world.size == 1 or not _aborts():
+    left = world.checkin
+    if left is None or left.size == 1 or not _aborts():
         return False
     until = time.monotonic() + (_EXIT_GRACE if _noted_code() else 0.0)
-    while len(_world.departed()) < _world.size:
+    while len(left.departed()) < left.size:
         if time.monotonic() >= until:
             return True
         time.sleep(0.05)
@@ -123,7 +101,7 @@ def _others_go_on() -> bool:
 
 def _end_job_on_failure(engine: Engine) -> None:
     """Only C will know the exit code. What the program said it would be counts where MPI's end is not ours to see."""
-    ours = mpi_runtime.end_job_on_failure(mpi_runtime.mpi().COMM_WORLD.Get_rank())
+    ours = runtime.end_job_on_failure(runtime.mpi().COMM_WORLD.Get_rank())
     code = _noted_code()
     if code and (not ours or engine.pending()):
         abort_job(f"exit code {code}, while others go on", code)
@@ -137,7 +115,7 @@ def _flush() -> None:
 
 def abort_job(reason: str, code: int = 1) -> None:
     """End all ranks, with ``reason`` as the last word."""
-    mpi = mpi_runtime.mpi()
+    mpi = runtime.mpi()
     rank = mpi.COMM_WORLD.Get_rank()
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     _flush()
@@ -151,50 +129,41 @@ def _aborts() -> bool:
 
 
 def _abort_after_exception() -> None:
-    if not _aborts() or not _uncaught or mpi_runtime.forked or mpi_runtime.mpi().Is_finalized():
+    if not _aborts() or not _uncaught or runtime.forked or runtime.mpi().Is_finalized():
         return
-    if mpi_runtime.mpi().COMM_WORLD.Get_size() > 1:
+    if runtime.mpi().COMM_WORLD.Get_size() > 1:
         abort_job("an uncaught exception (above)")
 
 
 def _at_exit(engine: Engine) -> None:
     global _done  # noqa: PLW0603
-    if mpi_runtime.forked or _done:
+    if runtime.forked or _done:
         return
     _done = True
-    if mpi_runtime.mpi().Is_finalized():
+    if runtime.mpi().Is_finalized():
         engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
-        if status.monitor is not None:
-            status.monitor.stop()
+        if monitor.monitor is not None:
+            monitor.monitor.stop()
         checkin.wait_for_threads(_STORE_GRACE)
         return
     _abort_after_exception()
-    for group in list(_groups):
+    for group in world.remembered():
         group.leave()
         group.take_back_failed()
         _outlive_python(group.get_group_store())
-    _outlive_python(_kept_store)
+    _outlive_python(tcp_store.kept)
     if _others_go_on():
         _end_job_on_failure(engine)
     _end_job_if_busy(engine)
     engine.stop()
-    for group in list(_groups):
+    for group in world.remembered():
         group.shutdown()
     duplicates.forget_all()
     engine.lib.mpp_cuda_release()
-    if processes.failed_ranks(mpi_runtime.mpi().COMM_WORLD, listen=True):
-        mpi_runtime.leave_unfinalized()
-    if not checkin.wait_for_threads(max(_STORE_GRACE, _grace)):
+    if failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
+        runtime.leave_unfinalized()
+    if not checkin.wait_for_threads(max(_STORE_GRACE, grace.seconds)):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
-
-
-_kept_store: Any = None
-
-
-def keep_store(server: Any) -> None:
-    """Keep the newest world's store until the next one: ranks that destroyed the world earlier may be asked about."""
-    global _kept_store  # noqa: PLW0603
-    _kept_store = server
 
 
 def _outlive_python(store: Any) -> None:
@@ -203,15 +172,8 @@ def _outlive_python(store: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait, within the grace."""
-    until = time.monotonic() + _grace
-    while not true() and time.monotonic() < until:
-        time.sleep(0.001)
-
-
 def _end_job_if_busy(engine: Engine) -> None:
-    wait_until(lambda: all(work.abandoned for work in engine.pending()))
+    grace.wait_until(lambda: all(work.abandoned for work in engine.pending()))
     left = engine.pending()
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))

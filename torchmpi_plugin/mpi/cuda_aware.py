@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import settings
+from .. import settings
 
 # Libraries made with CUDA that leave it off until a variable says otherwise: (in the library's version, the variable).
 _OFF_BY_DEFAULT = (("MVAPICH2", "MV2_USE_CUDA"), ("CRAY MPICH", "MPICH_GPU_SUPPORT_ENABLED"))
@@ -85,7 +85,7 @@ def _ask_as_mpich(library: ctypes.CDLL) -> Support | None:
     return Support(not error and answer.value == 1, f"MPIX_GPU_query_support(CUDA) says {answer.value}")
 
 
-def wish(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
     """What the user wants of :data:`settings.CUDA_PATHS`, and where that was said.
 
     Raises:

@@ -8,8 +8,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from . import mpi_runtime
-from .errors import DistBackendError
+from ..errors import DistBackendError
+from . import runtime
 
 
 def _duplicate(base: Any, timeout: timedelta) -> Any:
@@ -36,14 +36,14 @@ def _free_duplicate(base: Any, _key: int, duplicate: Any) -> None:
     """Called by MPI when the user frees ``base``, and by :func:`forget_all`."""
     if base in _with_duplicate:
         _with_duplicate.remove(base)
-        with contextlib.suppress(mpi_runtime.mpi().Exception):  # a rank has died
+        with contextlib.suppress(runtime.mpi().Exception):  # a rank has died
             duplicate.Free()
 
 
 @functools.cache
 def _key() -> int:
     """Of the attribute that ties a duplicate to its communicator: MPI gives the number of a freed one to the next."""
-    return int(mpi_runtime.mpi().Comm.Create_keyval(delete_fn=_free_duplicate))
+    return int(runtime.mpi().Comm.Create_keyval(delete_fn=_free_duplicate))
 
 
 def of(base: Any, timeout: timedelta) -> Any:
@@ -57,14 +57,14 @@ def of(base: Any, timeout: timedelta) -> Any:
         DistBackendError: they do not come.
     """
     global _of_world  # noqa: PLW0603
-    if base == mpi_runtime.mpi().COMM_WORLD:
+    if base == runtime.mpi().COMM_WORLD:
         _of_world = _of_world or _duplicate(base, timeout)
         return _of_world
     duplicate = base.Get_attr(_key())
     if duplicate is None:
         duplicate = _duplicate(base, timeout)
         base.Set_attr(_key(), duplicate)
-        _with_duplicate.append(mpi_runtime.mpi().Intracomm(base))  # the user's own object is about to be null then
+        _with_duplicate.append(runtime.mpi().Intracomm(base))  # the user's own object is about to be null then
     return duplicate
 
 

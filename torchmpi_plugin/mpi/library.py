@@ -122,7 +122,7 @@ def _beside() -> Iterator[tuple[str, Path]]:
                 yield program, installation / file
 
 
-class _Place(ctypes.Structure):
+class _DlInfo(ctypes.Structure):
     _fields_ = (
         *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
         *(("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)),
@@ -131,7 +131,7 @@ class _Place(ctypes.Structure):
 
 def _file_of(function: Any) -> str:
     """The shared library that a function is in."""
-    place = _Place()
+    place = _DlInfo()
     address = ctypes.cast(function, ctypes.c_void_p)
     found = ctypes.CDLL(None).dladdr(address, ctypes.byref(place))
     return os.path.realpath(os.fsdecode(place.file)) if found else ""

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from . import launchers, mpi_library
-from .dtypes import MPI_DATATYPES, MPI_OPERATIONS
+from ..host import launchers
+from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
+from . import launcher_fit
+from . import library as mpi_library
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -107,7 +109,7 @@ def _started() -> Any:
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
-        launchers.check_fits(mpi_library.describe(mpi))
+        launcher_fit.check(mpi_library.describe(mpi))
         _initialise(mpi)
     launchers.mark_as_rank()
     _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
@@ -118,7 +120,7 @@ def _started() -> Any:
 def _check_world(module: Any) -> None:
     launch = launchers.detect()
     if launch is not None and launch.size > 1 and module.COMM_WORLD.Get_size() == 1:
-        told = launchers.misfit_text(launch, mpi_library.describe(module))
+        told = launcher_fit.explain(launch, mpi_library.describe(module))
         raise RuntimeError(f"{told} (MPI sees a world of one rank.)")
 
 

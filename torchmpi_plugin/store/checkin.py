@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Store
 
-from .errors import DistBackendError, describe_ranks
+from ..errors import DistBackendError
+from ..names import describe_ranks
 
 T = TypeVar("T")
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store, TCPStore
 
-from . import duplicates, host_names, node, shutdown
-from .errors import DistBackendError, describe_ranks
+from ..errors import DistBackendError
+from ..host import lookups, node
+from ..mpi import duplicates
+from ..names import describe_ranks
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
@@ -21,7 +23,7 @@ _REBIND_SECONDS = 3.0
 _ENOUGH = 8
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where the user wants the store; an address of ``""`` and a port of 0 leave it open."""
 
     address: str
@@ -37,18 +39,23 @@ class _Process(NamedTuple):
     pid: int
 
 
-def make_store(base: Any, rank: int, place: Place, timeout: timedelta) -> Store:
+#: The newest world's server, kept until the next one: ranks that destroyed the world earlier may be asked about.
+kept: Store | None = None
+
+
+def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> Store:
     """Every rank of ``base`` calls this.
 
     Args:
         base: the communicator that the ranks come from.
         rank: torch's rank of this process.
-        place: where rank 0 is to listen.
+        wanted: where rank 0 is to listen.
         timeout: how long to wait for the others.
 
     Raises:
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
     """
+    global kept  # noqa: PLW0603
     comm, size = duplicates.of(base, timeout), base.Get_size()
     everybody = comm.allgather(_Process(rank, node.identity(), socket.gethostname(), os.getpid()))
     _check_ranks(everybody)
@@ -56,7 +63,7 @@ def make_store(base: Any, rank: int, place: Place, timeout: timedelta) -> Store:
     root = ranks.index(0)
     server, offer = None, None
     if rank == 0:
-        server, offer = _serve(place, size, timeout, len({process.node for process in everybody}) == 1)
+        server, offer = _serve(wanted, size, timeout, len({process.node for process in everybody}) == 1)
     offer = comm.bcast(offer, root=root)
     if isinstance(offer, str):
         raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
@@ -72,11 +79,11 @@ def make_store(base: Any, rank: int, place: Place, timeout: timedelta) -> Store:
         )
     store = server
     if store is None:
-        with host_names.lookups_are_short(good[0]):
+        with lookups.lookups_are_short(good[0]):
             store = TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
     # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
     comm.Barrier()
-    shutdown.keep_store(server)
+    kept = server
     return store
 
 
@@ -98,33 +105,33 @@ def _check_ranks(everybody: list[_Process]) -> None:
     )
 
 
-def _serve(place: Place, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
+def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
     """The store's server and where to find it, or the reason there is none."""
-    addresses = [place.address] if place.address else node.own_addresses(one_node)
+    addresses = [wanted.address] if wanted.address else node.own_addresses(one_node)
     try:
-        server = _listen(addresses[0], place, size, timeout)
+        server = _listen(addresses[0], wanted, size, timeout)
     except (RuntimeError, ValueError, OSError) as error:
         return None, str(error).splitlines()[0]
     return server, (addresses, server.port)
 
 
-def _listen(address: str, place: Place, size: int, timeout: timedelta) -> TCPStore:
+def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta) -> TCPStore:
     """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
     until = time.monotonic() + _REBIND_SECONDS
     while True:
         try:
-            port = place.port
+            port = wanted.port
             how: dict[str, Any] = {}
-            if address == node.LOOPBACK and not place.address:
+            if address == node.LOOPBACK and not wanted.address:
                 # torch's own listens to every network, and looks up the names of those who connect under an address
                 # (::ffff:127.0.0.1) that no list of hosts has.
                 listener = socket.create_server((node.LOOPBACK, port))
                 port, how = listener.getsockname()[1], {"master_listen_fd": listener.detach()}
-            with host_names.lookups_are_short(address):
+            with lookups.lookups_are_short(address):
                 return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
         except (RuntimeError, OSError) as error:
             busy = "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
-            if place.port == 0 or not busy or time.monotonic() > until:
+            if wanted.port == 0 or not busy or time.monotonic() > until:
                 raise
         time.sleep(0.1)
 

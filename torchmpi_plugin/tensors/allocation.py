@@ -1,7 +1,7 @@
 """Memory that other processes of this node can map: tensors that windows reach without messages.
 
 It belongs to no file system, so the size of /dev/shm does not limit it and nothing is left of it when a process is
-killed. Others open it as ``/proc/PID/fd/N``, which the kernel lets processes of the same user do.
+killed.
 """
 
 from __future__ import annotations
@@ -9,21 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from typing import NamedTuple
 
 import torch
 
-from . import settings
-from .processes import Process
-
-
-class Share(NamedTuple):
-    """What others need to map a piece of memory: its descriptor in its owner, to tell it by, and its length."""
-
-    descriptor: int
-    inode: int
-    length: int
-
+from .. import settings
+from ..host import shared_files
+from ..host.peers import Process
+from ..host.shared_files import Share
 
 # By address, as long as a tensor lies there.
 _shares: dict[int, Share] = {}
@@ -68,7 +60,7 @@ def allocate(length: int) -> torch.Tensor:
         raise MemoryError(f"mpiplus: no {length} bytes of memory that ranks can share: {error}") from error
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     address = tensor.data_ptr()
-    _shares[address] = Share(descriptor, os.fstat(descriptor).st_ino, length)
+    _shares[address] = shared_files.share(descriptor, length)
     weakref.finalize(memory, _forget, address, descriptor).atexit = False
     return tensor
 
@@ -83,12 +75,10 @@ def map_from(process: Process | None, share: Share | None) -> torch.Tensor | Non
     if process is None or share is None or not wanted():
         return None
     try:
-        descriptor = os.open(f"/proc/{process.pid}/fd/{share.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = shared_files.open_share(process.pid, share)
     except OSError:  # another user's, or not allowed here
         return None
     try:
-        if os.fstat(descriptor).st_ino != share.inode:
-            return None
         return torch.frombuffer(mmap.mmap(descriptor, share.length), dtype=torch.uint8)
     except OSError:
         return None

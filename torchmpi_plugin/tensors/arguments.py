@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from . import device, torch_internals
+from .. import torch_internals
+from . import device
 
 Finish = Callable[[], None] | None
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
-from torchmpi_plugin import communicator, cuda_path, mpi_runtime
+from torchmpi_plugin.communicator import communicator, cuda_path, membership
+from torchmpi_plugin.mpi import runtime
 
 GUILTY = 1
 SHORT = timedelta(seconds=3)
@@ -40,20 +41,20 @@ def no_memory(*_: object) -> None:
 
 def in_c(function: str, answer: int) -> contextlib.AbstractContextManager[None]:
     """A function of the shim that fails."""
-    shim = mpi_runtime.shim()
+    shim = runtime.shim()
 
     class Lib:
         def __getattr__(self, name: str) -> Any:
             return (lambda *_: answer) if name == function else getattr(shim.lib, name)
 
-    return replaced(mpi_runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
+    return replaced(runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
 
 
 FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "process": lambda: replaced(communicator.processes, "this", no_memory),
+    "process": lambda: replaced(communicator.peers, "this", no_memory),
     "group": lambda: in_c("mpp_group_new", 0),
     "attach": lambda: in_c("mpp_group_attach", -1),
-    "open": lambda: replaced(communicator, "_open", no_memory),
+    "open": lambda: replaced(communicator.shared_files, "open_share", no_memory),
     "map": lambda: replaced(mmap, "mmap", no_memory),
 }
 
@@ -82,15 +83,15 @@ def goes_without(where: str) -> None:
 
 
 STOPPED_IN = {
-    "steps": (communicator.processes, "this"),
-    "MPI": (communicator, "_create_group"),
+    "steps": (communicator.peers, "this"),
+    "MPI": (membership, "_create_group"),
     "world": (cuda_path, "_own_choice"),
 }
 
 
 def stopped(where: str, directory: str) -> None:
     """The others do not wait for it for ever, and know whom they have waited for."""
-    pids = mpi_runtime.mpi().COMM_WORLD.allgather(os.getpid())
+    pids = runtime.mpi().COMM_WORLD.allgather(os.getpid())
     if where == "world":
         doing, make = "init_process_group", lambda: dist.init_process_group("mpiplus", timeout=SHORT)
     else:
@@ -118,7 +119,7 @@ def stopped(where: str, directory: str) -> None:
 
 def killed() -> None:
     """Rank 0 makes the file that all are to share, and dies before the others have it open."""
-    create = communicator._create_file
+    create = communicator.create_file
 
     def create_and_die(*arguments: Any) -> int:
         create(*arguments)
@@ -126,7 +127,7 @@ def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    with replaced(communicator, "_create_file", create_and_die):
+    with replaced(communicator, "create_file", create_and_die):
         dist.init_process_group("mpiplus", timeout=LONG)
     time.sleep(1000)
 

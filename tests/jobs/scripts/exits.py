@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
-from torchmpi_plugin import status
+from torchmpi_plugin.diagnosis import monitor
+from torchmpi_plugin.engine import activity
 
 LAST = SIZE - 1
 
@@ -159,7 +160,7 @@ def freed(how: str) -> None:
         errors: list[Exception] = []
         thread = threading.Thread(target=wait_in, args=(group, errors))
         thread.start()
-        while not status.is_waited_for(group):
+        while not activity.is_waited_for(group):
             time.sleep(0.01)
         started = time.monotonic()
         {"abort": group.abort, "shutdown": group.shutdown, "destroy": lambda: dist.destroy_process_group(group)}[how]()
@@ -193,7 +194,7 @@ def interrupted(directory: str) -> None:
     dist.all_gather_object(pids, os.getpid())
     tensor = torch.full((3,), float(ME + 1))
     if ME == 0:
-        while "waits for all_reduce" not in status.monitor.ask([1]).get(1, ""):  # before, nobody would catch it
+        while "waits for all_reduce" not in monitor.monitor.ask([1]).get(1, ""):  # before, nobody would catch it
             pass
         os.kill(pids[1], signal.SIGINT)
         wait_for(sign)  # rank 1 leaves the collective without any help from this rank

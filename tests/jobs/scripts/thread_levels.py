@@ -23,11 +23,12 @@ def serialized() -> None:
     from mpi4py import MPI
 
     import torchmpi_plugin
-    from torchmpi_plugin import communicator, mpi_runtime
+    from torchmpi_plugin.communicator import membership
+    from torchmpi_plugin.mpi import runtime
 
     dist.init_process_group("mpiplus")
     assert MPI.Query_thread() == MPI.THREAD_SERIALIZED, "this MPI provides more than it is asked for"
-    lib, seen = mpi_runtime.shim().lib, []
+    lib, seen = runtime.shim().lib, []
 
     def is_locked() -> bool:
         """Whether another thread would have to wait with its MPI calls."""
@@ -53,10 +54,10 @@ def serialized() -> None:
             found = getattr(self._thing, name)
             return (lambda *arguments: Watched(found(*arguments))) if name.startswith("Iallgather") else found
 
-    make = communicator._create_group
-    communicator._create_group = lambda base, *arguments: Watched(make(Watched(base), *arguments))
-    mpi_runtime_handle = mpi_runtime.handle_of
-    mpi_runtime.handle_of = lambda thing: mpi_runtime_handle(getattr(thing, "_thing", thing))
+    make = membership._create_group
+    membership._create_group = lambda base, *arguments: Watched(make(Watched(base), *arguments))
+    mpi_runtime_handle = runtime.handle_of
+    runtime.handle_of = lambda thing: mpi_runtime_handle(getattr(thing, "_thing", thing))
     pending = dist.irecv(torch.ones(3), (ME - 1) % SIZE, tag=3)  # so the engine's thread has something to ask MPI for
     group = dist.new_group()
     check_works(group)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ... import launchers
-from ...launchers import Launch
-from ...mpi_library import Library
+from ...host.launchers import Launch
+from ...mpi import launcher_fit
+from ...mpi.library import Library
 from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8
@@ -79,7 +79,7 @@ def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
             f"mpiplus run -n {launch.size} -m torchmpi_plugin.cli info"
         )
         return Advice(text, False)
-    return Advice(launchers.misfit_text(launch, Library(**facts["library"])), True)
+    return Advice(launcher_fit.explain(launch, Library(**facts["library"])), True)
 
 
 def _talking(facts: Mapping[str, Any]) -> list[Advice]:

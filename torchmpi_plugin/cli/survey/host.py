@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ... import node, settings
+from ... import settings
+from ...host import node
 
 _RELEVANT = re.compile(
     r"(MPIPLUS|MPI4PY|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPICH|MPIR_CVAR|I_MPI|MV2|HYDRA|UCX|FI|PSM2)_.*"

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ... import cuda_aware
-from ...mpi_library import Library
+from ...mpi import cuda_aware
+from ...mpi.library import Library
 
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 _ABIS = {"openmpi": "Open MPI's", "mpich": "MPICH's", "mpiabi": "the MPI-5 standard's"}
@@ -32,7 +32,7 @@ def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     """Whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
     support = cuda_aware.support_of(module, environment)
     try:
-        direct, why = cuda_aware.path(support, *cuda_aware.wish(None, environment))
+        direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, environment))
     except ValueError as error:
         direct, why = False, str(error)
     path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"

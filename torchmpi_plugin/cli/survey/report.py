@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...mpi_library import Library
+from ...mpi.library import Library
 from .host import of_launcher
 
 _WIDTH = 132

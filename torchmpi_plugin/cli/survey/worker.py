@@ -11,8 +11,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from ... import launchers, mpi_library, node
-from ...jobs.python import python_command
+from ...host import node
+from ...host.python import python_command
+from ...mpi import launcher_fit
+from ...mpi import library as mpi_library
 from . import library
 from .pairs import Talk, failed_pairs
 
@@ -91,7 +93,7 @@ def _call_mpi(tell: Any, pair_seconds: float) -> bool:
     mpi = mpi_library.load()
     found = mpi_library.describe(mpi)
     tell(library=asdict(found))
-    launchers.check_fits(found)
+    launcher_fit.check(found)
     tell(stage="MPI_Init")
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
     tell(mpi=library.describe(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from torchmpi_plugin.jobs import rank
-from torchmpi_plugin.jobs.wire import Channel
+from torchmpi_plugin.host.launchers import Identity
+from torchmpi_plugin.jobs import guard
+from torchmpi_plugin.jobs.channel import Channel
 
 
 def test_an_order_that_comes_together_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +18,9 @@ def test_an_order_that_comes_together_with_the_job(monkeypatch: pytest.MonkeyPat
     launcher = Channel(server.accept()[0])
     launcher.say(command=["true"])
     launcher.say(signal=15)
-    monkeypatch.setattr(rank, "who_am_i", lambda environment: rank.Identity(0, 1))
-    monkeypatch.setattr(rank, "_connect", lambda addresses, port, secret: Channel(supervisors))
-    channel, job, early = rank._greet({"addresses": [], "port": 0, "secret": ""})
+    monkeypatch.setattr(guard, "who_am_i", lambda environment: Identity(0, 1))
+    monkeypatch.setattr(guard, "_connect", lambda addresses, port, secret: Channel(supervisors))
+    channel, job, early = guard._greet({"addresses": [], "port": 0, "secret": ""})
     assert job == {"command": ["true"], "attachment": None}
     orders = [frame.message for frame in early]
     while not orders:

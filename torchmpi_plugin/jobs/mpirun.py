@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..mpi_library import MPICH, OPEN_MPI, Library
-from .python import python_command
+from ..host.python import python_command
+from ..mpi.library import MPICH, OPEN_MPI, Library
 
 _PROBE_SECONDS = 60.0
 _VERSION_SECONDS = 20.0
@@ -22,7 +22,7 @@ _NAMES = {
     MPICH: ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
 }
 # The library is opened, not initialised: MPI_Init may start daemons, print, or end the process.
-_PROBE = "from torchmpi_plugin.mpi_library import main; main()"
+_PROBE = "from torchmpi_plugin.mpi.library import main; main()"
 
 
 class LauncherError(RuntimeError):

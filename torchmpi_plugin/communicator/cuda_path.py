@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import cuda_aware, mpi_runtime
+from ..mpi import cuda_aware, runtime
 from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
@@ -35,7 +35,7 @@ current = Path(False, "no group has been made")
 _kept: list[Any] = []
 
 
-def settle(steps: Steps, option: str | None, local_rank: int) -> None:
+def choose(steps: Steps, option: str | None, local_rank: int) -> None:
     """Agree on the path. Every rank of the new world calls this.
 
     Args:
@@ -47,7 +47,7 @@ def settle(steps: Steps, option: str | None, local_rank: int) -> None:
         DistBackendError: not all ranks have come in time.
     """
     global current  # noqa: PLW0603
-    wished, place = cuda_aware.wish(option, os.environ)
+    wished, place = cuda_aware.asked_for(option, os.environ)
     current = _first_refusal(steps.take(lambda: _own_choice(wished, place)))
     if current.direct:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -65,7 +65,7 @@ def _first_refusal(paths: list[Path]) -> Path:
 
 
 def _own_choice(wished: str, place: str) -> Path:
-    direct, why = cuda_aware.path(cuda_aware.support_of(mpi_runtime.mpi(), os.environ), wished, place)
+    direct, why = cuda_aware.path(cuda_aware.support_of(runtime.mpi(), os.environ), wished, place)
     if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
         return Path(False, "torch sees no CUDA device")
     return Path(direct, why)
@@ -76,7 +76,7 @@ def _probe(comm: Any, device: torch.device) -> str:
 
     With the calls that messages are made of in C: a library may know device memory in some calls only.
     """
-    mpi, rank, size = mpi_runtime.mpi(), comm.Get_rank(), comm.Get_size()
+    mpi, rank, size = runtime.mpi(), comm.Get_rank(), comm.Get_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     sent = torch.arange(_PROBE_ELEMENTS, dtype=torch.int32, device=device) + rank
     received = torch.full_like(sent, -1)

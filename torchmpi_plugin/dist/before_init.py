@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .. import launchers
+from ..host import launchers
+from ..host.launchers import number
 
 
 class Launched(NamedTuple):
@@ -18,28 +19,6 @@ class Launched(NamedTuple):
     local_rank: int | None
     local_size: int | None
     node_rank: int | None
-
-
-class _Names(NamedTuple):
-    """The variables of a launcher that go with its variable for the size."""
-
-    rank: str
-    local_rank: str
-    local_size: str
-    node_rank: tuple[str, ...] = ()
-
-
-# Open MPI's OMPI_COMM_WORLD_NODE_RANK is not here: it counts processes on the node, not nodes.
-_NAMES = {
-    "OMPI_COMM_WORLD_SIZE": _Names("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "PMI_SIZE": _Names("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "MV2_COMM_WORLD_SIZE": _Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    "SLURM_STEP_NUM_TASKS": _Names("SLURM_PROCID", "SLURM_LOCALID", "", ("SLURM_NODEID",)),
-    "PALS_SIZE": _Names("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", ("PALS_NODEID",)),
-    "FLUX_JOB_SIZE": _Names("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", ""),
-    "WORLD_SIZE": _Names("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("NODE_RANK", "GROUP_RANK")),
-}
-_TORCHRUN = _NAMES["WORLD_SIZE"]
 
 
 def running_mpi() -> Any:
@@ -55,20 +34,16 @@ def by_mpi(environment: Mapping[str, str] | None = None) -> bool:
     return running_mpi() is not None or launchers.started_by_mpi(environment)
 
 
-def _number(environment: Mapping[str, str], *names: str) -> int | None:
-    values = (environment.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdigit()), None)
-
-
 def _from_variables(environment: Mapping[str, str]) -> Launched:
     if "TORCHELASTIC_RUN_ID" in environment:  # srun or mpirun may have started one torchrun on each node
-        own = {"WORLD_SIZE", *_TORCHRUN[:3], *_TORCHRUN.node_rank}
+        torchrun = launchers.OF_SCRIPTS
+        own = {torchrun.size, torchrun.rank, torchrun.local_rank, torchrun.local_size, *torchrun.node_rank}
         environment = {name: value for name, value in environment.items() if name in own}
     launch = launchers.detect(environment)
     if launch is None:
         return Launched(0, 1, 0, 1, 0)
-    names = _NAMES[launch.variable]
-    rank = _number(environment, names.rank)
+    names = launchers.variables_of(launch)
+    rank = number(environment, names.rank)
     if rank is None:
         if launch.size == 1:
             return Launched(0, 1, 0, 1, 0)
@@ -76,10 +51,11 @@ def _from_variables(environment: Mapping[str, str]) -> Launched:
             f"{launch.launcher} started {launch.size} processes ({launch.variable}={launch.size}), but which of them "
             f"this is, is unknown: {names.rank} is not set"
         )
-    if _number(environment, "WORLD_SIZE") == launch.size and _number(environment, _TORCHRUN.rank) == rank:
-        names = _TORCHRUN  # mpiplus run, or somebody else who knows the nodes, has described this process too
-    local_rank, local_size = _number(environment, names.local_rank), _number(environment, names.local_size)
-    return Launched(rank, launch.size, local_rank, local_size, _number(environment, *names.node_rank))
+    torchrun = launchers.OF_SCRIPTS
+    if number(environment, torchrun.size) == launch.size and number(environment, torchrun.rank) == rank:
+        names = torchrun  # mpiplus run, or somebody else who knows the nodes, has described this process too
+    local_rank, local_size = number(environment, names.local_rank), number(environment, names.local_size)
+    return Launched(rank, launch.size, local_rank, local_size, number(environment, *names.node_rank))
 
 
 def find(environment: Mapping[str, str] | None = None) -> Launched:

@@ -14,44 +14,18 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from .. import node, settings
-from ..reception import call
-from .wire import ATTACHMENT, MESSAGE, Channel, ClosedError, Frame
+from .. import settings
+from ..host import node
+from ..host.launchers import who_am_i
+from ..host.reception import call
+from .channel import ATTACHMENT, MESSAGE, Channel, ClosedError, Frame
+from .signals import FORWARDED
 
 VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens
-ATTACHED = settings.ATTACHMENT  # for rank 0's program: the descriptor of what the launcher has sent along
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
-
-# In this order: inside a Slurm allocation, ranks started by mpirun carry the SLURM_* of the daemon's step.
-_RANKS = (
-    ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
-    ("PMI_RANK", ("PMI_SIZE", "SLURM_STEP_NUM_TASKS")),
-    ("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",)),
-    ("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "PALS_SIZE", "FLUX_JOB_SIZE")),
-    ("PALS_RANKID", ("PALS_SIZE",)),
-    ("FLUX_TASK_RANK", ("FLUX_JOB_SIZE",)),
-    ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",)),
-)
-
-
-class Identity(NamedTuple):
-    """Who this process is, by the launcher's variables; a size of 0 is one that nobody told."""
-
-    rank: int
-    size: int
-
-
-def who_am_i(environment: Mapping[str, str]) -> Identity | None:
-    """This process's rank and the number of ranks, or None where no launcher says."""
-    for rank, sizes in _RANKS:
-        if environment.get(rank, "").isdigit():
-            size = next((environment[name] for name in sizes if environment.get(name, "").isdigit()), "0")
-            return Identity(int(environment[rank]), int(size))
-    return None
 
 
 def _connect(addresses: list[str], port: int, secret: str) -> Channel:
@@ -107,7 +81,7 @@ def _receive(channel: Channel) -> tuple[int | None, list[Frame]]:
 
 def attachment() -> bytes:
     """What :func:`.job.run_job` was given for rank 0, of which this is the program. It can be read once."""
-    with open(int(os.environ.pop(ATTACHED)), "rb") as file:
+    with open(int(os.environ.pop(settings.ATTACHMENT)), "rb") as file:
         return file.read()
 
 

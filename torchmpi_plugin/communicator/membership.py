@@ -1,0 +1,71 @@
+"""Who is in a new group: its members check in over torch's store, and MPI makes their communicator."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store
+
+from ..errors import DistBackendError
+from ..mpi import runtime
+from ..store.checkin import CheckIn
+from .communicator import Communicator
+from .steps import Steps
+
+
+def create(
+    base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta, compares: bool
+) -> tuple[Communicator, CheckIn]:
+    """Make the communicator of a group whose members are all here or on their way.
+
+    Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline and cannot be
+    taken back, hence the check-in over the store before it, which has one and knows who is missing.
+
+    Args:
+        base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
+        store: the group's own prefix of torch's store.
+        name: torch's name for the group; equal on all members.
+        rank, size: this process in the new group.
+        timeout: how long to wait for the other members.
+        compares: whether this rank was asked to compare the calls.
+
+    Raises:
+        DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
+    """
+    # A store may outlive a group and see another of its name: these first keys are deleted before anybody
+    # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
+    doing = f"creating group {name!r}"
+    door = CheckIn(store, "create", rank, size)
+    mark = f"{base.Get_rank()} {secrets.token_hex(8)}"
+    entries = [entry.split() for entry in door.gather("member", mark, timeout, doing)]
+    members = [int(mpi_rank) for mpi_rank, _ in entries]
+    if len(set(members)) != size:
+        raise DistBackendError(
+            f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
+            f"or two processes were given one rank"
+        )
+    checkin = CheckIn(store, entries[0][1], rank, size)
+    steps = Steps(checkin, timeout, doing)
+    comm = steps.make(lambda: _create_group(base, members, name, doing))
+    if rank == 0:  # all have read it, and wait for this rank in the first step
+        door.forget("member")
+    return Communicator(comm, base, steps, compares), checkin
+
+
+def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:
+    """``MPI_Comm_create_group``, which the members alone call."""
+    everybody = base.Get_group()
+    group = everybody.Incl(members)
+    try:
+        return base.Create_group(group, zlib.crc32(name.encode()) & 0x7FFF)
+    except runtime.mpi().Exception as error:
+        raise DistBackendError(
+            f"{doing}: MPI made no communicator: {error}. MPI libraries have about 2,000 to 16,000 in "
+            f"all; destroy_process_group(group) gives one back"
+        ) from error
+    finally:
+        group.Free()
+        everybody.Free()

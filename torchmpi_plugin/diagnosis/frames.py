@@ -1,0 +1,20 @@
+"""Where the user's program is: its own frames, without those of torch and of mpiplus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
+
+
+def of_user(frame: FrameType | None) -> Iterator[FrameType]:
+    """``frame`` and those that called it, the innermost first, as far as they are the user's."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            yield frame
+        frame = frame.f_back

@@ -1,0 +1,17 @@
+"""How things are called. Imports nothing: ``import torch`` runs through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: What users ask torch for.
+BACKEND = "mpiplus"
+
+
+def describe_ranks(ranks: Sequence[int], limit: int = 16) -> str:
+    """``rank 3`` or ``ranks 0, 2, 5``, cut after ``limit`` of them."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:limit])
+    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
+    return f"ranks {shown}{more}"
