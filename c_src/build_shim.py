@@ -15,7 +15,7 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("mpi_api.c", "engine.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "mpi_reductions.c"),
+    *("mpi_api.c", "operation.c", "engine.c", "group.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "mpi_reductions.c"),
     *("wire.c", "reduce.c", "windows.c", "cuda_api.c", "cuda_pool.c", "staging.c"),
 )
 HEADERS = ("reduce.h", "shim.h")

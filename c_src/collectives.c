@@ -147,23 +147,40 @@ static int launch_allgather(mpi_collective *c) {
     return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
 }
 
+/* One block for each rank: where it begins, and how long it is. */
+typedef struct {
+    uintptr_t *addresses;
+    size_t *lengths;
+} block_list;
+
+/* The first begins at `first`, each of the others `step` bytes after the one before. 0: no memory. */
+static int make_blocks(block_list *list, const mpp_group *g, uintptr_t first, size_t step, size_t length) {
+    list->addresses = malloc((size_t)g->size * sizeof *list->addresses);
+    list->lengths = malloc((size_t)g->size * sizeof *list->lengths);
+    if (!list->addresses || !list->lengths) return 0;
+    for (size_t r = 0; r < (size_t)g->size; r++) {
+        list->addresses[r] = first + r * step;
+        list->lengths[r] = length;
+    }
+    return 1;
+}
+
+static void free_blocks(block_list *list) {
+    free(list->addresses);
+    free(list->lengths);
+}
+
 static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
                                  uintptr_t staging, int64_t wait_ns) {
-    uintptr_t *send = malloc((size_t)g->size * sizeof *send);
-    size_t *send_bytes = malloc((size_t)g->size * sizeof *send_bytes);
+    block_list send;
     uintptr_t op;
-    if (send && send_bytes) {
-        for (int r = 0; r < g->size; r++) {
-            send[r] = in;
-            send_bytes[r] = bytes[g->rank];
-        }
-        op = mpp_exchange((uintptr_t)g, send, send_bytes, out, bytes, -1, staging, wait_ns);
+    if (make_blocks(&send, g, in, 0, bytes[g->rank])) {
+        op = mpp_exchange((uintptr_t)g, send.addresses, send.lengths, out, bytes, -1, staging, wait_ns);
     } else {
         mpp_staging_free((mpp_staging *)staging);
         op = mpp_out_of_memory(g);
     }
-    free(send);
-    free(send_bytes);
+    free_blocks(&send);
     return op;
 }
 
@@ -200,21 +217,15 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
             return allgather_equal(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
         if (bytes <= limit) return allgather_equal(g, in, out, bytes, bytes, staging, wait_ns);
     }
-    uintptr_t *list = malloc((size_t)g->size * sizeof *list);
-    size_t *lengths = malloc((size_t)g->size * sizeof *lengths);
+    block_list receive;
     uintptr_t op;
-    if (list && lengths) {
-        for (int r = 0; r < g->size; r++) {
-            list[r] = out + (size_t)r * bytes;
-            lengths[r] = bytes;
-        }
-        op = mpp_allgather_list(group, in, list, lengths, staging, wait_ns);
+    if (make_blocks(&receive, g, out, bytes, bytes)) {
+        op = mpp_allgather_list(group, in, receive.addresses, receive.lengths, staging, wait_ns);
     } else {
         int shared = in_node(g, staging);
         mpp_staging_free((mpp_staging *)staging);
         op = shared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
     }
-    free(list);
-    free(lengths);
+    free_blocks(&receive);
     return op;
 }

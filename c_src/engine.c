@@ -7,11 +7,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "staging.h"
+#include "pause.h"
 
 enum { STUCK_NS = 200000, STUCK_NAP_NS = 50000 };
-
-size_t mpp_chunk_limit = (size_t)1 << 30;
 
 static struct {
     pthread_mutex_t lock;
@@ -38,25 +36,6 @@ __attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
     pthread_condattr_destroy(&attributes);
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void nap(int64_t ns) {
-    struct timespec t = {.tv_sec = 0, .tv_nsec = ns};
-    nanosleep(&t, NULL);
-}
-
-static inline void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 void mpp_lock(void) {
     if (pthread_mutex_trylock(&engine.lock) == 0) return;
     /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
@@ -68,23 +47,6 @@ void mpp_lock(void) {
 
 void mpp_unlock(void) { pthread_mutex_unlock(&engine.lock); }
 
-int mpp_fail(mpp_op *op, int failure, int mpi_error) {
-    if (!op->failure) {
-        op->failure = failure;
-        op->mpi_error = mpi_error;
-    }
-    return MPP_FAILED;
-}
-
-int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag) {
-    *flag = 0;
-    int error = mpp_mpi.Test(request, flag, status);
-    if (!error) return MPP_PENDING;
-    *flag = 1; /* an error completes the request */
-    *request = mpp_mpi.request_null;
-    return mpp_fail(op, MPP_FAILURE_MPI, error);
-}
-
 /* ---- the list of active operations (under the lock) ---- */
 
 static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
@@ -94,13 +56,8 @@ static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
     *tail = op;
 }
 
-static void no_longer_active(mpp_op *op) {
-    if (op->counts) atomic_fetch_sub(&op->group->active, 1);
-    op->counts = 0;
-}
-
 static void complete(mpp_op *op, int state) {
-    no_longer_active(op);
+    mpp_no_longer_active(op);
     if (op->notify) {
         op->queued = 1;
         push(&engine.done, &engine.done_tail, op);
@@ -131,50 +88,6 @@ static int progress_all(void) {
 }
 
 /* ---- starting and waiting ---- */
-
-void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging) {
-    /* Counted from here on, so that the group is not closed before the operation is complete. */
-    int closed = atomic_fetch_add(&group->active, 1) >= MPP_CLOSED;
-    mpp_op *op = closed ? NULL : calloc(1, size);
-    if (!op) {
-        atomic_fetch_sub(&group->active, 1);
-        mpp_staging_free((mpp_staging *)staging);
-        return NULL;
-    }
-    op->group = group;
-    op->counts = 1;
-    op->staging = (mpp_staging *)staging;
-    op->step = step;
-    op->source = -1;
-    return op;
-}
-
-/* What is returned for an operation that could not be made: all it can do is to say why. */
-static mpp_op no_memory = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1};
-static mpp_op refused = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1, .detail = {1}};
-static mpp_op no_group = {.state = MPP_FAILED, .failure = MPP_FAILURE_CANCELLED, .source = -1};
-
-static int is_shared(const mpp_op *op) { return op == &no_memory || op == &refused || op == &no_group; }
-
-uintptr_t mpp_out_of_memory(const mpp_group *group) {
-    return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory);
-}
-
-uintptr_t mpp_refused(const mpp_group *group) { return (uintptr_t)(mpp_is_closed(group) ? &no_group : &refused); }
-
-static void let_go(mpp_group *group) {
-    if (atomic_fetch_sub(&group->holders, 1) > 1) return;
-    mpp_channel_free(group->channel);
-    free(group);
-}
-
-void mpp_discard(mpp_op *op) {
-    if (op->discard) op->discard(op);
-    if (op->staging) mpp_staging_free(op->staging);
-    no_longer_active(op);
-    if (op->holds) let_go(op->group);
-    free(op);
-}
 
 /* ---- operations that Python has not got hold of yet ----
  *
@@ -361,14 +274,6 @@ void mpp_cancel(uintptr_t handle) {
     mpp_unlock();
 }
 
-int mpp_failure_of(uintptr_t handle, int *mpi_error, int64_t *first, int64_t *second) {
-    mpp_op *op = (mpp_op *)handle;
-    *mpi_error = op->mpi_error;
-    *first = op->detail[0];
-    *second = op->detail[1];
-    return op->failure;
-}
-
 /* Whether `rank` has come to this operation: 1, 0, or -1 where that cannot be seen from here. */
 int mpp_arrived(uintptr_t handle, int rank) {
     mpp_op *op = (mpp_op *)handle;
@@ -378,10 +283,8 @@ int mpp_arrived(uintptr_t handle, int rank) {
     return there;
 }
 
-int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
-
 void mpp_release(uintptr_t handle) {
-    if (is_shared((mpp_op *)handle)) return;
+    if (mpp_is_shared((mpp_op *)handle)) return;
     mpp_claim(handle);
     mpp_discard((mpp_op *)handle);
 }
@@ -474,47 +377,10 @@ int64_t mpp_active_count(void) {
     return count;
 }
 
-void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }
-size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
-
-/* ---- groups ---- */
-
-uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early) {
-    mpp_group *group = calloc(1, sizeof *group);
-    if (!group) return 0;
-    group->comm = mpp_to_handle(communicator);
-    group->rank = rank;
-    group->size = size;
-    group->first_tag = first_tag;
-    group->tag_count = tag_count;
-    group->yield_early = yield_early;
-    group->holders = 1;
-    return (uintptr_t)group;
-}
-
-int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
-
-/* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
- * those that MPI has begun stay active until MPI lets go of them. */
-void mpp_group_abort(uintptr_t handle) {
-    mpp_group *group = (mpp_group *)handle;
+/* Cancels what can be taken back of a group's operations. */
+void mpp_cancel_all(mpp_group *group) {
     mpp_lock();
-    atomic_store(&group->aborted, 1);
     for (mpp_op *op = engine.active; op; op = op->next)
         if (op->group == group && op->cancel) op->cancel(op);
     mpp_unlock();
 }
-
-/* The group's communicator and segment are not touched any more. Refuses (-1) while an operation is active, as MPI or
- * a neighbour may still touch its buffers; and while a window is open. */
-int mpp_group_close(uintptr_t handle) {
-    int64_t none = 0;
-    if (mpp_windows_end((mpp_group *)handle)) return -1;
-    mpp_lock();
-    int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
-    mpp_unlock();
-    return closed || none >= MPP_CLOSED ? 0 : -1;
-}
-
-/* Nobody will use the handle any more. The memory goes with the last of the group's operations. */
-void mpp_group_release(uintptr_t handle) { let_go((mpp_group *)handle); }

@@ -22,11 +22,17 @@ typedef struct mpp_channel mpp_channel;   /* shared memory of a group, shm.c */
 typedef struct mpp_listener mpp_listener; /* what comes for windows, windows.c */
 typedef struct mpp_staging mpp_staging;   /* between an operation and device memory, staging.h */
 
+/* The first member of what an operation owns and gives back with itself. */
+typedef struct mpp_owned mpp_owned;
+struct mpp_owned {
+    void (*release)(mpp_owned *);
+};
+
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
     mpp_op *agreement;                  /* compares the ranks' calls before this one begins; may be NULL */
-    mpp_staging *staging;               /* NULL where the buffers are in host memory */
+    mpp_staging *staging;               /* NULL where the buffers are in host memory; begins with an mpp_owned */
     int (*step)(mpp_op *);              /* under the lock */
     void (*cancel)(mpp_op *);           /* under the lock; NULL where an operation cannot be taken back */
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
@@ -53,6 +59,7 @@ struct mpp_group {
     int yield_early;
     _Atomic int aborted;
     _Atomic int holders;              /* Python's group, and operations that Python knows */
+    void (*release)(mpp_group *);     /* by the last of them */
     _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
     _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
     mpp_channel *channel;             /* NULL where the group spans several nodes */
@@ -75,32 +82,15 @@ int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
 /* Takes the staging over, also where it returns NULL: no memory, or the group is closed. */
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
 void mpp_discard(mpp_op *op);
+void mpp_no_longer_active(mpp_op *op);
+int mpp_is_shared(const mpp_op *op); /* by all that could not be made: nobody's to free */
+void mpp_let_go(mpp_group *group);
+void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
 uintptr_t mpp_refused(const mpp_group *group); /* the same for a call that the other ranks learn of, in its place */
 mpi_handle mpp_to_handle(int64_t value);
-
-/* windows.c */
-int mpp_windows_end(mpp_group *group);
-
-/* shm.c */
-void mpp_channel_free(mpp_channel *channel);
-/* An operation that an exchange steps before it begins, and owns: it is done if all ranks exchange what they expect of
- * each other. Takes the exchange's place in the order. NULL: no memory. */
-mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
-/* The tag of an exchange that was compared: the next one after those of all exchanges before. */
-int mpp_shm_tag(mpp_group *g);
-/* For a call over shared memory that there is no memory for. The others make it, so it takes its place in the order. */
-uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                         uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
-                            int64_t wait_ns);
-uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
-                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
 #endif

@@ -2,8 +2,7 @@
 #ifndef MPP_MPI_COLLECTIVE_H
 #define MPP_MPI_COLLECTIVE_H
 
-#include "engine.h"
-#include "staging.h"
+#include "shm.h"
 
 typedef struct mpi_collective mpi_collective;
 

@@ -12,8 +12,7 @@
  * wait behind it, as messages must not overtake each other. A message is staged as one piece, because the other side
  * may have its tensor elsewhere, and would cut it up in another way or not at all.
  */
-#include "engine.h"
-#include "staging.h"
+#include "shm.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -203,7 +203,7 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     s->theirs = *call_of(s, c, rank);
     s->op.detail[0] = rank;
     s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
-    if (rank == c->rank) mpp_find_imbalance(s, c); /* now: `out` gives the slots back */
+    if (rank == c->rank && s->find_imbalance) s->find_imbalance(s, c); /* now: `out` gives the slots back */
     for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
         later->first += most - s->chunks;
     c->next += most - s->chunks;

@@ -27,6 +27,7 @@ struct shm_op {
     uint64_t written, reduced, done; /* how many of them this rank has dealt with */
     void (*write)(shm_op *, uint64_t chunk, char *slot);
     void (*read)(shm_op *, uint64_t chunk);
+    void (*find_imbalance)(shm_op *, mpp_channel *); /* of a call whose signatures must add up to nothing */
     uint64_t signature;
     mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
     int checked;           /* all ranks have come, with this signature */
@@ -63,6 +64,27 @@ struct mpp_channel {
     double *factors;      /* scratch: every rank's factor of a PREMUL_SUM */
 };
 
+/* ---- for whoever has an operation to do over shared memory ---- */
+
+void mpp_channel_free(mpp_channel *channel);
+/* An operation that an exchange steps before it begins, and owns: it is done if all ranks exchange what they expect of
+ * each other. Takes the exchange's place in the order. NULL: no memory. */
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
+/* The tag of an exchange that was compared: the next one after those of all exchanges before. */
+int mpp_shm_tag(mpp_group *g);
+/* For a call over shared memory that there is no memory for. The others make it, so it takes its place in the order. */
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                         uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                            int64_t wait_ns);
+uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
+
+/* ---- between the two ---- */
+
 char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number);
 size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk);
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
@@ -74,6 +96,5 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
 void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
 uint64_t mpp_mix(uint64_t hash, uint64_t word);
-void mpp_find_imbalance(shm_op *s, mpp_channel *c);
 
 #endif

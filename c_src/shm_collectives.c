@@ -241,30 +241,8 @@ static uint64_t balance_of(const mpp_group *g, const size_t *send_bytes, const s
     return sum;
 }
 
-mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
-    shm_op *s = mpp_new_shm_op(g, 0);
-    size_t size = (size_t)g->size;
-    if (!s) return NULL;
-    s->op.counts = 0; /* the exchange is counted among the group's operations */
-    atomic_fetch_sub(&g->active, 1);
-    mpp_sign(s, MPP_EXCHANGE, -1, 0);
-    s->call.own = balance_of(g, send_bytes, recv_bytes);
-    if (lengths_fit(g->channel)) {
-        s->lengths = malloc(2 * size * sizeof *s->lengths);
-        if (!s->lengths) {
-            mpp_discard(&s->op);
-            return NULL;
-        }
-        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
-        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
-        s->write = write_lengths;
-    }
-    mpp_take_place(s);
-    return &s->op;
-}
-
 /* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
-void mpp_find_imbalance(shm_op *s, mpp_channel *c) {
+static void find_imbalance(shm_op *s, mpp_channel *c) {
     s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
     if (!lengths_fit(c)) return;
     for (int to = 0; to < c->size; to++) {
@@ -279,6 +257,29 @@ void mpp_find_imbalance(shm_op *s, mpp_channel *c) {
             return;
         }
     }
+}
+
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    shm_op *s = mpp_new_shm_op(g, 0);
+    size_t size = (size_t)g->size;
+    if (!s) return NULL;
+    s->op.counts = 0; /* the exchange is counted among the group's operations */
+    atomic_fetch_sub(&g->active, 1);
+    mpp_sign(s, MPP_EXCHANGE, -1, 0);
+    s->find_imbalance = find_imbalance;
+    s->call.own = balance_of(g, send_bytes, recv_bytes);
+    if (lengths_fit(g->channel)) {
+        s->lengths = malloc(2 * size * sizeof *s->lengths);
+        if (!s->lengths) {
+            mpp_discard(&s->op);
+            return NULL;
+        }
+        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
+        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
+        s->write = write_lengths;
+    }
+    mpp_take_place(s);
+    return &s->op;
 }
 
 int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }

@@ -18,11 +18,14 @@ size_t mpp_call_limit(uintptr_t staging) {
 
 /* ---- making ---- */
 
+static void release(mpp_owned *owned) { mpp_staging_free((mpp_staging *)owned); }
+
 /* Notes what has been queued on the user's stream: the operation that takes this staging starts after it. */
 uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int length) {
     mpp_staging *t = calloc(1, sizeof *t);
     int error = OUT_OF_MEMORY;
     if (t) {
+        t->owned.release = release;
         t->direct = direct;
         error = mpp_get_copier(device, &t->copier);
     }

@@ -33,6 +33,7 @@ typedef struct {
 } mpp_lane;
 
 struct mpp_staging {
+    mpp_owned owned;       /* first: the engine gives it back */
     int (*step)(mpp_op *); /* the operation's own; the engine calls the staging's, which calls this */
     int state;             /* what that said at last, while copies are still under way */
     int error;             /* of the first CUDA call that failed */

@@ -9,7 +9,7 @@
  * Not MPI's own windows: MPI_Put and MPI_Win_flush may block until the other side calls MPI, have no nonblocking form,
  * and would hold the engine's lock meanwhile.
  */
-#include "engine.h"
+#include "windows.h"
 
 #include <stdlib.h>
 #include <string.h>

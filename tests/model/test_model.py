@@ -34,7 +34,7 @@ COMPARED = {
     "may_read": "f7296447e525",
     "reduce_part": "076b9b57e690",
     "advance": "237ebdceb470",
-    "mismatch": "f7a062784a43",
+    "mismatch": "05eeff8918f6",
     "check": "6b83e5159e4d",
     "move": "075ce5f86736",
     "step": "ab5b186593f1",

@@ -1,0 +1,49 @@
+/* Groups: made, aborted, closed and released. What a group consists of is everybody's; this is above all of them. */
+#include <stdlib.h>
+
+#include "shm.h"
+#include "windows.h"
+
+static void release(mpp_group *group) {
+    mpp_channel_free(group->channel);
+    free(group);
+}
+
+uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early) {
+    mpp_group *group = calloc(1, sizeof *group);
+    if (!group) return 0;
+    group->comm = mpp_to_handle(communicator);
+    group->rank = rank;
+    group->size = size;
+    group->first_tag = first_tag;
+    group->tag_count = tag_count;
+    group->yield_early = yield_early;
+    group->holders = 1;
+    group->release = release;
+    return (uintptr_t)group;
+}
+
+int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
+
+/* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
+ * those that MPI has begun stay active until MPI lets go of them. */
+void mpp_group_abort(uintptr_t handle) {
+    mpp_lock();
+    atomic_store(&((mpp_group *)handle)->aborted, 1);
+    mpp_cancel_all((mpp_group *)handle);
+    mpp_unlock();
+}
+
+/* The group's communicator and segment are not touched any more. Refuses (-1) while an operation is active, as MPI or
+ * a neighbour may still touch its buffers; and while a window is open. */
+int mpp_group_close(uintptr_t handle) {
+    int64_t none = 0;
+    if (mpp_windows_end((mpp_group *)handle)) return -1;
+    mpp_lock();
+    int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
+    mpp_unlock();
+    return closed || none >= MPP_CLOSED ? 0 : -1;
+}
+
+/* Nobody will use the handle any more. The memory goes with the last of the group's operations. */
+void mpp_group_release(uintptr_t handle) { mpp_let_go((mpp_group *)handle); }
