@@ -15,8 +15,8 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("mpi_api.c", "operation.c", "engine.c", "group.c", "p2p.c", "shm.c", "shm_collectives.c", "collectives.c", "mpi_reductions.c"),
-    *("wire.c", "reduce.c", "windows.c", "cuda_api.c", "cuda_pool.c", "staging.c"),
+    *("reduce.c", "wire.c", "mpi_api.c", "cuda_api.c", "operation.c", "engine.c", "cuda_pool.c", "staging.c"),
+    *("shm.c", "shm_collectives.c", "p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c"),
 )
 HEADERS = ("reduce.h", "shim.h")
 

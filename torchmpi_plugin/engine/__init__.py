@@ -1,4 +1,8 @@
-"""The Python face of the C engine: pending operations, who waits for them, and the Work that a user holds."""
+"""Pending operations: the Python face of the C engine.
+
+Who waits and who completes, deadlines, and the Work that a user holds. Uses ``mpi`` and ``tensors``; a group is what
+``contracts.py`` asks for. Start with ``engine.py``, then ``work.py``.
+"""
 
 from .engine import set_chunk_limit
 

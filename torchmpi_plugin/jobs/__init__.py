@@ -1,8 +1,11 @@
-"""Start a job of ranks through the MPI's own launcher, watch it, and say how it ended.
+"""A job of ranks: started, watched, and how it ended.
 
-The launcher's process listens on a TCP port. mpirun starts a small supervisor per rank (:mod:`.rank`), which
+The launcher's process listens on a TCP port. mpirun starts a small supervisor per rank (:mod:`.guard`), which
 connects, runs the program as its child, and sends what the program prints and how it ends. So it is known which
 rank failed first and what it said, however mpirun and the other ranks end after that. Nothing here imports torch.
+
+Uses ``host``, and of ``mpi`` what is known of the library before it is initialised. Start with ``job.py``, then
+``watch.py`` for the launcher's end and ``supervisor.py`` for a rank's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""ml's way to start a distributed function, over MPI: names and arguments of ``ml.utils.torch_distributed``.
+"""Functions started on several ranks, as ml does it.
+
+Names and arguments of ``ml.utils.torch_distributed``, over MPI.
 
 From a plain Python process :func:`launch_subprocesses` starts the ranks through mpirun; in a program that mpirun
 has started it calls the function in place::
@@ -10,6 +12,8 @@ has started it calls the function in place::
         launch_subprocesses(train, MultiprocessConfig(world_size=4, model_parallelism=2), None, 0, 10)
 
 What differs from ml is in ``docs/migrating-from-ml.md``.
+
+Uses ``jobs`` and ``dist``. Start with ``processes.py``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""Room."""
+"""Tensors as memory: checks, buffers, dtypes and devices.
+
+What an operation needs to know of the tensors it was given, before anything is sent. Uses ``host``, for memory that
+other processes can map. Start with ``arguments.py``.
+"""

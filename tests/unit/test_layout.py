@@ -1,0 +1,135 @@
+"""The code is where ``rooms.py`` says, and imports and calls go one way, without circles."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import rooms
+
+MODULES = rooms.modules()
+KNOWN = frozenset(MODULES)
+TEXTS = {name: path.read_text() for name, path in MODULES.items()}
+C_TEXTS = {path.name: path.read_text() for path in sorted(rooms.C_SRC.glob("*.[ch]"))}
+
+
+def edges_of(texts: dict[str, str]) -> dict[str, set[str]]:
+    return {name: set(rooms.imports(name, text, KNOWN)) for name, text in texts.items()}
+
+
+def against_the_order(edges: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{importer} imports {imported}"
+        for importer, all_of_them in edges.items()
+        for imported in sorted(all_of_them)
+        if not rooms.is_allowed(importer, imported)
+    ]
+
+
+def c_against_the_order(uses: dict[str, set[str]]) -> list[str]:
+    order = rooms.c_order()
+    return [f"{a} uses {b}" for a, used in uses.items() for b in sorted(used) if order.index(b) > order.index(a)]
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert [name for name in MODULES if rooms.room_of(name) is None] == []
+    empty = [room for room in rooms.ROOMS if not any(rooms.room_of(name) == room for name in MODULES)]
+    assert not empty
+
+
+def test_no_room_imports_what_is_above_it() -> None:
+    order = list(rooms.ROOMS)
+    for room, allowed in rooms.ROOMS.items():
+        above = [name for name in allowed if (home := name.partition(".")[0]) in order[order.index(room) :] and home]
+        assert not above, f"{room} may import {above}, which come later in the list"
+
+
+def test_imports_go_down() -> None:
+    assert against_the_order(edges_of(TEXTS)) == []
+
+
+def test_what_is_allowed_is_used() -> None:
+    """So that the picture shows what there is."""
+    edges = edges_of(TEXTS)
+    for room, allowed in rooms.ROOMS.items():
+        imported = {other for name, used in edges.items() if rooms.room_of(name) == room for other in used}
+        unused = [name for name in allowed if name not in imported and name not in map(rooms.room_of, imported)]
+        assert not unused, f"{room} imports nothing of {unused}"
+
+
+def test_no_circle() -> None:
+    assert rooms.circle(edges_of(TEXTS)) == []
+
+
+WRONG = {
+    "against the order": ("host.node", "from ..group import world"),
+    "in a function": ("engine.engine", "def f():\n    from ..lifecycle import shutdown"),
+    "for types": ("engine.work", "if TYPE_CHECKING:\n    from ..group.group import Group"),
+    "by its whole name": ("mpi.runtime", "import torchmpi_plugin.engine.engine"),
+    "another module than allowed": ("jobs.job", "from ..mpi import runtime"),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_import_is_found(how: str) -> None:
+    module, line = WRONG[how]
+    found = against_the_order(edges_of({**TEXTS, module: f"{TEXTS[module]}\n{line}\n"}))
+    assert len(found) == 1, found
+    assert found[0].startswith(f"{module} imports ")
+
+
+def test_a_circle_within_a_room_is_found() -> None:
+    text = TEXTS["group.group"] + "\nfrom .process_group import ProcessGroupMPI\n"
+    found = rooms.circle(edges_of({**TEXTS, "group.group": text}))
+    assert {"group.group", "group.process_group"} <= set(found)
+
+
+def test_a_module_in_no_room_is_found() -> None:
+    assert rooms.room_of("utils") is None
+    assert rooms.room_of("helpers.things") is None
+
+
+def test_each_room_says_what_it_is_for() -> None:
+    for room in rooms.ROOMS:
+        if room not in rooms.LOOSE:
+            words = ast.get_docstring(ast.parse(TEXTS[room])) or ""
+            assert "Start " in words, f"{room}/__init__.py does not say where to start reading"
+            assert "Uses " in words, f"{room}/__init__.py does not say whom it uses"
+
+
+# ---- C ----
+
+
+def test_every_c_file_is_in_the_list() -> None:
+    assert sorted(C_TEXTS) == sorted(rooms.c_order())
+
+
+def test_c_calls_go_down() -> None:
+    uses = rooms.c_uses(C_TEXTS)
+    assert c_against_the_order(uses) == []
+    assert uses["group.c"] >= {"operation.c", "engine.c", "shm.c", "windows.c"}  # it does find calls
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "wanted"),
+    [
+        ("engine.c", '#include "staging.h"\n', "engine.c uses staging.h"),
+        ("engine.c", "void f(void) { mpp_windows_end(NULL); }\n", "engine.c uses windows.c"),
+        ("shm.c", "void f(void) { mpp_shm_tag(NULL); }\n", "shm.c uses shm_collectives.c"),
+    ],
+)
+def test_a_wrong_call_is_found(file: str, code: str, wanted: str) -> None:
+    assert c_against_the_order(rooms.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})) == [wanted]
+
+
+# ---- the page ----
+
+
+def test_the_architecture_page_has_the_picture() -> None:
+    page = rooms.PAGE.read_text()
+    assert page == rooms.drawn(page), "python tests/unit/rooms.py draws it"
+
+
+def test_no_file_is_too_long(limit: int = 400) -> None:
+    lengths = {name: len(text.splitlines()) for name, text in {**TEXTS, **C_TEXTS}.items()}
+    assert {name: length for name, length in lengths.items() if length > limit} == {}
