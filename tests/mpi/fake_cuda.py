@@ -165,7 +165,7 @@ class DeviceCase(Case):
 
 
 def torch_cuda(driver: Driver) -> SimpleNamespace:
-    """What torchmpi_plugin.device uses of torch.cuda."""
+    """What torchmpi_plugin.tensors.device uses of torch.cuda."""
 
     class Stream:
         def __init__(self, device: torch.device) -> None:
