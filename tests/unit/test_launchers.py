@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmpi_plugin.host.launchers import Launch, detect
+from torchmpi_plugin.host.launchers import Identity, Launch, detect, who_am_i
 from torchmpi_plugin.mpi.launcher_fit import explain, misfit
 from torchmpi_plugin.mpi.library import Library
 
@@ -56,6 +56,22 @@ def test_no_launcher(environment: dict[str, str]) -> None:
 def test_mpirun_inside_a_slurm_allocation() -> None:
     """The ranks also carry the variables of the step that mpirun's daemon runs in."""
     assert detect({**SLURM, **OPEN_MPI}) == Launch("Open MPI's mpirun", 4, "OMPI_COMM_WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("own", "variable"),
+    [
+        ({"FLUX_JOB_SIZE": "6", "FLUX_TASK_RANK": "2"}, "FLUX_JOB_SIZE"),
+        ({"PALS_SIZE": "6", "PALS_RANKID": "2"}, "PALS_SIZE"),
+    ],
+)
+def test_other_launchers_inside_a_slurm_allocation(own: dict[str, str], variable: str) -> None:
+    """Size and rank come from one launcher: that of the ranks, not Slurm's, which has started that one."""
+    environment = {**SLURM, **own}
+    launch = detect(environment)
+    assert launch is not None
+    assert (launch.size, launch.variable) == (6, variable)
+    assert who_am_i(environment) == Identity(2, 6)
 
 
 def test_slurms_pmi2_is_not_taken_for_hydra() -> None:
