@@ -656,7 +656,10 @@ INTRODUCTION = f"""# Operations and dtypes
 
 This page is written by `docs/tools/generate_operations.py`, which tries everything it claims:
 
-    mpirun -n 2 python docs/tools/generate_operations.py
+<!-- not run: takes minutes -->
+```sh
+mpirun -n 2 python docs/tools/generate_operations.py
+```
 
 Each cell stands for 8 calls: over shared memory and through MPI's own collectives, with {COUNTS[0]} and with
 {COUNTS[1]:,} elements, synchronous and asynchronous. Each result is compared on every rank with a plain computation

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "settings.md"
 
 INTRODUCTION = f"""# Settings
 
-The variables of mpiplus. This page is written by `docs/tools/generate_settings.py` from the table that the package reads.
+The variables of mpiplus. `docs/tools/generate_settings.py` writes this page from the table that the package reads.
 
 | variable | allowed | default | effect |
 |---|---|---|---|

@@ -28,7 +28,10 @@ HEAD = """# Versions of torch
 
 What works with which torch, on 2 ranks. Written by a run that installs each:
 
-    python docs/tools/generate_versions.py
+<!-- not run: installs eight versions of torch -->
+```sh
+python docs/tools/generate_versions.py
+```
 
 "no" is an error that says so; what is missing there is missing in torch. [Both faces](faces.md) explains the terms.
 

@@ -89,7 +89,9 @@ def init_parallelism(
     Args:
         model_parallelism: size of a model group; cut to the number of ranks, with a warning, as in ml.
         pipeline_parallelism: size of a pipeline group.
-        mp_backend, pp_backend, dp_backend: of the three; the world's if None.
+        mp_backend: of the model groups; the world's if None.
+        pp_backend: of the pipeline groups; the world's if None.
+        dp_backend: of the data groups; the world's if None.
 
     Raises:
         RuntimeError: no world yet, or the groups exist already.

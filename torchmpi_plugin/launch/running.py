@@ -64,8 +64,12 @@ def init_dist(
     """Set torchrun's variables, and INIT_METHOD, and initialise the default group. From ml.
 
     Args:
-        rank, local_rank, world_size, local_world_size: of this process.
-        master_addr, master_port: where rank 0 listens, for ``env://``.
+        rank: of this process.
+        local_rank: among the ranks on its node.
+        world_size: how many ranks there are.
+        local_world_size: how many of them on its node.
+        master_addr: where rank 0 listens, for ``env://``.
+        master_port: the same.
         init_method: ``env://``, ``mpi://`` (which wants no address), ``tcp://...`` or ``file://...``.
         backend: as for :func:`init_process_group_from_backend`.
 
