@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Iterable
@@ -122,12 +121,3 @@ def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
     used = names_in((file for file in files - {Path(__file__)} if file.is_file()), QUOTED, SET_BY_A_SHELL)
     del used["MPIPLUS_SHMM"]  # misspelt on purpose
     assert {name: file for name, file in used.items() if name not in settings.known()} == {}
-
-
-@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="not in a checkout")
-def test_the_page_is_current() -> None:
-    path = ROOT / "docs" / "tools" / "generate_settings.py"
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
-    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{path.name}"

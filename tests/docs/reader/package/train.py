@@ -1,0 +1,3 @@
+"""A reader's own module."""
+
+print("trained")
