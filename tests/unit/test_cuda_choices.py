@@ -38,6 +38,11 @@ class TestDetection:
     def test_as_mpich_has_it(self, answer: tuple[int, int], aware: bool) -> None:
         assert cuda_aware.detect(library(mpich=answer), "MPICH Version: 4", {}).aware is aware
 
+    def test_a_library_that_ends_the_job_is_not_asked(self) -> None:
+        asked = library(1)
+        assert cuda_aware.detect(asked, "MPICH Version:\t3.4.3\nMPICH Release date: ...", {}).aware is False
+        assert cuda_aware.detect(asked, "MPICH Version:      4.3.0", {}).aware is True
+
     def test_nobody_to_ask(self) -> None:
         support = cuda_aware.detect(library(), "Intel(R) MPI Library 2021", {})
         assert support.aware is None

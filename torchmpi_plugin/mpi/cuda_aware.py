@@ -7,6 +7,7 @@ speed only.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -
     for vendor, name in _OFF_BY_DEFAULT:
         if vendor in version.upper() and name not in environment:
             return Support(False, f"{vendor} wants {name}=1 for it")
+    if re.match(r"MPICH Version:\s*3\.", version):
+        return Support(False, "MPICH 3 ends the job when it is asked (MPIX_Query_cuda_support)")
     for ask in (_ask_with_query, _ask_as_mpich):
         if (support := ask(library)) is not None:
             return support
