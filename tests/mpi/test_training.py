@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -170,6 +171,32 @@ def test_ddp_with_uneven_inputs() -> None:
             inputs, labels = batch(step)
             nn.functional.cross_entropy(model(my_part(inputs)), my_part(labels)).backward()
     dist.barrier()
+
+
+@pytest.mark.parametrize("hook", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_hooks_that_c10d_has_in_cpp(hook: str, world) -> None:
+    """They read the future's value in C++; the parameters become those that gloo gives."""
+    group, models = dist.new_group(backend="gloo"), []
+    for process_group in (group, dist.group.WORLD):
+        model = DistributedDataParallel(make_model(), process_group=process_group)
+        model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
+        train(model, my_part)
+        models.append(model)
+    assert_same_parameters(models[1], models[0], rtol=1e-3, atol=1e-3)
+    dist.destroy_process_group(group)
+
+
+def test_a_future_that_cpp_can_read_tells_of_a_failure(world) -> None:
+    """It resolves to the same tensor, or to an error with the operation's own words."""
+    tensor = torch.ones(3, dtype=torch.float16)
+    assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].tolist() == [world.size] * 3
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if world.size > 1:
+        if world.rank == 0:
+            with pytest.raises(RuntimeError, match=r"all_reduce of .*float16"):
+                dist.all_reduce(tensor, group=group, async_op=True).get_future().wait()
+        dist.barrier()
+    dist.destroy_process_group(group)
 
 
 def test_ddp_of_a_sparse_embedding() -> None:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from ..errors import DistBackendError
 from ..tensors import device
-from . import engine
+from . import engine, typed_future
 from .contracts import Owner, Pending
+from .typed_future import TypedFuture
 
 
 def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
@@ -47,6 +48,8 @@ class Work(dist.Work):
     _keep: Any = None
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
+    #: What resolves it: itself, but for one that C++ reads.
+    _promise: torch.futures.Future[list[torch.Tensor]] | TypedFuture | None = None
     _lock = _asking
 
     # ---- the c10d interface ----
@@ -106,9 +109,12 @@ class Work(dist.Work):
                 return self._future
             # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
             devices: list[Any] = device.devices_of(self._tensors)
-            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
-            self._future = future
-            finished = self.finished
+            if typed_future.is_wanted(self._tensors) and not devices:
+                self._promise = TypedFuture(self._tensors)
+                self._future = self._promise.future
+            else:
+                self._promise = self._future = torch.futures.Future(devices=devices)
+            future, finished = self._future, self.finished
         if finished:
             self.resolve()
         return future
@@ -121,12 +127,12 @@ class Work(dist.Work):
 
     def resolve(self) -> None:
         """Set the future, if there is one. Outside the lock: this runs the user's callbacks."""
-        if self._future is None:
+        if self._promise is None:
             return
         if self._error is not None:
-            self._future.set_exception(self._error)  # type: ignore[arg-type]
+            self._promise.set_exception(self._error)  # type: ignore[arg-type]
         else:
-            self._future.set_result(self._tensors)
+            self._promise.set_result(self._tensors)
 
 
 class PendingWork(Work):
