@@ -147,17 +147,20 @@ static uint64_t mpp_integer_factor(double premul) {
 /* ---- choosing a build ---- */
 
 #ifdef MPP_X86
-/* __builtin_cpu_supports, which also checks that the OS saves the registers,
- * knows "f16c" only in newer compilers. */
-static int runs_avx2(void) {
-    unsigned a, b, c = 0, d;
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+/* __builtin_cpu_supports would bring in the compiler's runtime library, and with clang's comes a memcpy that takes the
+ * place of the C library's.  xcr0 says which registers the OS saves: 0x06 those of AVX, 0xe0 what AVX-512 adds. */
+static int runs(unsigned features, unsigned registers) {
+    const unsigned leaf_1 = bit_OSXSAVE | bit_AVX | bit_F16C;
+    unsigned a, b, c, d, xcr0, upper;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & leaf_1) != leaf_1) return 0;
+    __asm__("xgetbv" : "=a"(xcr0), "=d"(upper) : "c"(0));
+    if ((xcr0 & registers) != registers || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (b & features) == features;
 }
 
-static int runs_avx512(void) {
-    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
+static int runs_avx2(void) { return runs(bit_AVX2, 0x06); }
+
+static int runs_avx512(void) { return runs(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6); }
 #endif
 
 static _Atomic(const struct kernels *) selected;
@@ -166,7 +169,6 @@ int mpp_kernel_select(const char *isa) {
     const struct kernels *candidates[3];
     int n = 0;
 #ifdef MPP_X86
-    __builtin_cpu_init();
     if (runs_avx512()) candidates[n++] = &kernels_avx512;
     if (runs_avx2()) candidates[n++] = &kernels_avx2;
 #endif
