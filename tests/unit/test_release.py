@@ -1,0 +1,140 @@
+"""What is released agrees with pyproject.toml, and what must not be released is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+VERSION = re.search(r'^version = "(.+)"$', PYPROJECT, re.MULTILINE)[1]
+REQUIREMENTS = dict(re.findall(r'"([a-z0-9]+)>=([0-9.]+)"', re.search(r"^dependencies = (.*)$", PYPROJECT, re.M)[1]))
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / ".ci" / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the version, and what stands beside it ----
+
+
+def test_citation_and_changelog_are_of_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {VERSION}\n" in citation
+    date = re.search(r'^date-released: "(.*)"$', citation, re.MULTILINE)[1]
+    newest = re.findall(r"^## \[(.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:2]
+    assert newest == ["Unreleased]", f"{VERSION}] - {date}"]
+
+
+def test_no_python_file_has_a_version_of_its_own() -> None:
+    files = [*(ROOT / "torchmpi_plugin").rglob("*.py"), *(ROOT / "docs").rglob("*.py"), ROOT / "setup.py"]
+    assert len(files) > 5
+    assert not [file for file in files if re.search(r"^(__version__|VERSION) *=", file.read_text(), re.MULTILINE)]
+
+
+# ---- the recipes for conda and Spack ----
+
+
+@pytest.fixture
+def recipes(tmp_path) -> Path:
+    """The recipes, filled in for an sdist."""
+    sdist = tmp_path / f"torchmpi_plugin-{VERSION}.tar.gz"
+    sdist.write_bytes(b"an sdist")
+    script("packaging/fill.py").fill(sdist, tmp_path / "recipes")
+    return tmp_path / "recipes"
+
+
+def test_recipes_name_the_version_and_the_hash_and_nothing_is_left_to_fill_in(recipes) -> None:
+    digest = hashlib.sha256(b"an sdist").hexdigest()
+    for name in ("recipe.yaml", "package.py"):
+        template, text = (ROOT / ".ci" / "packaging" / name).read_text(), (recipes / name).read_text()
+        assert VERSION not in template and VERSION in text
+        assert digest in text
+        assert not re.search(r"@[A-Z0-9]+@", text)
+        assert "template" not in text
+
+
+def test_recipes_are_refused_for_another_file(tmp_path) -> None:
+    with pytest.raises(SystemExit, match="no sdist of torchmpi-plugin"):
+        script("packaging/fill.py").fill(tmp_path / "other-1.0.tar.gz", tmp_path)
+
+
+def test_conda_recipe_wants_what_the_package_wants(recipes) -> None:
+    text = (recipes / "recipe.yaml").read_text()
+    run = re.search(r"^  run:.*\n((?:    - .*\n)+)", text, re.MULTILINE)[1]
+    wanted = dict(re.findall(r"- (\S+) >=(\S+)", run))
+    assert wanted.pop("python") == re.search(r'^requires-python = ">=(.*)"$', PYPROJECT, re.MULTILINE)[1]
+    wanted["torch"] = wanted.pop("pytorch")
+    assert wanted == REQUIREMENTS
+
+
+def test_spack_package_wants_what_the_package_wants(recipes, monkeypatch) -> None:
+    wanted, versions = {}, []
+    spack = ModuleType("spack.package")
+    spack.depends_on = lambda spec, type: wanted.update([spec.rstrip(":").partition("@")[::2]] if "run" in type else [])
+    spack.version = lambda *words, **hashes: versions.append(words[0])
+    spack.license = lambda name: None
+    python = ModuleType("spack_repo.builtin.build_systems.python")
+    python.PythonPackage = object
+    for module in (spack, python):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    spec = importlib.util.spec_from_file_location("package", recipes / "package.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert versions == [VERSION]
+    del wanted["python"]
+    assert {name.removeprefix("py-"): lowest for name, lowest in wanted.items()} == REQUIREMENTS
+
+
+# ---- wheels that are refused ----
+
+known_processor = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no wheel is for this")
+BOTH = ("torchmpi_plugin/_shim_int.abi3.so", "torchmpi_plugin/_shim_ptr.abi3.so")
+
+
+def wheel_of(folder: Path, *flags: str, members: tuple[str, ...] = BOTH) -> Path:
+    """A wheel whose libraries are compiled from nothing, with these flags."""
+    library, wheel = folder / "some.so", folder / "some.whl"
+    subprocess.run(["gcc", "-shared", "-o", library, "-xc", "/dev/null", "-xnone", *flags], check=True)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for member in members:
+            archive.write(library, member)
+    return wheel
+
+
+@known_processor
+@pytest.mark.parametrize(
+    "flags,words",
+    [
+        (["-Wl,-rpath,/opt/python/lib"], r"looks for libraries in \['/opt/python/lib'\]"),
+        (["-Wl,--no-as-needed", "-lm"], "needs libm.so.6"),
+    ],
+)
+def test_wheel_that_is_tied_to_this_machine_is_refused(tmp_path, flags, words) -> None:
+    release = script("build_release.py")
+    with pytest.raises(release.ReleaseError, match=words):
+        release.check(wheel_of(tmp_path, *flags), platform.machine())
+
+
+@known_processor
+def test_wheel_for_another_processor_or_with_other_libraries_is_refused(tmp_path) -> None:
+    release, here = script("build_release.py"), platform.machine()
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[here]
+    release.check(wheel_of(tmp_path), here)
+    with pytest.raises(release.ReleaseError, match=f"is not for {other}"):
+        release.check(wheel_of(tmp_path), other)
+    with pytest.raises(release.ReleaseError, match="has these libraries"):
+        release.check(wheel_of(tmp_path, members=BOTH[:1]), here)
+    with pytest.raises(release.ReleaseError, match="libmpi"):
+        release.check(wheel_of(tmp_path, members=(*BOTH, "torchmpi_plugin.libs/libmpi.so.40")), here)
