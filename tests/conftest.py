@@ -11,7 +11,14 @@ HERE = Path(__file__).parent
 #: Those of one lane run one after another, in the order given here, beside all others. What keeps all cores busy has
 #: one lane, so that what mostly waits has the rest; hosts and clusters cannot be made twice; and the tests of one
 #: process share what they compile.
-LANES = {"test_under_mpiexec.py": "ranks", "faults": "ranks", "hosts": "hosts", "slurm": "hosts", "unit": "unit"}
+LANES = {
+    "test_under_mpiexec.py": "ranks",
+    "faults": "ranks",
+    "hosts": "hosts",
+    "slurm": "hosts",
+    "unit": "unit",
+    "processors": "unit",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
