@@ -141,6 +141,7 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
+    "MPIPLUS_TEST_WHEELS": "A directory of wheels for other processors, for the tests that look into them.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
     "MPIPLUS_CI_RUN": "By what CI knows the processes of its run.",

@@ -10,7 +10,6 @@ from spack.package import *
 class PyTorchmpiPlugin(PythonPackage):
     """mpiplus: a torch.distributed backend on MPI, for stock PyTorch and any MPI."""
 
-    homepage = "https://pypi.org/project/torchmpi-plugin/"
     pypi = "torchmpi-plugin/torchmpi_plugin-@VERSION@.tar.gz"
 
     license("BSD-3-Clause")
