@@ -28,10 +28,11 @@ from expected import makes_sense
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION
 from started import Failures, Operation, complete, run_case
 from torch.distributed import DistBackendError
-from windows import HAS_WINDOWS, KINDS, memory
+from windows import KINDS, memory
 
 import torchmpi_plugin
 import torchmpi_plugin.engine
+from torchmpi_plugin.group.windows import Window
 
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int64)
 # Nothing, less than a cache line, an odd length above the two-phase algorithm's limit, and several slots' worth.
@@ -175,7 +176,9 @@ def windows(failures: Failures) -> None:
 
     for deregister in (True, False):
         targets = [memory(group, kind, 40_003) for kind in KINDS]
-        opened = [group.new_window(target) for target in targets]
+        opened = [Window(group, number) for number in range(len(targets))]  # on every torch, past its own names
+        for window, target in zip(opened, targets, strict=True):
+            window.tensor_register(target)
         with torchmpi_plugin.engine.set_chunk_limit(CHUNK_LIMIT):
             talkers = [threading.Thread(target=talk, args=both) for both in zip(opened, targets, strict=True)]
             for talker in talkers:
@@ -250,8 +253,7 @@ def main() -> int:
     on_device(all_groups, failures)
     threads([dist.new_group(None) for _ in range(2)], failures)
     dropped()
-    if HAS_WINDOWS:
-        windows(failures)
+    windows(failures)
     if "errors" in sys.argv[1:]:
         errors(failures)
     for problem in failures.found[:20]:
