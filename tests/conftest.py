@@ -48,6 +48,13 @@ def first_part(path: Path) -> str:
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A rank under mpiexec is one process."""
+    if config.getoption("--with-mpi"):
+        config.option.numprocesses = 0
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The MPIs are looked for once, not by each worker; those start with this environment."""
     if not config.getoption("--with-mpi") and config.getoption("numprocesses", None):

@@ -228,10 +228,10 @@ def _look_for_installations() -> tuple[tuple[Installation, ...], tuple[Rejected,
     return tuple(installations.values()), tuple(rejected)
 
 
-def under_each_mpi(metafunc: Any) -> list[Installation] | None:
-    """Run a test that asks for an ``installation`` once for each (None if there is none); what was found."""
+def under_each_mpi(metafunc: Any) -> None:
+    """Run a test that asks for an ``installation`` once for each (None if there is none)."""
     if "installation" not in metafunc.fixturenames:
-        return None
+        return
     installations, _ = find_installations()
     metafunc.parametrize(
         "installation",
@@ -239,4 +239,3 @@ def under_each_mpi(metafunc: Any) -> list[Installation] | None:
         ids=[installation.name for installation in installations] or ["no-MPI"],
         scope="session",
     )
-    return list(installations)

@@ -18,7 +18,6 @@ def rank_arguments(reports: Path, keyword: str = "") -> list[str]:
     selection = ["-k", keyword] if keyword else []
     return [
         *("-m", "pytest", "--with-mpi", str(HERE / "mpi"), "-q", "--tb=short", "--color=no", "--disable-warnings"),
-        "-n0",  # a rank is one process
         *("-p", "no:cacheprovider", "--rank-reports", str(reports)),
         *("--timeout", str(SECONDS_PER_TEST), "--timeout-method", "thread"),
         *selection,
