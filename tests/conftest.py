@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 #: compile.
 LANES = {
     "test_under_mpiexec.py": "ranks",
-    "faults": "ranks",
+    "faults": "faults",
     "hosts": "hosts",
     "slurm": "hosts",
     "unit": "unit",

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from torchmpi_plugin.mpi import runtime
 
-TIMEOUT = timedelta(seconds=2)
+TIMEOUT = timedelta(seconds=1)
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 ALLOCATION, CALL_OF_MPI = 0, 1
 KINDS = {ALLOCATION: "allocation", CALL_OF_MPI: "call of MPI"}
