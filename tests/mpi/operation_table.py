@@ -16,9 +16,8 @@ from started import ASYNC, SYNC, Operation
 MOVEMENT, REDUCTION, OBJECTS, BARRIER = "movement", "reduction", "objects", "barrier"
 
 SPARSE_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]
-with contextlib.suppress(
-    NotImplementedError
-):  # torch's all_reduce takes the real view, which 2.8 has not of a sparse one
+# torch's own all_reduce takes the real view, which torch 2.8 does not have of a sparse tensor.
+with contextlib.suppress(NotImplementedError):
     torch.view_as_real(torch.eye(1, dtype=torch.complex64).to_sparse_coo())
     SPARSE_DTYPES.append(torch.complex64)
 SPARSE_SHAPES = ((1,), (5,), (3, 4), (1000,))
