@@ -61,10 +61,6 @@ def works(group: Any, what: str) -> str:
     return outcome_of(what, check)
 
 
-def says_usable(group: Any) -> bool:
-    return group._broken is None
-
-
 class Faults:
     """The counters in the shim."""
 
