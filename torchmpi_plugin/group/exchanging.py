@@ -117,7 +117,6 @@ class Exchanging(Messages):
         timeout: timedelta | None = None,
     ) -> Work:
         """Every rank's tensor into the root's output list."""
-        root = opts if isinstance(opts, int) else root
         opts = options_of(c10d.GatherOptions, opts, timeout, rootRank=root)
         root = arguments.check_root(opts.rootRank, self._size, "gather")
         tensor = single(input_tensors, "gather")
@@ -155,7 +154,6 @@ class Exchanging(Messages):
         timeout: timedelta | None = None,
     ) -> Work:
         """Entry ``r`` of the root's input list into rank ``r``'s tensor."""
-        root = opts if isinstance(opts, int) else root
         opts = options_of(c10d.ScatterOptions, opts, timeout, rootRank=root)
         root = arguments.check_root(opts.rootRank, self._size, "scatter")
         tensor = single(output_tensors, "scatter")

@@ -36,9 +36,11 @@ def ends_coalescing_on_error(method: Method) -> Method:
 
 
 def options_of(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
-    """c10d's options of an operation, from whichever of its overloads was called."""
+    """c10d's options of an operation, from whichever of its overloads was called: a number in their place is a root."""
     if isinstance(given, kind):
         return given
+    if isinstance(given, int) and "rootRank" in fields:
+        fields["rootRank"] = given
     options = kind()
     if timeout is not None:
         options.timeout = timeout

@@ -51,7 +51,6 @@ class ProcessGroupMPI(Exchanging, Reducing, Splitting, Windows):
         self, tensors: Any, opts: Any = None, *, root: int | None = None, timeout: timedelta | None = None
     ) -> Work:
         """Copy the root's tensor to every rank's."""
-        root = opts if isinstance(opts, int) else root
         opts = options_of(c10d.BroadcastOptions, opts, timeout, rootRank=root)
         tensor = single(tensors, "broadcast")
         root = arguments.check_root(opts.rootRank, self._size, "broadcast")

@@ -72,7 +72,6 @@ class Reducing(Messages):
         timeout: timedelta | None = None,
     ) -> Work:
         """Reduce every rank's tensor elementwise into the root's; the others' stay as they are."""
-        root = opts if isinstance(opts, int) else root
         opts = options_of(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         tensor = single(tensors, "reduce")
         root = arguments.check_root(opts.rootRank, self._size, "reduce")
