@@ -274,7 +274,7 @@ void mpp_cancel(uintptr_t handle) {
     mpp_unlock();
 }
 
-/* Whether `rank` has come to this operation: 1, 0, or -1 where that cannot be seen from here. */
+/* Whether `rank` has come to this operation: 1, 0, 2 if it is through with it, -1 where that cannot be seen here. */
 int mpp_arrived(uintptr_t handle, int rank) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock(); /* once the group is closed, its segment may go */

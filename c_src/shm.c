@@ -303,8 +303,10 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
 /* ---- operations ---- */
 
 static int arrived(mpp_op *op, int rank) {
-    rank_counters *theirs = &op->group->channel->counters[rank];
-    return atomic_load_explicit(&theirs->in, memory_order_acquire) > ((shm_op *)op)->first;
+    const rank_counters *theirs = &op->group->channel->counters[rank];
+    const shm_op *s = (const shm_op *)op;
+    if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
+    return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;
 }
 
 static void discard_lists(mpp_op *op) {

@@ -10,6 +10,7 @@ from generators of their own. Run under mpiexec:
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import sys
@@ -175,21 +176,22 @@ def make_groups() -> list[list[Any]]:
 
 
 def run_round(streams: list[Stream]) -> None:
-    failures: list[BaseException] = []
+    ends = queue.SimpleQueue[BaseException | None]()
 
     def run(stream: Stream) -> None:
         try:
             stream.run(ROUND)
         except BaseException as error:
-            failures.append(error)
+            ends.put(error)
+        else:
+            ends.put(None)
 
-    threads = [threading.Thread(target=run, args=(stream,)) for stream in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    for stream in streams:
+        threading.Thread(target=run, args=(stream,), daemon=True).start()
+    for _ in streams:
+        # The first failure ends the process: its other threads may wait for threads elsewhere that have failed too.
+        if (failure := ends.get()) is not None:
+            raise failure
 
 
 def goes_on(until: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import selectors
 import socket
 import threading
@@ -15,7 +16,8 @@ from torchmpi_plugin.host.launchers import Identity
 from torchmpi_plugin.jobs import guard
 
 SECRET = "0123456789abcdef"
-HERE, THERE = "127.0.0.1", "127.0.0.2"
+# Nobody else's: a port that is free at the one must be free at the other.
+HERE, THERE = "127.0.0.1", "127.{}.{}.{}".format(*random.sample(range(1, 255), 3))
 JOB = b'J\x00\x00\x00\x1b{"command": ["touch", "x"]}'
 
 
@@ -77,6 +79,7 @@ class Impostor:
                         self.heard += data
 
     def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)  # or it would listen for as long as the thread waits in accept
         self.listener.close()
 
 

@@ -75,6 +75,9 @@ class Examined(Protocol):
     def has_arrived(self, call: PendingWork, rank: int) -> bool:
         """Whether ``rank`` is known to have come."""
 
+    def is_through(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have done all of its part."""
+
     def can_see_arrivals(self, call: PendingWork) -> bool:
         """Whether :meth:`has_arrived` knows."""
 
@@ -141,7 +144,8 @@ class Diagnosis:
         left = group.checkin.departed()
         dead = [rank for rank in range(group.size()) if peers.has_ended(group.communicator.processes[rank])]
         if call.peer is None:
-            missed = {rank for rank in dead if not group.has_arrived(call, rank)}
+            # One that came and died before it was done will not move the rest of its data.
+            missed = {rank for rank in dead if not group.is_through(call, rank)}
             missed |= {rank for rank, last in left.items() if last < call.number}
         elif call.peer < 0:
             gone = {*left, *dead}

@@ -43,7 +43,11 @@ class Outcomes(Hooks):
 
     def has_arrived(self, call: PendingWork, rank: int) -> bool:
         """Whether ``rank`` is known to have come to this operation."""
-        return int(self._lib.mpp_arrived(call.handle, rank)) == 1
+        return int(self._lib.mpp_arrived(call.handle, rank)) > 0
+
+    def is_through(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have done all of its part in this operation."""
+        return int(self._lib.mpp_arrived(call.handle, rank)) > 1
 
     def can_see_arrivals(self, call: PendingWork) -> bool:
         """Whether :meth:`has_arrived` knows: only over shared memory does it."""

@@ -16,6 +16,7 @@ from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 LAST = SIZE - 1
 SHORT = timedelta(seconds=3)
+LONG = 1 << 22  # more elements than fit into the segment: who has come has not sent all of them
 
 
 def outputs(count: int) -> list[torch.Tensor] | None:
@@ -218,17 +219,24 @@ def unheard_peer() -> None:
     check_works()
 
 
-def vanishes(how: str) -> None:
-    """The last rank's process ends without a word."""
+def vanishes(how: str, when: str = "elsewhere") -> None:
+    """The last rank's process ends without a word, perhaps after it has come to the others' operation."""
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=100))
     check_works()
+    halfway = when == "halfway"
+    gone = Path("vanishes")  # in the test's directory
     if ME == LAST:
-        Path("vanishes").touch()  # in the test's directory
+        if halfway:
+            dist.all_reduce(torch.ones(LONG), async_op=True)
+        gone.touch()
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)
+    if halfway:
+        wait_for(gone)
+        time.sleep(1)
     say("waits")
-    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(LONG if halfway else 3))
     say("came out of the collective")
 
 
