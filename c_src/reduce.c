@@ -312,21 +312,35 @@ static void store(const struct plan *p, void *dst, void *buffer, const void *val
     else if (values != dst) memcpy(dst, values, n * p->size);
 }
 
-/* dst is written only after the last source was read, by the very pass that
- * reads it, so dst may be any of the sources. */
-static void reduce_block(const struct plan *p, char *dst, const void *const *src, int nsrc, size_t start, size_t n) {
-    _Alignas(64) char sum[BLOCK_BYTES], next[BLOCK_BYTES];
+/* Combines as a balanced tree does: of n sources the first 2^k with the rest, 2^k the largest power of two below n, and
+ * both parts in the same way. An aligned block of 2^k sources is then a subtree, wherever it is added up, and the
+ * rounding error grows with log n. Partial results wait on a stack, as the digits of a binary number do: every source
+ * adds one, and two parts of equal size become one.
+ *
+ * dst is written only after the last source was read, by the very pass that reads it, so dst may be any of them. */
+enum { MOST_PARTS = 20 }; /* for half a million sources */
+
+static void reduce_block(const struct plan *p, char *dst, const void *const *src, int nsrc, size_t start, size_t n,
+                         char (*buffers)[BLOCK_BYTES]) {
+    const void *parts[MOST_PARTS];
+    int waiting = 0;
     size_t at = start * p->size;
-    const void *values = load(p, sum, (const char *)src[0] + at, 0, n);
-    for (int i = 1; i < nsrc; i++) {
+    for (int i = 0; i < nsrc; i++) {
         const char *more = (const char *)src[i] + at;
-        int ends_here = i == nsrc - 1 && !p->divide && !p->narrow;
-        void *out = ends_here ? dst + at : sum;
-        if (p->onto) p->onto(out, values, more, n);
-        else p->combine(out, values, load(p, next, more, i, n), n);
-        values = out;
+        const void *values = NULL; /* of this source, widened, unless it is added as it is */
+        int pairs = i == nsrc - 1 ? waiting : __builtin_ctz(~(unsigned)i);
+        if (!pairs || !p->onto) values = load(p, buffers[waiting], more, i, n);
+        for (; pairs; pairs--) {
+            int ends_here = i == nsrc - 1 && pairs == 1 && !p->divide && !p->narrow;
+            const void *left = parts[--waiting];
+            void *out = ends_here ? dst + at : buffers[waiting];
+            if (values) p->combine(out, left, values, n);
+            else p->onto(out, left, more, n);
+            values = out;
+        }
+        parts[waiting++] = values;
     }
-    store(p, dst + at, sum, values, n);
+    store(p, dst + at, buffers[0], parts[0], n);
 }
 
 static size_t block_at(const struct plan *p, size_t start) {
@@ -342,8 +356,9 @@ void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int n
     } else if (plain && nsrc == 2 && p.pair) {
         p.pair(dst, src[0], src[1], p.count);
     } else {
+        _Alignas(64) char buffers[MOST_PARTS][BLOCK_BYTES];
         for (size_t start = 0; start < p.count; start += p.block)
-            reduce_block(&p, dst, src, nsrc, start, block_at(&p, start));
+            reduce_block(&p, dst, src, nsrc, start, block_at(&p, start), buffers);
     }
 }
 

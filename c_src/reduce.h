@@ -61,8 +61,8 @@ size_t mpp_dtype_size(int dtype);
 int mpp_reduction_supported(int dtype, int op);
 
 /* dst[i] = narrow((premul*src[0][i] op premul*src[1][i] op ...) / divisor),
- * evaluated in source order, narrow floats in float32 with one rounding at the
- * end.  dst may be exactly one of the sources and must not otherwise overlap
+ * evaluated as a balanced tree over the sources in order (reduce.c), narrow
+ * floats in float32 with one rounding at the end.  dst may be exactly one of the sources and must not otherwise overlap
  * any.  nsrc >= 1; the pair (dtype, op) must be supported. */
 void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count);
 

@@ -15,8 +15,8 @@
  *
  * A rank that has no memory for a call says so in its place (`refusal`), and all fail in the same way.
  *
- * Sums are taken in rank order by whoever computes them, so the bits are the same on every rank, on every
- * run, and for both algorithms below.
+ * Sums are taken as the same tree over the ranks by whoever computes them, so the bits are the same on every rank, on
+ * every run, and for both algorithms below.
  *
  * Flat: every rank reads all slots. One synchronisation; best for small messages and two ranks.
  * Two-phase: every rank reduces one part of the chunk, in place in its own slot (nobody else reads that

@@ -132,6 +132,14 @@ def complex_product(a, b):
     return torch.stack([ar * br - ai * bi, ar * bi + ai * br], dim=1).flatten()
 
 
+def tree(function, values):
+    """Halved at the largest power of two below their number, and the halves again."""
+    if len(values) == 1:
+        return values[0]
+    first = 1 << ((len(values) - 1).bit_length() - 1)
+    return function(tree(function, values[:first]), tree(function, values[first:]))
+
+
 def float_reference(sources, torch_type, op, premul, divisor, is_complex):
     compute = torch.float64 if torch_type is torch.float64 else torch.float32
     wide = [s.to(compute) for s in sources]
@@ -139,7 +147,7 @@ def float_reference(sources, torch_type, op, premul, divisor, is_complex):
         wide = [w * torch.tensor(premul, dtype=compute) for w in wide]
     function = {"SUM": torch.add, "PROD": complex_product if is_complex else torch.mul,
                 "MIN": torch.minimum, "MAX": torch.maximum}[op]  # fmt: skip
-    total = reduce(function, wide)
+    total = tree(function, wide)
     if divisor != 1:
         total = total / torch.tensor(divisor, dtype=compute)
     return total.to(torch_type)

@@ -26,7 +26,7 @@ def check_reductions(kernels, dtype, op, all_counts):
     size, block = kernels.size(dtype), BLOCK_BYTES // kernels.size("F32" if dtype in NARROW else dtype)
     counts = [0, 1, 7, 1000, block - 1, block, block + 1] if all_counts else [1003]
     scalings = [(None, 1)] if dtype == "BOOL" else [(None, 1), (-2.5, 1), (None, 3), (0.3, 300)]
-    for nsrc in (1, 2, 3, 5):
+    for nsrc in (1, 2, 3, 4, 5, 11) if all_counts else (1, 2, 3, 7):
         for count in counts:
             sources = [random_bytes(rng, dtype, count, size) for _ in range(nsrc)]
             for premul, divisor in scalings:

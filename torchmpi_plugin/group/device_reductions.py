@@ -2,7 +2,7 @@
 
 MPI's own reductions are not used for this: Open MPI crashes in nonblocking ones of device memory, and none knows
 bfloat16. Instead, as in Rabenseifner's all-reduce ("Optimization of Collective Reduction Operations", 2004): the tensor
-is cut into one block per rank; every rank receives its block of everybody's tensor, combines these in rank order, and
+is cut into one block per rank; every rank receives its block of everybody's tensor, combines these as a tree, and
 sends the result to those who want it. A rank sends and receives at most twice its tensor, and needs temporary memory of
 its size. Each block is combined on one rank, so all get the same bits.
 
@@ -82,14 +82,25 @@ def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> 
     if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
         sources, target = [torch.view_as_real(source) for source in sources], torch.view_as_real(target)
     kernel = (_KERNELS_OF_BOOL if target.dtype is torch.bool else _KERNELS)[how.op]
-    total = _scaled(sources[0].to(_WIDE.get(target.dtype, target.dtype)), how)
-    for i, source in enumerate(sources[1:]):  # kernels widen the second operand themselves
-        total = kernel(total, _scaled(source, how), out=total if i else None)
+    total = _added_up(sources, kernel, how)
     if how.divisor != 1:
         # A number would be replaced by its reciprocal on a GPU, which may be off by one bit.
         divisor = total.new_full((), how.divisor)
         total = torch.div(total, divisor, rounding_mode=None if total.is_floating_point() else "trunc")
     target.copy_(total)
+
+
+def _added_up(sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any) -> torch.Tensor:
+    """In the order of ``reduce_block`` of c_src/reduce.c: the largest power of two of them with the rest."""
+    if len(sources) == 1:
+        return _scaled(sources[0].to(_WIDE.get(sources[0].dtype, sources[0].dtype)), how)
+    first = 1 << (len(sources) - 1).bit_length() - 1
+    left = _added_up(sources[:first], kernel, how)
+    if len(sources) - first == 1:  # kernels widen the second operand themselves
+        right = _scaled(sources[first], how)
+    else:
+        right = _added_up(sources[first:], kernel, how)
+    return kernel(left, right, out=left if first > 1 else None)
 
 
 def _scaled(source: torch.Tensor, how: Any) -> torch.Tensor:
