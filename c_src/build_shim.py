@@ -16,7 +16,7 @@ from cffi import FFI
 HERE = Path(__file__).parent
 SOURCES = (
     *("reduce.c", "wire.c", "mpi_api.c", "cuda_api.c", "operation.c", "engine.c", "cuda_pool.c", "staging.c"),
-    *("shm.c", "shm_collectives.c", "p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c"),
+    *("hosts.c", "shm.c", "across.c", "shm_collectives.c", "p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c"),
 )
 HEADERS = ("reduce.h", "shim.h")
 

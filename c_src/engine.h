@@ -62,7 +62,7 @@ struct mpp_group {
     void (*release)(mpp_group *);     /* by the last of them */
     _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
     _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
-    mpp_channel *channel;             /* NULL where the group spans several nodes */
+    mpp_channel *channel;             /* NULL where not all ranks of a node share memory */
     struct message_op *receives;      /* the user's, not yet matched, in program order */
     struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */

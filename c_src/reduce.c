@@ -253,6 +253,7 @@ struct plan {
     const double *factors; /* NULL: premul for all sources */
     int64_t divisor;
     size_t size, wide_size; /* of one number */
+    size_t out_size;
     size_t count;           /* numbers in the whole buffer */
     size_t block;           /* numbers per block, even */
 };
@@ -276,6 +277,7 @@ static struct plan make_plan(const mpp_reduction *r, size_t count) {
         .divisor = r->divisor,
         .size = types[real].size,
         .wide_size = types[wide].size,
+        .out_size = types[real].size,
         .count = is_complex ? 2 * count : count,
         .block = BLOCK_BYTES / types[wide].size,
     };
@@ -309,7 +311,7 @@ static void store(const struct plan *p, void *dst, void *buffer, const void *val
         values = quotient;
     }
     if (p->narrow) p->narrow(dst, values, n);
-    else if (values != dst) memcpy(dst, values, n * p->size);
+    else if (values != dst) memcpy(dst, values, n * p->out_size);
 }
 
 /* Combines as a balanced tree does: of n sources the first 2^k with the rest, 2^k the largest power of two below n, and
@@ -325,6 +327,7 @@ static void reduce_block(const struct plan *p, char *dst, const void *const *src
     const void *parts[MOST_PARTS];
     int waiting = 0;
     size_t at = start * p->size;
+    char *to = dst + start * p->out_size;
     for (int i = 0; i < nsrc; i++) {
         const char *more = (const char *)src[i] + at;
         const void *values = NULL; /* of this source, widened, unless it is added as it is */
@@ -333,18 +336,24 @@ static void reduce_block(const struct plan *p, char *dst, const void *const *src
         for (; pairs; pairs--) {
             int ends_here = i == nsrc - 1 && pairs == 1 && !p->divide && !p->narrow;
             const void *left = parts[--waiting];
-            void *out = ends_here ? dst + at : buffers[waiting];
+            void *out = ends_here ? to : buffers[waiting];
             if (values) p->combine(out, left, values, n);
             else p->onto(out, left, more, n);
             values = out;
         }
         parts[waiting++] = values;
     }
-    store(p, dst + at, buffers[0], parts[0], n);
+    store(p, to, buffers[0], parts[0], n);
 }
 
 static size_t block_at(const struct plan *p, size_t start) {
     return p->count - start < p->block ? p->count - start : p->block;
+}
+
+static void reduce_blocks(const struct plan *p, void *dst, const void *const *src, int nsrc) {
+    _Alignas(64) char buffers[MOST_PARTS][BLOCK_BYTES];
+    for (size_t start = 0; start < p->count; start += p->block)
+        reduce_block(p, dst, src, nsrc, start, block_at(p, start), buffers);
 }
 
 void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count) {
@@ -356,10 +365,22 @@ void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int n
     } else if (plain && nsrc == 2 && p.pair) {
         p.pair(dst, src[0], src[1], p.count);
     } else {
-        _Alignas(64) char buffers[MOST_PARTS][BLOCK_BYTES];
-        for (size_t start = 0; start < p.count; start += p.block)
-            reduce_block(&p, dst, src, nsrc, start, block_at(&p, start), buffers);
+        reduce_blocks(&p, dst, src, nsrc);
     }
+}
+
+void mpp_reduce_wide(const mpp_reduction *r, void *wide, const void *const *src, int nsrc, size_t count) {
+    struct plan p = make_plan(r, count);
+    p.divide = NULL;
+    p.narrow = NULL;
+    p.out_size = p.wide_size;
+    reduce_blocks(&p, wide, src, nsrc);
+}
+
+mpp_reduction mpp_of_wide(const mpp_reduction *r) {
+    mpp_reduction wide = {.dtype = types[r->dtype].wide, .op = r->op, .divisor = 1};
+    if (r->dtype == MPP_BOOL && r->op <= MPP_MAX) wide.op = r->op == MPP_SUM || r->op == MPP_MAX ? MPP_BOR : MPP_BAND;
+    return wide;
 }
 
 void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count) {

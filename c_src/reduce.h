@@ -66,6 +66,12 @@ int mpp_reduction_supported(int dtype, int op);
  * any.  nsrc >= 1; the pair (dtype, op) must be supported. */
 void mpp_reduce(const mpp_reduction *r, void *dst, const void *const *src, int nsrc, size_t count);
 
+/* The same without the end: neither divided nor rounded, in the computing type.  wide must not overlap any source. */
+void mpp_reduce_wide(const mpp_reduction *r, void *wide, const void *const *src, int nsrc, size_t count);
+
+/* The reduction that combines such results. */
+mpp_reduction mpp_of_wide(const mpp_reduction *r);
+
 /* The type in which elements are computed.  BOOL gives U8 holding 0 or 1: there
  * SUM means MAX and PROD means MIN, since 256 ones would sum to 0. */
 int mpp_wide_dtype(int dtype);

@@ -31,41 +31,64 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hosts.h"
+
+enum { INBOX_LIMIT = 16 << 20 };
+
 _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
-size_t mpp_segment_size(int size, int slots, size_t slot_bytes) {
-    return (size_t)size * (sizeof(rank_counters) + (size_t)slots * slot_bytes);
+/* How much of a block from another host one chunk brings; the same on all hosts. */
+static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
+    size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
+    return most > slot_bytes ? slot_bytes : most < CACHE_LINE ? CACHE_LINE : most;
+}
+
+/* For a group of `ranks`, of which `here` are on this host. */
+size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes) {
+    size_t inboxes = (size_t)(ranks - here) * (size_t)slots * inbox_bytes(ranks, slots, slot_bytes);
+    return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + inboxes;
 }
 
 static int step_refusal(mpp_op *op);
 static int arrived(mpp_op *op, int rank);
 
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes) {
-    mpp_group *g = (mpp_group *)group;
-    if (slots < 1 || slots > MAX_RING || slot_bytes < CACHE_LINE || slot_bytes % CACHE_LINE) return -1;
-    mpp_channel *c = calloc(1, sizeof *c);
-    if (!c) return -1;
-    c->sources = malloc((size_t)g->size * sizeof *c->sources);
-    c->factors = malloc((size_t)g->size * sizeof *c->factors);
-    if (!c->sources || !c->factors) {
-        mpp_channel_free(c);
-        return -1;
-    }
-    c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
-    c->slots = (char *)segment + (size_t)g->size * sizeof(rank_counters);
-    c->size = g->size;
-    c->rank = g->rank;
-    c->ring = slots;
-    c->slot_bytes = slot_bytes;
+/* The refusal: what this rank calls where it has no memory for a call. */
+static void prepare_refusal(mpp_channel *c, mpp_group *g) {
     c->refusal.op.ours = 1;
     c->refusal.op.group = g;
     c->refusal.op.step = step_refusal;
     c->refusal.op.arrived = arrived;
     c->refusal.op.source = -1;
-    c->refusal.chunk_bytes = slot_bytes;
+    c->refusal.chunk_bytes = c->slot_bytes;
     c->refusal.windows = 1;
     c->refusal.wait_for = -1;
     mpp_sign(&c->refusal, MPP_NO_MEMORY, -1, 0);
+}
+
+/* Of a group on several hosts, `segment` is this host's, and `host_of` has the number of every rank's; else NULL. */
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of) {
+    mpp_group *g = (mpp_group *)group;
+    if (slots < 1 || slots > MAX_RING || slot_bytes < CACHE_LINE || slot_bytes % CACHE_LINE) return -1;
+    mpp_channel *c = calloc(1, sizeof *c);
+    if (!c) return -1;
+    if (host_of) c->hosts = mpp_hosts_new(g, host_of);
+    c->size = c->hosts ? mpp_local_count(c->hosts, c->hosts->here) : g->size;
+    c->rank = c->hosts ? c->hosts->place_of[g->rank] : g->rank;
+    c->sources = malloc((size_t)g->size * sizeof *c->sources);
+    c->factors = malloc((size_t)g->size * sizeof *c->factors);
+    if (!c->sources || !c->factors || (host_of && !c->hosts)) {
+        mpp_channel_free(c);
+        return -1;
+    }
+    c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
+    c->slots = (char *)segment + (size_t)c->size * sizeof(rank_counters);
+    c->ring = slots;
+    c->slot_bytes = slot_bytes;
+    if (c->hosts) {
+        c->hosts->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
+        c->hosts->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
+    }
+    prepare_refusal(c, g);
     g->channel = c;
     return 0;
 }
@@ -74,6 +97,7 @@ void mpp_channel_free(mpp_channel *c) {
     if (!c) return;
     free(c->sources);
     free(c->factors);
+    mpp_hosts_free(c->hosts);
     free(c);
 }
 
@@ -101,7 +125,13 @@ static int may_write(shm_op *s, mpp_channel *c, uint64_t number) {
            reached(c, &c->all_out, offsetof(rank_counters, out), number - (uint64_t)c->ring + 1);
 }
 
+static int all_written(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    return reached(c, &c->all_in, offsetof(rank_counters, in), s->first + chunk + 1);
+}
+
 static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
+    if (s->payload) return 1; /* it came with the agreement */
     if (s->two_phase) return reached(c, &c->all_reduced, offsetof(rank_counters, reduced), number + 1);
     if (s->wait_for < 0) return reached(c, &c->all_in, offsetof(rank_counters, in), number + 1);
     return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
@@ -110,7 +140,8 @@ static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
 /* Of how many ranks' blocks one slot carries a piece in a reduce-scatter: of all, as long as each gets a cache line. */
 int mpp_window(const mpp_channel *c) {
     size_t most = c->slot_bytes / CACHE_LINE;
-    return (size_t)c->size < most ? c->size : (int)most;
+    int ranks = c->hosts ? c->hosts->first[c->hosts->count] : c->size;
+    return (size_t)ranks < most ? ranks : (int)most;
 }
 
 size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)mpp_window(c) / CACHE_LINE * CACHE_LINE; }
@@ -145,6 +176,15 @@ static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
 /* Whether this rank's data of the next chunk has come from the device it may be on. */
 static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
 
+static int fly(shm_op *s, mpp_channel *c) {
+    int moved = 0;
+    for (; s->launched < s->written && all_written(s, s->launched); s->launched++, moved = 1)
+        mpp_launch(s, s->launched);
+    if (s->reduced == s->launched || !mpp_land(s)) return moved;
+    atomic_store_explicit(&c->counters[c->rank].reduced, s->first + s->reduced, memory_order_release);
+    return 1;
+}
+
 /* One round over write, reduce, read; whether anything moved. */
 static int advance(shm_op *s, mpp_channel *c) {
     rank_counters *mine = &c->counters[c->rank];
@@ -160,7 +200,9 @@ static int advance(shm_op *s, mpp_channel *c) {
     }
     if (!s->checked) return moved;
     number = s->first + s->reduced;
-    if (s->two_phase && s->reduced < s->written && reached(c, &c->all_in, offsetof(rank_counters, in), number + 1)) {
+    if (s->route && s->route->first_leg) {
+        moved |= fly(s, c);
+    } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
         reduce_part(s, c, number);
         s->reduced++;
         atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
@@ -191,10 +233,19 @@ static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
 }
 
 /* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
- * to pass over. */
+ * to pass over: as many as the longest call takes. */
+static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
+    rank_counters *mine = &c->counters[c->rank];
+    for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
+        later->first += most - s->chunks;
+    c->next += most - s->chunks;
+    atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
+    atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
+    return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
+}
+
 static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     uint64_t most = 1;
-    rank_counters *mine = &c->counters[c->rank];
     for (int r = 0; r < c->size; r++) {
         const mpp_call *call = call_of(s, c, r);
         if (call->chunks > most) most = call->chunks;
@@ -204,12 +255,7 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     s->op.detail[0] = rank;
     s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
     if (rank == c->rank && s->find_imbalance) s->find_imbalance(s, c); /* now: `out` gives the slots back */
-    for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
-        later->first += most - s->chunks;
-    c->next += most - s->chunks;
-    atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
-    atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
-    return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
+    return pass_over(s, c, most);
 }
 
 /* Of an exchange: whether what each rank sends to each is what that one expects. */
@@ -219,15 +265,45 @@ static int is_balanced(const shm_op *s, const mpp_channel *c) {
     return sum == 0;
 }
 
+static void take_factors(shm_op *s, mpp_channel *c) {
+    for (int r = 0; s->how.has_premul && r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
+    if (s->how.has_premul) s->how.factors = c->factors;
+}
+
+/* The first rank of a host asks the other hosts, and tells the rest of this one. */
+static void publish(shm_op *s, mpp_channel *c, const mpp_opinion *all) {
+    rank_counters *mine = &c->counters[0];
+    int other = all->signature[0] != s->signature ? 0 : 1;
+    mine->agreed_most = all->most;
+    mine->agreed_rank = all->differ ? all->rank[other] : -1;
+    mine->agreed_call = all->call[other];
+    atomic_store_explicit(&mine->agreed, s->first + 1, memory_order_release);
+}
+
+static int check_with_hosts(shm_op *s, mpp_channel *c) {
+    const rank_counters *leader = &c->counters[0];
+    take_factors(s, c);
+    if (c->rank == 0) {
+        const mpp_opinion *all = mpp_agree(s);
+        if (all) publish(s, c, all);
+    }
+    if (atomic_load_explicit(&leader->agreed, memory_order_acquire) <= s->first) return MPP_PENDING;
+    s->checked = leader->agreed_rank < 0;
+    if (s->checked) return MPP_PENDING;
+    s->op.detail[0] = leader->agreed_rank;
+    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[leader->agreed_rank] : -1;
+    s->theirs = leader->agreed_call;
+    return pass_over(s, c, leader->agreed_most);
+}
+
 static int check(shm_op *s, mpp_channel *c) {
-    if (!s->written || !reached(c, &c->all_in, offsetof(rank_counters, in), s->first + 1)) return MPP_PENDING;
+    if (!s->written || !all_written(s, 0)) return MPP_PENDING;
+    if (c->hosts) return check_with_hosts(s, c);
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     s->checked = 1;
-    if (!s->how.has_premul) return MPP_PENDING;
-    for (int r = 0; r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
-    s->how.factors = c->factors;
+    take_factors(s, c);
     return MPP_PENDING;
 }
 
@@ -236,7 +312,7 @@ static int move(shm_op *s, mpp_channel *c) {
     mpp_op *op = &s->op;
     int state = MPP_PENDING;
     /* A bound on the work done under the lock, so that other groups and threads get their turn. */
-    for (int round = 0, moved = 1; moved && s->done < s->chunks && round < 8; round++) {
+    for (int round = 0, moved = !op->failure; moved && s->done < s->chunks && round < 8; round++) {
         moved = advance(s, c);
         if (!s->checked) {
             state = check(s, c);
@@ -245,6 +321,7 @@ static int move(shm_op *s, mpp_channel *c) {
         }
         if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
+    if (op->failure && c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING;
     if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
     return s->done == s->chunks ? MPP_DONE : state;
 }
@@ -256,8 +333,10 @@ static int step(mpp_op *op) {
     mpp_channel *c = op->group->channel;
     int state;
     if (c->head != s) return MPP_PENDING;
-    if (is_aborted(op)) state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
-    else if (c->refused) return MPP_PENDING;
+    if (is_aborted(op)) {
+        if (c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
+        state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+    } else if (c->refused) return MPP_PENDING;
     else state = move(s, c);
     if (state == MPP_PENDING) return state;
     c->head = s->later;
@@ -303,7 +382,9 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
 /* ---- operations ---- */
 
 static int arrived(mpp_op *op, int rank) {
-    const rank_counters *theirs = &op->group->channel->counters[rank];
+    const mpp_channel *c = op->group->channel;
+    if (c->hosts && c->hosts->host_of[rank] != c->hosts->here) return -1;
+    const rank_counters *theirs = &c->counters[c->hosts ? c->hosts->place_of[rank] : rank];
     const shm_op *s = (const shm_op *)op;
     if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
     return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;

@@ -15,9 +15,27 @@ typedef struct {
     _Atomic uint64_t out;
     char pad3[CACHE_LINE - sizeof(uint64_t)];
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
+    _Atomic uint64_t agreed; /* of the first rank on a host: calls that were compared with the other hosts', and */
+    uint64_t agreed_most;    /* how many chunks the longest took, */
+    int64_t agreed_rank;     /* who called something else than this host, or -1, */
+    char pad4[CACHE_LINE - 3 * sizeof(uint64_t)];
+    mpp_call agreed_call; /* and what */
 } rank_counters;
 
 typedef struct shm_op shm_op;
+typedef struct mpp_hosts mpp_hosts; /* hosts.h */
+
+/* How an operation's data gets to other hosts. */
+typedef struct {
+    /* with the agreement, whose messages carry what a part of the hosts has: `payload` bytes, of them a span */
+    void (*pack)(shm_op *, char *payload);
+    void (*span)(const shm_op *, int first_host, int end_host, size_t *offset, size_t *length);
+    void (*merge)(shm_op *, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first);
+    void (*unpack)(shm_op *, char *payload);
+    /* chunk by chunk, in one or two legs; may be NULL */
+    void (*first_leg)(shm_op *, uint64_t chunk);
+    void (*second_leg)(shm_op *, uint64_t chunk);
+} mpp_route;
 
 struct shm_op {
     mpp_op op;
@@ -36,6 +54,9 @@ struct shm_op {
     int root;
     size_t chunk_bytes;
     uint64_t windows; /* how many chunks it takes to carry chunk_bytes of every block: see mpp_window() */
+    const mpp_route *route; /* to other hosts; NULL: none, or none is needed */
+    size_t payload; /* bytes that go with the agreement */
+    uint64_t launched; /* how many chunks have been sent on their way there */
     /* data */
     const char *in;
     char *out;
@@ -62,6 +83,7 @@ struct mpp_channel {
     shm_op refusal;       /* takes their places in the order, one after the other */
     const void **sources; /* scratch: one pointer per rank */
     double *factors;      /* scratch: every rank's factor of a PREMUL_SUM */
+    mpp_hosts *hosts;     /* NULL: all ranks are on this one. Else size and rank are those on this host. */
 };
 
 /* ---- for whoever has an operation to do over shared memory ---- */
@@ -82,6 +104,24 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
                             int64_t wait_ns);
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
                                  const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
+
+/* ---- the user's buffers: in host memory, or staged there ---- */
+
+static inline const char *mpp_shm_in(const shm_op *s, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, 0, offset) : s->in + offset;
+}
+
+static inline char *mpp_shm_out(const shm_op *s, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane, offset) : s->out + offset;
+}
+
+static inline const char *mpp_shm_in_block(const shm_op *s, int rank, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, rank, offset) : (const char *)s->in_list[rank] + offset;
+}
+
+static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) {
+    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane + rank, offset) : (char *)s->out_list[rank] + offset;
+}
 
 /* ---- between the two ---- */
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "across.h"
+
 static uintptr_t *copy_list(const uintptr_t *list, int count) {
     uintptr_t *copy = malloc((size_t)count * sizeof *copy);
     if (copy) memcpy(copy, list, (size_t)count * sizeof *copy);
@@ -14,24 +16,6 @@ static uintptr_t *copy_list(const uintptr_t *list, int count) {
 static uintptr_t out_of_memory(shm_op *s, mpp_group *g, int64_t wait_ns) {
     if (s) mpp_discard(&s->op);
     return mpp_shm_out_of_memory(g, wait_ns);
-}
-
-/* ---- the user's buffers: in host memory, or staged there ---- */
-
-static const char *in_at(const shm_op *s, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, 0, offset) : s->in + offset;
-}
-
-static char *out_at(const shm_op *s, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane, offset) : s->out + offset;
-}
-
-static const char *in_block_at(const shm_op *s, int rank, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, rank, offset) : (const char *)s->in_list[rank] + offset;
-}
-
-static char *out_block_at(const shm_op *s, int rank, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane + rank, offset) : (char *)s->out_list[rank] + offset;
 }
 
 static void begin_staging(shm_op *s) {
@@ -49,13 +33,13 @@ uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
 
 static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(slot, in_at(s, chunk * s->chunk_bytes), length);
+    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
 }
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(out_at(s, chunk * s->chunk_bytes), mpp_slot_of(c, s->root, s->first + chunk), length);
+    if (length) memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), mpp_slot_of(c, s->root, s->first + chunk), length);
 }
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
@@ -64,9 +48,10 @@ uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, 
     s->in = s->out = buffer;
     s->bytes = bytes;
     s->root = s->wait_for = root;
-    mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (g->rank == root) s->write = write_plain;
     else s->read = read_from_root;
+    if (g->channel->hosts && !mpp_broadcast_across(s)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (staging) {
         mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
         begin_staging(s);
@@ -81,8 +66,8 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     size_t offset = chunk * s->chunk_bytes;
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk);
     /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
-    c->sources[c->rank] = in_at(s, offset);
-    mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+    c->sources[c->rank] = mpp_shm_in(s, offset);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
 static void read_parts(shm_op *s, uint64_t chunk) {
@@ -90,7 +75,7 @@ static void read_parts(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
-        memcpy(out_at(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
+        memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
     }
 }
 
@@ -111,6 +96,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
+    if (g->channel->hosts && !mpp_reduce_across(s, root)) return out_of_memory(s, g, wait_ns);
     mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
         int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
@@ -125,7 +111,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
 
 static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
-    if (length) memcpy(slot, in_at(s, chunk * s->chunk_bytes), length);
+    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
 }
 
 static void read_blocks(shm_op *s, uint64_t chunk) {
@@ -134,9 +120,9 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
     for (int r = 0; r < c->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         if (!length) continue;
-        char *out = out_block_at(s, r, offset);
+        char *out = mpp_shm_out_block(s, r, offset);
         if (r != c->rank) memcpy(out, mpp_slot_of(c, r, s->first + chunk), length);
-        else if (out != in_at(s, offset)) memcpy(out, in_at(s, offset), length);
+        else if (out != mpp_shm_in(s, offset)) memcpy(out, mpp_shm_in(s, offset), length);
     }
 }
 
@@ -151,9 +137,10 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
     if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
     for (int r = 0; r < g->size; r++)
         if (bytes[r] > longest) longest = bytes[r];
-    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     s->write = write_own_block;
     s->read = read_blocks;
+    if (g->channel->hosts && !mpp_allgather_across(s, longest)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     if (staging) {
         mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
         s->out_lane = 1;
@@ -170,12 +157,12 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
 static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
     uint64_t piece = chunk / s->windows;
-    int window = mpp_window(c), begin = (int)(chunk % s->windows) * window;
-    int end = c->size - begin < window ? c->size : begin + window;
+    int window = mpp_window(c), begin = (int)(chunk % s->windows) * window, ranks = s->op.group->size;
+    int end = ranks - begin < window ? ranks : begin + window;
     for (int r = begin; r < end; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], piece);
-        if (length && r != c->rank)
-            memcpy(slot + (size_t)(r - begin) * s->chunk_bytes, in_block_at(s, r, piece * s->chunk_bytes), length);
+        if (length && (c->hosts || r != c->rank))
+            memcpy(slot + (size_t)(r - begin) * s->chunk_bytes, mpp_shm_in_block(s, r, piece * s->chunk_bytes), length);
     }
 }
 
@@ -187,8 +174,8 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
     if (!length || chunk % s->windows != (uint64_t)(c->rank / window)) return;
     for (int r = 0; r < c->size; r++)
         c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)place * s->chunk_bytes;
-    c->sources[c->rank] = in_block_at(s, c->rank, offset);
-    mpp_reduce(&s->how, out_at(s, offset), c->sources, c->size, length / s->element);
+    c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, length / s->element);
 }
 
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
@@ -208,9 +195,10 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     }
     s->chunk_bytes = mpp_piece_bytes(g->channel);
     s->windows = (uint64_t)((g->size - 1) / mpp_window(g->channel) + 1);
-    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     s->write = write_pieces;
     s->read = read_piece_sum;
+    if (g->channel->hosts && !mpp_reduce_scatter_across(s, longest)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     if (staging) {
         for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
         s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->lengths[g->rank], MPP_STORE);
@@ -268,7 +256,7 @@ mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *re
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, send_bytes, recv_bytes);
-    if (lengths_fit(g->channel)) {
+    if (!g->channel->hosts && lengths_fit(g->channel)) {
         s->lengths = malloc(2 * size * sizeof *s->lengths);
         if (!s->lengths) {
             mpp_discard(&s->op);

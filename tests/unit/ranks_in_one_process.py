@@ -56,13 +56,13 @@ class Ranks:
 
     def __init__(self, shim, size, slots, slot_bytes):
         self.ffi, self.lib, self.size = shim.ffi, shim.lib, size
-        length = self.lib.mpp_segment_size(size, slots, slot_bytes)
+        length = self.lib.mpp_segment_size(size, size, slots, slot_bytes)
         raw = self.ffi.new("char[]", length + 64)
         self._memory = raw
         segment = (int(self.ffi.cast("uintptr_t", raw)) + 63) // 64 * 64
         self.groups = [self.lib.mpp_group_new(0, rank, size, 1000, 1000, 0) for rank in range(size)]
         for group in self.groups:
-            assert self.lib.mpp_group_attach(group, segment, slots, slot_bytes) == 0
+            assert self.lib.mpp_group_attach(group, segment, slots, slot_bytes, self.ffi.NULL) == 0
 
     def finish(self, ops, patience=1_000_000):
         """Advance everything until all of ``ops`` (0: complete already) are complete; their states."""

@@ -56,9 +56,11 @@ class Communicator:
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
             everybody = steps.take(lambda: (peers.this(), runtime.allowed_cpus(), compares))
-            offered = steps.take(lambda: self._make_group(everybody))[0]
-            if offered is not None:
-                is_shared = all(steps.take(lambda: self._map(everybody[0][0].pid, offered)))
+            offers = steps.take(lambda: self._make_group(everybody))
+            firsts = sorted({self._hosts.index(host) for host in self._hosts})
+            if all(offers[first] is not None for first in firsts):
+                first = self._hosts.index(self._hosts[comm.Get_rank()])
+                is_shared = all(steps.take(lambda: self._map(everybody[first][0].pid, offers[first])))
                 steps.take(lambda: self._attach(is_shared))
         except BaseException as error:
             # A Ctrl-C is this rank's alone.
@@ -69,10 +71,11 @@ class Communicator:
             self._close_file()
 
     def _make_group(self, everybody: Sequence[tuple[peers.Process, list[int], bool]]) -> Share | None:
-        """Make the C group; on rank 0, if all ranks share a node, also a file for them."""
+        """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         nodes = [process.node for process, _, _ in everybody]
         self.place, self.node_count = node.places(nodes)[rank], len(set(nodes))
+        self._hosts = [list(dict.fromkeys(nodes)).index(name) for name in nodes]
         cpus_here = set().union(*(cpus for process, cpus, _ in everybody if process.node == nodes[rank]))
         self.processes = [peers.if_visible(process) for process, _, _ in everybody]
         self.compares = any(wanted for _, _, wanted in everybody)
@@ -86,7 +89,7 @@ class Communicator:
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if rank or self.node_count > 1 or not allocation.wanted():
+        if nodes.index(nodes[rank]) != rank or not allocation.wanted():
             return None
         try:
             length = self._segment_size()[0]
@@ -102,13 +105,14 @@ class Communicator:
         return Communicator._crowded
 
     def _segment_size(self) -> tuple[int, int]:
-        """Of all of it, and of one slot."""
-        size = self.comm.Get_size()
-        of_slot = slot_bytes(size)
-        return self._lib.mpp_segment_size(size, SLOTS, of_slot), of_slot
+        """Of all of it, and of one slot, which is the same on all nodes."""
+        size, here = self.comm.Get_size(), self._hosts.count(self._hosts[self.comm.Get_rank()])
+        of_slot = slot_bytes(max(self._hosts.count(host) for host in set(self._hosts)))
+        return self._lib.mpp_segment_size(size, here, SLOTS, of_slot), of_slot
 
-    def _map(self, pid: int, offered: Share) -> bool:
+    def _map(self, pid: int, offered: Share | None) -> bool:
         """Whether this rank can have the file in its memory."""
+        assert offered is not None
         try:
             if self._descriptor < 0:
                 self._descriptor = shared_files.open_share(pid, offered)
@@ -122,8 +126,10 @@ class Communicator:
             return
         if not is_shared:
             self._unmap()
-        elif self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, self._segment_size()[1]):
-            raise MemoryError("no memory for a group")
+        else:
+            hosts = self._ffi.new("int[]", self._hosts) if self.node_count > 1 else self._ffi.NULL
+            if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, self._segment_size()[1], hosts):
+                raise MemoryError("no memory for a group")
 
     def _unmap(self) -> None:
         if self._segment is not None:

@@ -1,0 +1,306 @@
+/* Messages between the hosts of a group, and their agreement about what is called.
+ *
+ * The first rank of each host compares its own ranks' calls (shm.c), and then its host's with the others'. Hosts meet
+ * as the leaves of a balanced tree do: at level k the parts of 2^k hosts have one opinion each, and every host gets
+ * that of the part beside its own. So all have the opinion of all after log2(hosts) messages, one after the other.
+ * (Recursive doubling, see Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+ * MPICH", 2005. Where a part is cut off at the last host, its members send to several of the complete one beside it.)
+ *
+ * The pattern is the same whatever is called, so that ranks which call different things still meet in it. What is
+ * short travels in the same messages; sums are then those of the tree, to the bit.
+ */
+#include "hosts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- messages ---- */
+
+enum { TO_MATCH, ACTIVE, OVER };
+
+void mpp_dispatch(shm_op *s, mpp_parcel *p, const void *buffer, size_t bytes, int peer, int tag) {
+    const mpp_group *g = s->op.group;
+    *p = (mpp_parcel){.bytes = bytes, .peer = peer, .tag = tag, .phase = ACTIVE};
+    int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, tag, g->comm, &p->request);
+    if (!error) return;
+    p->phase = OVER;
+    mpp_fail(&s->op, MPP_FAILURE_MPI, error);
+}
+
+void mpp_expect(mpp_parcel *p, void *buffer, size_t bytes, int peer, int tag) {
+    *p = (mpp_parcel){.buffer = buffer, .bytes = bytes, .peer = peer, .tag = tag, .phase = TO_MATCH};
+}
+
+static int match(shm_op *s, mpp_parcel *p) {
+    mpi_status status;
+    int found = 0, length = 0;
+    int error = mpp_mpi.Improbe(p->peer, p->tag, s->op.group->comm, &found, &p->message, &status);
+    if (!error && !found) return 0;
+    if (!error) error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
+    if (!error) {
+        if ((size_t)length > p->bytes) abort(); /* nobody sends that: memory is not what it was */
+        p->bytes = (size_t)length;
+        error = mpp_mpi.Imrecv(p->buffer, length, mpp_mpi.byte, &p->message, &p->request);
+    }
+    p->phase = error ? OVER : ACTIVE;
+    if (error) mpp_fail(&s->op, MPP_FAILURE_MPI, error);
+    return 1;
+}
+
+int mpp_delivered(shm_op *s, mpp_parcel *parcels, int count) {
+    int over = 1;
+    for (int i = 0; i < count; i++) {
+        mpp_parcel *p = &parcels[i];
+        if (p->phase == TO_MATCH && match(s, p)) atomic_fetch_add_explicit(&s->op.group->moves, 1, memory_order_relaxed);
+        if (p->phase == ACTIVE) {
+            mpi_status status;
+            int flag;
+            mpp_test(&s->op, &p->request, &status, &flag);
+            if (flag) p->phase = OVER;
+        }
+        over &= p->phase == OVER;
+    }
+    return over;
+}
+
+static int idle(shm_op *s, mpp_parcel *parcels, int count) {
+    for (int i = 0; i < count; i++)
+        if (parcels[i].phase == TO_MATCH) parcels[i].phase = OVER;
+    return mpp_delivered(s, parcels, count);
+}
+
+int mpp_hosts_idle(shm_op *s) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    int is_idle = idle(s, h->calls, h->call_count);
+    for (int i = 0; i < MAX_RING; i++) is_idle &= idle(s, h->flights[i].parcels, h->flights[i].count);
+    return is_idle;
+}
+
+/* ---- opinions ---- */
+
+static void differs(mpp_opinion *of, const mpp_opinion *from, int which) {
+    of->differ = 1;
+    of->rank[1] = from->rank[which];
+    of->signature[1] = from->signature[which];
+    of->call[1] = from->call[which];
+}
+
+/* Of several calls that differ from the first one, the one to name is that of a rank without memory. */
+static void merge(mpp_opinion *mine, const mpp_opinion *theirs) {
+    mine->balance ^= theirs->balance;
+    if (theirs->most > mine->most) mine->most = theirs->most;
+    int known = mine->differ && mine->call[1].kind == MPP_NO_MEMORY;
+    for (int i = 0; i <= theirs->differ && !known; i++) {
+        int is_other = theirs->signature[i] != mine->signature[0] || theirs->number != mine->number;
+        if (is_other && (!mine->differ || theirs->call[i].kind == MPP_NO_MEMORY)) differs(mine, theirs, i);
+    }
+    mine->differ |= theirs->differ;
+}
+
+static mpp_opinion of_this_host(const shm_op *s) {
+    const mpp_channel *c = s->op.group->channel;
+    const mpp_hosts *h = c->hosts;
+    mpp_opinion all = {.number = s->first};
+    for (int r = 0; r < c->size; r++) {
+        const rank_counters *theirs = &c->counters[r];
+        uint64_t place = s->first % (uint64_t)c->ring;
+        mpp_opinion one = {.number = s->first,
+                           .most = theirs->call[place].chunks,
+                           .balance = theirs->call[place].kind == MPP_EXCHANGE ? theirs->call[place].own : 0};
+        one.rank[0] = h->members[h->first[h->here] + r];
+        one.signature[0] = theirs->signature[place];
+        one.call[0] = theirs->call[place];
+        if (r) merge(&all, &one);
+        else all = one;
+    }
+    return all;
+}
+
+/* ---- the agreement ---- */
+
+enum { OPINION = (sizeof(mpp_opinion) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE, MESSAGE = OPINION + MPP_PAYLOAD };
+
+/* The hosts [begin, end) that have one opinion at this level, and include `host`. */
+static int begin_of(int host, int level) { return host >> level << level; }
+static int end_of(const mpp_hosts *h, int begin, int level) {
+    return h->count - begin < 1 << level ? h->count : begin + (1 << level);
+}
+
+static int rides(const shm_op *s, const mpp_opinion *o) { return s->payload && !o->differ; }
+
+static void send_opinion(shm_op *s, int to) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    mpp_dispatch(s, &h->calls[h->call_count++], h->sent + (size_t)h->level * MESSAGE,
+                 h->sent_bytes, mpp_leader_of(h, to), h->first_tag);
+}
+
+/* Sends this part's opinion to those of the part beside it that want it from this host, and expects theirs. */
+static void begin_level(shm_op *s) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    const mpp_opinion *mine = (const mpp_opinion *)h->mine;
+    char *message = h->sent + (size_t)h->level * MESSAGE;
+    int begin = begin_of(h->here, h->level), end = end_of(h, begin, h->level);
+    int beside = begin ^ 1 << h->level, members = end_of(h, beside, h->level) - beside;
+    h->awaited = -1;
+    if (beside >= h->count) return;
+    size_t offset = 0, length = 0;
+    if (rides(s, mine)) s->route->span(s, begin, end, &offset, &length);
+    memcpy(message, h->mine, sizeof *mine);
+    if (length) memcpy(message + OPINION, h->mine + OPINION + offset, length);
+    h->sent_bytes = OPINION + length;
+    int place = h->here - begin;
+    for (int to = place; to < members; to += end - begin) send_opinion(s, beside + to);
+    h->awaited = h->call_count++;
+    mpp_expect(&h->calls[h->awaited], h->theirs, MESSAGE, mpp_leader_of(h, beside + place % members), h->first_tag);
+}
+
+static void end_level(shm_op *s) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    mpp_opinion *mine = (mpp_opinion *)h->mine, theirs;
+    memcpy(&theirs, h->theirs, sizeof theirs);
+    merge(mine, &theirs);
+    if (!rides(s, mine)) return;
+    size_t offset, length;
+    int beside = begin_of(h->here, h->level) ^ 1 << h->level;
+    s->route->span(s, beside, end_of(h, beside, h->level), &offset, &length);
+    if (length) s->route->merge(s, h->mine + OPINION, h->theirs + OPINION, offset, length, beside < h->here);
+}
+
+static void begin(shm_op *s) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    mpp_opinion *mine = (mpp_opinion *)h->mine;
+    *mine = of_this_host(s);
+    if (rides(s, mine)) s->route->pack(s, h->mine + OPINION);
+    h->asking = 1;
+    h->level = h->call_count = 0;
+    begin_level(s);
+}
+
+const mpp_opinion *mpp_agree(shm_op *s) {
+    mpp_hosts *h = s->op.group->channel->hosts;
+    mpp_opinion *mine = (mpp_opinion *)h->mine;
+    if (!h->asking) begin(s);
+    while (h->level < h->levels) {
+        if (h->awaited >= 0) {
+            if (!mpp_delivered(s, &h->calls[h->awaited], 1) || s->op.failure) return NULL;
+            end_level(s);
+        }
+        if (++h->level < h->levels) begin_level(s);
+    }
+    if (!mpp_delivered(s, h->calls, h->call_count) || s->op.failure) return NULL;
+    if (s->call.kind == MPP_EXCHANGE && mine->balance && !mine->differ) {
+        mine->differ = 1;
+        mine->rank[1] = mine->rank[0];
+        mine->call[1] = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+    }
+    if (rides(s, mine)) s->route->unpack(s, h->mine + OPINION);
+    h->asking = 0;
+    return mine;
+}
+
+/* ---- chunks on their way ---- */
+
+static mpp_flight *flight_of(const shm_op *s, uint64_t chunk) {
+    const mpp_channel *c = s->op.group->channel;
+    return &c->hosts->flights[(s->first + chunk) % (uint64_t)c->ring];
+}
+
+void mpp_launch(shm_op *s, uint64_t chunk) {
+    mpp_flight *f = flight_of(s, chunk);
+    f->count = f->second = 0;
+    f->used = 0;
+    s->route->first_leg(s, chunk);
+}
+
+/* Whether the chunk has come home. */
+static int move(shm_op *s, uint64_t chunk) {
+    mpp_flight *f = flight_of(s, chunk);
+    if (!mpp_delivered(s, f->parcels, f->count) || s->op.failure) return 0;
+    if (f->second || !s->route->second_leg) return 1;
+    f->second = 1;
+    f->count = 0;
+    s->route->second_leg(s, chunk);
+    return mpp_delivered(s, f->parcels, f->count) && !s->op.failure;
+}
+
+int mpp_land(shm_op *s) {
+    uint64_t before = s->reduced;
+    /* The later ones are moved too, but come home in order. */
+    for (uint64_t chunk = s->reduced; chunk < s->launched; chunk++)
+        if (move(s, chunk) && chunk == s->reduced) s->reduced++;
+    return s->reduced > before;
+}
+
+/* ---- the shape of a group ---- */
+
+void mpp_hosts_free(mpp_hosts *h) {
+    if (!h) return;
+    for (int i = 0; i < MAX_RING; i++) {
+        free(h->flights[i].parcels);
+        free(h->flights[i].memory);
+    }
+    free(h->first);
+    free(h->members);
+    free(h->host_of);
+    free(h->place_of);
+    free(h->mine);
+    free(h->theirs);
+    free(h->sent);
+    free(h->calls);
+    free(h);
+}
+
+static void find_places(mpp_hosts *h, int ranks, const int *host_of) {
+    for (int host = 0, place = 0; host < h->count; host++) {
+        h->first[host] = place;
+        for (int r = 0; r < ranks; r++) {
+            if (host_of[r] != host) continue;
+            h->place_of[r] = place - h->first[host];
+            h->members[place++] = r;
+        }
+        h->first[host + 1] = place;
+    }
+    memcpy(h->host_of, host_of, (size_t)ranks * sizeof *host_of);
+    h->lanes = ranks;
+    for (int host = 0; host < h->count; host++)
+        if (mpp_local_count(h, host) < h->lanes) h->lanes = mpp_local_count(h, host);
+}
+
+mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
+    mpp_hosts *h = calloc(1, sizeof *h);
+    size_t ranks = (size_t)g->size;
+    if (!h) return NULL;
+    for (int r = 0; r < g->size; r++)
+        if (host_of[r] >= h->count) h->count = host_of[r] + 1;
+    while (1 << h->levels < h->count) h->levels++;
+    h->here = host_of[g->rank];
+    h->first = malloc(((size_t)h->count + 1) * sizeof *h->first);
+    h->members = malloc(ranks * sizeof *h->members);
+    h->host_of = malloc(ranks * sizeof *h->host_of);
+    h->place_of = malloc(ranks * sizeof *h->place_of);
+    h->mine = malloc(MESSAGE);
+    h->theirs = malloc(MESSAGE);
+    h->sent = malloc((size_t)h->levels * MESSAGE);
+    h->calls = calloc((size_t)h->count + 2 * (size_t)h->levels, sizeof *h->calls);
+    if (!h->first || !h->members || !h->host_of || !h->place_of || !h->mine || !h->theirs || !h->sent || !h->calls) {
+        mpp_hosts_free(h);
+        return NULL;
+    }
+    find_places(h, g->size, host_of);
+    g->tag_count -= MPP_HOST_TAGS;
+    h->first_tag = g->first_tag + g->tag_count;
+    return h;
+}
+
+/* For operations that fly; 0: no memory. */
+int mpp_hosts_reserve(mpp_channel *c, size_t bytes) {
+    mpp_hosts *h = c->hosts;
+    size_t parcels = (size_t)h->first[h->count] + 2 * (size_t)h->count;
+    for (int i = 0; i < c->ring; i++) {
+        mpp_flight *f = &h->flights[i];
+        if (!f->parcels) f->parcels = calloc(parcels, sizeof *f->parcels);
+        if (!f->memory) f->memory = malloc(bytes);
+        if (!f->parcels || !f->memory) return 0;
+    }
+    return 1;
+}

@@ -1,0 +1,83 @@
+/* What the channel of a group on several hosts has beside the memory of this one: who is where, messages to the other
+ * hosts, and an agreement with them about what is called. */
+#ifndef MPP_HOSTS_H
+#define MPP_HOSTS_H
+
+#include "shm.h"
+
+/* A message to or from a rank on another host. What is to come is matched (MPI_Improbe), not posted: one that never
+ * comes needs no MPI_Cancel. */
+typedef struct {
+    mpi_handle request, message;
+    char *buffer;
+    size_t bytes; /* to be sent; the most to be received, and once it has come, what was */
+    int peer, tag, phase;
+} mpp_parcel;
+
+/* What the hosts of a part of the group call, so far as one of them has heard. */
+typedef struct {
+    uint64_t number;       /* of the call's first chunk */
+    uint64_t balance;      /* of an exchange: what its ranks' hashes add up to */
+    uint64_t most;         /* chunks that the longest call takes */
+    int32_t differ;        /* the two calls below do not agree */
+    int32_t rank[2];       /* who made them */
+    uint64_t signature[2]; /* of each */
+    mpp_call call[2];
+} mpp_opinion;
+
+/* A chunk under way between the hosts. */
+typedef struct {
+    int count;
+    mpp_parcel *parcels;
+    char *memory; /* what it sends and receives, but for what lies in slots */
+    size_t used;
+    int second; /* on its second leg */
+} mpp_flight;
+
+struct mpp_hosts {
+    int count, here;         /* hosts; the number of this one */
+    int *first, *members;    /* the ranks on host h: members[first[h]] ... members[first[h + 1] - 1], in order */
+    int *host_of, *place_of; /* of a rank: its host, and its number among the ranks there */
+    int lanes;               /* the smallest number of ranks on a host: so many carry a part of what all share */
+    int first_tag;
+    char *inbox; /* in the segment: blocks of ranks on other hosts */
+    size_t inbox_bytes;
+    /* the agreement about the call whose turn it is; only the first rank of each host is in it */
+    int asking, level, levels;
+    char *mine, *theirs, *sent; /* opinion and payload; `sent`: what was sent at each level, until MPI is done with it */
+    mpp_parcel *calls;
+    int call_count, awaited;
+    size_t sent_bytes; /* at this level */
+    /* chunks */
+    mpp_flight flights[MAX_RING];
+};
+
+enum { MPP_PAYLOAD = 16 << 10, MPP_HOST_TAGS = 16 };
+
+static inline int mpp_local_count(const mpp_hosts *h, int host) { return h->first[host + 1] - h->first[host]; }
+static inline int mpp_leader_of(const mpp_hosts *h, int host) { return h->members[h->first[host]]; }
+
+void mpp_hosts_free(mpp_hosts *hosts);
+
+/* Under the lock. All set a failure of `s`, if MPI has one. */
+void mpp_dispatch(shm_op *s, mpp_parcel *p, const void *buffer, size_t bytes, int peer, int tag);
+void mpp_expect(mpp_parcel *p, void *buffer, size_t bytes, int peer, int tag);
+/* Whether all of them are over. */
+int mpp_delivered(shm_op *s, mpp_parcel *parcels, int count);
+/* Forgets what has not been begun; whether MPI is done with all the rest, on every flight and in the agreement. */
+int mpp_hosts_idle(shm_op *s);
+
+/* One step of the agreement, once all ranks of this host have called; the opinion of all hosts when they agree or
+ * disagree, else NULL. For the first rank of the host. */
+const mpp_opinion *mpp_agree(shm_op *s);
+
+/* A chunk that all ranks here have written begins its way to the other hosts. */
+void mpp_launch(shm_op *s, uint64_t chunk);
+/* Moves those that are under way; whether any has come home, which `reduced` counts. */
+int mpp_land(shm_op *s);
+
+mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of);
+/* Memory for operations that fly; 0: there is none. */
+int mpp_hosts_reserve(mpp_channel *c, size_t bytes);
+
+#endif
