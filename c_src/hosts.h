@@ -14,17 +14,6 @@ typedef struct {
     int peer, tag, phase;
 } mpp_parcel;
 
-/* What the hosts of a part of the group call, so far as one of them has heard. */
-typedef struct {
-    uint64_t number;       /* of the call's first chunk */
-    uint64_t balance;      /* of an exchange: what its ranks' hashes add up to */
-    uint64_t most;         /* chunks that the longest call takes */
-    int32_t differ;        /* the two calls below do not agree */
-    int32_t rank[2];       /* who made them */
-    uint64_t signature[2]; /* of each */
-    mpp_call call[2];
-} mpp_opinion;
-
 /* A chunk under way between the hosts. */
 typedef struct {
     int count;

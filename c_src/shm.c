@@ -271,29 +271,25 @@ static void take_factors(shm_op *s, mpp_channel *c) {
 }
 
 /* The first rank of a host asks the other hosts, and tells the rest of this one. */
-static void publish(shm_op *s, mpp_channel *c, const mpp_opinion *all) {
-    rank_counters *mine = &c->counters[0];
-    int other = all->signature[0] != s->signature ? 0 : 1;
-    mine->agreed_most = all->most;
-    mine->agreed_rank = all->differ ? all->rank[other] : -1;
-    mine->agreed_call = all->call[other];
-    atomic_store_explicit(&mine->agreed, s->first + 1, memory_order_release);
+static void ask_hosts(shm_op *s, mpp_channel *c) {
+    const mpp_opinion *all = mpp_agree(s);
+    if (!all) return;
+    c->counters[0].opinion = *all;
+    atomic_store_explicit(&c->counters[0].agreed, s->first + 1, memory_order_release);
 }
 
 static int check_with_hosts(shm_op *s, mpp_channel *c) {
-    const rank_counters *leader = &c->counters[0];
+    const mpp_opinion *all = &c->counters[0].opinion;
     take_factors(s, c);
-    if (c->rank == 0) {
-        const mpp_opinion *all = mpp_agree(s);
-        if (all) publish(s, c, all);
-    }
-    if (atomic_load_explicit(&leader->agreed, memory_order_acquire) <= s->first) return MPP_PENDING;
-    s->checked = leader->agreed_rank < 0;
+    if (c->rank == 0) ask_hosts(s, c);
+    if (atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) <= s->first) return MPP_PENDING;
+    s->checked = !all->differ;
     if (s->checked) return MPP_PENDING;
-    s->op.detail[0] = leader->agreed_rank;
-    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[leader->agreed_rank] : -1;
-    s->theirs = leader->agreed_call;
-    return pass_over(s, c, leader->agreed_most);
+    int other = all->signature[0] != s->signature ? 0 : 1;
+    s->op.detail[0] = all->rank[other];
+    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[all->rank[other]] : -1;
+    s->theirs = all->call[other];
+    return pass_over(s, c, all->most);
 }
 
 static int check(shm_op *s, mpp_channel *c) {

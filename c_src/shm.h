@@ -7,6 +7,18 @@
 
 enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 7 };
 
+/* What the ranks of a part of the group call, so far as somebody has heard. */
+typedef struct {
+    uint64_t number;       /* of the call's first chunk */
+    uint64_t balance;      /* of an exchange: what its ranks' hashes add up to */
+    uint64_t most;         /* chunks that the longest call takes */
+    int32_t differ;        /* the two calls below do not agree */
+    int32_t rank[2];       /* who made them */
+    uint64_t signature[2]; /* of each */
+    char pad[CACHE_LINE - 7 * sizeof(uint64_t)];
+    mpp_call call[2];
+} mpp_opinion;
+
 typedef struct {
     _Atomic uint64_t in;
     uint64_t signature[MAX_RING]; /* of the call in each slot; in the cache line that a reader needs anyway */
@@ -15,11 +27,9 @@ typedef struct {
     _Atomic uint64_t out;
     char pad3[CACHE_LINE - sizeof(uint64_t)];
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
-    _Atomic uint64_t agreed; /* of the first rank on a host: calls that were compared with the other hosts', and */
-    uint64_t agreed_most;    /* how many chunks the longest took, */
-    int64_t agreed_rank;     /* who called something else than this host, or -1, */
-    char pad4[CACHE_LINE - 3 * sizeof(uint64_t)];
-    mpp_call agreed_call; /* and what */
+    _Atomic uint64_t agreed; /* of the first rank on a host: calls that were compared with the other hosts' */
+    char pad4[CACHE_LINE - sizeof(uint64_t)];
+    mpp_opinion opinion; /* what came out of the last one */
 } rank_counters;
 
 typedef struct shm_op shm_op;

@@ -211,12 +211,18 @@ def test_lists_in_another_order(name: str, counts: list[int], new_group) -> None
     assert all((tensor == MARK).all() for tensor in tensors)
 
 
+def group_spans_hosts(group) -> bool:
+    return group._communicator.node_count > 1
+
+
 @pytest.mark.mpi(min_size=3)
 def test_lists_that_differ_in_a_third_ranks_block(new_group) -> None:
     group, rank, size = new_group(None), dist.get_rank(), dist.get_world_size()
     counts = [7] * (size - 1) + [8 if rank == 1 else 9]
     match = "rank 1 .* has other lengths in its list"
-    if rank == 1:
+    if group_spans_hosts(group):  # of the other hosts only two calls are known that differ
+        match = "has other lengths in its list|for which the list of this rank has"
+    elif rank == 1:
         match = f"rank {size - 1} .* its own of 36, for which the list of this rank has 32"
     with pytest.raises(dist.DistBackendError, match=match):
         dist.all_gather(blocks(counts, torch.float32), torch.ones(counts[rank]), group=group)
