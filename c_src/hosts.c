@@ -51,7 +51,8 @@ int mpp_delivered(shm_op *s, mpp_parcel *parcels, int count) {
     int over = 1;
     for (int i = 0; i < count; i++) {
         mpp_parcel *p = &parcels[i];
-        if (p->phase == TO_MATCH && match(s, p)) atomic_fetch_add_explicit(&s->op.group->moves, 1, memory_order_relaxed);
+        if (p->phase == TO_MATCH && match(s, p))
+            atomic_fetch_add_explicit(&s->op.group->moves, 1, memory_order_relaxed);
         if (p->phase == ACTIVE) {
             mpi_status status;
             int flag;
@@ -130,8 +131,8 @@ static int rides(const shm_op *s, const mpp_opinion *o) { return s->payload && !
 
 static void send_opinion(shm_op *s, int to) {
     mpp_hosts *h = s->op.group->channel->hosts;
-    mpp_dispatch(s, &h->calls[h->call_count++], h->sent + (size_t)h->level * MESSAGE,
-                 h->sent_bytes, mpp_leader_of(h, to), h->first_tag);
+    mpp_dispatch(s, &h->calls[h->call_count++], h->sent + (size_t)h->level * MESSAGE, h->sent_bytes,
+                 mpp_leader_of(h, to), h->first_tag);
 }
 
 /* Sends this part's opinion to those of the part beside it that want it from this host, and expects theirs. */
@@ -198,39 +199,6 @@ const mpp_opinion *mpp_agree(shm_op *s) {
     return mine;
 }
 
-/* ---- chunks on their way ---- */
-
-static mpp_flight *flight_of(const shm_op *s, uint64_t chunk) {
-    const mpp_channel *c = s->op.group->channel;
-    return &c->hosts->flights[(s->first + chunk) % (uint64_t)c->ring];
-}
-
-void mpp_launch(shm_op *s, uint64_t chunk) {
-    mpp_flight *f = flight_of(s, chunk);
-    f->count = f->second = 0;
-    f->used = 0;
-    s->route->first_leg(s, chunk);
-}
-
-/* Whether the chunk has come home. */
-static int move(shm_op *s, uint64_t chunk) {
-    mpp_flight *f = flight_of(s, chunk);
-    if (!mpp_delivered(s, f->parcels, f->count) || s->op.failure) return 0;
-    if (f->second || !s->route->second_leg) return 1;
-    f->second = 1;
-    f->count = 0;
-    s->route->second_leg(s, chunk);
-    return mpp_delivered(s, f->parcels, f->count) && !s->op.failure;
-}
-
-int mpp_land(shm_op *s) {
-    uint64_t before = s->reduced;
-    /* The later ones are moved too, but come home in order. */
-    for (uint64_t chunk = s->reduced; chunk < s->launched; chunk++)
-        if (move(s, chunk) && chunk == s->reduced) s->reduced++;
-    return s->reduced > before;
-}
-
 /* ---- the shape of a group ---- */
 
 void mpp_hosts_free(mpp_hosts *h) {
@@ -290,17 +258,4 @@ mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
     g->tag_count -= MPP_HOST_TAGS;
     h->first_tag = g->first_tag + g->tag_count;
     return h;
-}
-
-/* For operations that fly; 0: no memory. */
-int mpp_hosts_reserve(mpp_channel *c, size_t bytes) {
-    mpp_hosts *h = c->hosts;
-    size_t parcels = (size_t)h->first[h->count] + 2 * (size_t)h->count;
-    for (int i = 0; i < c->ring; i++) {
-        mpp_flight *f = &h->flights[i];
-        if (!f->parcels) f->parcels = calloc(parcels, sizeof *f->parcels);
-        if (!f->memory) f->memory = malloc(bytes);
-        if (!f->parcels || !f->memory) return 0;
-    }
-    return 1;
 }

@@ -33,7 +33,8 @@ struct mpp_hosts {
     size_t inbox_bytes;
     /* the agreement about the call whose turn it is; only the first rank of each host is in it */
     int asking, level, levels;
-    char *mine, *theirs, *sent; /* opinion and payload; `sent`: what was sent at each level, until MPI is done with it */
+    char *mine, *theirs,
+        *sent; /* opinion and payload; `sent`: what was sent at each level, until MPI is done with it */
     mpp_parcel *calls;
     int call_count, awaited;
     size_t sent_bytes; /* at this level */
@@ -60,13 +61,6 @@ int mpp_hosts_idle(shm_op *s);
  * disagree, else NULL. For the first rank of the host. */
 const mpp_opinion *mpp_agree(shm_op *s);
 
-/* A chunk that all ranks here have written begins its way to the other hosts. */
-void mpp_launch(shm_op *s, uint64_t chunk);
-/* Moves those that are under way; whether any has come home, which `reduced` counts. */
-int mpp_land(shm_op *s);
-
 mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of);
-/* Memory for operations that fly; 0: there is none. */
-int mpp_hosts_reserve(mpp_channel *c, size_t bytes);
 
 #endif

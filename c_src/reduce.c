@@ -1,5 +1,4 @@
-/* Drives the kernels of reduce_kernels.h: block by block through two buffers
- * that stay in the first-level cache. */
+/* Drives the kernels of reduce_kernels.h: block by block through buffers that stay in the first-level cache. */
 
 /* Ahead of every function, helpers included: gcc refuses to inline across
  * different settings.  A fused multiply-add rounds once where a multiply and
@@ -105,8 +104,7 @@ struct kernels {
     map_fn *widen[MPP_DTYPE_COUNT], *narrow[MPP_DTYPE_COUNT];
 };
 
-/* The factor as an integer, modulo 2^64; NaN and what fits nowhere give 0
- * (the plain cast would be undefined). */
+/* The factor as an integer, modulo 2^64; NaN and what fits nowhere give 0 (the plain cast would be undefined). */
 static uint64_t mpp_integer_factor(double premul) {
     if (premul > -0x1p63 && premul < 0x1p63) return (uint64_t)(int64_t)premul;
     return premul >= 0x1p63 && premul < 0x1p64 ? (uint64_t)premul : 0;
@@ -241,8 +239,7 @@ int mpp_reduction_supported(int dtype, int op) {
 
 #define BLOCK_BYTES 8192
 
-/* A reduction resolved to kernels.  "Numbers" are the reals a buffer is made
- * of: twice the elements if complex. */
+/* A reduction resolved to kernels.  "Numbers" are the reals a buffer is made of: twice the elements if complex. */
 struct plan {
     combine_fn *combine;
     combine_fn *pair, *onto; /* may be NULL */
@@ -252,18 +249,21 @@ struct plan {
     double premul;
     const double *factors; /* NULL: premul for all sources */
     int64_t divisor;
-    size_t size, wide_size; /* of one number */
-    size_t out_size;
-    size_t count;           /* numbers in the whole buffer */
-    size_t block;           /* numbers per block, even */
+    size_t size, wide_size, out_size; /* of one number */
+    size_t count;                     /* numbers in the whole buffer */
+    size_t block;                     /* numbers per block, even */
 };
+
+/* Logic on 0 and 1, where a sum could wrap to 0. */
+static int op_of(const mpp_reduction *r) {
+    if (r->dtype != MPP_BOOL || r->op > MPP_MAX) return r->op;
+    return r->op == MPP_SUM || r->op == MPP_MAX ? MPP_BOR : MPP_BAND;
+}
 
 static struct plan make_plan(const mpp_reduction *r, size_t count) {
     const struct kernels *k = kernels();
-    int real = types[r->dtype].real, wide = types[real].wide, op = r->op;
+    int real = types[r->dtype].real, wide = types[real].wide, op = op_of(r);
     int is_complex = real != r->dtype;
-    /* Logic on 0 and 1, where a sum could wrap to 0. */
-    if (r->dtype == MPP_BOOL && op <= MPP_MAX) op = op == MPP_SUM || op == MPP_MAX ? MPP_BOR : MPP_BAND;
     struct plan p = {
         .combine = k->combine[wide][op],
         .pair = wide == real ? k->combine[wide][op] : k->pair[real][op],
@@ -289,8 +289,7 @@ static struct plan make_plan(const mpp_reduction *r, size_t count) {
     return p;
 }
 
-/* n numbers of source i in the computing type, premultiplied: in buffer, or
- * where they are if nothing is to be done. */
+/* n numbers of source i in the computing type, premultiplied: in buffer, or where they are if nothing is to be done. */
 static const void *load(const struct plan *p, void *buffer, const void *src, int i, size_t n) {
     const void *values = src;
     if (p->widen) {
@@ -378,9 +377,7 @@ void mpp_reduce_wide(const mpp_reduction *r, void *wide, const void *const *src,
 }
 
 mpp_reduction mpp_of_wide(const mpp_reduction *r) {
-    mpp_reduction wide = {.dtype = types[r->dtype].wide, .op = r->op, .divisor = 1};
-    if (r->dtype == MPP_BOOL && r->op <= MPP_MAX) wide.op = r->op == MPP_SUM || r->op == MPP_MAX ? MPP_BOR : MPP_BAND;
-    return wide;
+    return (mpp_reduction){.dtype = types[r->dtype].wide, .op = op_of(r), .divisor = 1};
 }
 
 void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count) {

@@ -63,10 +63,10 @@ struct shm_op {
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: nobody's */
     int root;
     size_t chunk_bytes;
-    uint64_t windows; /* how many chunks it takes to carry chunk_bytes of every block: see mpp_window() */
+    uint64_t windows;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_window() */
     const mpp_route *route; /* to other hosts; NULL: none, or none is needed */
-    size_t payload; /* bytes that go with the agreement */
-    uint64_t launched; /* how many chunks have been sent on their way there */
+    size_t payload;         /* bytes that go with the agreement */
+    uint64_t launched;      /* how many chunks have been sent on their way there */
     /* data */
     const char *in;
     char *out;
@@ -133,18 +133,24 @@ static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) 
     return s->op.staging ? mpp_staged(s->op.staging, s->out_lane + rank, offset) : (char *)s->out_list[rank] + offset;
 }
 
-/* ---- between the two ---- */
+/* ---- between the files ---- */
 
-char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number);
-size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk);
+static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
+    size_t begin = (size_t)chunk * s->chunk_bytes;
+    if (begin >= total) return 0;
+    return total - begin < s->chunk_bytes ? total - begin : s->chunk_bytes;
+}
+
+static inline char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number) {
+    return c->slots + ((size_t)rank * (size_t)c->ring + (size_t)(number % (uint64_t)c->ring)) * c->slot_bytes;
+}
+
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
 int mpp_window(const mpp_channel *c);
 
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
-void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
 void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
-uint64_t mpp_mix(uint64_t hash, uint64_t word);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "across.h"
+#include "calls.h"
 
 static uintptr_t *copy_list(const uintptr_t *list, int count) {
     uintptr_t *copy = malloc((size_t)count * sizeof *copy);
@@ -75,7 +76,8 @@ static void read_parts(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
-        memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin, end - begin);
+        memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin,
+               end - begin);
     }
 }
 

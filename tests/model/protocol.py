@@ -1,4 +1,4 @@
-"""The protocol of shared memory: c_src/shm.c once more, function by function, to be run in all orders by explore.py.
+"""The protocol of shared memory: c_src/shm.c and calls.c once more, function by function, to be run in all orders by explore.py.
 
 Each `yield` is one access to what other ranks can see: an atomic load or store of a counter, a signature, a slot's
 data. Between two of them a rank is alone. What is left out: the data itself (a slot holds a tag that says what was
@@ -169,6 +169,10 @@ def mismatch(s: Op, c: Channel) -> Access:
     for r in range(c.size):
         call = yield "signature", r, c.slot(s.first), s.position
         most = max(most, call.chunks)
+    return (yield from pass_over(s, c, most))
+
+
+def pass_over(s: Op, c: Channel, most: int) -> Access:
     for later in c.queue if s is c.refusal else c.queue[1:]:
         later.first += most - s.chunks
     c.next += most - s.chunks
@@ -180,6 +184,10 @@ def mismatch(s: Op, c: Channel) -> Access:
 def check(s: Op, c: Channel) -> Access:
     if not s.written or not (yield from reached(c, "in", s.first + 1)):
         return PENDING
+    return (yield from mpp_check_calls(s, c))
+
+
+def mpp_check_calls(s: Op, c: Channel) -> Access:
     for r in range(c.size):
         if (yield "signature", r, c.slot(s.first), s.position) != s.call:
             return (yield from mismatch(s, c))

@@ -272,7 +272,7 @@ static user *new_user(int rank, int index, void *segment) {
     u->dice = 17u + (unsigned)index;
     u->own = 1000u + (unsigned)(rank * USERS + index);
     u->group = s->mpp_group_new(0, rank, size, 1000, 1000, 1);
-    if (s->mpp_group_attach(u->group, (uintptr_t)segment, SLOTS, SLOT_BYTES)) abort();
+    if (s->mpp_group_attach(u->group, (uintptr_t)segment, SLOTS, SLOT_BYTES, NULL)) abort();
     return u;
 }
 
@@ -287,7 +287,7 @@ int main(int argc, char **argv) {
     void *segments[USERS];
     for (int r = 0; r < size; r++) load(&shims[r], argv[2 + r]);
     for (int i = 0; i < USERS; i++) {
-        size_t length = shims[0].mpp_segment_size(size, SLOTS, SLOT_BYTES);
+        size_t length = shims[0].mpp_segment_size(size, size, SLOTS, SLOT_BYTES);
         segments[i] = aligned_alloc(4096, (length + 4095) / 4096 * 4096);
         memset(segments[i], 0, length);
     }

@@ -57,7 +57,10 @@ C_ROOMS: dict[str, tuple[str, ...]] = {
     "libraries found at run time": ("shim.h", "mpi_api.h", "mpi_api.c", "cuda_api.h", "cuda_api.c"),
     "engine": ("pause.h", "engine.h", "operation.c", "engine.c"),
     "CUDA tensors": ("cuda_pool.h", "cuda_pool.c", "staging.h", "staging.c"),
-    "shared memory": ("shm.h", "shm.c", "shm_collectives.c"),
+    "between hosts": ("shm.h", "hosts.h", "hosts.c", "flights.h", "flights.c"),
+    "shared memory": (
+        *("calls.h", "calls.c", "shm.c", "across.h", "across_sums.c", "across_copies.c", "shm_collectives.c"),
+    ),
     "MPI": ("p2p.c", "mpi_collective.h", "collectives.c", "mpi_reductions.c", "windows.h", "windows.c"),
     "groups": ("group.c",),
 }

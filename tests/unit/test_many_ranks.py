@@ -73,7 +73,7 @@ def test_all_gather(ranks):
 def test_size_of_a_segment(size, shim_of_all_ranks):
     slot = shared_memory.slot_bytes(size)
     assert slot % 64 == 0 and 4096 <= slot <= 65536
-    length = shim_of_all_ranks.lib.mpp_segment_size(size, shared_memory.SLOTS, slot)
+    length = shim_of_all_ranks.lib.mpp_segment_size(size, size, shared_memory.SLOTS, slot)
     counters = length - size * shared_memory.SLOTS * slot
     assert 0 < counters <= 1024 * size
     if size <= 4096:
@@ -84,5 +84,5 @@ def test_size_of_a_segment(size, shim_of_all_ranks):
 def test_a_ring_that_cannot_be(slots, slot_bytes, shim_of_all_ranks):
     lib, ffi = shim_of_all_ranks.lib, shim_of_all_ranks.ffi
     group, segment = lib.mpp_group_new(0, 0, 1, 1000, 1000, 0), ffi.new("char[]", 100_000)
-    assert lib.mpp_group_attach(group, int(ffi.cast("uintptr_t", segment)), slots, slot_bytes) == -1
+    assert lib.mpp_group_attach(group, int(ffi.cast("uintptr_t", segment)), slots, slot_bytes, ffi.NULL) == -1
     lib.mpp_group_release(group)

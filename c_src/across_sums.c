@@ -1,0 +1,219 @@
+/* Reductions of a group on several hosts: what is added up where, and what travels. See across.h. */
+#include "across.h"
+
+#include <string.h>
+
+#include "flights.h"
+
+/* ---- partial sums ---- */
+
+static size_t wide_bytes(const shm_op *s, size_t bytes) {
+    return bytes / s->element * mpp_dtype_size(mpp_wide_dtype(s->how.dtype));
+}
+
+/* Whether a host sends its only rank's elements as they are. */
+static int sends_plain(const shm_op *s, int host) {
+    return mpp_local_count(mpp_hosts_of(s), host) == 1 && !s->how.has_premul;
+}
+
+/* The sum of this host's ranks, of what lies in their slots at an offset. */
+static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, char *wide) {
+    mpp_channel *c = mpp_channel_of(s);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + offset;
+    mpp_reduce_wide(&s->how, wide, c->sources, c->size, bytes / s->element);
+}
+
+static void send_sum(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
+    if (!bytes) return;
+    if (sends_plain(s, mpp_hosts_of(s)->here)) {
+        mpp_send_to(s, chunk, mpp_own_slot(s, chunk) + offset, bytes, rank);
+        return;
+    }
+    char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
+    add_up(s, chunk, offset, bytes, sum);
+    mpp_send_to(s, chunk, sum, wide_bytes(s, bytes), rank);
+}
+
+/* All hosts' sums come to lie side by side, this one's too, at the beginning of the flight's memory. */
+static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int (*sender)(const shm_op *, int)) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    if (!bytes) return;
+    for (int host = 0; host < h->count; host++) {
+        char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
+        if (host == h->here) add_up(s, chunk, offset, bytes, sum);
+        else mpp_expect_from(s, chunk, sum, sends_plain(s, host) ? bytes : wide_bytes(s, bytes), sender(s, host));
+    }
+}
+
+static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
+    mpp_channel *c = mpp_channel_of(s);
+    const mpp_hosts *h = c->hosts;
+    mpp_flight *f = mpp_flight_of(s, chunk);
+    size_t wide = wide_bytes(s, bytes), count = bytes / s->element;
+    mpp_reduction of_wide = mpp_of_wide(&s->how);
+    if (!bytes) return;
+    f->used = 0;
+    for (int host = 0; host < h->count; host++) c->sources[host] = mpp_take(f, wide);
+    for (int host = 0; host < h->count; host++) {
+        if (host == h->here || !sends_plain(s, host) || of_wide.dtype == s->how.dtype) continue;
+        char *widened = mpp_take(f, wide);
+        mpp_widen(&s->how, widened, c->sources[host], count);
+        c->sources[host] = widened;
+    }
+    mpp_reduce(&of_wide, f->memory + (size_t)h->here * ((wide + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE), c->sources,
+               h->count, count);
+    mpp_narrow(&s->how, result, c->sources[h->here], count);
+}
+
+/* ---- all_reduce and reduce ---- */
+
+static void pack_sum(shm_op *s, char *payload) {
+    mpp_channel *c = mpp_channel_of(s);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first);
+    mpp_reduce_wide(&s->how, payload, c->sources, c->size, s->payload / wide_bytes(s, s->element));
+}
+
+static void span_all(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
+    (void)first_host, (void)end_host;
+    *offset = 0;
+    *length = s->payload;
+}
+
+static void merge_sums(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first) {
+    const void *sources[] = {theirs_first ? theirs : payload, theirs_first ? payload : theirs};
+    mpp_reduction of_wide = mpp_of_wide(&s->how);
+    (void)offset;
+    mpp_reduce(&of_wide, payload, sources, 2, length / wide_bytes(s, s->element));
+}
+
+static void unpack_sum(shm_op *s, char *payload) {
+    mpp_narrow(&s->how, mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, s->payload / wide_bytes(s, s->element));
+}
+
+static void send_sums(shm_op *s, uint64_t chunk) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    int lane = mpp_channel_of(s)->rank;
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (lane >= h->lanes) return;
+    mpp_stretch mine = mpp_piece_of(h, length, lane, h->here, h->count);
+    gather_sums(s, chunk, mine.begin, mine.length, mpp_beside);
+    for (int i = 1; i < h->count; i++) {
+        mpp_stretch piece = mpp_piece_of(h, length, lane, mpp_other_host(h, i), h->count);
+        send_sum(s, chunk, piece.begin, piece.length, mpp_beside(s, mpp_other_host(h, i)));
+    }
+}
+
+/* The results come into this rank's slot, from where all ranks here read this lane's part. */
+static void send_results(shm_op *s, uint64_t chunk) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    int lane = mpp_channel_of(s)->rank, wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    char *slot = mpp_own_slot(s, chunk);
+    if (lane >= h->lanes) return;
+    mpp_stretch mine = mpp_piece_of(h, length, lane, h->here, h->count);
+    add_hosts(s, chunk, mine.length, slot + mine.begin);
+    for (int i = 1; i < h->count; i++) {
+        int host = mpp_other_host(h, i);
+        mpp_stretch piece = mpp_piece_of(h, length, lane, host, h->count);
+        if (wanted_by < 0 || wanted_by == host)
+            mpp_send_to(s, chunk, slot + mine.begin, mine.length, mpp_beside(s, host));
+        if (wanted_by < 0 || wanted_by == h->here)
+            mpp_expect_from(s, chunk, slot + piece.begin, piece.length, mpp_beside(s, host));
+    }
+}
+
+int mpp_reduce_across(shm_op *s, int root) {
+    static const mpp_route riding = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
+    static const mpp_route flying = {.first_leg = send_sums, .second_leg = send_results};
+    int reads = root < 0 || root == s->op.group->rank;
+    s->root = root;
+    s->wait_for = -1;
+    s->two_phase = 0;
+    s->read = NULL;
+    if (!s->bytes) return 1;
+    if (s->bytes <= s->chunk_bytes && wide_bytes(s, s->bytes) <= MPP_PAYLOAD) {
+        mpp_ride(s, &riding, wide_bytes(s, s->bytes));
+        if (reads) s->read = mpp_read_from_first;
+        return 1;
+    }
+    if (reads) s->read = mpp_read_lanes;
+    return mpp_fly(s, &flying);
+}
+
+/* ---- reduce_scatter ---- */
+
+static void write_all_blocks(shm_op *s, uint64_t chunk, char *slot) {
+    (void)chunk;
+    for (int r = 0; r < s->op.group->size; r++)
+        if (s->lengths[r]) memcpy(slot + (size_t)r * s->call.bytes, mpp_shm_in_block(s, r, 0), s->lengths[r]);
+}
+
+static void read_own_block(shm_op *s, uint64_t chunk) {
+    int me = s->op.group->rank;
+    const char *sums = mpp_slot_of(mpp_channel_of(s), 0, s->first + chunk);
+    if (s->lengths[me]) memcpy(mpp_shm_out(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
+}
+
+/* What a slot carries in this chunk: pieces of the blocks of ranks [begin, end), see mpp_window(). */
+typedef struct {
+    int begin, end;
+    uint64_t piece;
+} window;
+
+static window window_of(const shm_op *s, uint64_t chunk) {
+    int ranks = s->op.group->size, width = mpp_window(mpp_channel_of(s));
+    int begin = (int)(chunk % s->windows) * width;
+    return (window){begin, ranks - begin < width ? ranks : begin + width, chunk / s->windows};
+}
+
+static int sender_of_my_block(const shm_op *s, int host) { return mpp_counterpart(s, host, mpp_channel_of(s)->rank); }
+
+static void send_block_sums(shm_op *s, uint64_t chunk) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    window w = window_of(s, chunk);
+    for (int r = w.begin; r < w.end; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], w.piece), at = (size_t)(r - w.begin) * s->chunk_bytes;
+        if (r == s->op.group->rank) gather_sums(s, chunk, at, length, sender_of_my_block);
+    }
+    for (int r = w.begin; r < w.end; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], w.piece), at = (size_t)(r - w.begin) * s->chunk_bytes;
+        int is_mine = h->place_of[r] % mpp_channel_of(s)->size == mpp_channel_of(s)->rank;
+        if (h->host_of[r] != h->here && is_mine) send_sum(s, chunk, at, length, r);
+    }
+}
+
+static void finish_block(shm_op *s, uint64_t chunk) {
+    int me = s->op.group->rank;
+    window w = window_of(s, chunk);
+    if (me < w.begin || me >= w.end) return;
+    size_t at = (size_t)(me - w.begin) * s->chunk_bytes;
+    add_hosts(s, chunk, mpp_chunk_length(s, s->lengths[me], w.piece), mpp_own_slot(s, chunk) + at);
+}
+
+static void read_finished_block(shm_op *s, uint64_t chunk) {
+    int me = s->op.group->rank;
+    window w = window_of(s, chunk);
+    size_t length = mpp_chunk_length(s, s->lengths[me], w.piece);
+    if (me < w.begin || me >= w.end || !length) return;
+    const char *block = mpp_own_slot(s, chunk) + (size_t)(me - w.begin) * s->chunk_bytes;
+    memcpy(mpp_shm_out(s, w.piece * s->chunk_bytes), block, length);
+}
+
+/* `s` is laid out for flying. */
+int mpp_reduce_scatter_across(shm_op *s, size_t longest) {
+    static const mpp_route riding = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
+    static const mpp_route flying = {.first_leg = send_block_sums, .second_leg = finish_block};
+    size_t table = (size_t)s->op.group->size * longest, most = mpp_channel_of(s)->slot_bytes;
+    s->wait_for = -1;
+    if (!longest) return 1;
+    if (table <= most && wide_bytes(s, table) <= MPP_PAYLOAD) {
+        mpp_ride(s, &riding, wide_bytes(s, table));
+        s->chunk_bytes = most;
+        s->windows = 1;
+        s->write = write_all_blocks;
+        s->read = read_own_block;
+        return 1;
+    }
+    s->read = read_finished_block;
+    return mpp_fly(s, &flying);
+}

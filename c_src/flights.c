@@ -1,0 +1,115 @@
+#include "flights.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- legs ---- */
+
+void mpp_launch(shm_op *s, uint64_t chunk) {
+    mpp_flight *f = mpp_flight_of(s, chunk);
+    f->count = f->second = 0;
+    f->used = 0;
+    s->route->first_leg(s, chunk);
+}
+
+/* Whether the chunk has come home. */
+static int move(shm_op *s, uint64_t chunk) {
+    mpp_flight *f = mpp_flight_of(s, chunk);
+    if (!mpp_delivered(s, f->parcels, f->count) || s->op.failure) return 0;
+    if (f->second || !s->route->second_leg) return 1;
+    f->second = 1;
+    f->count = 0;
+    s->route->second_leg(s, chunk);
+    return mpp_delivered(s, f->parcels, f->count) && !s->op.failure;
+}
+
+int mpp_land(shm_op *s) {
+    uint64_t before = s->reduced;
+    /* The later ones are moved too, but come home in order. */
+    for (uint64_t chunk = s->reduced; chunk < s->launched; chunk++)
+        if (move(s, chunk) && chunk == s->reduced) s->reduced++;
+    return s->reduced > before;
+}
+
+/* ---- messages ---- */
+
+/* Chunks under way have tags of their own, for each leg: the next ones' messages may come earlier. */
+static int tag_of(const shm_op *s, uint64_t chunk) {
+    const mpp_channel *c = mpp_channel_of(s);
+    int slot = (int)((s->first + chunk) % (uint64_t)c->ring);
+    return c->hosts->first_tag + 1 + slot + (mpp_flight_of(s, chunk)->second ? c->ring : 0);
+}
+
+void mpp_send_to(shm_op *s, uint64_t chunk, const void *buffer, size_t bytes, int rank) {
+    mpp_flight *f = mpp_flight_of(s, chunk);
+    if (bytes) mpp_dispatch(s, &f->parcels[f->count++], buffer, bytes, rank, tag_of(s, chunk));
+}
+
+void mpp_expect_from(shm_op *s, uint64_t chunk, void *buffer, size_t bytes, int rank) {
+    mpp_flight *f = mpp_flight_of(s, chunk);
+    if (bytes) mpp_expect(&f->parcels[f->count++], buffer, bytes, rank, tag_of(s, chunk));
+}
+
+mpp_stretch mpp_piece_of(const mpp_hosts *h, size_t length, int lane, int piece, int pieces) {
+    size_t lines = (length + CACHE_LINE - 1) / CACHE_LINE, lanes = (size_t)h->lanes;
+    size_t first = lines * (size_t)lane / lanes, last = lines * ((size_t)lane + 1) / lanes;
+    size_t begin = (first + (last - first) * (size_t)piece / (size_t)pieces) * CACHE_LINE;
+    size_t end = (first + (last - first) * ((size_t)piece + 1) / (size_t)pieces) * CACHE_LINE;
+    if (begin > length) begin = length;
+    if (end > length) end = length;
+    return (mpp_stretch){begin, end - begin};
+}
+
+/* ---- where a rank finds what has come ---- */
+
+void mpp_read_from_first(shm_op *s, uint64_t chunk) {
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) memcpy(mpp_shm_out(s, 0), mpp_slot_of(mpp_channel_of(s), 0, s->first), length);
+}
+
+void mpp_read_lanes(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = mpp_channel_of(s);
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    for (int lane = 0; lane < c->hosts->lanes; lane++) {
+        mpp_stretch part = mpp_piece_of(c->hosts, length, lane, 0, 1);
+        if (part.length)
+            memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + part.begin,
+                   mpp_slot_of(c, lane, s->first + chunk) + part.begin, part.length);
+    }
+}
+
+/* ---- how an operation goes ---- */
+
+/* For operations that fly; 0: no memory. */
+static int reserve(mpp_channel *c, size_t bytes) {
+    mpp_hosts *h = c->hosts;
+    size_t parcels = (size_t)h->first[h->count] + 2 * (size_t)h->count;
+    for (int i = 0; i < c->ring; i++) {
+        mpp_flight *f = &h->flights[i];
+        if (!f->parcels) f->parcels = calloc(parcels, sizeof *f->parcels);
+        if (!f->memory) f->memory = malloc(bytes);
+        if (!f->parcels || !f->memory) return 0;
+    }
+    return 1;
+}
+
+/* Memory for what a flight can need: sums of a whole slot to be sent, to be received, and widened. */
+static int can_fly(shm_op *s) {
+    mpp_channel *c = mpp_channel_of(s);
+    size_t lines = 4 * (size_t)s->op.group->size * CACHE_LINE;
+    return reserve(c, 3 * sizeof(float) * c->slot_bytes + lines);
+}
+
+int mpp_fly(shm_op *s, const mpp_route *route) {
+    s->route = route;
+    s->two_phase = 1;
+    s->wait_for = -1;
+    return can_fly(s);
+}
+
+void mpp_ride(shm_op *s, const mpp_route *route, size_t payload) {
+    s->route = route;
+    s->payload = payload;
+    s->two_phase = 0;
+    s->wait_for = -1;
+}
