@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 _FLOOD_BYTES = 1 << 30
 _PIECE = b"x" * (1 << 20)
 MANY = 2000
@@ -69,10 +71,4 @@ def peak_memory(process: int) -> int:
 
 def is_listening(process: int) -> bool:
     """Whether a process has a listening TCP socket."""
-    sockets = set()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(descriptor))
-    tables = [Path(f"/proc/{process}/net/{name}").read_text() for name in ("tcp", "tcp6")]
-    rows = [line.split() for table in tables for line in table.splitlines()]
-    return any(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows)
+    return any(each.status == psutil.CONN_LISTEN for each in psutil.Process(process).net_connections("tcp"))

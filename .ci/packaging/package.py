@@ -26,5 +26,6 @@ class PyTorchmpiPlugin(PythonPackage):
     depends_on("py-click@8.1:", type="run")
     depends_on("py-rich@13:", type="run")
     depends_on("py-cloudpickle@3:", type="run")
+    depends_on("py-psutil@5.9:", type="run")
 
     import_modules = ["torchmpi_plugin", "torchmpi_plugin._shim_int", "torchmpi_plugin._shim_ptr"]

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import socket
+import subprocess
+import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from torchmpi_plugin.host import node
 from torchmpi_plugin.host.launchers import Identity, who_am_i
 from torchmpi_plugin.host.node import Place, cores, identity, places
 from torchmpi_plugin.jobs.formats import check_format, expand
@@ -139,6 +146,41 @@ def test_places_go_by_the_order_of_ranks() -> None:
 def test_this_node() -> None:
     assert identity() == identity()
     assert len(cores()) >= 1
+
+
+def test_addresses_of_interfaces_that_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else tells them: no route, and no name."""
+    made = {"lo": "127.0.0.1", "ib0": "192.168.7.1", "docker0": "172.17.0.1"}
+    interfaces = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address), SimpleNamespace(family=socket.AF_INET6)]
+        for name, address in made.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(
+        psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "docker0") for name in made}
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    monkeypatch.setattr(socket.socket, "getsockname", lambda _: (made["lo"], 9))
+    assert node.addresses(of_all_interfaces=True) == ["192.168.7.1", socket.gethostname()]
+
+
+def test_a_session_is_killed_and_nobody_else() -> None:
+    leader, other = (
+        subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
+        for _ in range(2)
+    )
+    children = [psutil.Process(int(process.stdout.readline())) for process in (leader, other)]
+    node.kill_session(leader.pid)
+    assert leader.wait(20) == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while children[0].is_running() and children[0].status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert children[1].is_running() and other.poll() is None
+    node.kill_session(other.pid)
+    for process in (leader, other):
+        process.wait(20)
+        process.stdout.close()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 VERSION = re.search(r'^version = "(.+)"$', PYPROJECT, re.MULTILINE)[1]
-REQUIREMENTS = dict(re.findall(r'"([a-z0-9]+)>=([0-9.]+)"', re.search(r"^dependencies = (.*)$", PYPROJECT, re.M)[1]))
+REQUIREMENTS = dict(
+    re.findall(r'"([a-z0-9]+)>=([0-9.]+)"', re.search(r"^dependencies = \[(.*?)\]$", PYPROJECT, re.M | re.S)[1])
+)
 
 
 def script(name: str) -> ModuleType:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import signal
 import socket
@@ -69,18 +68,20 @@ def addresses(of_all_interfaces: bool = False) -> list[str]:
 
 
 def _interface_addresses() -> list[str]:
-    """The kernel's list of local addresses: a host may have no default route and no entry for its own name."""
+    """Of all interfaces that are up: a host may have no default route and no entry for its own name."""
+    import psutil  # when it is needed: it takes as long as the rest of a supervisor
+
     found = []
     with contextlib.suppress(OSError):
-        lines = Path("/proc/net/fib_trie").read_text().splitlines()
-        for line, following in itertools.pairwise(lines):
-            if "/32 host LOCAL" in following:
-                found.append(line.split()[-1])
+        up = {name for name, interface in psutil.net_if_stats().items() if interface.isup}
+        for name, those in psutil.net_if_addrs().items():
+            found += [it.address for it in those if name in up and it.family == socket.AF_INET]
     return found
 
 
 def cores(cpus: Sequence[int] | None = None) -> list[int]:
     """The cores this process may run on, each by the lowest of its hardware threads."""
+    # psutil counts those of the whole host, whatever this process may use.
     found = set()
     for cpu in os.sched_getaffinity(0) if cpus is None else cpus:
         siblings = str(cpu)
@@ -98,10 +99,9 @@ def is_local(host: str) -> bool:
 
 def kill_session(session: int) -> None:
     """Kill all processes of a session; not those that have left it."""
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):  # ended meanwhile
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                os.kill(int(directory.name), signal.SIGKILL)
+    import psutil
+
+    for process in psutil.pids():
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if os.getsid(process) == session:
+                os.kill(process, signal.SIGKILL)

@@ -17,6 +17,8 @@ class Process(NamedTuple):
     started: str
 
 
+# Not psutil's create_time: it adds the time of the boot, which each process that asks computes from the clock of that
+# moment, so two need not get the same number. And who asks does so while operations wait.
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on; none if there is no such process."""
     try:
