@@ -2,29 +2,97 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from torchmpi_plugin.host.launchers import Identity
-from torchmpi_plugin.jobs import guard
-from torchmpi_plugin.jobs.channel import Channel
+HEADER = struct.Struct(">cI")
+SUPERVISOR = """
+import os, socket, sys
+from torchmpi_plugin.jobs.loop import run
+from torchmpi_plugin.jobs.supervisor import Supervisor
+guard_gone, keep = os.pipe()
+sys.exit(run(Supervisor(guard_gone).run(socket.socket(fileno=int(sys.argv[1])), {})))
+"""
+JOB = {"command": ["sleep", "1000"], "cwd": "/", "stdout": None, "stderr": None, "grace": 1, "fields": {"rank": 0}}
+VARIABLES = {"defaults": {}, "inherited": {}, "own": {}}
 
 
-def test_an_order_that_comes_together_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+class Talk:
+    """A supervisor, and this end of its connection."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            other = socket.create_connection(server.getsockname())
+            self.connection, _ = server.accept()
+        self.connection.settimeout(30)
+        words = [sys.executable, "-c", SUPERVISOR, str(other.fileno())]
+        self.process = subprocess.Popen(words, pass_fds=[other.fileno()])
+        other.close()
+        assert json.loads(self.hear()) == {}  # who it is
+
+    def say(self, *messages: object) -> None:
+        """In one piece."""
+        words = [json.dumps(message).encode() for message in messages]
+        self.connection.sendall(b"".join(HEADER.pack(b"J", len(word)) + word for word in words))
+
+    def hear(self, expected: bytes = b"J") -> bytes:
+        kind, length = HEADER.unpack(self.connection.recv(HEADER.size, socket.MSG_WAITALL))
+        assert kind == expected
+        return self.connection.recv(length, socket.MSG_WAITALL)
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    made = Talk()
+    yield made
+    made.connection.close()
+    made.process.kill()
+    made.process.wait(20)
+
+
+def test_an_order_that_comes_together_with_the_job(talk: Talk) -> None:
     """One read may bring both; a signal must not be lost in it."""
-    server = socket.create_server(("127.0.0.1", 0))
-    supervisors = socket.create_connection(server.getsockname())
-    launcher = Channel(server.accept()[0])
-    launcher.say(command=["true"])
-    launcher.say(signal=15)
-    monkeypatch.setattr(guard, "who_am_i", lambda environment: Identity(0, 1))
-    monkeypatch.setattr(guard, "_connect", lambda addresses, port, secret: Channel(supervisors))
-    channel, job, early = guard._greet({"addresses": [], "port": 0, "secret": ""})
-    assert job == {"command": ["true"], "attachment": None}
-    orders = [frame.message for frame in early]
-    while not orders:
-        orders = [frame.message for frame in channel.receive()]
-    assert orders == [{"signal": 15}]
-    for connection in (launcher, channel, server):
-        connection.close()
+    talk.say({**JOB, **VARIABLES}, {"signal": 15})
+    assert json.loads(talk.hear()) == {"event": "ended", "code": 143, "signal": 15, "by_mpi": False}
+    assert json.loads(talk.hear()) == {"event": "told"}
+    talk.say({"dismissed": True})
+    assert talk.process.wait(30) == 143
+
+
+@pytest.mark.parametrize("word", [{}, {"signal": 15}, None])
+def test_a_launcher_that_has_no_job(talk: Talk, word: dict | None) -> None:
+    """Or ends before it has said one."""
+    if word is None:
+        talk.connection.close()
+    else:
+        talk.say(word)
+    assert talk.process.wait(30) == 1
+
+
+def test_a_launcher_that_goes_away(talk: Talk) -> None:
+    """The program gets SIGTERM, then SIGKILL."""
+    command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
+    talk.say({**JOB, **VARIABLES, "command": command})
+    assert talk.hear(b"1") == b"ready\n"
+    talk.connection.shutdown(socket.SHUT_WR)
+    assert talk.process.wait(30) == 137
+
+
+def test_a_program_that_is_none(talk: Talk) -> None:
+    talk.say({**JOB, **VARIABLES, "command": [os.devnull]})
+    assert b"cannot start on host" in talk.hear(b"2")
+    assert json.loads(talk.hear())["code"] == 127
+
+
+@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin.jobs.guard", "torchmpi_plugin.host.calling"])
+def test_what_every_rank_imports_brings_no_loop(module: str) -> None:
+    """A guard only waits, and there is one for each rank."""
+    program = f"import sys, {module}; sys.exit(bool({{'asyncio', 'psutil', 'torch'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

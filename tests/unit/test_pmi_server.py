@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import psutil
 import pytest
 import strangers
 
-from torchmpi_plugin.host import reception
+from torchmpi_plugin.host import calling
 from torchmpi_plugin.host.python import python_command
 from torchmpi_plugin.lifecycle.bootstrap import process_mapping
 
@@ -49,7 +48,7 @@ class Running:
 
 class Client:
     def __init__(self, server: Running, greeting: str, secret: str = SECRET) -> None:
-        self.socket = reception.call(["127.0.0.1"], server.port, secret, 30)
+        self.socket = calling.call(["127.0.0.1"], server.port, secret, 30)
         self.socket.settimeout(20)
         self.lines = self.socket.makefile("r")
         self.send(greeting)
@@ -130,7 +129,7 @@ def test_a_rank_that_cannot_be_is_turned_away(server: Running, greeting: str) ->
 
 def test_who_does_not_know_the_secret_is_turned_away(server: Running) -> None:
     with pytest.raises(ConnectionError, match="turned away"):
-        reception.call(["127.0.0.1"], server.port, "guess", 0)
+        calling.call(["127.0.0.1"], server.port, "guess", 0)
     first, second = both(server)
     first.send("cmd=barrier_in")
     assert second.ask("cmd=barrier_in") == "cmd=barrier_out rc=0"
@@ -162,7 +161,7 @@ def test_descriptors_that_ranks_have_taken() -> None:
     clients = []
     with contextlib.suppress(OSError):
         while True:
-            connection = reception.call(["127.0.0.1"], server.port, SECRET, 0)
+            connection = calling.call(["127.0.0.1"], server.port, SECRET, 0)
             clients.append(connection)
             connection.sendall(f"{len(clients)}\n".encode())
     assert DESCRIPTORS // 2 < len(clients) < DESCRIPTORS
@@ -176,8 +175,7 @@ def test_descriptors_that_ranks_have_taken() -> None:
 
 
 def processor_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return sum(psutil.Process(process).cpu_times()[:2])
 
 
 @pytest.mark.parametrize("when", ["during", "before"])

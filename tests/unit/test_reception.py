@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
-import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchmpi_plugin.host import reception
-from torchmpi_plugin.host.launchers import Identity
-from torchmpi_plugin.jobs import guard
+from torchmpi_plugin.host import calling, reception
+from torchmpi_plugin.jobs import supervisor
+from torchmpi_plugin.jobs.loop import run
 
 SECRET = "0123456789abcdef"
 # Nobody else's: a port that is free at the one must be free at the other.
@@ -25,28 +25,28 @@ class Desk:
     """A reception with a loop of its own; says "welcome" to whoever it lets in."""
 
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
         self.welcomed: list[socket.socket] = []
-        self.reception = reception.Reception(self.selector, SECRET, HERE, 1, self.welcome)
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self.serve)
+        self.reception: reception.Reception
+        self.opened = threading.Event()
+        self.thread = threading.Thread(target=run, args=(self.serve(),))
         self.thread.start()
+        assert self.opened.wait(20)
 
     def welcome(self, connection: socket.socket) -> None:
         connection.sendall(b"welcome")
         self.welcomed.append(connection)
 
-    def serve(self) -> None:
-        while not self.stopping.is_set():
-            for key, _ in self.selector.select(0.02):
-                key.data()
-            self.reception.look_at_the_clock()
+    async def serve(self) -> None:
+        self.loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()
+        self.reception = reception.Reception(SECRET, HERE, 1, self.welcome)
+        self.opened.set()
+        await self.stopping.wait()
+        self.reception.close()
 
     def stop(self) -> None:
-        self.stopping.set()
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.stopping.set)
         self.thread.join(20)
-        self.reception.close()
-        self.selector.close()
         for connection in self.welcomed:
             connection.close()
 
@@ -122,14 +122,14 @@ IMPOSTORS = [silent, hangs_up, sends_a_job, accepts_any_proof, reflects, passes_
 
 
 def test_a_caller_who_knows_the_secret(desk: Desk) -> None:
-    with reception.call([HERE], desk.reception.port, SECRET, 30) as connection:
+    with calling.call([HERE], desk.reception.port, SECRET, 30) as connection:
         connection.settimeout(20)
         assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
 
 
 def test_a_caller_who_does_not(desk: Desk) -> None:
     with pytest.raises(ConnectionError, match="turned away"):
-        reception.call([HERE], desk.reception.port, "guess", 0)
+        calling.call([HERE], desk.reception.port, "guess", 0)
     assert not desk.welcomed
 
 
@@ -137,7 +137,7 @@ def test_a_caller_who_does_not(desk: Desk) -> None:
 def test_the_next_address_is_tried(desk: Desk, impostor: Callable[[Impostor, socket.socket], None]) -> None:
     other = Impostor(desk.reception.port, impostor)
     try:
-        with reception.call([THERE, HERE], desk.reception.port, SECRET, 0) as connection:
+        with calling.call([THERE, HERE], desk.reception.port, SECRET, 0) as connection:
             assert connection.getpeername()[0] == HERE
             connection.settimeout(20)
             assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
@@ -153,11 +153,10 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
 ) -> None:
     """The launcher cannot be reached; who can be is not believed."""
     other = Impostor(desk.reception.port, impostor)
-    monkeypatch.setattr(guard, "who_am_i", lambda environment: Identity(0, 1))
-    monkeypatch.setattr(guard, "_CONNECT_SECONDS", 0)
+    monkeypatch.setattr(supervisor, "_CONNECT_SECONDS", 0)
     try:
         with pytest.raises(SystemExit, match="cannot connect to the launcher"):
-            guard._greet({"addresses": [THERE], "port": other.port, "secret": SECRET})
+            supervisor.connect({"addresses": [THERE], "port": other.port, "secret": SECRET})
         assert SECRET.encode() not in other.heard
     finally:
         other.close()
@@ -180,7 +179,7 @@ def test_the_oldest_of_too_many_has_to_go(desk: Desk) -> None:
             stack.enter_context(socket.create_connection((HERE, desk.reception.port), timeout=20))
         assert len(first.recv(33, socket.MSG_WAITALL)) == 32  # a challenge, and the end
         assert len(desk.reception._callers) <= reception._SPARE + 1
-        stack.enter_context(reception.call([HERE], desk.reception.port, SECRET, 30))
+        stack.enter_context(calling.call([HERE], desk.reception.port, SECRET, 30))
 
 
 def test_nobody_can_come_once_it_is_closed(desk: Desk) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 MESSAGE, ATTACHMENT, STDOUT, STDERR = b"J", b"A", b"1", b"2"
 _HEADER = struct.Struct(">cI")
 _LARGEST = 1 << 26  # more than that is no frame of ours
-_CHUNK = 1 << 16
 _PIECE = 1 << 20
 _DEAD_SECONDS = 45
 
@@ -31,29 +32,38 @@ class Frame(NamedTuple):
         return content
 
 
-class ClosedError(ConnectionError):
-    """The other side is gone."""
+class Channel(asyncio.Protocol):
+    """One end of a connection.
 
+    Sending never waits. What the connection does not take is kept, and who sends much stops when told to.
 
-class Channel:
-    """One end of a connection. Sending blocks; receiving takes what is there."""
+    Attributes:
+        heard: gets the frames.
+        lost: is called at the end of the connection, whoever has ended it.
+        congested: is told whether too much is kept.
+    """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
+    def __init__(
+        self,
+        heard: Callable[[Frame], None],
+        lost: Callable[[], None],
+        congested: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self.heard, self.lost, self.congested = heard, lost, congested
         self._received = bytearray()
+        self._is_heard = True
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, connection: socket.socket) -> None:
+        """Take over a connection."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _notice_a_dead_host(connection)
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self.socket.fileno()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self, connection)
 
     def send(self, kind: bytes, data: bytes) -> None:
-        """Raises ClosedError where nobody listens any more."""
-        try:
-            self.socket.sendall(_HEADER.pack(kind, len(data)) + data)
-        except OSError as error:
-            raise ClosedError(str(error)) from error
+        """Send a frame; to nobody, if the other side is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_HEADER.pack(kind, len(data)) + data)
 
     def say(self, **message: Any) -> None:
         """Send a MESSAGE."""
@@ -64,39 +74,62 @@ class Channel:
         for start in range(0, len(data), _PIECE):
             self.send(ATTACHMENT, data[start : start + _PIECE])
 
-    def receive(self) -> list[Frame]:
-        """The frames that are complete after one read, perhaps none.
+    def close(self) -> None:
+        """Close this end once all is sent."""
+        self._is_heard = False
+        if self._transport is not None:
+            self._transport.close()
 
-        Raises:
-            ClosedError: the end of the connection.
-        """
-        try:
-            data = self.socket.recv(_CHUNK)
-        except (BlockingIOError, TimeoutError):
-            return []
-        except OSError as error:
-            raise ClosedError(str(error)) from error
-        if not data:
-            raise ClosedError("closed")
+    def drop(self) -> None:
+        """Close this end at once."""
+        self._is_heard = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- what the loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is ours."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come."""
         self._received += data
-        return self._complete()
+        try:
+            for frame in self._complete():
+                self.heard(frame)
+        except Exception as error:  # asyncio would take an OSError for the connection's, and say nothing
+            context = {"message": "a frame that could not be handled", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
-    def _complete(self) -> list[Frame]:
-        frames = []
-        while len(self._received) >= _HEADER.size:
+    def eof_received(self) -> None:
+        """The other side is gone, and nobody is there to wait for what is still to be sent."""
+        self.drop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The end."""
+        self.lost()
+
+    def pause_writing(self) -> None:
+        """The other side does not read as fast as this one sends."""
+        self.congested(True)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.congested(False)
+
+    def _complete(self) -> Iterator[Frame]:
+        while self._is_heard and len(self._received) >= _HEADER.size:
             kind, length = _HEADER.unpack_from(self._received)
             if length > _LARGEST:
-                raise ClosedError("this is not the launcher's protocol")
+                self.drop()  # this is not our protocol
+                return
             end = _HEADER.size + length
             if len(self._received) < end:
-                break
-            frames.append(Frame(kind, bytes(self._received[_HEADER.size : end])))
+                return
+            frame = Frame(kind, bytes(self._received[_HEADER.size : end]))
             del self._received[:end]
-        return frames
-
-    def close(self) -> None:
-        """Close this end."""
-        self.socket.close()
+            yield frame
 
 
 def end_unanswered(connection: socket.socket) -> None:

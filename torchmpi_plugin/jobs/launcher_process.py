@@ -2,70 +2,96 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from .loop import Alarm
 
 SECONDS = 5.0  # for mpirun to end once its ranks have, and again once it is told to
 _NOISE_BYTES = 1 << 16
-_NEVER = float("inf")
 
 
-class LauncherProcess:
-    """mpirun, started in a session of its own: Ctrl-C is for the watch to pass on."""
+class LauncherProcess(asyncio.SubprocessProtocol):
+    """mpirun, started in a session of its own: Ctrl-C is for the watch to pass on.
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        assert self._process.stdout is not None
-        self._descriptor = self._process.stdout.fileno()
-        os.set_blocking(self._descriptor, False)
-        self._terminate_at = self._kill_at = _NEVER
+    Args:
+        changed: is called when it has ended, and when it is quiet.
+
+    Attributes:
+        code: how it ended, as the shell has it; None while it runs.
+        noise: what it has said, or a supervisor that could not connect.
+        is_quiet: it has ended, and no more is to come.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._exited = asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._terminate, self._kill = Alarm(self._end), Alarm(self.kill)
+        self.code: int | None = None
         self.noise = ""
         self.is_quiet = False
 
-    def fileno(self) -> int:
-        """For selectors: there is something to read."""
-        return self._descriptor
+    async def start(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it."""
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: self,
+            *argv,
+            env=environment,
+            stdin=None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
-    def read(self) -> None:
-        """Take what mpirun itself says, or a supervisor that cannot connect; ``is_quiet`` at the end of it."""
-        data = os.read(self._descriptor, 1 << 16)
-        self.is_quiet = not data
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It runs."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """It says something."""
         if len(self.noise) < _NOISE_BYTES:
             self.noise += data.decode(errors="replace")
 
-    def code(self) -> int | None:
-        """How it ended, as the shell has it; None while it runs."""
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+    def process_exited(self) -> None:
+        """It has ended."""
+        code = self._transport.get_returncode() if self._transport else None
+        assert code is not None
+        self.code = code if code >= 0 else 128 - code
+        self._exited.set()
+        self._changed()
 
-    def end_at(self, moment: float) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has ended, and so has what it said."""
+        self.is_quiet = True
+        self._changed()
+
+    def end_in(self, seconds: float) -> None:
         """When to tell it to end, unless that was to come earlier; it is killed some seconds later."""
-        self._terminate_at = min(self._terminate_at, moment)
+        self._terminate.set(seconds)
 
-    def press(self, now: float) -> None:
-        """Do what is due."""
-        if now > self._terminate_at and self._kill_at == _NEVER:
-            self._kill_at = now + SECONDS
+    def _end(self) -> None:
+        self._kill.set(SECONDS)
+        self._signal(os.kill, signal.SIGTERM)
+
+    def _signal(self, send: Callable[[int, int], None], number: int) -> None:
+        """Not through the transport, whose look at the process may take its exit code from asyncio's own wait."""
+        if self.code is None and self._transport is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-        if now > self._kill_at:
-            self._kill_at = now + SECONDS
-            self.kill()
+                send(self._transport.get_pid(), number)
 
     def kill(self) -> None:
         """Leave nothing of it."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._signal(os.killpg, signal.SIGKILL)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Kill it, and read no more."""
         self.kill()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        await self._exited.wait()
+        assert self._transport is not None
+        self._transport.close()

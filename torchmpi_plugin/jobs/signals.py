@@ -1,13 +1,15 @@
-"""Signals as events of a selector's loop."""
+"""Which signals are passed on, and how a loop gets them for a while."""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: What a launcher, a guard and a supervisor pass on to the program.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -15,29 +17,23 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sign
 
 @contextlib.contextmanager
 def caught(
-    numbers: Sequence[signal.Signals], selector: selectors.BaseSelector, handle: Callable[[bytes], None]
+    numbers: Sequence[signal.Signals], loop: asyncio.AbstractEventLoop, handle: Callable[[int], None]
 ) -> Iterator[None]:
     """Have a loop handle signals, where this is the main thread; elsewhere nobody can catch any.
 
-    Args:
-        numbers: which.
-        selector: the loop's; it calls the data of what is ready.
-        handle: gets the numbers of those that came, one byte each.
+    What was there before is there again afterwards: asyncio alone would restore Python's defaults.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    receive, send = socket.socketpair()
-    for end in (receive, send):
-        end.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    wakeup = signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
-    selector.register(receive, selectors.EVENT_READ, lambda: handle(receive.recv(4096)))
+    before = {number: signal.getsignal(number) for number in numbers}
+    wakeup = signal.set_wakeup_fd(-1)
+    for number in numbers:
+        loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
+            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        receive.close()
-        send.close()
+        signal.set_wakeup_fd(wakeup)

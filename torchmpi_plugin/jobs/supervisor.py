@@ -2,154 +2,224 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from .. import settings
-from .channel import MESSAGE, STDERR, STDOUT, Channel, ClosedError, Frame
+from ..host import node
+from ..host.calling import call
+from ..host.launchers import who_am_i
+from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .formats import expand
+from .loop import Alarm, run
 from .output import LineBuffer
 from .signals import FORWARDED
 
+_CONNECT_SECONDS = 20.0
+_ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
+_NO_JOB = 1  # the launcher has ended, or given up, and said why
+_BY_LAUNCHER, _BY_CONNECTION = "by the launcher", "by the connection"
+
+
+def supervise(contact: Mapping[str, Any], guard_gone: int) -> int:
+    """Connect to the launcher, and do what it says; the exit code of the program, as the shell has it.
+
+    Args:
+        contact: where the launcher listens, and the job's secret.
+        guard_gone: a pipe that ends when the guard does.
+    """
+    me = who_am_i(os.environ)
+    if me is None:
+        raise SystemExit(
+            "mpiplus run: the launcher told this process no rank (no OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, ...); "
+            "under srun choose --mpi=pmix or --mpi=pmi2"
+        )
+    connection = connect(contact)
+    introduction = {
+        "rank": me.rank,
+        "size": me.size,
+        "host": socket.gethostname(),
+        "node": node.identity(),
+        "process": os.getpid(),
+        "cores": node.cores(),
+    }
+    return run(Supervisor(guard_gone).run(connection, introduction))
+
+
+def connect(contact: Mapping[str, Any]) -> socket.socket:
+    """A connection to the launcher, which has proved that it is the one."""
+    try:
+        return call(contact["addresses"], contact["port"], contact["secret"], _CONNECT_SECONDS)
+    except OSError as error:
+        raise SystemExit(
+            f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {contact['port']} "
+            f"({error}). The hosts must reach each other over TCP: look for a firewall, or a host that does not know "
+            f"its own address."
+        ) from None
 
 
 class Stream:
     """The program's stdout or stderr."""
 
-    def __init__(self, kind: bytes, file: BinaryIO | None) -> None:
+    def __init__(
+        self, kind: bytes, pipe: IO[bytes], file: BinaryIO | None, send: Callable[[bytes, bytes], None]
+    ) -> None:
         self.kind = kind
+        self.pipe = pipe
         self.file = file
         self.lines = LineBuffer()
-        self.last = 0.0
+        self.quiet = Alarm(self.flush)
+        self._send = send
+
+    def flush(self) -> None:
+        """Send what is no complete line as well."""
+        self._send(self.kind, self.lines.flush())
 
 
 class Supervisor:
-    """Runs the program of one rank.
+    """Runs the program of one rank, once the launcher says which.
 
     Args:
-        channel: to the launcher.
-        job: what to run, where, and what to do with the output; see ``job.orders``.
         guard_gone: a pipe that ends when the guard does.
-        early: what came together with the job.
     """
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any], guard_gone: int, early: Sequence[Frame] = ()) -> None:
-        self._channel: Channel | None = channel
-        self._job = job
-        self._early = early
+    def __init__(self, guard_gone: int) -> None:
         self._guard_gone = guard_gone
-        self._selector = selectors.DefaultSelector()
+        self._channel = Channel(self._heard, self._launcher_lost, lambda is_full: self._hold(_BY_CONNECTION, is_full))
+        self._attachment: int | None = None
+        self._job: Mapping[str, Any] | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._streams: dict[int, Stream] = {}
+        self._streams: list[Stream] = []
         self._code: int | None = None
         self._ended_by_mpi = False
         self._dismissed = False
-        self._held = False
-        self._drain_until = self._kill_at = float("inf")
+        self._held: set[str] = set()
+        self._drained, self._late = Alarm(self._give_up_the_streams), Alarm(self._kill)
 
-    def run(self) -> int:
+    async def run(self, connection: socket.socket, introduction: Mapping[str, Any]) -> int:
         """Run the program to its end; its exit code as the shell has it."""
-        self._watch_signals()
-        self._selector.register(self._guard_gone, selectors.EVENT_READ, self._guard_ended)
-        if self._channel:
-            self._selector.register(self._channel, selectors.EVENT_READ, self._ordered)
-        try:
-            self._start()
-        except OSError as error:
-            self._cannot_start(error)
-        self._obey(self._early)
-        while self._code is None or self._streams or not self._dismissed:
-            for key, _ in self._selector.select(0.1):
-                key.data()
-            self._look_at_the_clock()
-        return self._code
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._failed)
+        self._over: asyncio.Future[int] = self._loop.create_future()
+        self._closed = asyncio.Event()
+        await self._channel.open(connection)
+        self._channel.say(**introduction)
+        self._unanswered = self._loop.call_later(_ANSWER_SECONDS, self._end, _NO_JOB)
+        code = await self._over
+        self._channel.close()
+        await self._closed.wait()
+        return code
+
+    def _failed(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        if not self._over.done():
+            self._over.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    def _end(self, code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _look(self) -> None:
+        """End once all is done."""
+        if self._code is not None and self._dismissed and not self._streams:
+            self._end(self._code)
 
     # ---- the program ----
 
-    def _start(self) -> None:
-        os.chdir(self._job["cwd"])
-        files = self._open_files()
+    def _begin(self, frame: Frame) -> None:
+        self._unanswered.cancel()
+        if frame.kind != MESSAGE or "command" not in frame.message:
+            self._end(_NO_JOB)
+            return
+        self._job = frame.message
+        for number in FORWARDED:
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._look_at_the_child)
+        self._loop.add_reader(self._guard_gone, self._guard_ended)
+        try:
+            self._start(self._job)
+        except OSError as error:
+            self._cannot_start(error)
+
+    def _start(self, job: Mapping[str, Any]) -> None:
+        os.chdir(job["cwd"])
+        files = _open_files(job)
+        if self._attachment is not None:
+            os.lseek(self._attachment, 0, os.SEEK_SET)
+            os.set_inheritable(self._attachment, True)
         self._child = subprocess.Popen(
-            self._job["command"],
-            env=_environment(self._job),
+            job["command"],
+            env=_environment(job, self._attachment),
             # mpirun's own goes to rank 0; that of the others gives neither data nor its end.
-            stdin=None if self._job["fields"]["rank"] == 0 else subprocess.DEVNULL,
+            stdin=None if job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             close_fds=False,  # PMI_FD, and what is attached
             preexec_fn=os.setpgrp,  # noqa: PLW1509 (one thread): signals go to all that the program starts
         )
-        if self._job["attachment"] is not None:
-            os.close(self._job["attachment"])
+        if self._attachment is not None:
+            os.close(self._attachment)
         for kind, pipe, file in zip((STDOUT, STDERR), (self._child.stdout, self._child.stderr), files, strict=True):
             assert pipe is not None
-            descriptor = pipe.fileno()
-            self._streams[descriptor] = Stream(kind, file)
-            os.set_blocking(descriptor, False)
-            self._selector.register(descriptor, selectors.EVENT_READ, partial(self._read, descriptor))
-
-    def _open_files(self) -> list[BinaryIO | None]:
-        opened: dict[str, BinaryIO] = {}
-        for format_ in (self._job["stdout"], self._job["stderr"]):
-            if format_ and format_ not in opened:
-                path = Path(expand(format_, self._job["fields"]))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                opened[format_] = path.open("wb", buffering=0)
-        return [opened.get(format_ or "") for format_ in (self._job["stdout"], self._job["stderr"])]
+            os.set_blocking(pipe.fileno(), False)
+            self._streams.append(Stream(kind, pipe, file, self._send))
+        self._read_on()
 
     def _cannot_start(self, error: OSError) -> None:
         text = f"mpiplus run: cannot start on host {socket.gethostname()}: {error.strerror}: {error.filename}\n"
         self._send(STDERR, text.encode())
         self._ended(_CANNOT_START)
 
+    def _look_at_the_child(self) -> None:
+        if self._code is None and self._child is not None and (status := self._child.poll()) is not None:
+            self._ended(status)
+
     def _ended(self, status: int) -> None:
         """Tell it at once, as who was first counts; what is still in the pipes comes after it."""
         self._code = status if status >= 0 else 128 - status
         if not self._held:
-            self._drain_until = time.monotonic() + _DRAIN_SECONDS
-        self._say(event="ended", code=self._code, signal=max(0, -status), by_mpi=self._ended_by_mpi)
+            self._drained.set(_DRAIN_SECONDS)
+        self._channel.say(event="ended", code=self._code, signal=max(0, -status), by_mpi=self._ended_by_mpi)
         if self._code:
             self._signal(signal.SIGKILL)  # what the program has started
-        if not self._streams:
-            self._all_told()
+        self._tell_the_end()
 
-    def _all_told(self) -> None:
-        self._say(event="told")
-        if self._channel is None:
-            self._dismissed = True
+    def _tell_the_end(self) -> None:
+        if self._code is not None and not self._streams:
+            self._channel.say(event="told")
+            self._look()
 
     def _signal(self, number: int) -> None:
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, number)
 
+    def _kill(self) -> None:
+        if self._code is None:
+            self._ended_by_mpi = True
+            self._signal(signal.SIGKILL)
+
     # ---- output ----
 
-    def _read(self, descriptor: int) -> None:
-        if self._held:
-            return  # since the loop's last look
-        stream = self._streams[descriptor]
+    def _read(self, stream: Stream) -> None:
         try:
-            data = os.read(descriptor, 1 << 16)
+            data = os.read(stream.pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return
-        stream.last = time.monotonic()
+        stream.quiet.cancel()
         if not data:
-            self._close(descriptor)
+            self._close(stream)
             return
         if stream.file is not None:
             try:
@@ -158,120 +228,112 @@ class Supervisor:
                 stream.file = None
                 self._send(STDERR, f"mpiplus run: no more output in the file: {error}\n".encode())
         self._send(stream.kind, stream.lines.feed(data))
+        self._expect_more(stream)
 
-    def _close(self, descriptor: int) -> None:
-        stream = self._streams.pop(descriptor)
-        self._selector.unregister(descriptor)
-        self._send(stream.kind, stream.lines.flush())
-        if self._code is not None and not self._streams:
-            self._all_told()
+    def _expect_more(self, stream: Stream) -> None:
+        """A line that is cut by a hold is not one without an end."""
+        if stream.lines and not self._held:
+            stream.quiet.set(_QUIET_SECONDS)
+
+    def _close(self, stream: Stream) -> None:
+        self._loop.remove_reader(stream.pipe)
+        stream.quiet.cancel()
+        self._streams.remove(stream)
+        stream.flush()
+        self._tell_the_end()
+
+    def _give_up_the_streams(self) -> None:
+        for stream in list(self._streams):
+            self._close(stream)
+
+    def _send(self, kind: bytes, data: bytes) -> None:
+        if data:
+            self._channel.send(kind, data)
+
+    def _hold(self, who: str, held: bool) -> None:
+        """Leave the program's output in its pipes, which stops it at its next print, or go on to read it."""
+        was_held = bool(self._held)
+        (self._held.add if held else self._held.discard)(who)
+        if self._held and not was_held:
+            self._drained.cancel()
+            for stream in self._streams:
+                stream.quiet.cancel()
+                self._loop.remove_reader(stream.pipe)
+        elif was_held and not self._held:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        for stream in self._streams:
+            self._loop.add_reader(stream.pipe, self._read, stream)
+            self._expect_more(stream)
+        if self._code is not None:
+            self._drained.set(_DRAIN_SECONDS)
 
     # ---- the launcher ----
 
-    def _send(self, kind: bytes, data: bytes) -> None:
-        if self._channel is None or not data:
-            return
-        try:
-            self._channel.send(kind, data)
-        except ClosedError:
-            self._launcher_lost()
+    def _heard(self, frame: Frame) -> None:
+        if self._job is not None:
+            self._obey(frame)
+        elif frame.kind == ATTACHMENT:
+            self._keep(frame.data)
+        else:
+            self._begin(frame)
 
-    def _say(self, **message: Any) -> None:
-        if self._channel is not None:
-            try:
-                self._channel.say(**message)
-            except ClosedError:
-                self._launcher_lost()
+    def _keep(self, data: bytes) -> None:
+        """In a file in memory, for the program."""
+        if self._attachment is None:
+            self._attachment = os.memfd_create("mpiplus")
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._attachment, rest) :]
 
-    def _ordered(self) -> None:
-        if self._channel is None:
-            return
-        try:
-            frames = self._channel.receive()
-        except ClosedError:
-            self._launcher_lost()
-            return
-        self._obey(frames)
-
-    def _obey(self, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            if frame.kind != MESSAGE:
-                continue
-            order = frame.message
-            if "signal" in order and self._code is None:
-                self._signal(order["signal"])
-            elif "hold" in order:
-                self._hold(order["hold"])
-            elif "dismissed" in order:
-                self._dismissed = True
-
-    def _hold(self, held: bool) -> None:
-        """Leave the program's output in its pipes, which stops it at its next print, or go on to read it."""
-        if held == self._held:
-            return
-        self._held = held
-        for descriptor, stream in self._streams.items():
-            if held:
-                self._selector.unregister(descriptor)
-                stream.last = float("inf")  # a line that is cut by the hold is not one without an end
-            else:
-                stream.last = time.monotonic()
-                self._selector.register(descriptor, selectors.EVENT_READ, partial(self._read, descriptor))
-        if self._code is not None:
-            self._drain_until = float("inf") if held else time.monotonic() + _DRAIN_SECONDS
+    def _obey(self, frame: Frame) -> None:
+        order = frame.message if frame.kind == MESSAGE else {}
+        if "signal" in order and self._code is None:
+            self._signal(order["signal"])
+        elif "hold" in order:
+            self._hold(_BY_LAUNCHER, order["hold"])
+        elif "dismissed" in order:
+            self._dismissed = True
+            self._look()
 
     def _launcher_lost(self) -> None:
         """It was killed, or its host is cut off. Nobody will read any more; end the program."""
-        self._hold(False)
-        if self._channel is not None:
-            self._selector.unregister(self._channel)
-            self._channel.close()
-        self._channel = None
+        self._closed.set()
+        if self._job is None:
+            self._end(_NO_JOB)
+            return
+        for who in (_BY_LAUNCHER, _BY_CONNECTION):
+            self._hold(who, False)
         self._dismissed = True
         if self._code is None:
             self._signal(signal.SIGTERM)
-            self._kill_at = min(self._kill_at, time.monotonic() + self._job["grace"])
+            self._late.set(self._job["grace"])
+        self._look()
 
     # ---- what mpirun does ----
 
-    def _watch_signals(self) -> None:
-        receive, send = socket.socketpair()
-        for end in (receive, send):
-            end.setblocking(False)
-        for number in (*FORWARDED, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
-        self._wakeup = send
-        self._selector.register(receive, selectors.EVENT_READ, lambda: self._signalled(receive.recv(4096)))
-
-    def _signalled(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number != signal.SIGCHLD and self._code is None:
-                self._ended_by_mpi |= number in (signal.SIGTERM, signal.SIGINT)
-                self._signal(number)
+    def _signalled(self, number: int) -> None:
+        if self._code is None:
+            self._ended_by_mpi |= number in (signal.SIGTERM, signal.SIGINT)
+            self._signal(number)
 
     def _guard_ended(self) -> None:
-        self._selector.unregister(self._guard_gone)
-        self._kill_at = min(self._kill_at, time.monotonic() + _ABORT_SECONDS)
-
-    # ---- time ----
-
-    def _look_at_the_clock(self) -> None:
-        now = time.monotonic()
-        if self._code is None and self._child is not None and (status := self._child.poll()) is not None:
-            self._ended(status)
-        if self._code is None and now > self._kill_at:
-            self._kill_at = float("inf")
-            self._ended_by_mpi = True
-            self._signal(signal.SIGKILL)
-        for descriptor, stream in list(self._streams.items()):
-            if now > self._drain_until:
-                self._close(descriptor)
-            elif stream.lines and now > stream.last + _QUIET_SECONDS:
-                self._send(stream.kind, stream.lines.flush())
+        self._loop.remove_reader(self._guard_gone)
+        self._late.set(_ABORT_SECONDS)
 
 
-def _environment(job: Mapping[str, Any]) -> dict[str, str]:
+def _open_files(job: Mapping[str, Any]) -> list[BinaryIO | None]:
+    opened: dict[str, BinaryIO] = {}
+    for format_ in (job["stdout"], job["stderr"]):
+        if format_ and format_ not in opened:
+            path = Path(expand(format_, job["fields"]))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            opened[format_] = path.open("wb", buffering=0)
+    return [opened.get(format_ or "") for format_ in (job["stdout"], job["stderr"])]
+
+
+def _environment(job: Mapping[str, Any], attachment: int | None) -> dict[str, str]:
     """The rank's own environment, what the launcher's has besides, and what the job says of this rank."""
-    attached = {} if job["attachment"] is None else {settings.ATTACHMENT: str(job["attachment"])}
+    attached = {} if attachment is None else {settings.ATTACHMENT: str(attachment)}
     return {**job["defaults"], **job["inherited"], **os.environ, **job["own"], **attached}

@@ -22,7 +22,8 @@ from typing import Any
 from torch.distributed import Store
 
 from ..errors import DistBackendError
-from ..host import launchers, node, reception
+from ..host import launchers, node
+from ..host.calling import call
 from ..host.python import python_command
 from ..mpi import runtime
 from ..store.checkin import CheckIn
@@ -106,7 +107,7 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
 def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
     addresses, port, secret = offer
     try:
-        connection = reception.call(addresses, port, secret, min(30.0, timeout.total_seconds()))
+        connection = call(addresses, port, secret, min(30.0, timeout.total_seconds()))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(f"{rank}\n".encode())
     except OSError as error:

@@ -10,14 +10,12 @@ The server listens until all ranks have come. It ends when the last one has gone
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import secrets
-import selectors
 import socket
 import sys
-import time
-from functools import partial
+from typing import Any
 
 from ..host.reception import Reception
 
@@ -25,69 +23,69 @@ from ..host.reception import Reception
 class Rank:
     """One connected rank."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
         self.number = -1  # until it has said who it is
-        self.unread = b""
         self.in_barrier = False
 
     def send(self, line: str) -> None:
         """Answer; a rank that has gone is noticed when it is read."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(line.encode() + b"\n")
+        self.writer.write(line.encode() + b"\n")
 
 
 class Server:
-    """Args: where to listen, the number of ranks, the secret, PMI_process_mapping, seconds to wait for all."""
+    """Args: where to listen, the number of ranks, the secret, and PMI_process_mapping."""
 
-    def __init__(self, address: str, size: int, secret: str, mapping: str, seconds: float) -> None:
+    def __init__(self, address: str, size: int, secret: str, mapping: str) -> None:
         self.size = size
         # MPICH names its shared memory after this: two jobs on one host must not have the same.
         self.name = f"mpiplus-{secrets.token_hex(8)}"
         self.values = {"PMI_process_mapping": mapping}
-        self.until = time.monotonic() + seconds
         self.ranks: dict[int, Rank] = {}
-        self.selector = selectors.DefaultSelector()
-        self.reception = Reception(self.selector, secret, address, size, self._welcome)
+        self.attending: set[asyncio.Task[None]] = set()
+        self.reception = Reception(secret, address, size, self._welcome)
         self.started = False  # all ranks have been here
-        self.failed = False
+        self.over = asyncio.Event()  # the last rank has gone, or one has while the others wait for it in MPI_Init
 
-    def serve(self) -> None:
-        """Until the last rank has gone, or one fails while the others wait for it in MPI_Init."""
-        while not self.failed and (not self.started or self.ranks):
-            if not self.started and time.monotonic() > self.until:
-                return
-            for key, _ in self.selector.select(1.0):
-                key.data()
-            self.reception.look_at_the_clock()
+    async def serve(self, seconds: float) -> None:
+        """Until it is over, or not all have come in time."""
+        deadline = asyncio.get_running_loop().call_later(seconds, self._too_late)
+        await self.over.wait()
+        deadline.cancel()
+        self.reception.close()
+
+    def _too_late(self) -> None:
+        if not self.started:
+            self.over.set()
 
     def _welcome(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.selector.register(connection, selectors.EVENT_READ, partial(self._read, Rank(connection)))
+        task = asyncio.create_task(self._attend(connection))
+        self.attending.add(task)
+        task.add_done_callback(self.attending.discard)
 
-    def _read(self, rank: Rank) -> None:
+    async def _attend(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        rank = Rank(writer)
         try:
-            data = rank.connection.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
+            while (line := await reader.readline()).endswith(b"\n"):
+                text = line[:-1].decode(errors="replace")
+                if rank.number >= 0:
+                    self._answer(rank, dict(word.partition("=")[::2] for word in text.split()))
+                elif not self._greet(rank, text):
+                    break
+        except (OSError, ValueError):
+            pass  # it is no more, or what it says is no line
+        finally:
             self._gone(rank)
-            return
-        *lines, rank.unread = (rank.unread + data).split(b"\n")
-        for line in lines:
-            text = line.decode(errors="replace")
-            if rank.number >= 0:
-                self._answer(rank, dict(word.partition("=")[::2] for word in text.split()))
-            elif not self._greet(rank, text):
-                self._gone(rank)
-                return
 
     def _gone(self, rank: Rank) -> None:
-        self.selector.unregister(rank.connection)
-        rank.connection.close()
+        rank.writer.close()
         if self.ranks.pop(rank.number, None) is not None:
             # A barrier that can no longer be complete: closing the connections makes MPI_Init fail, not hang.
-            self.failed = any(other.in_barrier for other in self.ranks.values()) or not self.started
+            failed = any(other.in_barrier for other in self.ranks.values()) or not self.started
+            if failed or not self.ranks:
+                self.over.set()
 
     def _greet(self, rank: Rank, number: str) -> bool:
         if not number.isdigit() or int(number) >= self.size or int(number) in self.ranks:
@@ -126,17 +124,21 @@ class Server:
     def _barrier(self, rank: Rank) -> None:
         rank.in_barrier = True
         if self.started and len(self.ranks) < self.size:
-            self.failed = True  # somebody has gone already
+            self.over.set()  # somebody has gone already
         if sum(other.in_barrier for other in self.ranks.values()) == self.size:
             for other in self.ranks.values():
                 other.in_barrier = False
                 other.send("cmd=barrier_out rc=0")
 
 
-def main() -> None:
-    """Read the job from stdin, listen, print the port, serve."""
-    server = Server(**json.loads(sys.stdin.readline()))
+async def _serve(seconds: float, **job: Any) -> None:
+    server = Server(**job)
     print(server.reception.port, flush=True)
     sys.stdin.close()
     sys.stdout.close()
-    server.serve()
+    await server.serve(seconds)
+
+
+def main() -> None:
+    """Read the job from stdin, listen, print the port, serve."""
+    asyncio.run(_serve(**json.loads(sys.stdin.readline())))
