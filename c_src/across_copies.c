@@ -23,11 +23,6 @@ static void span_of_root(const shm_op *s, int first_host, int end_host, size_t *
     *length = first_host <= host && host < end_host ? s->payload : 0;
 }
 
-static void merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int first) {
-    (void)s, (void)first;
-    memcpy(payload + offset, theirs, length);
-}
-
 static void unpack_by_copy(shm_op *s, char *payload) {
     memcpy(mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, s->payload);
 }
@@ -73,7 +68,7 @@ static void read_from_root_here(shm_op *s, uint64_t chunk) {
 
 int mpp_broadcast_across(shm_op *s) {
     static const mpp_route riding = {
-        .pack = pack_from_root, .span = span_of_root, .merge = merge_by_copy, .unpack = unpack_by_copy};
+        .pack = pack_from_root, .span = span_of_root, .merge = mpp_merge_by_copy, .unpack = unpack_by_copy};
     static const mpp_route flying = {.first_leg = scatter_pieces, .second_leg = exchange_pieces};
     int reads = s->root != s->op.group->rank;
     s->wait_for = -1;
@@ -153,7 +148,7 @@ static void read_blocks_across(shm_op *s, uint64_t chunk) {
 
 int mpp_allgather_across(shm_op *s, size_t longest) {
     static const mpp_route riding = {
-        .pack = pack_blocks, .span = span_of_blocks, .merge = merge_by_copy, .unpack = unpack_by_copy};
+        .pack = pack_blocks, .span = span_of_blocks, .merge = mpp_merge_by_copy, .unpack = unpack_by_copy};
     static const mpp_route flying = {.first_leg = send_blocks};
     size_t table = (size_t)s->op.group->size * longest;
     s->wait_for = -1;

@@ -45,6 +45,24 @@ static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, 
     }
 }
 
+/* Adds up the hosts' sums, which it overwrites, as mpp_reduce() does the ranks'; where the result is. */
+static char *add_tree(const shm_op *s, char **sums, size_t count) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    mpp_reduction of_wide = mpp_of_wide(&s->how);
+    int weight[sizeof(int) * 8], waiting = 0;
+    for (int host = 0; host < h->count; host++) {
+        sums[waiting] = sums[host];
+        weight[waiting++] = h->weight[host];
+        while (waiting > 1 && (host == h->count - 1 || weight[waiting - 1] == weight[waiting - 2])) {
+            const void *pair[] = {sums[waiting - 2], sums[waiting - 1]};
+            waiting--;
+            weight[waiting - 1] += weight[waiting];
+            mpp_reduce(&of_wide, sums[waiting - 1], pair, 2, count);
+        }
+    }
+    return sums[0];
+}
+
 static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     mpp_channel *c = mpp_channel_of(s);
     const mpp_hosts *h = c->hosts;
@@ -60,9 +78,7 @@ static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
         mpp_widen(&s->how, widened, c->sources[host], count);
         c->sources[host] = widened;
     }
-    mpp_reduce(&of_wide, f->memory + (size_t)h->here * ((wide + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE), c->sources,
-               h->count, count);
-    mpp_narrow(&s->how, result, c->sources[h->here], count);
+    mpp_narrow(&s->how, result, add_tree(s, (char **)c->sources, count), count);
 }
 
 /* ---- all_reduce and reduce ---- */
@@ -84,6 +100,28 @@ static void merge_sums(shm_op *s, char *payload, const char *theirs, size_t offs
     mpp_reduction of_wide = mpp_of_wide(&s->how);
     (void)offset;
     mpp_reduce(&of_wide, payload, sources, 2, length / wide_bytes(s, s->element));
+}
+
+/* Where hosts have different weights, all sums are sent, and added up in the end. */
+static void pack_own_sum(shm_op *s, char *payload) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    size_t each = s->payload / (size_t)h->count;
+    mpp_channel *c = mpp_channel_of(s);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first);
+    mpp_reduce_wide(&s->how, payload + (size_t)h->here * each, c->sources, c->size, each / wide_bytes(s, s->element));
+}
+
+static void span_of_sums(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
+    size_t each = s->payload / (size_t)mpp_hosts_of(s)->count;
+    *offset = (size_t)first_host * each;
+    *length = (size_t)(end_host - first_host) * each;
+}
+
+static void unpack_sums(shm_op *s, char *payload) {
+    mpp_channel *c = mpp_channel_of(s);
+    size_t each = s->payload / (size_t)c->hosts->count, count = each / wide_bytes(s, s->element);
+    for (int host = 0; host < c->hosts->count; host++) c->sources[host] = payload + (size_t)host * each;
+    mpp_narrow(&s->how, mpp_slot_of(c, 0, s->first), add_tree(s, (char **)c->sources, count), count);
 }
 
 static void unpack_sum(shm_op *s, char *payload) {
@@ -122,8 +160,19 @@ static void send_results(shm_op *s, uint64_t chunk) {
     }
 }
 
+/* A short reduction of `bytes` rides; 0: it is too long for that. */
+static int ride_if_short(shm_op *s, size_t bytes) {
+    static const mpp_route sum = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
+    static const mpp_route sums = {
+        .pack = pack_own_sum, .span = span_of_sums, .merge = mpp_merge_by_copy, .unpack = unpack_sums};
+    const mpp_hosts *h = mpp_hosts_of(s);
+    size_t payload = wide_bytes(s, bytes) * (h->regular ? 1 : (size_t)h->count);
+    if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_PAYLOAD) return 0;
+    mpp_ride(s, h->regular ? &sum : &sums, payload);
+    return 1;
+}
+
 int mpp_reduce_across(shm_op *s, int root) {
-    static const mpp_route riding = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
     static const mpp_route flying = {.first_leg = send_sums, .second_leg = send_results};
     int reads = root < 0 || root == s->op.group->rank;
     s->root = root;
@@ -131,8 +180,7 @@ int mpp_reduce_across(shm_op *s, int root) {
     s->two_phase = 0;
     s->read = NULL;
     if (!s->bytes) return 1;
-    if (s->bytes <= s->chunk_bytes && wide_bytes(s, s->bytes) <= MPP_PAYLOAD) {
-        mpp_ride(s, &riding, wide_bytes(s, s->bytes));
+    if (ride_if_short(s, s->bytes)) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
     }
@@ -201,14 +249,11 @@ static void read_finished_block(shm_op *s, uint64_t chunk) {
 
 /* `s` is laid out for flying. */
 int mpp_reduce_scatter_across(shm_op *s, size_t longest) {
-    static const mpp_route riding = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
     static const mpp_route flying = {.first_leg = send_block_sums, .second_leg = finish_block};
-    size_t table = (size_t)s->op.group->size * longest, most = mpp_channel_of(s)->slot_bytes;
     s->wait_for = -1;
     if (!longest) return 1;
-    if (table <= most && wide_bytes(s, table) <= MPP_PAYLOAD) {
-        mpp_ride(s, &riding, wide_bytes(s, table));
-        s->chunk_bytes = most;
+    if (ride_if_short(s, (size_t)s->op.group->size * longest)) {
+        s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
         s->windows = 1;
         s->write = write_all_blocks;
         s->read = read_own_block;

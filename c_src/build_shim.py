@@ -16,20 +16,8 @@ from cffi import FFI
 HERE = Path(__file__).parent
 SOURCES = (
     *("reduce.c", "wire.c", "mpi_api.c", "cuda_api.c", "operation.c", "engine.c", "cuda_pool.c", "staging.c"),
-    *(
-        "hosts.c",
-        "flights.c",
-        "calls.c",
-        "shm.c",
-        "across_sums.c",
-        "across_copies.c",
-        "shm_collectives.c",
-        "p2p.c",
-        "collectives.c",
-        "mpi_reductions.c",
-        "windows.c",
-        "group.c",
-    ),
+    *("hosts.c", "flights.c", "calls.c", "shm.c", "across_copies.c", "across_sums.c", "shm_collectives.c"),
+    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c"),
 )
 HEADERS = ("reduce.h", "shim.h")
 

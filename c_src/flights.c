@@ -60,6 +60,11 @@ mpp_stretch mpp_piece_of(const mpp_hosts *h, size_t length, int lane, int piece,
     return (mpp_stretch){begin, end - begin};
 }
 
+void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first) {
+    (void)s, (void)theirs_first;
+    memcpy(payload + offset, theirs, length);
+}
+
 /* ---- where a rank finds what has come ---- */
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk) {

@@ -66,6 +66,8 @@ typedef struct {
 /* Piece number `piece` of `pieces` of a lane's part of `length` bytes, in whole cache lines. */
 mpp_stretch mpp_piece_of(const mpp_hosts *h, size_t length, int lane, int piece, int pieces);
 
+void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first);
+
 /* ---- where a rank finds what has come ---- */
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk); /* in the slot of the first rank here */

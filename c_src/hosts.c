@@ -211,6 +211,7 @@ void mpp_hosts_free(mpp_hosts *h) {
     free(h->members);
     free(h->host_of);
     free(h->place_of);
+    free(h->weight);
     free(h->mine);
     free(h->theirs);
     free(h->sent);
@@ -234,6 +235,23 @@ static void find_places(mpp_hosts *h, int ranks, const int *host_of) {
         if (mpp_local_count(h, host) < h->lanes) h->lanes = mpp_local_count(h, host);
 }
 
+/* Where every host has an aligned block of 2^k ranks, its sum is a part of the tree of all ranks, as high as it has
+ * ranks; else hosts are the leaves of a tree of their own. */
+static void find_weights(mpp_hosts *h) {
+    int aligned = 1;
+    for (int host = 0; host < h->count; host++) {
+        int count = mpp_local_count(h, host), first = mpp_leader_of(h, host);
+        h->weight[host] = count;
+        aligned &= first == h->first[host] && h->members[h->first[host + 1] - 1] == first + count - 1;
+        aligned &= (count & (count - 1)) == 0 && first % count == 0;
+    }
+    h->regular = 1;
+    for (int host = 0; host < h->count; host++) {
+        if (!aligned) h->weight[host] = 1;
+        h->regular &= h->weight[host] == h->weight[0];
+    }
+}
+
 mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
     mpp_hosts *h = calloc(1, sizeof *h);
     size_t ranks = (size_t)g->size;
@@ -246,15 +264,18 @@ mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
     h->members = malloc(ranks * sizeof *h->members);
     h->host_of = malloc(ranks * sizeof *h->host_of);
     h->place_of = malloc(ranks * sizeof *h->place_of);
+    h->weight = malloc((size_t)h->count * sizeof *h->weight);
     h->mine = malloc(MESSAGE);
     h->theirs = malloc(MESSAGE);
     h->sent = malloc((size_t)h->levels * MESSAGE);
     h->calls = calloc((size_t)h->count + 2 * (size_t)h->levels, sizeof *h->calls);
-    if (!h->first || !h->members || !h->host_of || !h->place_of || !h->mine || !h->theirs || !h->sent || !h->calls) {
+    if (!h->weight || !h->first || !h->members || !h->host_of || !h->place_of || !h->mine || !h->theirs || !h->sent ||
+        !h->calls) {
         mpp_hosts_free(h);
         return NULL;
     }
     find_places(h, g->size, host_of);
+    find_weights(h);
     g->tag_count -= MPP_HOST_TAGS;
     h->first_tag = g->first_tag + g->tag_count;
     return h;

@@ -27,6 +27,8 @@ struct mpp_hosts {
     int count, here;         /* hosts; the number of this one */
     int *first, *members;    /* the ranks on host h: members[first[h]] ... members[first[h + 1] - 1], in order */
     int *host_of, *place_of; /* of a rank: its host, and its number among the ranks there */
+    int *weight;             /* of a host's sum in the tree of all: see find_weights */
+    int regular;             /* they are all the same */
     int lanes;               /* the smallest number of ranks on a host: so many carry a part of what all share */
     int first_tag;
     char *inbox; /* in the segment: blocks of ranks on other hosts */

@@ -1,4 +1,6 @@
-"""The protocol of shared memory: c_src/shm.c and calls.c once more, function by function, to be run in all orders by explore.py.
+"""The protocol of shared memory: c_src/shm.c and calls.c once more, function by function.
+
+explore.py runs it in all orders.
 
 Each `yield` is one access to what other ranks can see: an atomic load or store of a counter, a signature, a slot's
 data. Between two of them a rank is alone. What is left out: the data itself (a slot holds a tag that says what was

@@ -96,10 +96,8 @@ def _added_up(sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tenso
         return _scaled(sources[0].to(_WIDE.get(sources[0].dtype, sources[0].dtype)), how)
     first = 1 << (len(sources) - 1).bit_length() - 1
     left = _added_up(sources[:first], kernel, how)
-    if len(sources) - first == 1:  # kernels widen the second operand themselves
-        right = _scaled(sources[first], how)
-    else:
-        right = _added_up(sources[first:], kernel, how)
+    alone = len(sources) - first == 1  # kernels widen the second operand themselves
+    right = _scaled(sources[first], how) if alone else _added_up(sources[first:], kernel, how)
     return kernel(left, right, out=left if first > 1 else None)
 
 

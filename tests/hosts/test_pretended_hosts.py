@@ -1,0 +1,55 @@
+"""Groups of many shapes: ranks of one machine that believe to be on different hosts, and send each other messages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_installations import Installation, run_limited
+from rank_runs import no_mpi_message, rank_arguments, run_ranks
+
+SCRIPTS = Path(__file__).parent / "scripts"
+#: Hosts with one rank and with several, ranks that are not in the hosts' order, numbers of hosts that are no powers of two.
+SHAPES = ("0,1", "0,0,1", "0,1,1,0,1", "0,1,2", "0,1,2,0,1,3,2")
+
+
+@pytest.fixture
+def mpi(installation: Installation | None) -> Installation:
+    if installation is None:
+        pytest.fail(no_mpi_message(), pytrace=False)
+    return installation
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
+    """Every operation on every type, long ones, and calls on which the ranks do not agree."""
+    ranks, reports = len(shape.split(",")), tmp_path / "reports"
+    reports.mkdir()
+    keyword = "test_disagreements or (test_operations and (all_reduce or broadcast or reduce or all_gather))"
+    command = mpi.command(ranks, rank_arguments(reports, keyword))
+    environment = {**mpi.full_environment(), "MPIPLUS_TEST_HOST_OF": shape}
+    assert run_ranks(command, environment, reports, ranks, 500) > 20
+
+
+def bits(mpi: Installation, hosts: str) -> str:
+    """What all ranks of a job find the sums to be."""
+    names = hosts.split(",")
+    code, output = run_limited(mpi.command(len(names), [str(SCRIPTS / "bits.py"), *names]), mpi.full_environment(), 200)
+    assert code == 0, output
+    found = re.findall(r"bits: (\d+) (\w+)", output)
+    assert len(found) == len(names) and len({word for _, word in found}) == 1, output
+    return found[0][1]
+
+
+@pytest.mark.timeout(900)
+def test_the_same_bits_wherever_the_ranks_are(mpi: Installation) -> None:
+    """If each host has an aligned block of 2^k ranks; and the same again in the next run, on every rank."""
+    one_host = bits(mpi, "0,0,0,0")
+    assert bits(mpi, "0,0,1,1") == one_host
+    assert bits(mpi, "0,1,2,3") == one_host
+    assert bits(mpi, "0,0,1,2") == one_host
+    shuffled = bits(mpi, "0,1,0,1")
+    assert bits(mpi, "0,1,0,1") == shuffled != one_host
