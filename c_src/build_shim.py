@@ -28,8 +28,21 @@ def _declarations() -> str:
     return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
 
 
+def _coverage_flags(name: str) -> list[str]:
+    """Counters of the lines that run, where ``MPIPLUS_COVERAGE`` names a folder for gcov's files.
+
+    A folder in it for each extension: they are made of the same files, and would overwrite each other's counts.
+    """
+    folder = os.environ.get("MPIPLUS_COVERAGE")
+    if not folder:
+        return []
+    Path(folder, name).mkdir(parents=True, exist_ok=True)
+    return ["--coverage", "-fprofile-update=atomic", "-dumpdir", f"{folder}/{name}/"]
+
+
 def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
     ffi = FFI()
+    coverage = _coverage_flags(name)
     ffi.cdef(_declarations())
     ffi.set_source(
         f"torchmpi_plugin.{name}",
@@ -39,8 +52,11 @@ def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
         include_dirs=["c_src"],
         define_macros=macros,
         libraries=["dl", "pthread"],
-        extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", *os.environ.get("MPIPLUS_CFLAGS", "").split()],
-        extra_link_args=os.environ.get("MPIPLUS_LDFLAGS", "").split(),
+        extra_compile_args=[
+            *("-std=gnu11", "-O3", "-fvisibility=hidden", *coverage),
+            *os.environ.get("MPIPLUS_CFLAGS", "").split(),
+        ],
+        extra_link_args=[*coverage[:1], *os.environ.get("MPIPLUS_LDFLAGS", "").split()],
     )
     return ffi
 

@@ -127,6 +127,7 @@ INTERNAL = {
 DEVELOPMENT = {
     "MPIPLUS_CFLAGS": "Further arguments for the compiler, when the package is built.",
     "MPIPLUS_LDFLAGS": "Further arguments for the linker.",
+    "MPIPLUS_COVERAGE": "A directory for what runs of the package, when the tests measure that.",
     "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
     "of ranks, not on 2 only.",
     "MPIPLUS_TEST_CUDA_DRIVER": "That stand-in, where it is built already.",

@@ -7,6 +7,7 @@ A new torch release is looked at here first: NEEDS says what is used, since whic
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -284,24 +285,22 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
     module._dump_fr_trace = _dump_fr_trace  # type: ignore[attr-defined]
 
 
-_left_out: set[str] = set()
-
-
+@functools.cache
 def leave_out_of_compilation() -> None:
     """Have torch.compile run the functions of this package as they are.
 
     Dynamo compiles whatever Python runs below a compiled function, also between its graphs. It takes a process group
     for opaque, and ends with an error of its own where it sees a method of one use an attribute. Marked one by one: the
     functions that say so to Dynamo itself (``torch.compiler.disable``) cost each call microseconds, and import it.
+    Once: what operations run through has been imported when the first group is made.
     """
-    names = [name for name in sys.modules if name.partition(".")[0] == __package__ and name not in _left_out]
     skip = find(f"{_FRAMES}:_FrameAction.SKIP")
     strategy = find(f"{_FRAMES}:_FrameExecStrategy")(skip, skip)
     mark = find(f"{_FRAMES}:set_code_exec_strategy")
-    for name in names:
-        for code in _codes_of(sys.modules[name]):
-            mark(code, strategy)
-    _left_out.update(names)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == __package__:
+            for code in _codes_of(module):
+                mark(code, strategy)
 
 
 def _codes_of(module: Any) -> Iterator[CodeType]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import windows
 from rank_reports import RankReporter
 
 from torchmpi_plugin import Options
@@ -102,6 +103,17 @@ def in_step(channel, world, request) -> None:
         time.sleep(0.0005)
     if anyone[0]:
         pytest.exit(f"the backend failed in {failed_in or 'a test on another rank'}", returncode=4)
+
+
+@pytest.fixture
+def group(world):
+    return world.process_group
+
+
+@pytest.fixture(params=windows.KINDS)
+def kind(request) -> str:
+    """Of a window's memory."""
+    return request.param
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from windows import SHARES
 pytestmark = only_up_to(2)
 
 
-@pytest.fixture
-def group(world):
-    return world.process_group
-
-
 def descriptors() -> list[str]:
     """Of memory like this; Python's mmap keeps one of its own."""
     found = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]

@@ -63,6 +63,21 @@ def test_a_torch_without_it_is_one_clear_error(name: str) -> None:
     assert name.rpartition(":")[2] in done.stdout
 
 
+LOADED = """
+import sys, torch.distributed as dist
+dist.init_process_group("mpiplus", store=dist.HashStore(), rank=0, world_size=1)
+print(*sys.modules)
+"""
+
+
+def test_what_torch_compile_leaves_out_is_there_with_the_first_group() -> None:
+    """It is marked once: what an operation would import later, Dynamo would compile."""
+    done = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True, timeout=100)
+    rooms = ("diagnosis", "engine", "communicator", "group", "tensors")
+    files = {f"torchmpi_plugin.{room}.{file.stem}" for room in rooms for file in (PACKAGE / room).glob("[!_]*.py")}
+    assert files - set(done.stdout.split()) == set()
+
+
 def test_a_need_of_a_later_torch_is_none_of_this_one(monkeypatch) -> None:
     later = Need("torch.distributed:_nothing_of_this_name", (99, 0), "a test")
     monkeypatch.setattr(torch_internals, "NEEDS", (later,))

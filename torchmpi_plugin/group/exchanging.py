@@ -71,9 +71,7 @@ class Exchanging(Messages):
     @ends_coalescing_on_error
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``all_gather_single`` of each pair, as one Work."""
-        arguments.check_count(len(outputs), len(inputs), "the output list", "all_gather_into_tensor_coalesced")
-        works = [self._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return CoalescedWork(works, list(outputs))
+        return self._each(self._allgather_base, outputs, inputs, opts, "all_gather_into_tensor_coalesced")
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 

@@ -59,24 +59,11 @@ class Identity(dist.ProcessGroup):
         """How many collectives were begun: the same on all ranks that agree."""
         return self._sequence
 
-    @property
-    def group_name(self) -> str:
-        """torch's name for the group."""
-        return self._name
-
-    @property
-    def pg_name(self) -> str:
-        """torch's name for the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group was made for."""
-        return self._description
-
     def getGroupName(self) -> str:  # noqa: N802
         """torch's name for the group."""
         return self._name
+
+    group_name = pg_name = property(getGroupName)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Called by torch when the group is registered."""
@@ -88,6 +75,8 @@ class Identity(dist.ProcessGroup):
     def getGroupDesc(self) -> str:  # noqa: N802
         """What the group was made for."""
         return self._description
+
+    group_desc = property(getGroupDesc)
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Called by torch when the group is registered."""

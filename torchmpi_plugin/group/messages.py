@@ -12,7 +12,7 @@ import torch
 from ..diagnosis.comparison import Call
 from ..diagnosis.flight_recorder import tensors_in
 from ..engine.engine import SLICE_NS
-from ..engine.work import Work
+from ..engine.work import CoalescedWork, Work
 from ..tensors import arguments
 from ..tensors.arguments import Blocks, bytes_of, readable, single, writable
 from .group import Group
@@ -115,3 +115,11 @@ class Messages(Group):
         staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)
         operands, start = (group, *send, *receive, -1, staging, SLICE_NS if sync else 0), self._lib.mpp_exchange
         return self._issue(name, start, operands, sync, tensors, opts, finish, keep, inputs=tensors_in(keep[0]))
+
+    def _each(
+        self, operation: Callable[..., Work], outputs: list[Any], inputs: list[Any], opts: Any, name: str
+    ) -> CoalescedWork:
+        """One operation for each pair, as one Work."""
+        arguments.check_count(len(outputs), len(inputs), "the output list", name)
+        works = [operation(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+        return CoalescedWork(works, list(outputs))

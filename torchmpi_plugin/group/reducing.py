@@ -146,8 +146,6 @@ class Reducing(Messages):
     @ends_coalescing_on_error
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CoalescedWork:
         """``reduce_scatter_single`` of each pair, as one Work."""
-        arguments.check_count(len(outputs), len(inputs), "the output list", "reduce_scatter_tensor_coalesced")
-        works = [self._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return CoalescedWork(works, list(outputs))
+        return self._each(self._reduce_scatter_base, outputs, inputs, opts, "reduce_scatter_tensor_coalesced")
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
