@@ -38,7 +38,8 @@ def python(program: str, environment: dict[str, str] | None = None) -> subproces
         capture_output=True,
         text=True,
         timeout=SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        # MPIPLUS_COVERAGE: what measures coverage is imported as well
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPIPLUS_COVERAGE": "", **(environment or {})},
     )
 
 
