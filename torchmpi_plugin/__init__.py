@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("torchmpi-plugin")
-    if name in ("engine", "dist", "launch"):
+    if name in ("engine", "dist", "launch", "integrations"):
         return import_module(f"torchmpi_plugin.{name}")
     raise AttributeError(f"module 'torchmpi_plugin' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What runs at ``import torch``: register two names, import nothing, start nothing.
+"""What runs at ``import torch``: register two names, import nothing, start nothing; frameworks where they are named.
 
 torch turns an exception in here into a broken ``import torch`` for every program of the environment, so
 whatever goes wrong becomes one warning and an unregistered backend.
@@ -11,7 +11,7 @@ import importlib
 import warnings
 from typing import Any
 
-from . import torch_internals
+from . import settings, torch_internals
 from .names import BACKEND
 
 
@@ -67,10 +67,22 @@ def _register() -> None:
     _torch_env_rendezvous, handlers["env"] = handlers["env"], _env_rendezvous
 
 
+def _integrate() -> None:
+    """Wait for the frameworks that the user has named. A wrong name is an error later: of init_process_group."""
+    try:
+        names = settings.INTEGRATIONS.value()
+    except ValueError as error:
+        warnings.warn(f"mpiplus: {error}; none is integrated", stacklevel=3)
+        return
+    if names:
+        _imported("integrations").activate(*names)
+
+
 def autoload() -> None:
     """Entry point of the groups ``torch.backends`` and ``torch.distributed.backends``."""
     try:
         _register()
+        _integrate()
     except Exception as error:
         text = f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}"
         with contextlib.suppress(Exception):

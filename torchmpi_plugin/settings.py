@@ -71,6 +71,20 @@ def _word(words: tuple[str, ...], text: str) -> str:
 
 _SECONDS = "a number of seconds, 0 or more"
 CUDA_PATHS = ("auto", "staged", "direct")
+FRAMEWORKS = ("accelerate", "ignite", "transformers")
+
+
+def integrations(text: str) -> tuple[str, ...]:
+    """The frameworks in a list with commas.
+
+    Raises:
+        ValueError: another name, with all that there are.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if wrong := [name for name in names if name not in FRAMEWORKS]:
+        raise ValueError(f"there is no integration with {wrong[0]!r}, only with {', '.join(FRAMEWORKS)}")
+    return names
+
 
 SHM = Setting(
     "MPIPLUS_SHM",
@@ -106,9 +120,16 @@ ABORT_ON_EXCEPTION = Setting(
 WATCHDOG = Setting(
     "MPIPLUS_WATCHDOG", "60", _SECONDS, _seconds, "Seconds after which a wait is reported on stderr; `0`: never."
 )
+INTEGRATIONS = Setting(
+    "MPIPLUS_INTEGRATIONS",
+    "",
+    f"names, with commas, of {', '.join(FRAMEWORKS)}",
+    integrations,
+    "[Frameworks](frameworks/index.md#by-name) that are taught the name `mpiplus` when they are imported.",
+)
 
 #: Those that users set.
-SETTINGS: tuple[Setting[Any], ...] = (SHM, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG)
+SETTINGS: tuple[Setting[Any], ...] = (SHM, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS)
 
 JOB = "MPIPLUS_JOB"
 ATTACHMENT = "MPIPLUS_ATTACHMENT"

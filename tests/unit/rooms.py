@@ -47,8 +47,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "jobs": ("names", "settings", "host", "mpi.library"),
     "dist": ("errors", "names", "host"),
     "launch": ("errors", "host", "mpi", "jobs", "dist"),
+    "integrations": ("names", "settings", "host"),
     "cli": ("settings", "host", "mpi", "jobs"),
-    DOOR: ("errors", "names", "options", "torch_internals", "faces", "lifecycle"),
+    DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
 }
 
 #: The files of c_src. Each may include and call what is above it in this list.

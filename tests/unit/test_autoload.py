@@ -54,7 +54,7 @@ def test_import_torch_starts_and_loads_nothing() -> None:
     with_plugin, without = answer(IMPORT), answer(IMPORT, OFF)
     assert with_plugin["registered"]
     assert not without["registered"]
-    ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "torch_internals")]
+    ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "settings", "torch_internals")]
     assert with_plugin["ours"] == ["torchmpi_plugin", *ours]
     assert not with_plugin["mpi"]
     assert not with_plugin["libraries"]

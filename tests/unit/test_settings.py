@@ -20,6 +20,7 @@ WRONG = {
     "MPIPLUS_CUDA": ("on", "Staged", "0"),
     "MPIPLUS_EXIT_GRACE": ("nan", "inf", "-5", "5 s", "banana"),
     "MPIPLUS_WATCHDOG": ("banana", "-5", "-0.1", "nan", "-inf", "1e999"),
+    "MPIPLUS_INTEGRATIONS": ("banana", "accelerate,banana", "Ignite", "accelerate;ignite", "1"),
 }
 RIGHT = (
     ("MPIPLUS_SHM", "0", False),
@@ -29,6 +30,8 @@ RIGHT = (
     ("MPIPLUS_EXIT_GRACE", "0", 0.0),
     ("MPIPLUS_EXIT_GRACE", "0.5", 0.5),
     ("MPIPLUS_WATCHDOG", "1e3", 1000.0),
+    ("MPIPLUS_INTEGRATIONS", "accelerate, ignite", ("accelerate", "ignite")),
+    ("MPIPLUS_INTEGRATIONS", " ", ()),
 )
 BY_NAME = {setting.name: setting for setting in settings.SETTINGS}
 

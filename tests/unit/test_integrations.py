@@ -1,0 +1,282 @@
+"""The hook that changes frameworks when they are imported: over packages made for this, which bear their names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import torchmpi_plugin
+from torchmpi_plugin import integrations, settings
+from torchmpi_plugin.integrations import importing
+
+FILES = {
+    "accelerate": "accelerate/state.py",
+    "transformers": "transformers/training_args.py",
+    "ignite": "ignite/distributed/comp_models/native.py",
+}
+DISTRIBUTIONS = {"accelerate": "accelerate", "transformers": "transformers", "ignite": "pytorch-ignite"}
+#: As much of each framework as its integration looks at.
+EXPECTED = {
+    "accelerate": """
+        import enum
+        class DistributedType(enum.Enum):
+            NO = 0
+            MULTI_CPU = 1
+        class PartialState:
+            _shared_state = {}
+            def __init__(self, cpu=False, **kwargs):
+                self.distributed_type = DistributedType.NO
+            def _prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None):
+                return "gloo", DistributedType.NO
+        """,
+    "transformers": """
+        from dataclasses import dataclass, field
+        @dataclass
+        class TrainingArguments:
+            ddp_backend: str = field(default=None, metadata={"choices": ["nccl", "gloo"]})
+        """,
+    "ignite": """
+        class _NativeDistModel:
+            available_backends = ("gloo",)
+            def _create_from_backend(
+                self, backend, timeout=None, init_method=None, world_size=None, rank=None, **kwargs
+            ):
+                pass
+            def _init_from_context(self):
+                pass
+        """,
+}
+#: What a release to come may have done, and what the warning then names.
+CHANGES = {
+    "accelerate": [
+        ("class PartialState", "class State", "PartialState"),
+        ("MULTI_CPU", "CPUS", "DistributedType.MULTI_CPU"),
+        ("def _prepare_backend", "def _choose_backend", "PartialState._prepare_backend"),
+        ("sagemaker_dp=False, backend=None", "backend=None", "PartialState._prepare_backend"),
+        ("cpu=False, **kwargs", "**kwargs", "PartialState.__init__"),
+    ],
+    "transformers": [
+        ("class TrainingArguments", "class Arguments", "TrainingArguments.ddp_backend"),
+        ("ddp_backend:", "backend:", "TrainingArguments.ddp_backend"),
+        ('["nccl", "gloo"]', '("nccl", "gloo")', "list of choices"),
+    ],
+    "ignite": [
+        ("class _NativeDistModel", "class NativeDistModel", "_NativeDistModel"),
+        ('available_backends = ("gloo",)', "pass", "_NativeDistModel.available_backends"),
+        ("_init_from_context", "_from_context", "_NativeDistModel._init_from_context"),
+        ("timeout=None, init_method", "init_method", "_NativeDistModel._create_from_backend"),
+    ],
+}
+VERSIONS = {"accelerate": "1.15.0", "transformers": "5.23.0", "ignite": "0.5.5"}
+
+Package = Callable[..., Path]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Installs such a package, for this test: of a name, with a text and a version."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(importing.finder, "waiting", {})
+    monkeypatch.setattr(importing, "_done", set())
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in FILES}
+
+    def install(name: str, text: str = "", version: str = "") -> Path:
+        file = tmp_path / FILES[name]
+        file.parent.mkdir(parents=True)
+        file.write_text(textwrap.dedent(text or EXPECTED[name]))
+        metadata = tmp_path / f"{DISTRIBUTIONS[name].replace('-', '_')}-1.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(
+            f"Metadata-Version: 2.1\nName: {DISTRIBUTIONS[name]}\nVersion: {version or VERSIONS[name]}\n"
+        )
+        return file
+
+    yield install
+    for name in [name for name in sys.modules if name.partition(".")[0] in FILES]:
+        del sys.modules[name]
+    sys.modules.update(hidden)
+
+
+def imported(name: str) -> tuple[dict[str, object], list[str]]:
+    """What the framework's module has, and the warnings of importing it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = importlib.import_module(FILES[name].removesuffix(".py").replace("/", "."))
+    return vars(module), [str(warning.message) for warning in caught]
+
+
+def is_changed(name: str, names: dict) -> bool:
+    if name == "accelerate":
+        return hasattr(names["PartialState"].__init__, "__wrapped__")
+    if name == "ignite":
+        return "mpiplus" in names["_NativeDistModel"].available_backends
+    return "mpiplus" in names["TrainingArguments"].__dataclass_fields__["ddp_backend"].metadata["choices"]
+
+
+def test_every_framework_of_the_setting_is_here() -> None:
+    assert set(FILES) == set(settings.FRAMEWORKS)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_framework_is_changed_when_it_is_imported(package: Package, name: str) -> None:
+    package(name)
+    integrations.activate(name)
+    assert not [loaded for loaded in sys.modules if loaded.partition(".")[0] in FILES], "nothing is imported"
+    names, told = imported(name)
+    assert told == []
+    assert is_changed(name, names)
+    assert names["__spec__"].loader is names["__loader__"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_framework_that_is_imported_already_is_changed_now(package: Package, name: str) -> None:
+    package(name)
+    names, _ = imported(name)
+    assert not is_changed(name, names)
+    integrations.activate(name)
+    assert is_changed(name, names)
+
+
+def test_transformers_brings_accelerate(package: Package) -> None:
+    package("accelerate")
+    integrations.activate("transformers")
+    assert is_changed("accelerate", imported("accelerate")[0])
+
+
+def test_twice_is_once(package: Package) -> None:
+    package("transformers")
+    for _ in range(2):
+        integrations.activate()
+    names, _ = imported("transformers")
+    integrations.activate()
+    choices = names["TrainingArguments"].__dataclass_fields__["ddp_backend"].metadata["choices"]  # type: ignore[attr-defined]
+    assert choices.count("mpiplus") == 1
+    assert sys.meta_path.count(importing.finder) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_framework_that_is_not_installed(package: Package, name: str) -> None:
+    integrations.activate(name)
+    with pytest.raises(ModuleNotFoundError):
+        imported(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "missing"), [(name, *change) for name, changes in CHANGES.items() for change in changes]
+)
+def test_another_shape_is_left_alone(package: Package, name: str, old: str, new: str, missing: str) -> None:
+    """One warning, with both versions, and the module as it was."""
+    text = textwrap.dedent(EXPECTED[name])
+    assert old in text
+    package(name, text.replace(old, new))
+    integrations.activate(name)
+    names, told = imported(name)
+    assert len(told) == 1, told
+    ours = torchmpi_plugin.__version__
+    assert told[0].startswith(
+        f"torchmpi-plugin {ours} leaves {DISTRIBUTIONS[name]} {VERSIONS[name]} as it is: it expects"
+    )
+    assert missing in told[0]
+    assert 'init_process_group("mpiplus")' in told[0]
+    integrations.activate(name)  # says no more
+    members = [each for owner in names.values() if isinstance(owner, type) for each in vars(owner).values()]
+    assert not [
+        each for each in members if getattr(each, "__globals__", {}).get("__package__") == integrations.__name__
+    ]
+    assert "mpiplus" not in repr(members)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("accelerate", "0.34.2"), ("accelerate", "2.0.0"), ("transformers", "6.0.0.dev0"), ("ignite", "0.6.0")],
+)
+def test_another_version_is_left_alone(package: Package, name: str, version: str) -> None:
+    package(name, version=version)
+    integrations.activate(name)
+    names, told = imported(name)
+    assert not is_changed(name, names)
+    assert len(told) == 1
+    assert f" {version} as it is: it expects a version from" in told[0]
+
+
+def test_a_module_that_fails_fails_as_without_us(package: Package) -> None:
+    file = package("accelerate", "raise OSError('its own')")
+    integrations.activate("accelerate")
+    with pytest.raises(OSError, match="its own"):
+        imported("accelerate")
+    file.write_text(textwrap.dedent(EXPECTED["accelerate"]))
+    importlib.invalidate_caches()
+    assert is_changed("accelerate", imported("accelerate")[0]), "the second attempt is ours too"
+
+
+def test_from_a_zip_file(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There one loader is that of all modules."""
+    package("accelerate")
+    (tmp_path / "accelerate" / "state.py").unlink()
+    (tmp_path / "accelerate").rmdir()
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
+        archive.writestr("accelerate/__init__.py", "")
+        archive.writestr("accelerate/other.py", "here = True")
+        archive.writestr("accelerate/state.py", textwrap.dedent(EXPECTED["accelerate"]))
+    monkeypatch.syspath_prepend(str(tmp_path / "packages.zip"))
+    integrations.activate("accelerate")
+    names, told = imported("accelerate")
+    assert is_changed("accelerate", names)
+    assert importlib.import_module("accelerate.other").here
+    assert told == []
+
+
+def test_a_wrong_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"no integration with 'acelerate', only with accelerate, ignite, transformers"
+    ):
+        integrations.activate("acelerate")
+
+
+# ---- the variable ----
+
+PROGRAM = """
+import sys, torch
+import torch.distributed as dist
+from torchmpi_plugin.integrations import importing
+assert "mpiplus" in dist.Backend.backend_list
+print(sorted(importing.finder.waiting), [name for name in sys.modules if name.partition(".")[0] in {frameworks}])
+try:
+    dist.init_process_group("mpiplus", store=dist.HashStore(), rank=0, world_size=1)
+except ValueError as error:
+    print(error)
+"""
+
+
+def run(value: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(frameworks=settings.FRAMEWORKS)
+    environment = {**os.environ, "MPIPLUS_INTEGRATIONS": value}
+    return subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=100, env=environment
+    )
+
+
+def test_the_variable_counts_at_import_torch() -> None:
+    done = run("ignite,transformers")
+    waiting = ["accelerate.state", "ignite.distributed.comp_models.native", "transformers.training_args"]
+    assert (done.stdout, done.stderr) == (f"{waiting} []\n", "")
+
+
+def test_a_wrong_name_in_the_variable() -> None:
+    """A warning from import torch, which goes on, and an error where others wait for this rank."""
+    done = run("accelerate,deepspeed")
+    names = ", ".join(settings.FRAMEWORKS)
+    text = f"MPIPLUS_INTEGRATIONS must be names, with commas, of {names}, not 'accelerate,deepspeed'"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[] []\n{text}\n"
+    assert done.stderr.count(text) == 1

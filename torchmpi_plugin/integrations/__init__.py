@@ -1,0 +1,38 @@
+"""The name "mpiplus" in frameworks whose lists of backends refuse it: docs/frameworks/index.md.
+
+Uses ``names``, ``settings``, and ``host``, which knows the launcher. Start with ``importing.py``, which waits for a
+framework to be imported; each of the others is about one framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .. import settings
+
+__all__ = ["activate"]
+
+#: Those that another one needs.
+_WITH = {"transformers": ("accelerate",)}
+
+
+def activate(*names: str) -> None:
+    """Have frameworks take ``backend="mpiplus"``: those that are imported already now, others when they are imported.
+
+    Where a framework is not as expected, it stays as it is, with a warning.
+
+    Args:
+        names: of ``accelerate``, ``ignite`` and ``transformers``; none: all of them.
+
+    Raises:
+        ValueError: another name.
+    """
+    wanted = settings.integrations(",".join(names)) if names else settings.FRAMEWORKS
+    for name in dict.fromkeys(each for framework in wanted for each in (*_WITH.get(framework, ()), framework)):
+        _activate(name)
+
+
+def _activate(name: str) -> None:
+    from .importing import when_imported
+
+    when_imported(import_module(f".{name}", __package__).INTEGRATION)

@@ -1,0 +1,130 @@
+"""What is changed in a framework when it is imported, and only where it is as expected."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class ChangedError(Exception):
+    """The framework is not as expected; what is missing."""
+
+
+@dataclass(frozen=True)
+class Integration:
+    """What is changed in one framework.
+
+    Attributes:
+        distribution: the framework, as it is installed.
+        module: which of its modules is changed.
+        since, before: the versions that have the expected shape, the second excluded.
+        change: does it, once :class:`ChangedError` cannot come any more.
+    """
+
+    distribution: str
+    module: str
+    since: tuple[int, ...]
+    before: tuple[int, ...]
+    change: Callable[[ModuleType], None]
+
+
+def function_with(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
+    """A function of a module or class that takes these parameters, in this order.
+
+    Raises:
+        ChangedError: there is none.
+    """
+    found = getattr(owner, name, None)
+    if not inspect.isfunction(found) or tuple(inspect.signature(found).parameters) != parameters:
+        raise ChangedError(f"{owner.__name__}.{name}({', '.join(parameters)})")
+    return found
+
+
+def when_imported(integration: Integration) -> None:
+    """Change the framework: now if it is imported already, else when it is."""
+    if integration.module in finder.waiting or integration.module in _done:
+        return
+    module = sys.modules.get(integration.module)
+    if module is not None:
+        _change(integration, module)
+        return
+    finder.waiting[integration.module] = integration
+    if finder not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
+
+
+_done: set[str] = set()
+
+
+def _change(integration: Integration, module: ModuleType) -> None:
+    _done.add(integration.module)
+    missing = ""
+    try:
+        if not integration.since <= _version(integration.distribution) < integration.before:
+            since, before = (".".join(map(str, numbers)) for numbers in (integration.since, integration.before))
+            missing = f"a version from {since} on, and before {before}"
+        else:
+            integration.change(module)
+    except Exception as error:  # whatever it is, the framework's import goes on
+        missing = str(error) if isinstance(error, ChangedError) else repr(error)
+    if missing:
+        warnings.warn(_text(integration, missing), stacklevel=2)
+
+
+def _version(distribution: str) -> tuple[int, ...]:
+    numbers = importlib.metadata.version(distribution).split(".")[:2]
+    return tuple(int(number) for number in numbers if number.isdigit())
+
+
+def _text(integration: Integration, missing: str) -> str:
+    name = integration.distribution
+    try:
+        versions = [importlib.metadata.version(each) for each in ("torchmpi-plugin", name)]
+    except importlib.metadata.PackageNotFoundError:
+        versions = ["", "of no known version"]
+    return (
+        f"torchmpi-plugin {versions[0]} leaves {name} {versions[1]} as it is: it expects {missing}. Without it {name} "
+        f'refuses the name "mpiplus"; call torch.distributed.init_process_group("mpiplus") yourself, first'
+    )
+
+
+class _Finder(MetaPathFinder):
+    """Has the integration follow its module's own loader."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Integration] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        integration = self.waiting.get(fullname)
+        if integration is None:
+            return None
+        others = (other for other in sys.meta_path if other is not self)
+        spec = next(filter(None, (other.find_spec(fullname, path, target) for other in others)), None)
+        if spec is not None and spec.loader is not None:
+            _follow(spec.loader, integration)
+        return spec
+
+
+finder = _Finder()
+
+
+def _follow(loader: Any, integration: Integration) -> None:
+    """The loader's exec_module, then the change. A loader may be that of many modules, as for a zip file."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if module.__name__ == integration.module and finder.waiting.pop(integration.module, None) is not None:
+            _change(integration, module)
+
+    loader.exec_module = exec_module
