@@ -22,7 +22,15 @@ FILES = {
     "accelerate": "accelerate/state.py",
     "transformers": "transformers/training_args.py",
     "ignite": "ignite/distributed/comp_models/native.py",
+    "ignite's auto": "ignite/distributed/auto.py",
 }
+
+
+def framework(name: str) -> str:
+    return name.partition("'")[0]
+
+
+FRAMEWORKS = {framework(name) for name in FILES}
 DISTRIBUTIONS = {"accelerate": "accelerate", "transformers": "transformers", "ignite": "pytorch-ignite"}
 #: As much of each framework as its integration looks at.
 EXPECTED = {
@@ -54,6 +62,12 @@ EXPECTED = {
             def _init_from_context(self):
                 pass
         """,
+    "ignite's auto": """
+        import types
+        idist_native = types.SimpleNamespace(GLOO="gloo", MPI="mpi")
+        def auto_model(model, sync_bn=False, **kwargs):
+            return model in (idist_native.GLOO, idist_native.MPI)
+        """,
 }
 #: What a release to come may have done, and what the warning then names.
 CHANGES = {
@@ -75,6 +89,12 @@ CHANGES = {
         ("_init_from_context", "_from_context", "_NativeDistModel._init_from_context"),
         ("timeout=None, init_method", "init_method", "_NativeDistModel._create_from_backend"),
     ],
+    "ignite's auto": [
+        ("def auto_model", "def wrapped", "auto_model(model, sync_bn, kwargs)"),
+        ("sync_bn=False, ", "", "auto_model(model, sync_bn, kwargs)"),
+        ("(idist_native.GLOO, idist_native.MPI)", "('gloo', 'mpi')", "idist_native.MPI"),
+        (', MPI="mpi"', "", "idist_native.MPI"),
+    ],
 }
 VERSIONS = {"accelerate": "1.15.0", "transformers": "5.23.0", "ignite": "0.5.5"}
 
@@ -88,21 +108,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(importing.finder, "waiting", {})
     monkeypatch.setattr(importing, "_done", set())
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in FILES}
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in FRAMEWORKS}
 
     def install(name: str, text: str = "", version: str = "") -> Path:
         file = tmp_path / FILES[name]
         file.parent.mkdir(parents=True)
         file.write_text(textwrap.dedent(text or EXPECTED[name]))
-        metadata = tmp_path / f"{DISTRIBUTIONS[name].replace('-', '_')}-1.dist-info" / "METADATA"
+        distribution = DISTRIBUTIONS[framework(name)]
+        metadata = tmp_path / f"{distribution.replace('-', '_')}-1.dist-info" / "METADATA"
         metadata.parent.mkdir()
-        metadata.write_text(
-            f"Metadata-Version: 2.1\nName: {DISTRIBUTIONS[name]}\nVersion: {version or VERSIONS[name]}\n"
-        )
+        lines = [f"Name: {distribution}", f"Version: {version or VERSIONS[framework(name)]}"]
+        metadata.write_text("\n".join(["Metadata-Version: 2.1", *lines, ""]))
         return file
 
     yield install
-    for name in [name for name in sys.modules if name.partition(".")[0] in FILES]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in FRAMEWORKS]:
         del sys.modules[name]
     sys.modules.update(hidden)
 
@@ -120,18 +140,22 @@ def is_changed(name: str, names: dict) -> bool:
         return hasattr(names["PartialState"].__init__, "__wrapped__")
     if name == "ignite":
         return "mpiplus" in names["_NativeDistModel"].available_backends
+    if name == "ignite's auto":
+        wraps = names["auto_model"]
+        assert wraps("mpi") and wraps("gloo") and not wraps("horovod")
+        return wraps("mpiplus")
     return "mpiplus" in names["TrainingArguments"].__dataclass_fields__["ddp_backend"].metadata["choices"]
 
 
 def test_every_framework_of_the_setting_is_here() -> None:
-    assert set(FILES) == set(settings.FRAMEWORKS)
+    assert set(settings.FRAMEWORKS) == FRAMEWORKS
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_framework_is_changed_when_it_is_imported(package: Package, name: str) -> None:
     package(name)
-    integrations.activate(name)
-    assert not [loaded for loaded in sys.modules if loaded.partition(".")[0] in FILES], "nothing is imported"
+    integrations.activate(framework(name))
+    assert not [loaded for loaded in sys.modules if loaded.partition(".")[0] in FRAMEWORKS], "nothing is imported"
     names, told = imported(name)
     assert told == []
     assert is_changed(name, names)
@@ -143,7 +167,7 @@ def test_a_framework_that_is_imported_already_is_changed_now(package: Package, n
     package(name)
     names, _ = imported(name)
     assert not is_changed(name, names)
-    integrations.activate(name)
+    integrations.activate(framework(name))
     assert is_changed(name, names)
 
 
@@ -166,7 +190,7 @@ def test_twice_is_once(package: Package) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_framework_that_is_not_installed(package: Package, name: str) -> None:
-    integrations.activate(name)
+    integrations.activate(framework(name))
     with pytest.raises(ModuleNotFoundError):
         imported(name)
 
@@ -179,21 +203,20 @@ def test_another_shape_is_left_alone(package: Package, name: str, old: str, new:
     text = textwrap.dedent(EXPECTED[name])
     assert old in text
     package(name, text.replace(old, new))
-    integrations.activate(name)
+    integrations.activate(framework(name))
     names, told = imported(name)
     assert len(told) == 1, told
-    ours = torchmpi_plugin.__version__
-    assert told[0].startswith(
-        f"torchmpi-plugin {ours} leaves {DISTRIBUTIONS[name]} {VERSIONS[name]} as it is: it expects"
-    )
+    ours, theirs = torchmpi_plugin.__version__, VERSIONS[framework(name)]
+    assert f"torchmpi-plugin {ours} leaves {DISTRIBUTIONS[framework(name)]} {theirs} as it is: it expects" in told[0]
     assert missing in told[0]
     assert 'init_process_group("mpiplus")' in told[0]
-    integrations.activate(name)  # says no more
+    integrations.activate(framework(name))  # says no more
     members = [each for owner in names.values() if isinstance(owner, type) for each in vars(owner).values()]
     assert not [
         each for each in members if getattr(each, "__globals__", {}).get("__package__") == integrations.__name__
     ]
     assert "mpiplus" not in repr(members)
+    assert "_EitherName" not in repr(names.get("idist_native"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +225,7 @@ def test_another_shape_is_left_alone(package: Package, name: str, old: str, new:
 )
 def test_another_version_is_left_alone(package: Package, name: str, version: str) -> None:
     package(name, version=version)
-    integrations.activate(name)
+    integrations.activate(framework(name))
     names, told = imported(name)
     assert not is_changed(name, names)
     assert len(told) == 1
@@ -268,7 +291,7 @@ def run(value: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_variable_counts_at_import_torch() -> None:
     done = run("ignite,transformers")
-    waiting = ["accelerate.state", "ignite.distributed.comp_models.native", "transformers.training_args"]
+    waiting = sorted(file.removesuffix(".py").replace("/", ".") for file in FILES.values())
     assert (done.stdout, done.stderr) == (f"{waiting} []\n", "")
 
 

@@ -35,4 +35,5 @@ def activate(*names: str) -> None:
 def _activate(name: str) -> None:
     from .importing import when_imported
 
-    when_imported(import_module(f".{name}", __package__).INTEGRATION)
+    for integration in import_module(f".{name}", __package__).INTEGRATIONS:
+        when_imported(integration)

@@ -60,4 +60,4 @@ def _warn_of_being_alone() -> None:
     )
 
 
-INTEGRATION = Integration("accelerate", "accelerate.state", (1, 0), (2, 0), _change)
+INTEGRATIONS = (Integration("accelerate", "accelerate.state", (1, 0), (2, 0), _change),)

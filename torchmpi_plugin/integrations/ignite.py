@@ -1,9 +1,9 @@
-"""ignite: ``idist.Parallel(backend="mpiplus")`` and ``idist.initialize("mpiplus")``."""
+"""ignite: ``idist.Parallel(backend="mpiplus")``, ``idist.initialize("mpiplus")``, and ``idist.auto_model``."""
 
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ import torch.distributed as dist
 from ..names import BACKEND
 from .importing import ChangedError, Integration, function_with
 
+_SINCE, _BEFORE = (0, 4), (0, 6)
 
-def _change(module: ModuleType) -> None:
+
+def _change_names(module: ModuleType) -> None:
     model = getattr(module, "_NativeDistModel", None)
     if model is None or not isinstance(getattr(model, "available_backends", None), tuple):
         raise ChangedError("_NativeDistModel.available_backends")
@@ -37,4 +39,26 @@ def _change(module: ModuleType) -> None:
     model.available_backends = (*model.available_backends, BACKEND)
 
 
-INTEGRATION = Integration("pytorch-ignite", "ignite.distributed.comp_models.native", (0, 4), (0, 6), _change)
+class _EitherName(str):
+    """torch's own MPI backend, or ours."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == other or other == BACKEND
+
+
+def _change_wrapping(module: ModuleType) -> None:
+    """``auto_model`` wraps a model for the backends it knows; for others it leaves each rank to train its own."""
+    wrap = function_with(module, "auto_model", "model", "sync_bn", "kwargs")
+    native = getattr(module, "idist_native", None)
+    if not {"idist_native", "MPI"} <= set(wrap.__code__.co_names) or not hasattr(native, "MPI"):
+        raise ChangedError("auto_model that compares with idist_native.MPI")
+    module.idist_native = SimpleNamespace(**{**vars(native), "MPI": _EitherName("mpi")})  # type: ignore[attr-defined]
+
+
+INTEGRATIONS = (
+    Integration("pytorch-ignite", "ignite.distributed.comp_models.native", _SINCE, _BEFORE, _change_names),
+    Integration("pytorch-ignite", "ignite.distributed.auto", _SINCE, _BEFORE, _change_wrapping),
+)

@@ -16,4 +16,4 @@ def _change(module: ModuleType) -> None:
     choices.append(BACKEND)
 
 
-INTEGRATION = Integration("transformers", "transformers.training_args", (4, 40), (6, 0), _change)
+INTEGRATIONS = (Integration("transformers", "transformers.training_args", (4, 40), (6, 0), _change),)
