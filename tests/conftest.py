@@ -18,6 +18,7 @@ LANES = {
     "faults": "faults",
     "hosts": "hosts",
     "slurm": "hosts",
+    "frameworks": "frameworks",
     "unit": "unit",
     "processors": "unit",
 }
@@ -38,7 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Plain pytest leaves tests/mpi to the driver; a rank under mpiexec leaves out the driver."""
+    """Plain pytest leaves tests/mpi to the driver; a rank under mpiexec leaves out the driver.
+
+    tests/frameworks needs much that the rest does not, and is run by name only.
+    """
+    if collection_path == HERE / "frameworks":
+        return True if not any("frameworks" in argument for argument in config.args) else None
     if config.getoption("--with-mpi"):
         return True if collection_path.name == "test_under_mpiexec.py" else None
     return True if collection_path == HERE / "mpi" else None

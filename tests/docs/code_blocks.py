@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 LANGUAGES = {"python", "sh", "text", "yaml", "dockerfile", "mermaid"}
 RANKS = 2  # of a program in Python, unless the page says otherwise
 _BLOCK = re.compile(r"((?:^<!--(?:(?!-->).)*-->\n)*)^```([^\n]*)\n(.*?)^```$", re.M | re.S)

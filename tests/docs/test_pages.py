@@ -12,7 +12,7 @@ import pytest
 from code_blocks import PAGES, ROOT
 
 import torchmpi_plugin
-from torchmpi_plugin import dist, launch, settings
+from torchmpi_plugin import dist, integrations, launch, settings
 
 SOURCES = sorted(Path(torchmpi_plugin.__file__).parent.rglob("*.py"))
 GAP = "\0"  # where a text has a value put into it
@@ -54,7 +54,11 @@ def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"^::: torchmpi_plugin\.(\S+)$", page, re.M))
     public = {name for name in torchmpi_plugin.__all__ if not name.startswith("__")}
-    public |= {f"{module.__name__.partition('.')[2]}.{name}" for module in (dist, launch) for name in module.__all__}
+    public |= {
+        f"{module.__name__.partition('.')[2]}.{name}"
+        for module in (dist, integrations, launch)
+        for name in module.__all__
+    }
     for name in sorted(public - shown):
         assert f"`{name.rpartition('.')[2]}`" in page, f"{name} is missing"
     assert shown <= public
