@@ -171,6 +171,18 @@ def test_a_framework_that_is_imported_already_is_changed_now(package: Package, n
     assert is_changed(name, names)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_framework_that_imports_torch_first(package: Package, name: str) -> None:
+    """Then the variable is read in the middle of its module."""
+    first = f"from torchmpi_plugin import integrations; integrations.activate({framework(name)!r})\n"
+    package(name, first + textwrap.dedent(EXPECTED[name]))
+    names, told = imported(name)
+    assert told == []
+    assert is_changed(name, names)
+    assert not importing.finder.waiting.keys() & {names["__name__"]}
+    assert type(sys.modules[str(names["__name__"]).rpartition(".")[0]]).__name__ == "module"
+
+
 def test_transformers_brings_accelerate(package: Package) -> None:
     package("accelerate")
     integrations.activate("transformers")

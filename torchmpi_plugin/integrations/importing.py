@@ -53,15 +53,33 @@ def when_imported(integration: Integration) -> None:
     if integration.module in finder.waiting or integration.module in _done:
         return
     module = sys.modules.get(integration.module)
-    if module is not None:
+    parent, _, name = integration.module.rpartition(".")
+    if module is not None and name in vars(sys.modules[parent]):
         _change(integration, module)
         return
     finder.waiting[integration.module] = integration
-    if finder not in sys.meta_path:
+    if module is not None:
+        _announce_children(sys.modules[parent])  # it is being imported: the framework has come to its "import torch"
+    elif finder not in sys.meta_path:
         sys.meta_path.insert(0, finder)
 
 
 _done: set[str] = set()
+
+
+def _announce_children(package: ModuleType) -> None:
+    """Python binds a module in its package when it has been imported."""
+    kind = type(package)
+
+    class Announcing(kind):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            integration = finder.waiting.pop(f"{self.__name__}.{name}", None)
+            if integration is not None:
+                _change(integration, value)
+                self.__class__ = kind  # type: ignore[assignment]
+
+    package.__class__ = Announcing
 
 
 def _change(integration: Integration, module: ModuleType) -> None:
