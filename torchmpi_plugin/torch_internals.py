@@ -46,6 +46,7 @@ NEEDS = (
     Need("torch:_debug_has_internal_overlap", OLDEST, "the error for results written to expanded tensors"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
     Need("torch.profiler:record_function._call_end_callbacks_on_future", OLDEST, "events of asynchronous operations"),
+    Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
     Need(f"{_C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
     Need(f"{_C10D}:Backend.Options", OLDEST, "the options that a group shows"),
     Need(f"{_C10D}:ErrorType", OLDEST, "get_error()"),
@@ -249,6 +250,16 @@ def premul_factor(op: Any) -> Any:
 def profiler_check() -> Callable[[], bool]:
     """A function that says whether this thread is being profiled."""
     return find("torch.autograd:_profiler_enabled")
+
+
+def operator_event(name: str, tensors: list[Any], said: dict[str, Any]) -> Any:
+    """A profiler's event of the kind that torch's own operators have.
+
+    Args:
+        tensors: whose shapes and dtypes it shows.
+        said: what it shows besides; integers and texts.
+    """
+    return find("torch._C._profiler:_RecordFunctionFast")(name, tensors, said)
 
 
 def end_with(event: Any, future: Any) -> None:

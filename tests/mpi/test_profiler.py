@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,3 +42,55 @@ def test_events_of_operations(world) -> None:
 def test_no_events_without_a_profiler(world) -> None:
     dist.all_reduce(torch.ones(4))
     assert not profiling.events
+
+
+CALLS = {
+    "allreduce_": lambda group, mine, _: dist.all_reduce(mine, group=group),
+    "broadcast_": lambda group, mine, _: dist.broadcast(mine, 0, group=group),
+    "_allgather_base_": lambda group, mine, all_of_them: dist.all_gather_into_tensor(all_of_them, mine, group=group),
+    "barrier": lambda group, *_: dist.barrier(group=group),
+}
+
+
+def calls_traced(group: Any, directory: Path) -> list[dict[str, Any]]:
+    """The arguments of c10d's operators in the file that a viewer reads, by their names, in the order of the calls."""
+    mine = torch.ones(6, 4, dtype=torch.bfloat16)
+    gathered = torch.empty(6 * dist.get_world_size(), 4, dtype=torch.bfloat16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        for call in CALLS.values():
+            call(group, mine, gathered)
+        dist.all_reduce(mine, group=group, async_op=True).wait()
+    file = directory / f"{dist.get_backend(group)}.{dist.get_rank()}.json"
+    profiler.export_chrome_trace(str(file))
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["name"].startswith("c10d::")]
+    assert {event["cat"] for event in events} == {"cpu_op"}
+    return [{"name": event["name"], **event["args"]} for event in sorted(events, key=lambda event: event["ts"])]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_trace_tools_see_communication(world, tmp_path) -> None:
+    """The operators that they see of gloo, with the same tensors; and sizes and dtypes in NCCL's words."""
+    gloo = dist.new_group(backend="gloo")
+    theirs, ours = calls_traced(gloo, tmp_path), calls_traced(None, tmp_path)
+    dist.destroy_process_group(gloo)
+    names = [f"c10d::{name}" for name in (*CALLS, "allreduce_")]
+    assert [event["name"] for event in ours] == [event["name"] for event in theirs] == names
+
+    def elements(event: dict[str, Any]) -> list[tuple[int, ...]]:
+        """The tensors' shapes, which of a list are one level further in; gloo's barrier has one of its own."""
+        shapes = [shape[0] if shape and isinstance(shape[0], list) else shape for shape in event.get("Input Dims", [])]
+        return sorted(tuple(shape) for shape in shapes if shape and "barrier" not in event["name"])
+
+    assert [elements(event) for event in ours] == [elements(event) for event in theirs]
+    for name, value in {
+        "Collective name": "allreduce",
+        "dtype": "BFloat16",
+        "In msg nelems": 24,
+        "Out msg nelems": 24,
+        "Group size": world.size,
+        "Process Group Name": dist.group.WORLD.group_name,
+        "Process Group Ranks": str(list(range(world.size))),
+    }.items():
+        assert ours[0][name] == value
+    assert ours[2]["Out msg nelems"] == 24 * world.size

@@ -1,13 +1,16 @@
-"""What torch's profiler sees: an event named "mpiplus:all_reduce" for each operation, as other backends have theirs.
+"""What torch's profiler sees: for each operation the events that other backends' have, by which trace tools go.
 
-An event begins with the call. It ends when the operation is complete, which for an asynchronous one is on another
-thread.
+"mpiplus:all_reduce" begins with the call, and ends when the operation is complete, which for an asynchronous one is on
+another thread. "c10d::allreduce_" is the call alone, as of torch's own operator, with sizes and dtypes: those of the
+tensors, and in the words that NCCL's "record_param_comms" has for them. An event of that name itself needs what only
+C++ can set, and the profiler crashes without.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,23 +19,76 @@ from .contracts import Begun
 
 #: Whether this thread is being profiled.
 wanted = torch_internals.profiler_check()
-#: The event of the operation that a thread is about to start, by thread.
-events: dict[int, Any] = {}
+
+
+class Events(NamedTuple):
+    """Those of one operation: until it is complete, and of the call, once that is described."""
+
+    operation: Any
+    call: list[Any]
+
+
+#: Those of the operation that a thread is about to start, by thread.
+events: dict[int, Events] = {}
+
+#: c10d's operators, where they are not called as ours with a "_" behind.
+_OPERATORS = {
+    "all_reduce": "allreduce_",
+    "all_reduce_coalesced": "allreduce_coalesced_",
+    "all_gather": "allgather_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "all_to_all": "alltoall_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "send": "send",
+}
 
 
 def begin(operation: str) -> None:
     """An operation begins on this thread."""
     end(None)  # of one that raised before it came to its end
-    event = events[threading.get_ident()] = torch.profiler.record_function(f"mpiplus:{operation}")
+    event = torch.profiler.record_function(f"mpiplus:{operation}")
+    events[threading.get_ident()] = Events(event, [])
     event.__enter__()
+
+
+def describe(
+    operation: str,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    group: Callable[[], dict[str, Any]],
+) -> None:
+    """What the operation that has begun on this thread is about to do.
+
+    Args:
+        group: what is to be said of its group.
+    """
+    found = events.get(threading.get_ident())
+    if found is None or found.call:
+        return
+    name = _OPERATORS.get(operation, f"{operation}_")
+    tensors = [*inputs, *(tensor for tensor in outputs if all(tensor is not other for other in inputs))]
+    said = {
+        "Collective name": name.removesuffix("_"),
+        "In msg nelems": sum(tensor.numel() for tensor in inputs),
+        "Out msg nelems": sum(tensor.numel() for tensor in outputs),
+        "dtype": tensors[0].type().rpartition(".")[2].removesuffix("Tensor") if tensors else "",
+        **group(),
+    }
+    event = torch_internals.operator_event(f"c10d::{name}", tensors, said)
+    event.__enter__()
+    found.call.append(event)
 
 
 def end(work: Begun | None) -> None:
     """The operation that began on this thread has become ``work``."""
-    event = events.pop(threading.get_ident(), None)
-    if event is None:
+    found = events.pop(threading.get_ident(), None)
+    if found is None:
         return
-    if work is None or work.finished:
+    for event in found.call:
         event.__exit__(None, None, None)
+    if work is None or work.finished:
+        found.operation.__exit__(None, None, None)
     else:
-        torch_internals.end_with(event, work.get_future())
+        torch_internals.end_with(found.operation, work.get_future())

@@ -256,6 +256,8 @@ class Group(Outcomes):
             inputs: what they are made of, where that is not themselves.
         """
         entry = self._entry(operation, peer, tensors, inputs)
+        if profiling.events:
+            profiling.describe(operation, tensors if inputs is None else inputs, tensors, self._told_to_profilers)
         try:
             handle = start(*operands)
             if handle == 0 and then is not None:
@@ -286,6 +288,13 @@ class Group(Outcomes):
         if self._coalescing is not None:
             self._coalescing.append((work, [] if operation == "send" else tensors))
         return work
+
+    def _told_to_profilers(self) -> dict[str, Any]:
+        return {
+            "Group size": self._size,
+            "Process Group Name": self.group_name,
+            "Process Group Ranks": str(self._global_ranks),
+        }
 
     #: How to recognise a call that is starting an operation.
     starting = _issue.__code__

@@ -233,6 +233,7 @@ def recorded(directory: str, dumps: str) -> None:
         with raises(dist.DistBackendError, "timed out"):
             dist.all_reduce(torch.ones(7, 3, dtype=torch.bfloat16))
     trace = pickle.loads((Path(directory) / f"trace_{ME}").read_bytes())
+    assert trace["pg_config"]["0"]["name"] == "0"
     assert trace["pg_config"]["0"]["ranks"] == str(list(range(dist.get_world_size())))
     last = trace["entries"][-1]
     if ME != 1:
