@@ -158,6 +158,8 @@ DEVELOPMENT = {
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
+    "MPIPLUS_TEST_HOST_OF": "The numbers of the hosts on which the ranks of the tests under mpiexec believe to be, as "
+    "`0,0,1`.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "

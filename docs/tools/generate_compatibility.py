@@ -65,7 +65,7 @@ def probe() -> dict[str, str]:
     from mpi4py import MPI  # not before: it would start MPI, which torchrun's ranks cannot
 
     found = {"name": " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].split())}
-    for way, shared in (("on one node", "1"), ("as between nodes", "0")):
+    for way, shared in (("on one node", "1"), ("over MPI", "0")):
         os.environ["MPIPLUS_SHM"] = shared
         group = dist.new_group()
         for name, trial in {"reductions": reductions, "exchanges": exchanges}.items():
