@@ -214,6 +214,14 @@ static int check(shm_op *s, mpp_channel *c) {
     return s->written && all_written(s, 0) ? mpp_check_calls(s, c) : MPP_PENDING;
 }
 
+/* Between hosts each rank sees the errors of its own messages only, and those here wait for each other. */
+static void share_failure(mpp_op *op, mpp_channel *c) {
+    _Atomic int64_t *broken = &c->counters[0].broken;
+    if (op->failure == MPP_FAILURE_MPI) atomic_store(broken, op->mpi_error);
+    int64_t error = atomic_load_explicit(broken, memory_order_relaxed);
+    if (error) mpp_fail(op, MPP_FAILURE_MPI, (int)error);
+}
+
 /* Does what can be done now for the operation whose turn it is. */
 static int move(shm_op *s, mpp_channel *c) {
     mpp_op *op = &s->op;
@@ -228,6 +236,7 @@ static int move(shm_op *s, mpp_channel *c) {
         }
         if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
+    if (c->hosts && s->done < s->chunks) share_failure(op, c);
     if (op->failure && c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING;
     if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
     return s->done == s->chunks ? MPP_DONE : state;

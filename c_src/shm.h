@@ -28,7 +28,8 @@ typedef struct {
     char pad3[CACHE_LINE - sizeof(uint64_t)];
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
     _Atomic uint64_t agreed; /* of the first rank on a host: calls that were compared with the other hosts' */
-    char pad4[CACHE_LINE - sizeof(uint64_t)];
+    _Atomic int64_t broken;  /* of the same: MPI's error, once a rank here has met one between the hosts */
+    char pad4[CACHE_LINE - 2 * sizeof(uint64_t)];
     mpp_opinion opinion; /* what came out of the last one */
 } rank_counters;
 

@@ -38,7 +38,7 @@ COMPARED = {
     "check": "c89cd7db589c",
     "mpp_check_calls": "0b55835da1ba",
     "pass_over": "8e1e4f72d98e",
-    "move": "042c6af4db7c",
+    "move": "dc4cbce3721b",
     "step": "eadf2fb148c5",
     "step_refusal": "70c69719f102",
     "mpp_shm_out_of_memory": "6828cfa147d9",

@@ -50,8 +50,8 @@ class Outcomes(Hooks):
         return int(self._lib.mpp_arrived(call.handle, rank)) > 1
 
     def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Whether :meth:`has_arrived` knows: only over shared memory does it."""
-        return int(self._lib.mpp_arrived(call.handle, self._rank)) >= 0
+        """Whether :meth:`has_arrived` knows: only where all ranks share memory."""
+        return all(int(self._lib.mpp_arrived(call.handle, rank)) >= 0 for rank in range(self._size))
 
     def gave_up(self, call: PendingWork) -> None:
         """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
