@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import torch_internals
+from . import settings, torch_internals
 
 
 @dataclass
@@ -21,6 +21,9 @@ class Options:
         cuda: of the world: how CUDA tensors travel. "staged": through host memory; "direct": MPI is handed their
             addresses, except for reductions; None: as the variable ``MPIPLUS_CUDA`` says, or "auto", which asks the MPI
             library. The same on all ranks, or all stage.
+        collectives: "own": mpiplus's, over shared memory and between nodes; "mpi": those of the MPI library, which may
+            have them in hardware; "auto": mpiplus's on up to 16 nodes; None: as the variable ``MPIPLUS_COLLECTIVES``
+            says. Of a group; what its rank 0 has counts.
         face: "process_group": torch calls mpiplus directly, which is fastest; "backend" (from torch 2.15 on): through
             its own process group and dispatcher, as it calls backends in C++. See docs/faces.md. In a group with other
             backends it is always the latter.
@@ -30,10 +33,13 @@ class Options:
     abort_on_exception: bool = True
     cuda: str | None = None
     face: str = "process_group"
+    collectives: str | None = None
 
     def __post_init__(self) -> None:
         if self.face not in ("process_group", "backend"):
             raise ValueError(f"Options(face=...) is 'process_group' or 'backend', not {self.face!r}")
+        if self.collectives not in (None, *settings.COLLECTIVES_OF):
+            raise ValueError(f"Options(collectives=...) is 'auto', 'own' or 'mpi', not {self.collectives!r}")
         if self.face == "backend" and not torch_internals.has_python_backends():
             raise ValueError("Options(face='backend') needs torch 2.15, which knows backends in Python")
 

@@ -71,6 +71,7 @@ def _word(words: tuple[str, ...], text: str) -> str:
 
 _SECONDS = "a number of seconds, 0 or more"
 CUDA_PATHS = ("auto", "staged", "direct")
+COLLECTIVES_OF = ("auto", "own", "mpi")
 FRAMEWORKS = ("accelerate", "ignite", "transformers")
 
 
@@ -91,9 +92,18 @@ SHM = Setting(
     "1",
     "0 or 1",
     _switch,
-    "`0`: groups on one node use MPI's collectives rather than shared memory. What rank 0 of a group has counts, when "
-    "the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for these each rank "
-    "reads it for itself.",
+    "`0`: groups use MPI's collectives rather than shared memory, on one node and on several. What rank 0 of a group "
+    "has counts, when the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for "
+    "these each rank reads it for itself.",
+)
+COLLECTIVES = Setting(
+    "MPIPLUS_COLLECTIVES",
+    "auto",
+    f"one of {', '.join(COLLECTIVES_OF)}",
+    functools.partial(_word, COLLECTIVES_OF),
+    "`own`: mpiplus's collectives, over shared memory and [between hosts](architecture.md#between-hosts); `mpi`: those "
+    "of the MPI library; `auto`: `own` on up to 16 nodes. What rank 0 of a group has counts, and "
+    "`Options(collectives=...)` comes before it.",
 )
 CUDA = Setting(
     "MPIPLUS_CUDA",
@@ -129,7 +139,7 @@ INTEGRATIONS = Setting(
 )
 
 #: Those that users set.
-SETTINGS: tuple[Setting[Any], ...] = (SHM, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS)
+SETTINGS: tuple[Setting[Any], ...] = (SHM, COLLECTIVES, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS)
 
 JOB = "MPIPLUS_JOB"
 ATTACHMENT = "MPIPLUS_ATTACHMENT"

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tensors": ("settings", "torch_internals", "host"),
     "mpi": ("errors", "settings", "host", "tensors"),
     "store": ("errors", "names", "host", "mpi"),
-    "communicator": ("errors", "names", "host", "tensors", "mpi", "store"),
+    "communicator": ("errors", "names", "settings", "host", "tensors", "mpi", "store"),
     "engine": ("errors", "torch_internals", "tensors", "mpi"),
     "diagnosis": ("errors", "names", "settings", "torch_internals", "host", "tensors", "store", "engine"),
     "group": (

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from .. import settings
 from ..errors import DistBackendError
 from ..host import node, peers, shared_files
 from ..host.shared_files import Share
@@ -22,6 +23,26 @@ log = logging.getLogger("torchmpi_plugin")
 
 # The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
 OWN_TAGS, WINDOW_TAGS = 1024, 2
+
+
+#: With more nodes MPI's algorithms take fewer messages than ours, which send to every node.
+MOST_NODES = 16
+
+
+class Member(NamedTuple):
+    """What a rank tells the others of its group.
+
+    Attributes:
+        process: its process.
+        cpus: where that may run.
+        compares: whether it was asked to compare the calls.
+        collectives: which it was asked for: "own", "mpi" or "auto".
+    """
+
+    process: peers.Process
+    cpus: list[int]
+    compares: bool
+    collectives: str
 
 
 class Communicator:
@@ -45,7 +66,7 @@ class Communicator:
     _crowded = False
     freed = False
 
-    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool) -> None:
+    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, collectives: str | None) -> None:
         mpi, shim = runtime.mpi(), runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm, self.base = comm, base
@@ -55,12 +76,13 @@ class Communicator:
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
-            everybody = steps.take(lambda: (peers.this(), runtime.allowed_cpus(), compares))
+            wanted = (collectives or settings.COLLECTIVES.value()) if allocation.wanted() else "mpi"
+            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wanted))
             offers = steps.take(lambda: self._make_group(everybody))
             firsts = sorted({self._hosts.index(host) for host in self._hosts})
             if all(offers[first] is not None for first in firsts):
                 first = self._hosts.index(self._hosts[comm.Get_rank()])
-                is_shared = all(steps.take(lambda: self._map(everybody[first][0].pid, offers[first])))
+                is_shared = all(steps.take(lambda: self._map(everybody[first].process.pid, offers[first])))
                 steps.take(lambda: self._attach(is_shared))
         except BaseException as error:
             # A Ctrl-C is this rank's alone.
@@ -70,15 +92,15 @@ class Communicator:
         finally:
             self._close_file()
 
-    def _make_group(self, everybody: Sequence[tuple[peers.Process, list[int], bool]]) -> Share | None:
+    def _make_group(self, everybody: Sequence[Member]) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        nodes = [process.node for process, _, _ in everybody]
+        nodes = [member.process.node for member in everybody]
         self.place, self.node_count = node.places(nodes)[rank], len(set(nodes))
         self._hosts = [list(dict.fromkeys(nodes)).index(name) for name in nodes]
-        cpus_here = set().union(*(cpus for process, cpus, _ in everybody if process.node == nodes[rank]))
-        self.processes = [peers.if_visible(process) for process, _, _ in everybody]
-        self.compares = any(wanted for _, _, wanted in everybody)
+        cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == nodes[rank]))
+        self.processes = [peers.if_visible(member.process) for member in everybody]
+        self.compares = any(member.compares for member in everybody)
         self.handle = self._lib.mpp_group_new(
             runtime.handle_of(self.comm),
             rank,
@@ -89,7 +111,7 @@ class Communicator:
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if nodes.index(nodes[rank]) != rank or not allocation.wanted():
+        if nodes.index(nodes[rank]) != rank or not self._has_own_collectives(everybody[0].collectives):
             return None
         try:
             length = self._segment_size()[0]
@@ -98,6 +120,9 @@ class Communicator:
             log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
             return None
         return shared_files.share(self._descriptor, length)
+
+    def _has_own_collectives(self, wanted: str) -> bool:
+        return wanted == "own" or (wanted == "auto" and self.node_count <= MOST_NODES)
 
     def _is_crowded(self, cpus: int) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""

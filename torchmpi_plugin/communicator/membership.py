@@ -17,7 +17,14 @@ from .steps import Steps
 
 
 def create(
-    base: Any, store: Store, name: str, rank: int, size: int, timeout: timedelta, compares: bool
+    base: Any,
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    compares: bool,
+    collectives: str | None = None,
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
@@ -31,6 +38,7 @@ def create(
         rank, size: this process in the new group.
         timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
+        collectives: which this rank was asked for; None: as the variable says. Rank 0's wish counts.
 
     Raises:
         DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
@@ -52,7 +60,7 @@ def create(
     comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
-    return Communicator(comm, base, steps, compares), checkin
+    return Communicator(comm, base, steps, compares, collectives), checkin
 
 
 def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:

@@ -85,7 +85,14 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     else:
         base = _base_of_subgroup(options, opts.group_size)
     comm, checkin = membership.create(
-        base, opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout, comparison.wanted()
+        base,
+        opts.store,
+        opts.group_id,
+        opts.group_rank,
+        opts.group_size,
+        opts.timeout,
+        comparison.wanted(),
+        None if options is None else options.collectives,
     )
     if is_world:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
