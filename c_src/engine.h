@@ -54,7 +54,8 @@ struct mpp_op {
 struct mpp_group {
     mpi_handle comm;
     int rank, size;
-    int first_tag, tag_count; /* tags of exchanges, above every tag a user may give; the two above those: of windows */
+    /* Tags of exchanges, above every tag a user may give; those above are of windows, and above these, of hosts.c. */
+    int first_tag, tag_count;
     unsigned sequence;
     int yield_early;
     _Atomic int aborted;
@@ -71,6 +72,8 @@ struct mpp_group {
 };
 
 extern size_t mpp_chunk_limit;
+
+enum { MPP_WINDOW_TAGS = 2 };
 
 #define MPP_CLOSED ((int64_t)1 << 62)
 static inline int mpp_is_closed(const mpp_group *group) { return atomic_load(&group->active) >= MPP_CLOSED; }

@@ -277,6 +277,6 @@ mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
     find_places(h, g->size, host_of);
     find_weights(h);
     g->tag_count -= MPP_HOST_TAGS;
-    h->first_tag = g->first_tag + g->tag_count;
+    h->first_tag = g->first_tag + g->tag_count + MPP_WINDOW_TAGS;
     return h;
 }

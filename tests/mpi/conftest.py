@@ -18,7 +18,6 @@ import windows
 from rank_reports import RankReporter
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.host import node
 
 LONGEST_WAIT_BETWEEN_TESTS = 100.0  # less than the time limit of a test
 
@@ -49,18 +48,11 @@ def channel() -> Iterator:
     communicator.Free()
 
 
-def pretend_hosts(rank: int) -> None:
-    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these hosts, in turn, and cannot see the others'."""
-    if hosts := os.environ.get("MPIPLUS_TEST_HOST_OF"):
-        here = hosts.split(",")[rank % len(hosts.split(","))]
-        node.identity = lambda: f"host {here}"
-
-
 @pytest.fixture(scope="session")
 def world(channel) -> Iterator[groups.Group]:
     """The default process group, initialised with nothing but the backend's name."""
     torch.set_num_threads(1)
-    pretend_hosts(channel.rank)
+    groups.pretend_hosts()
     options = Options(face=groups.FACE) if groups.FACE == "backend" else None  # else with nothing but the name
     dist.init_process_group(groups.BACKEND, timeout=groups.GROUP_TIMEOUT, pg_options=options)
     assert dist.get_world_size() == channel.size

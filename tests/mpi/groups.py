@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
+from torchmpi_plugin.host import node
 
 # The environment of a rank, as MPI has not started when this is read.
 RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
@@ -21,6 +22,14 @@ FACE = os.environ.get("MPIPLUS_TEST_FACE", "process_group")
 GROUP_TIMEOUT = timedelta(seconds=30)
 # Older torch sorts a new group's ranks always, newer torch unless told otherwise.
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
+
+
+def pretend_hosts() -> None:
+    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these hosts, in turn, and cannot see the others'."""
+    if hosts := os.environ.get("MPIPLUS_TEST_HOST_OF"):
+        names = hosts.split(",")
+        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+        node.identity = lambda: f"host {names[rank % len(names)]}"
 
 
 def only_up_to(ranks: int) -> pytest.MarkDecorator:
