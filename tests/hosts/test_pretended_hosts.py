@@ -32,7 +32,8 @@ def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
         pytest.skip("this shape is another MPI's; MPIPLUS_TEST_FULL=1: all")
     ranks, reports = len(shape.split(",")), tmp_path / "reports"
     reports.mkdir()
-    keyword = "test_disagreements or (test_operations and (all_reduce or broadcast or reduce or all_gather))"
+    table = "test_operations and (all_reduce or broadcast or reduce or all_gather)"
+    keyword = f"test_disagreements or ({table if FULL or mpi.vendor == 'Open MPI' else 'test_dtypes'})"
     command = mpi.command(ranks, rank_arguments(reports, keyword))
     environment = {**mpi.full_environment(), "MPIPLUS_TEST_HOST_OF": shape}
     assert run_ranks(command, environment, reports, ranks, 500) > 20
