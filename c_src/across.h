@@ -24,7 +24,7 @@
 /* Each gives an operation what it takes for its data to get to the other hosts as well. 0: there is no memory. They
  * come before mpp_sign(). */
 
-int mpp_reduce_across(shm_op *s, int root);
+int mpp_reduce_across(shm_op *s);
 int mpp_broadcast_across(shm_op *s);
 int mpp_allgather_across(shm_op *s, size_t longest);
 int mpp_reduce_scatter_across(shm_op *s, size_t longest);

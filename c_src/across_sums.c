@@ -16,11 +16,13 @@ static int sends_plain(const shm_op *s, int host) {
     return mpp_local_count(mpp_hosts_of(s), host) == 1 && !s->how.has_premul;
 }
 
-/* The sum of this host's ranks, of what lies in their slots at an offset. */
-static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, char *wide) {
+static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
+
+/* The sum of this host's ranks, of so many elements that lie in their slots at an offset. */
+static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t count, char *wide) {
     mpp_channel *c = mpp_channel_of(s);
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + offset;
-    mpp_reduce_wide(&s->how, wide, c->sources, c->size, bytes / s->element);
+    mpp_reduce_wide(&s->how, wide, c->sources, c->size, count);
 }
 
 static void send_sum(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
@@ -30,7 +32,7 @@ static void send_sum(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int
         return;
     }
     char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
-    add_up(s, chunk, offset, bytes, sum);
+    add_up(s, chunk, offset, bytes / s->element, sum);
     mpp_send_to(s, chunk, sum, wide_bytes(s, bytes), rank);
 }
 
@@ -40,7 +42,7 @@ static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, 
     if (!bytes) return;
     for (int host = 0; host < h->count; host++) {
         char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
-        if (host == h->here) add_up(s, chunk, offset, bytes, sum);
+        if (host == h->here) add_up(s, chunk, offset, bytes / s->element, sum);
         else mpp_expect_from(s, chunk, sum, sends_plain(s, host) ? bytes : wide_bytes(s, bytes), sender(s, host));
     }
 }
@@ -83,11 +85,7 @@ static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
 
 /* ---- all_reduce and reduce ---- */
 
-static void pack_sum(shm_op *s, char *payload) {
-    mpp_channel *c = mpp_channel_of(s);
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first);
-    mpp_reduce_wide(&s->how, payload, c->sources, c->size, s->payload / wide_bytes(s, s->element));
-}
+static void pack_sum(shm_op *s, char *payload) { add_up(s, 0, 0, wide_count(s, s->payload), payload); }
 
 static void span_all(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
     (void)first_host, (void)end_host;
@@ -99,16 +97,14 @@ static void merge_sums(shm_op *s, char *payload, const char *theirs, size_t offs
     const void *sources[] = {theirs_first ? theirs : payload, theirs_first ? payload : theirs};
     mpp_reduction of_wide = mpp_of_wide(&s->how);
     (void)offset;
-    mpp_reduce(&of_wide, payload, sources, 2, length / wide_bytes(s, s->element));
+    mpp_reduce(&of_wide, payload, sources, 2, wide_count(s, length));
 }
 
 /* Where hosts have different weights, all sums are sent, and added up in the end. */
 static void pack_own_sum(shm_op *s, char *payload) {
     const mpp_hosts *h = mpp_hosts_of(s);
     size_t each = s->payload / (size_t)h->count;
-    mpp_channel *c = mpp_channel_of(s);
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first);
-    mpp_reduce_wide(&s->how, payload + (size_t)h->here * each, c->sources, c->size, each / wide_bytes(s, s->element));
+    add_up(s, 0, 0, wide_count(s, each), payload + (size_t)h->here * each);
 }
 
 static void span_of_sums(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
@@ -119,13 +115,13 @@ static void span_of_sums(const shm_op *s, int first_host, int end_host, size_t *
 
 static void unpack_sums(shm_op *s, char *payload) {
     mpp_channel *c = mpp_channel_of(s);
-    size_t each = s->payload / (size_t)c->hosts->count, count = each / wide_bytes(s, s->element);
+    size_t each = s->payload / (size_t)c->hosts->count, count = wide_count(s, each);
     for (int host = 0; host < c->hosts->count; host++) c->sources[host] = payload + (size_t)host * each;
     mpp_narrow(&s->how, mpp_slot_of(c, 0, s->first), add_tree(s, (char **)c->sources, count), count);
 }
 
 static void unpack_sum(shm_op *s, char *payload) {
-    mpp_narrow(&s->how, mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, s->payload / wide_bytes(s, s->element));
+    mpp_narrow(&s->how, mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, wide_count(s, s->payload));
 }
 
 static void send_sums(shm_op *s, uint64_t chunk) {
@@ -172,10 +168,9 @@ static int ride_if_short(shm_op *s, size_t bytes) {
     return 1;
 }
 
-int mpp_reduce_across(shm_op *s, int root) {
+int mpp_reduce_across(shm_op *s) {
     static const mpp_route flying = {.first_leg = send_sums, .second_leg = send_results};
-    int reads = root < 0 || root == s->op.group->rank;
-    s->root = root;
+    int reads = s->root < 0 || s->root == s->op.group->rank;
     s->wait_for = -1;
     s->two_phase = 0;
     s->read = NULL;
@@ -202,49 +197,30 @@ static void read_own_block(shm_op *s, uint64_t chunk) {
     if (s->lengths[me]) memcpy(mpp_shm_out(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
 }
 
-/* What a slot carries in this chunk: pieces of the blocks of ranks [begin, end), see mpp_window(). */
-typedef struct {
-    int begin, end;
-    uint64_t piece;
-} window;
-
-static window window_of(const shm_op *s, uint64_t chunk) {
-    int ranks = s->op.group->size, width = mpp_window(mpp_channel_of(s));
-    int begin = (int)(chunk % s->windows) * width;
-    return (window){begin, ranks - begin < width ? ranks : begin + width, chunk / s->windows};
-}
-
 static int sender_of_my_block(const shm_op *s, int host) { return mpp_counterpart(s, host, mpp_channel_of(s)->rank); }
 
 static void send_block_sums(shm_op *s, uint64_t chunk) {
     const mpp_hosts *h = mpp_hosts_of(s);
-    window w = window_of(s, chunk);
-    for (int r = w.begin; r < w.end; r++) {
-        size_t length = mpp_chunk_length(s, s->lengths[r], w.piece), at = (size_t)(r - w.begin) * s->chunk_bytes;
-        if (r == s->op.group->rank) gather_sums(s, chunk, at, length, sender_of_my_block);
-    }
-    for (int r = w.begin; r < w.end; r++) {
-        size_t length = mpp_chunk_length(s, s->lengths[r], w.piece), at = (size_t)(r - w.begin) * s->chunk_bytes;
+    int end = mpp_end_in_slot(s, chunk);
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    gather_sums(s, chunk, mine.begin, mine.length, sender_of_my_block);
+    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
+        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
         int is_mine = h->place_of[r] % mpp_channel_of(s)->size == mpp_channel_of(s)->rank;
-        if (h->host_of[r] != h->here && is_mine) send_sum(s, chunk, at, length, r);
+        if (h->host_of[r] != h->here && is_mine) send_sum(s, chunk, block.begin, block.length, r);
     }
 }
 
 static void finish_block(shm_op *s, uint64_t chunk) {
-    int me = s->op.group->rank;
-    window w = window_of(s, chunk);
-    if (me < w.begin || me >= w.end) return;
-    size_t at = (size_t)(me - w.begin) * s->chunk_bytes;
-    add_hosts(s, chunk, mpp_chunk_length(s, s->lengths[me], w.piece), mpp_own_slot(s, chunk) + at);
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    add_hosts(s, chunk, mine.length, mpp_own_slot(s, chunk) + mine.begin);
 }
 
 static void read_finished_block(shm_op *s, uint64_t chunk) {
-    int me = s->op.group->rank;
-    window w = window_of(s, chunk);
-    size_t length = mpp_chunk_length(s, s->lengths[me], w.piece);
-    if (me < w.begin || me >= w.end || !length) return;
-    const char *block = mpp_own_slot(s, chunk) + (size_t)(me - w.begin) * s->chunk_bytes;
-    memcpy(mpp_shm_out(s, w.piece * s->chunk_bytes), block, length);
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    if (!mine.length) return;
+    memcpy(mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes), mpp_own_slot(s, chunk) + mine.begin,
+           mine.length);
 }
 
 /* `s` is laid out for flying. */

@@ -100,7 +100,6 @@ static void ask_hosts(shm_op *s, mpp_channel *c) {
 
 static int check_with_hosts(shm_op *s, mpp_channel *c) {
     const mpp_opinion *all = &c->counters[0].opinion;
-    take_factors(s, c);
     if (c->rank == 0) ask_hosts(s, c);
     if (atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) <= s->first) return MPP_PENDING;
     s->checked = !all->differ;
@@ -113,11 +112,11 @@ static int check_with_hosts(shm_op *s, mpp_channel *c) {
 }
 
 int mpp_check_calls(shm_op *s, mpp_channel *c) {
+    take_factors(s, c);
     if (c->hosts) return check_with_hosts(s, c);
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     s->checked = 1;
-    take_factors(s, c);
     return MPP_PENDING;
 }

@@ -78,6 +78,10 @@ enum { MPP_WINDOW_TAGS = 2 };
 #define MPP_CLOSED ((int64_t)1 << 62)
 static inline int mpp_is_closed(const mpp_group *group) { return atomic_load(&group->active) >= MPP_CLOSED; }
 
+/* Looks for a message, and how many bytes it has; MPI's error. */
+int mpp_probe(const mpp_group *group, int peer, int tag, mpi_handle *message, mpi_status *status, int *length,
+              int *found);
+
 /* Both return what step should return. */
 int mpp_fail(mpp_op *op, int failure, int mpi_error);
 int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);

@@ -85,36 +85,25 @@ void mpp_read_lanes(shm_op *s, uint64_t chunk) {
 
 /* ---- how an operation goes ---- */
 
-/* For operations that fly; 0: no memory. */
-static int reserve(mpp_channel *c, size_t bytes) {
+/* Memory for what a flight can need: sums of a whole slot to be sent, to be received, and widened. 0: there is none. */
+static int reserve(mpp_channel *c, size_t ranks) {
     mpp_hosts *h = c->hosts;
-    size_t parcels = (size_t)h->first[h->count] + 2 * (size_t)h->count;
     for (int i = 0; i < c->ring; i++) {
         mpp_flight *f = &h->flights[i];
-        if (!f->parcels) f->parcels = calloc(parcels, sizeof *f->parcels);
-        if (!f->memory) f->memory = malloc(bytes);
+        if (!f->parcels) f->parcels = calloc(ranks + 2 * (size_t)h->count, sizeof *f->parcels);
+        if (!f->memory) f->memory = malloc(3 * sizeof(float) * c->slot_bytes + 4 * ranks * CACHE_LINE);
         if (!f->parcels || !f->memory) return 0;
     }
     return 1;
 }
 
-/* Memory for what a flight can need: sums of a whole slot to be sent, to be received, and widened. */
-static int can_fly(shm_op *s) {
-    mpp_channel *c = mpp_channel_of(s);
-    size_t lines = 4 * (size_t)s->op.group->size * CACHE_LINE;
-    return reserve(c, 3 * sizeof(float) * c->slot_bytes + lines);
-}
-
 int mpp_fly(shm_op *s, const mpp_route *route) {
     s->route = route;
     s->two_phase = 1;
-    s->wait_for = -1;
-    return can_fly(s);
+    return reserve(mpp_channel_of(s), (size_t)s->op.group->size);
 }
 
 void mpp_ride(shm_op *s, const mpp_route *route, size_t payload) {
     s->route = route;
     s->payload = payload;
-    s->two_phase = 0;
-    s->wait_for = -1;
 }

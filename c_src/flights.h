@@ -59,10 +59,6 @@ static inline int mpp_counterpart(const shm_op *s, int host, int place) {
 void mpp_send_to(shm_op *s, uint64_t chunk, const void *buffer, size_t bytes, int rank);
 void mpp_expect_from(shm_op *s, uint64_t chunk, void *buffer, size_t bytes, int rank);
 
-typedef struct {
-    size_t begin, length;
-} mpp_stretch;
-
 /* Piece number `piece` of `pieces` of a lane's part of `length` bytes, in whole cache lines. */
 mpp_stretch mpp_piece_of(const mpp_hosts *h, size_t length, int lane, int piece, int pieces);
 

@@ -34,9 +34,8 @@ void mpp_expect(mpp_parcel *p, void *buffer, size_t bytes, int peer, int tag) {
 static int match(shm_op *s, mpp_parcel *p) {
     mpi_status status;
     int found = 0, length = 0;
-    int error = mpp_mpi.Improbe(p->peer, p->tag, s->op.group->comm, &found, &p->message, &status);
+    int error = mpp_probe(s->op.group, p->peer, p->tag, &p->message, &status, &length, &found);
     if (!error && !found) return 0;
-    if (!error) error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
     if (!error) {
         if ((size_t)length > p->bytes) abort(); /* nobody sends that: memory is not what it was */
         p->bytes = (size_t)length;

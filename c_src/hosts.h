@@ -35,8 +35,8 @@ struct mpp_hosts {
     size_t inbox_bytes;
     /* the agreement about the call whose turn it is; only the first rank of each host is in it */
     int asking, level, levels;
-    char *mine, *theirs,
-        *sent; /* opinion and payload; `sent`: what was sent at each level, until MPI is done with it */
+    char *mine, *theirs; /* opinion and payload */
+    char *sent;          /* the same, of each level, until MPI is done with it */
     mpp_parcel *calls;
     int call_count, awaited;
     size_t sent_bytes; /* at this level */

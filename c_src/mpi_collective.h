@@ -36,15 +36,15 @@ static inline size_t mpp_length_of(const mpi_collective *c) {
 /* ---- the user's buffers: in host memory, or staged there ---- */
 
 static inline const char *mpp_in_at(const mpi_collective *c, size_t offset) {
-    return c->op.staging ? mpp_staged(c->op.staging, 0, offset) : c->in + offset;
+    return mpp_host_at(c->op.staging, 0, c->in, offset);
 }
 
 static inline char *mpp_out_at(const mpi_collective *c, size_t offset) {
-    return c->op.staging ? mpp_staged(c->op.staging, c->out_lane, offset) : c->out + offset;
+    return mpp_host_at(c->op.staging, c->out_lane, c->out, offset);
 }
 
 static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t offset) {
-    return c->op.staging ? mpp_staged(c->op.staging, rank, offset) : (const char *)c->in_list[rank] + offset;
+    return mpp_host_at(c->op.staging, rank, (const void *)c->in_list[rank], offset);
 }
 
 /* collectives.c */

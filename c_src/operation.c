@@ -13,6 +13,13 @@ int mpp_fail(mpp_op *op, int failure, int mpi_error) {
     return MPP_FAILED;
 }
 
+int mpp_probe(const mpp_group *group, int peer, int tag, mpi_handle *message, mpi_status *status, int *length,
+              int *found) {
+    *found = 0;
+    int error = mpp_mpi.Improbe(peer, tag, group->comm, found, message, status);
+    return !error && *found ? mpp_mpi.Get_count(status, mpp_mpi.byte, length) : error;
+}
+
 int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag) {
     *flag = 0;
     int error = mpp_mpi.Test(request, flag, status);

@@ -139,14 +139,11 @@ static void take(message_op *m, transfer *t) {
 static void match(message_op *m, transfer *t) {
     mpi_status status;
     int found = 0;
-    int error = mpp_mpi.Improbe(t->peer, m->tag, m->op.group->comm, &found, &t->message, &status);
+    int error = mpp_probe(m->op.group, t->peer, m->tag, &t->message, &status, &t->length, &found);
     if (!error && !found) return;
     m->unmatched--;
     t->phase = OVER;
-    if (!error) {
-        came_from(m, status_source(&status));
-        error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &t->length);
-    }
+    if (found) came_from(m, status_source(&status));
     if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
     else t->phase = TO_TAKE;
 }

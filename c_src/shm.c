@@ -143,6 +143,22 @@ int mpp_window(const mpp_channel *c) {
 
 size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)mpp_window(c) / CACHE_LINE * CACHE_LINE; }
 
+int mpp_first_in_slot(const shm_op *s, uint64_t chunk) {
+    return (int)(chunk % s->windows) * mpp_window(s->op.group->channel);
+}
+
+int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
+    int first = mpp_first_in_slot(s, chunk), width = mpp_window(s->op.group->channel), ranks = s->op.group->size;
+    return ranks - first < width ? ranks : first + width;
+}
+
+mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
+    int first = mpp_first_in_slot(s, chunk);
+    if (rank < first || rank >= mpp_end_in_slot(s, chunk)) return (mpp_stretch){0, 0};
+    size_t length = mpp_chunk_length(s, s->lengths[rank], mpp_piece_number(s, chunk));
+    return (mpp_stretch){(size_t)(rank - first) * s->chunk_bytes, length};
+}
+
 /* Where in its buffers an operation is once it is done with this many chunks. */
 static size_t offset_after(const shm_op *s, uint64_t chunks) {
     return (s->windows > 1 ? chunks / s->windows : chunks) * s->chunk_bytes;

@@ -119,19 +119,19 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
 /* ---- the user's buffers: in host memory, or staged there ---- */
 
 static inline const char *mpp_shm_in(const shm_op *s, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, 0, offset) : s->in + offset;
+    return mpp_host_at(s->op.staging, 0, s->in, offset);
 }
 
 static inline char *mpp_shm_out(const shm_op *s, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane, offset) : s->out + offset;
+    return mpp_host_at(s->op.staging, s->out_lane, s->out, offset);
 }
 
 static inline const char *mpp_shm_in_block(const shm_op *s, int rank, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, rank, offset) : (const char *)s->in_list[rank] + offset;
+    return mpp_host_at(s->op.staging, rank, (const void *)s->in_list[rank], offset);
 }
 
 static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) {
-    return s->op.staging ? mpp_staged(s->op.staging, s->out_lane + rank, offset) : (char *)s->out_list[rank] + offset;
+    return mpp_host_at(s->op.staging, s->out_lane + rank, (const void *)s->out_list[rank], offset);
 }
 
 /* ---- between the files ---- */
@@ -145,6 +145,18 @@ static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t ch
 static inline char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number) {
     return c->slots + ((size_t)rank * (size_t)c->ring + (size_t)(number % (uint64_t)c->ring)) * c->slot_bytes;
 }
+
+typedef struct {
+    size_t begin, length;
+} mpp_stretch;
+
+/* Of a reduce_scatter, one slot carries a piece of the blocks of some ranks, each in its own stretch of chunk_bytes.
+ * With more ranks than cache lines in a slot those are a window of all, and the next windows come in the next chunks.
+ */
+int mpp_first_in_slot(const shm_op *s, uint64_t chunk);
+int mpp_end_in_slot(const shm_op *s, uint64_t chunk);
+mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank); /* of no length: it carries none of it */
+static inline uint64_t mpp_piece_number(const shm_op *s, uint64_t chunk) { return chunk / s->windows; }
 
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);

@@ -89,6 +89,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
     s->in = in;
     s->out = out;
     s->how = *how;
+    s->root = root;
     s->element = mpp_dtype_size(how->dtype);
     s->bytes = count * s->element;
     s->write = g->size > 1 ? write_plain : NULL;
@@ -98,7 +99,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
-    if (g->channel->hosts && !mpp_reduce_across(s, root)) return out_of_memory(s, g, wait_ns);
+    if (g->channel->hosts && !mpp_reduce_across(s)) return out_of_memory(s, g, wait_ns);
     mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
         int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
@@ -154,30 +155,25 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
 
 /* ---- reduce_scatter ---- */
 
-/* One slot carries a piece of every rank's block, each in its own stretch of chunk_bytes. With more ranks than cache
- * lines in a slot it carries those of a window of ranks, and the next windows come in the next chunks. */
 static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
-    uint64_t piece = chunk / s->windows;
-    int window = mpp_window(c), begin = (int)(chunk % s->windows) * window, ranks = s->op.group->size;
-    int end = ranks - begin < window ? ranks : begin + window;
-    for (int r = begin; r < end; r++) {
-        size_t length = mpp_chunk_length(s, s->lengths[r], piece);
-        if (length && (c->hosts || r != c->rank))
-            memcpy(slot + (size_t)(r - begin) * s->chunk_bytes, mpp_shm_in_block(s, r, piece * s->chunk_bytes), length);
+    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    int end = mpp_end_in_slot(s, chunk);
+    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
+        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
+        if (block.length && (c->hosts || r != c->rank))
+            memcpy(slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
     }
 }
 
 static void read_piece_sum(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    uint64_t piece = chunk / s->windows;
-    int window = mpp_window(c), place = c->rank % window;
-    size_t length = mpp_chunk_length(s, s->lengths[c->rank], piece), offset = piece * s->chunk_bytes;
-    if (!length || chunk % s->windows != (uint64_t)(c->rank / window)) return;
-    for (int r = 0; r < c->size; r++)
-        c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + (size_t)place * s->chunk_bytes;
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, c->rank);
+    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    if (!mine.length) return;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + mine.begin;
     c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
-    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, length / s->element);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mine.length / s->element);
 }
 
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,

@@ -88,4 +88,9 @@ static inline char *mpp_staged(const mpp_staging *t, int lane, size_t offset) {
     return (char *)t->where[slot * (size_t)t->lane_count + (size_t)lane] + offset % t->piece;
 }
 
+/* The same for a buffer that is in host memory itself where there is no staging. */
+static inline char *mpp_host_at(const mpp_staging *t, int lane, const void *buffer, size_t offset) {
+    return t ? mpp_staged(t, lane, offset) : (char *)buffer + offset;
+}
+
 #endif

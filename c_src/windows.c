@@ -175,9 +175,8 @@ static int take_piece(mpp_listener *l, incoming *in) {
     mpi_status status;
     mpi_handle message;
     int found = 0, length = 0;
-    int error = mpp_mpi.Improbe(in->source, data_tag(l->op.group), l->op.group->comm, &found, &message, &status);
+    int error = mpp_probe(l->op.group, in->source, data_tag(l->op.group), &message, &status, &length, &found);
     if (!error && !found) return 0;
-    if (!error) error = mpp_mpi.Get_count(&status, mpp_mpi.byte, &length);
     if (!error) {
         char *target = place_for(in, (size_t)length);
         if (!target) return mpp_fail(&l->op, MPP_FAILURE_MEMORY, 0), 0;

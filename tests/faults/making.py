@@ -94,7 +94,7 @@ def making(what: str, failing: AbstractContextManager[Any], victim: int) -> bool
     """Make a group while something fails on one rank; whether it did."""
     made: list[Any] = []
     with failing as failure:
-        outcome = outcome_of(what, lambda: made.append(dist.new_group(None, timeout=TIMEOUT)))
+        outcome = outcome_of(what, lambda: made.append(dist.new_group(None, timeout=3 * TIMEOUT)))
     happened = bool(notes.bcast(failure.happened, root=victim))
     outcomes = notes.allgather(outcome)
     counts["cases"] += 1

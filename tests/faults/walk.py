@@ -57,7 +57,7 @@ ROWS = [
 def new_group() -> groups.Group:
     counts["groups"] += 1
     ranks = tuple(range(dist.get_world_size()))
-    return groups.Group("faulty", dist.new_group(None, timeout=TIMEOUT), ranks, ME)
+    return groups.Group("faulty", groups.new_group(None, TIMEOUT), ranks, ME)
 
 
 def is_usable(group: groups.Group) -> bool:

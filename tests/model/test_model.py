@@ -36,7 +36,7 @@ COMPARED = {
     "advance": "a571e43861c3",
     "mismatch": "c6efe6c2fef2",
     "check": "c89cd7db589c",
-    "mpp_check_calls": "0b55835da1ba",
+    "mpp_check_calls": "ba63abd37615",
     "pass_over": "8e1e4f72d98e",
     "move": "dc4cbce3721b",
     "step": "eadf2fb148c5",

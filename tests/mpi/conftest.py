@@ -113,8 +113,8 @@ def new_group(world) -> Iterator:
     """Makes groups as dist.new_group does, and destroys them after the test."""
     made = []
 
-    def make(ranks: list[int], timeout: timedelta = groups.GROUP_TIMEOUT, **options):
-        group = dist.new_group(ranks, timeout=timeout, **options)
+    def make(ranks: list[int] | None, timeout: timedelta = groups.GROUP_TIMEOUT, **options):
+        group = groups.new_group(ranks, timeout, **options)
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             made.append(group)
         return group

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
@@ -30,6 +31,15 @@ def pretend_hosts() -> None:
         names = hosts.split(",")
         rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
         node.identity = lambda: f"host {names[rank % len(names)]}"
+
+
+def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **options: Any) -> Any:
+    """``dist.new_group`` with a timeout that may be short: on a busy machine making the group may need longer."""
+    group = dist.new_group(ranks, timeout=max(timeout, GROUP_TIMEOUT), **options)
+    if timeout < GROUP_TIMEOUT and group != dist.GroupMember.NON_GROUP_MEMBER:
+        has_one = hasattr(group, "_set_default_timeout")
+        (group if has_one else group._get_backend(torch.device("cpu")))._set_default_timeout(timeout)
+    return group
 
 
 def only_up_to(ranks: int) -> pytest.MarkDecorator:

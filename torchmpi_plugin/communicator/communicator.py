@@ -24,7 +24,6 @@ log = logging.getLogger("torchmpi_plugin")
 # The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
 OWN_TAGS, WINDOW_TAGS = 1024, 2
 
-
 #: With more nodes MPI's algorithms take fewer messages than ours, which send to every node.
 MOST_NODES = 16
 
@@ -79,9 +78,9 @@ class Communicator:
             wanted = (collectives or settings.COLLECTIVES.value()) if allocation.wanted() else "mpi"
             everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wanted))
             offers = steps.take(lambda: self._make_group(everybody))
-            firsts = sorted({self._hosts.index(host) for host in self._hosts})
+            firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             if all(offers[first] is not None for first in firsts):
-                first = self._hosts.index(self._hosts[comm.Get_rank()])
+                first = firsts[self.place.node_rank]
                 is_shared = all(steps.take(lambda: self._map(everybody[first].process.pid, offers[first])))
                 steps.take(lambda: self._attach(is_shared))
         except BaseException as error:
@@ -96,8 +95,8 @@ class Communicator:
         """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         nodes = [member.process.node for member in everybody]
-        self.place, self.node_count = node.places(nodes)[rank], len(set(nodes))
-        self._hosts = [list(dict.fromkeys(nodes)).index(name) for name in nodes]
+        self._places = node.places(nodes)
+        self.place, self.node_count = self._places[rank], len(set(nodes))
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == nodes[rank]))
         self.processes = [peers.if_visible(member.process) for member in everybody]
         self.compares = any(member.compares for member in everybody)
@@ -111,7 +110,7 @@ class Communicator:
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if nodes.index(nodes[rank]) != rank or not self._has_own_collectives(everybody[0].collectives):
+        if self.place.local_rank or not self._has_own_collectives(everybody[0].collectives):
             return None
         try:
             length = self._segment_size()[0]
@@ -131,9 +130,8 @@ class Communicator:
 
     def _segment_size(self) -> tuple[int, int]:
         """Of all of it, and of one slot, which is the same on all nodes."""
-        size, here = self.comm.Get_size(), self._hosts.count(self._hosts[self.comm.Get_rank()])
-        of_slot = slot_bytes(max(self._hosts.count(host) for host in set(self._hosts)))
-        return self._lib.mpp_segment_size(size, here, SLOTS, of_slot), of_slot
+        of_slot = slot_bytes(max(place.local_size for place in self._places))
+        return self._lib.mpp_segment_size(len(self._places), self.place.local_size, SLOTS, of_slot), of_slot
 
     def _map(self, pid: int, offered: Share | None) -> bool:
         """Whether this rank can have the file in its memory."""
@@ -152,7 +150,8 @@ class Communicator:
         if not is_shared:
             self._unmap()
         else:
-            hosts = self._ffi.new("int[]", self._hosts) if self.node_count > 1 else self._ffi.NULL
+            node_ranks = [place.node_rank for place in self._places]
+            hosts = self._ffi.new("int[]", node_ranks) if self.node_count > 1 else self._ffi.NULL
             if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, self._segment_size()[1], hosts):
                 raise MemoryError("no memory for a group")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -45,6 +45,16 @@ def _outside() -> Iterator[None]:
         asyncio._set_running_loop(loop)
         if loop and task:
             asyncio.tasks._enter_task(loop, task)
+
+
+def raise_into(over: asyncio.Future[Any]) -> None:
+    """What one of the loop's calls raises is raised where ``over`` is awaited; asyncio alone would log it."""
+
+    def failed(_: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        if not over.done():
+            over.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    over.get_loop().set_exception_handler(failed)
 
 
 class Alarm:

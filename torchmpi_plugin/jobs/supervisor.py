@@ -18,7 +18,7 @@ from ..host.calling import call
 from ..host.launchers import who_am_i
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .formats import expand
-from .loop import Alarm, run
+from .loop import Alarm, raise_into, run
 from .output import LineBuffer
 from .signals import FORWARDED
 
@@ -111,8 +111,8 @@ class Supervisor:
     async def run(self, connection: socket.socket, introduction: Mapping[str, Any]) -> int:
         """Run the program to its end; its exit code as the shell has it."""
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._failed)
         self._over: asyncio.Future[int] = self._loop.create_future()
+        raise_into(self._over)
         self._closed = asyncio.Event()
         await self._channel.open(connection)
         self._channel.say(**introduction)
@@ -121,10 +121,6 @@ class Supervisor:
         self._channel.close()
         await self._closed.wait()
         return code
-
-    def _failed(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        if not self._over.done():
-            self._over.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
     def _end(self, code: int) -> None:
         if not self._over.done():

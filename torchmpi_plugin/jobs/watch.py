@@ -21,7 +21,7 @@ from .guard import VARIABLE
 from .hosts import Layout
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
-from .loop import Alarm, run
+from .loop import Alarm, raise_into, run
 from .outcome import Ending, RankRecord
 from .output import Terminal
 from .signals import FORWARDED, caught
@@ -116,8 +116,8 @@ class Watch:
 
     async def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._failed_itself)
         self._over: asyncio.Future[None] = self._loop.create_future()
+        raise_into(self._over)
         here = self._layout.here
         address = "127.0.0.1" if here else ""
         addresses = [address] if here else node.addresses(of_all_interfaces=True)
@@ -144,11 +144,6 @@ class Watch:
             self._ending.noise = self._process.noise
             for writer in self._writers():
                 writer.close()
-
-    def _failed_itself(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """Raise from ``run`` what one of the loop's calls has raised."""
-        if not self._over.done():
-            self._over.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
     def _look(self) -> None:
         """Do what follows from what has happened."""
