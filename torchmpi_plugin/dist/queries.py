@@ -27,8 +27,9 @@ def place(group: dist.ProcessGroup | None = None) -> Place:
 
 
 def _look_up(group: dist.ProcessGroup) -> Place:
-    if dist.get_backend(group) == "mpiplus":
-        return group.communicator.place  # type: ignore[attr-defined]
+    communicator = getattr(group, "communicator", None)
+    if communicator is not None:  # a group of mpiplus's own, not one of torch's that it works for
+        return communicator.place
     here = before_init.find()
     described = here.size == dist.get_world_size()
     if described and here.local_size == here.size:
