@@ -104,7 +104,7 @@ def check(wheel: Path, processor: str) -> None:
     """Refuse a wheel for another processor, that needs a library beyond glibc's, or has a path to one."""
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as archive:
         libraries = [member for member in archive.namelist() if re.search(r"\.so(\.|$)", member)]
-        if sorted(libraries) != [f"torchmpi_plugin/_shim_{kind}.abi3.so" for kind in ("int", "ptr")]:
+        if sorted(libraries) != [f"torchmpi_plugin/_{part}.abi3.so" for part in ("bridge", "shim_int", "shim_ptr")]:
             raise ReleaseError(f"{wheel.name} has these libraries: {libraries}")
         for member in libraries:
             words = subprocess.run(["readelf", "-hdW", archive.extract(member, name)], check=True, text=True,

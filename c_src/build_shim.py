@@ -1,4 +1,4 @@
-"""Build the shim twice from one source: once for each kind of MPI handle.
+"""Build the shim twice from one source, once for each kind of MPI handle, and the bridge to it.
 
 ``_shim_int`` serves MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH), whose handles are 32-bit
 integers; ``_shim_ptr`` serves Open MPI and the MPI-5 standard ABI, whose handles are pointers. Neither
@@ -12,13 +12,15 @@ import re
 from pathlib import Path
 
 from cffi import FFI
+from setuptools import Extension
 
 HERE = Path(__file__).parent
 SOURCES = (
     *("reduce.c", "wire.c", "mpi_api.c", "cuda_api.c", "operation.c", "engine.c", "cuda_pool.c", "staging.c"),
     *("hosts.c", "flights.c", "calls.c", "shm.c", "across_copies.c", "across_sums.c", "shm_collectives.c"),
-    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c"),
+    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c", "entries.c"),
 )
+BRIDGE = ("bridge_module.c", "bridge.c", "methods.c", "operands.c")
 HEADERS = ("reduce.h", "shim.h")
 
 
@@ -40,9 +42,29 @@ def _coverage_flags(name: str) -> list[str]:
     return ["--coverage", "-fprofile-update=atomic", "-dumpdir", f"{folder}/{name}/"]
 
 
+def _compile_flags(name: str) -> list[str]:
+    flags = ["-std=gnu11", "-O3", "-fvisibility=hidden", *_coverage_flags(name)]
+    return flags + os.environ.get("MPIPLUS_CFLAGS", "").split()
+
+
+def _link_flags(name: str) -> list[str]:
+    return _coverage_flags(name)[:1] + os.environ.get("MPIPLUS_LDFLAGS", "").split()
+
+
+def bridge() -> Extension:
+    """What Python calls in place of c10d's methods: on Python's stable ABI, without the headers of torch or of MPI."""
+    return Extension(
+        "torchmpi_plugin._bridge",
+        [f"c_src/{source}" for source in BRIDGE],
+        define_macros=[("Py_LIMITED_API", "0x030A0000")],
+        extra_compile_args=_compile_flags("_bridge"),
+        extra_link_args=_link_flags("_bridge"),
+        py_limited_api=True,
+    )
+
+
 def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
     ffi = FFI()
-    coverage = _coverage_flags(name)
     ffi.cdef(_declarations())
     ffi.set_source(
         f"torchmpi_plugin.{name}",
@@ -52,11 +74,8 @@ def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
         include_dirs=["c_src"],
         define_macros=macros,
         libraries=["dl", "pthread"],
-        extra_compile_args=[
-            *("-std=gnu11", "-O3", "-fvisibility=hidden", *coverage),
-            *os.environ.get("MPIPLUS_CFLAGS", "").split(),
-        ],
-        extra_link_args=[*coverage[:1], *os.environ.get("MPIPLUS_LDFLAGS", "").split()],
+        extra_compile_args=_compile_flags(name),
+        extra_link_args=_link_flags(name),
     )
     return ffi
 

@@ -9,7 +9,7 @@
 
 #include "pause.h"
 
-enum { STUCK_NS = 200000, STUCK_NAP_NS = 50000 };
+enum { STUCK_NS = 200000, STUCK_NAP_NS = 50000, MOST_DONE = 64 };
 
 static struct {
     pthread_mutex_t lock;
@@ -17,6 +17,7 @@ static struct {
     pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
     mpp_op *active, *active_tail;
     mpp_op *done, *done_tail;
+    int done_count;
     mpp_op *unclaimed;    /* the newest first */
     int64_t count;        /* active operations */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
@@ -61,7 +62,7 @@ static void complete(mpp_op *op, int state) {
     if (op->notify) {
         op->queued = 1;
         push(&engine.done, &engine.done_tail, op);
-        pthread_cond_signal(&engine.completed);
+        if (++engine.done_count >= MOST_DONE || op->hurry) pthread_cond_signal(&engine.completed);
     }
     /* Last: from here a waiter may release the operation. */
     atomic_store_explicit(&op->state, state, memory_order_release);
@@ -256,15 +257,25 @@ int mpp_state_of(uintptr_t handle) {
     return state_of(op);
 }
 
-/* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. */
-int mpp_watch(uintptr_t handle) {
+/* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. Nobody is woken
+ * for it, which costs more than a small operation itself, unless that hurries: something follows from its end. */
+int mpp_watch(uintptr_t handle, int hurry) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     int pending = atomic_load(&op->state) == MPP_PENDING;
     op->notify = pending;
+    op->hurry |= hurry;
     if (pending) wake_progress();
     mpp_unlock();
     return pending;
+}
+
+void mpp_hurry(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    op->hurry = 1;
+    if (op->queued) pthread_cond_signal(&engine.completed);
+    mpp_unlock();
 }
 
 void mpp_cancel(uintptr_t handle) {
@@ -365,6 +376,7 @@ uintptr_t mpp_next_completed(int64_t timeout_ns) {
     if (op) {
         engine.done = op->next;
         if (!engine.done) engine.done_tail = NULL;
+        engine.done_count--;
     }
     mpp_unlock();
     return (uintptr_t)op;

@@ -44,6 +44,7 @@ struct mpp_op {
     int ours;   /* a part of the engine's own memory, never Python's */
     int holds;  /* keeps the group: from the moment that Python has the operation's handle */
     int notify; /* report completion through mpp_next_completed */
+    int hurry;  /* and wake whoever asks that; else it may wait until the next time that something does */
     int queued; /* stands in the list of completed operations */
     int failure;
     int mpi_error;

@@ -60,6 +60,7 @@ void mpp_error_text(int code, char *text, int length);
 void mpp_own_mpi(int own);
 int mpp_finalize_at_exit(void);
 void mpp_end_job_on_failure(int rank);
+uintptr_t mpp_entries_address(void); /* entries.h: for the other extension */
 
 /* engine */
 int mpp_engine_start(int background);
@@ -132,7 +133,8 @@ void mpp_claim(uintptr_t op);
 /* waiting */
 int mpp_wait(uintptr_t op, int64_t wait_ns);
 int mpp_state_of(uintptr_t op);
-int mpp_watch(uintptr_t op);
+int mpp_watch(uintptr_t op, int hurry);
+void mpp_hurry(uintptr_t op);
 void mpp_cancel(uintptr_t op);
 int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
 void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs);

@@ -252,6 +252,13 @@ def profiler_check() -> Callable[[], bool]:
     return find("torch.autograd:_profiler_enabled")
 
 
+def tensor_exchange() -> Any:
+    """torch's table of functions for C that look at tensors, as DLPack has it; None where it has none."""
+    import torch
+
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+
+
 def operator_event(name: str, tensors: list[Any], said: dict[str, Any]) -> Any:
     """A profiler's event of the kind that torch's own operators have.
 

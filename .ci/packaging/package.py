@@ -28,4 +28,4 @@ class PyTorchmpiPlugin(PythonPackage):
     depends_on("py-cloudpickle@3:", type="run")
     depends_on("py-psutil@5.9:", type="run")
 
-    import_modules = ["torchmpi_plugin", "torchmpi_plugin._shim_int", "torchmpi_plugin._shim_ptr"]
+    import_modules = ["torchmpi_plugin", *(f"torchmpi_plugin._{part}" for part in ("bridge", "shim_int", "shim_ptr"))]

@@ -244,7 +244,7 @@ def test_host_and_device_on_the_two_sides(all_groups, driver: Driver) -> None:
 def test_host_and_device_where_they_cannot_meet(pair: list[Group], driver: Driver, monkeypatch) -> None:
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL every rank is told."""
     group = pair[0]
-    monkeypatch.setattr(group.process_group, "_compares", group.size > 1)
+    monkeypatch.setattr(group.process_group._calls, "compares", group.size > 1)
     tensor = on_device(driver, torch.ones(5)) if group.rank == 0 else torch.ones(5)
     for call in (dist.all_reduce, lambda t, group: dist.broadcast(t, 0, group)) if group.size > 1 else ():
         with pytest.raises(

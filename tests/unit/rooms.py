@@ -63,7 +63,8 @@ C_ROOMS: dict[str, tuple[str, ...]] = {
         *("calls.h", "calls.c", "shm.c", "across.h", "across_sums.c", "across_copies.c", "shm_collectives.c"),
     ),
     "MPI": ("p2p.c", "mpi_collective.h", "collectives.c", "mpi_reductions.c", "windows.h", "windows.c"),
-    "groups": ("group.c",),
+    "groups": ("group.c", "entries.h", "entries.c"),
+    "Python": ("dlpack.h", "bridge.h", "operands.c", "methods.c", "bridge.c", "bridge_module.c"),
 }
 
 

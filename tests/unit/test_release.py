@@ -102,7 +102,7 @@ def test_spack_package_wants_what_the_package_wants(recipes, monkeypatch) -> Non
 # ---- wheels that are refused ----
 
 known_processor = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no wheel is for this")
-BOTH = ("torchmpi_plugin/_shim_int.abi3.so", "torchmpi_plugin/_shim_ptr.abi3.so")
+BOTH = tuple(f"torchmpi_plugin/_{part}.abi3.so" for part in ("bridge", "shim_int", "shim_ptr"))
 
 
 def wheel_of(folder: Path, *flags: str, members: tuple[str, ...] = BOTH) -> Path:

@@ -56,6 +56,10 @@ class Examined(Protocol):
         """torch's name for it."""
 
     @property
+    def last_entry(self) -> tuple[Any, ...] | None:
+        """The last collective, as the flight recorder keeps it."""
+
+    @property
     def checkin(self) -> CheckIn:
         """Its corner of the store."""
 
@@ -104,8 +108,6 @@ class Diagnosis:
         self._group: Examined = weakref.proxy(group)
         self._looked = 0.0
         self._reported = -1, False
-        #: The last collective, as the flight recorder keeps it.
-        self.last: tuple[Any, ...] | None = None
         self._watchdog = settings.WATCHDOG.value()
         self._quiet_until = 0.0
         self._leaving: dict[int, float] = {}  # since when
@@ -113,9 +115,10 @@ class Diagnosis:
 
     def last_call(self) -> Report | None:
         """The last collective that was begun, whether it is complete or not."""
-        if self.last is None:
+        last = self._group.last_entry
+        if last is None:
             return None
-        call = Entry(*self.last)
+        call = Entry(*last)
         tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in call.outputs]
         return Report(call.collective, in_words(call.operation, tensors), comparison.essence(call.operation, tensors))
 

@@ -9,29 +9,26 @@ and without the tensors.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import pickle
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import torch_internals
-from . import frames
+from .. import _bridge, torch_internals
 
 log = logging.getLogger("torchmpi_plugin")
 
 #: The version of torch's format that this writes.
 _FORMAT = "2.10"
 _DEFAULT_ENTRIES = 2000
-_MOST_FRAMES = 16
 #: The analyzer's names of operations, where they are not ours.
 _NAMES = {
     "all_gather_into_tensor": "_all_gather_base",
@@ -40,7 +37,7 @@ _NAMES = {
 }
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
-Frame = tuple[str, int, str]
+Frame = tuple[CodeType, int]
 
 
 class Subject(NamedTuple):
@@ -63,7 +60,7 @@ class Entry(NamedTuple):
         time: when it was recorded, in ns since the epoch.
         work: refers to its Work while somebody holds that, which somebody does while it is pending; None: it was
             complete at once.
-        frames: where it was called, if it was not complete at once.
+        frames: the code and the lines where it was called, if it was not complete at once, the innermost first.
     """
 
     subject: Subject
@@ -96,15 +93,9 @@ def tensors_in(kept: Any) -> Sequence[torch.Tensor]:
     return [kept] if isinstance(kept, torch.Tensor) else [tensor for tensor in kept if tensor is not None]
 
 
-def _frames() -> list[Frame]:
-    """The calls in the user's program that led here, the innermost first."""
-    calls = itertools.islice(frames.of_user(sys._getframe(1)), _MOST_FRAMES)
-    return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in calls]
-
-
 def of_pending(entry: tuple[Any, ...], work: Any) -> tuple[Any, ...]:
     """The entry of an operation that was not complete at once."""
-    return (*entry, weakref.ref(work), _frames())
+    return (*entry, weakref.ref(work), _bridge.user_frames())
 
 
 class Recorder:
@@ -187,7 +178,9 @@ class Recorder:
             "is_p2p": entry.peer is not None,
         }
         if frames:
-            row["frames"] = [{"filename": file, "line": line, "name": name} for file, line, name in entry.frames]
+            row["frames"] = [
+                {"filename": code.co_filename, "line": line, "name": code.co_name} for code, line in entry.frames
+            ]
         return row
 
     @staticmethod

@@ -27,7 +27,7 @@ class Owner(Protocol):
     second_halves: set[Callable[[], int]]
 
     @property
-    def starting(self) -> CodeType:
+    def starting(self) -> frozenset[CodeType]:
         """How to recognise a call that is starting an operation."""
 
     @property

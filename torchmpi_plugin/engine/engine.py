@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import _bridge
 from ..mpi import runtime
 from . import activity
 from .contracts import Interrupted, Pending
@@ -75,19 +76,20 @@ class Engine:
         self._registry[work.handle] = work
         self.lib.mpp_claim(work.handle)
 
-    def recover(self, call: Interrupted | None = None) -> None:
+    def recover(self, call: Interrupted | None = None, frames: int = 1) -> None:
         """After a call that an exception ended: see to what it has begun, as if it had been asynchronous.
 
         Args:
             call: the call, which is in ``interrupted``; None: whatever is there.
+            frames: how many of Python's frames that start an operation are of this call itself.
         """
         if not self.interrupted:
             return
         # A signal handler's call within another one: that one's operation is not to be taken from it.
         starting, frame, depth = self.interrupted[-1][0].starting, sys._getframe(), 0
-        while frame is not None and depth < 2:
-            depth, frame = depth + (frame.f_code is starting), frame.f_back  # type: ignore[assignment]
-        if depth > 1:
+        while frame is not None and depth <= frames:
+            depth, frame = depth + (frame.f_code in starting), frame.f_back  # type: ignore[assignment]
+        if depth > frames:
             return
         everything = call is None or threading.current_thread() is threading.main_thread()
         calls = list(self.interrupted) if everything or call is None else [call]
@@ -112,7 +114,7 @@ class Engine:
             self._reap()
             return
         self.poll_in_background()
-        if not self.lib.mpp_watch(handle) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
+        if not self.lib.mpp_watch(handle, 1) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
             self.watch(work)
 
     def _finish(self, work: Pending, handle: int, state: int) -> bool:
@@ -193,6 +195,7 @@ class Engine:
             if self.lib.mpp_engine_start(1):
                 raise RuntimeError("mpiplus could not start its progress thread (too many threads?)")
             self._start_completing()
+            _bridge.set_watched(True)
 
     def _start_completing(self) -> None:
         thread = threading.Thread(target=self._complete_forever, name="mpiplus", daemon=True)
@@ -254,6 +257,7 @@ class Engine:
     def stop(self) -> None:
         """End all threads; nothing progresses in the background any more."""
         self._stopping = True
+        _bridge.set_watched(False)
         self.lib.mpp_engine_stop()
         until = time.monotonic() + 5
         for thread in list(self._threads):

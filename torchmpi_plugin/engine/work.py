@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from .. import _bridge
 from ..errors import DistBackendError
 from ..tensors import device
 from . import engine, typed_future
@@ -64,6 +65,8 @@ class Work(dist.Work):
             DistBackendError: the operation failed, or the time is up. After a ``timeout`` of this call
                 the operation goes on and may be waited for again.
         """
+        if timeout is None and _bridge.wait_for(self):
+            return True
         if not self.finished:
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
@@ -107,6 +110,7 @@ class Work(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
+            self._hurry()
             # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
             devices: list[Any] = device.devices_of(self._tensors)
             if typed_future.is_wanted(self._tensors) and not devices:
@@ -118,6 +122,9 @@ class Work(dist.Work):
         if finished:
             self.resolve()
         return future
+
+    def _hurry(self) -> None:
+        """Something follows from its end: it is not to wait until the background has other things to do."""
 
     def source_rank(self) -> int:
         """The rank, in the group, that a message from any source came from; -1 before it came."""
@@ -138,52 +145,77 @@ class Work(dist.Work):
 class PendingWork(Work):
     """An operation that C is still busy with, or was when it started.
 
-    Args:
-        handle: the C operation, released with this object.
-        group, name, number, peer: what it is: the group, the operation, its number in the group, and for
-            a message the other rank (-1: any).
-        seconds: its deadline.
-        tensors: the results.
-        finish: puts the result into the user's tensors.
-        keep: buffers that must live until the operation is complete.
-        then: begins a second C operation when this one is complete; its handle. Called once, on any thread.
+    It is made without arguments, as C makes it too (c_src/bridge.c), and then given what :meth:`begun` says.
     """
 
-    def __init__(
-        self,
+    finished = False
+    group: Owner
+    name = ""
+    number = 0
+    #: Of a message; -1: any.
+    peer: int | None = None
+    #: When it was called, by time.monotonic.
+    started = 0.0
+    #: The thread whose call made it and goes on; 0 once the operation is on its own.
+    caller = 0
+    #: Why it was taken back, if it was.
+    if_cancelled: Exception | None = None
+    #: Seconds that the deadline was put off by.
+    extension = 0.0
+    _opts: Any = None
+    _limit = 0.0
+    _then: Callable[[], int] | None = None
+    #: The first C operation, once it is complete and followed by the second; other threads may still look at it.
+    _first_handle = 0
+
+    @classmethod
+    def begun(
+        cls,
         handle: int,
         group: Owner,
         name: str,
         number: int,
         peer: int | None,
-        seconds: float,
+        opts: Any,
+        limit: float,
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
         keep: Any,
         then: Callable[[], int] | None,
-    ) -> None:
-        super().__init__()
-        self.finished = False  # before the handle: what is finished gives that back
-        self.handle = handle
-        self.group = group
-        self.name = name
-        self.number = number
-        self.peer = peer
-        self.seconds = seconds
-        self.started = time.monotonic()
-        #: The thread whose call made it and goes on; 0 once the operation is on its own.
-        self.caller = 0
+    ) -> PendingWork:
+        """The Work of an operation that C has begun.
+
+        Args:
+            handle: the C operation, released with the Work.
+            group, name, number, peer: what it is: the group, the operation, its number in the group, and for
+                a message the other rank (-1: any).
+            opts: c10d's options, which may have a timeout of the call's own.
+            limit: the group's timeout, in seconds.
+            tensors: the results.
+            finish: puts the result into the user's tensors.
+            keep: buffers that must live until the operation is complete.
+            then: begins a second C operation when this one is complete; its handle. Called once, on any thread.
+        """
+        work = cls()
+        work.handle = handle
+        work.group, work.name, work.number, work.peer = group, name, number, peer
+        work._opts, work._limit = opts, limit
+        work.started = time.monotonic()
         # Held while results are copied and a second half begins, which may take long. Whoever holds it may come again:
         # a signal handler, or the end of some object's life, may wait for this operation.
-        self._lock = threading.RLock()
-        #: Why it was taken back, if it was.
-        self.if_cancelled: Exception | None = None
-        self._tensors = tensors
-        self._finish = finish
-        self._keep = keep
-        self._then = then
-        #: The first C operation, once it is complete and followed by the second; other threads may still look at it.
-        self._first_handle = 0
+        work._lock = threading.RLock()
+        work._tensors, work._finish, work._keep, work._then = tensors, finish, keep, then
+        return work
+
+    @property
+    def seconds(self) -> float:
+        """Its deadline, from the call: the call's own, else the group's."""
+        own = float(self._opts.timeout.total_seconds()) if self._opts is not None else 0.0
+        return (own if own > 0 else self._limit) + self.extension
+
+    def _hurry(self) -> None:
+        if not self.finished:
+            engine.start().lib.mpp_hurry(self.handle)
 
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.

@@ -41,7 +41,7 @@ class Exchanging(Messages):
         addresses, lengths = blocks_of(buffers)
         sent = [bytes_of(source)] * self._size
         group = self._begin_collective("all_gather")
-        if self._compares:
+        if self._calls.compares:
             self._compare("all_gather", Call(tensor, send=sent, receive=lengths), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
@@ -59,7 +59,7 @@ class Exchanging(Messages):
         source = readable(input)
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
-        if self._compares:
+        if self._calls.compares:
             self._compare(name, Call(input, [input.numel()]), opts)
         staging = 0 if input.is_cpu else self._stage(input, moves=True)
         operands = group, source.data_ptr(), buffer.data_ptr(), bytes_of(source), staging, SLICE_NS if sync else 0

@@ -26,12 +26,13 @@ from ..mpi import runtime
 from ..store.checkin import CheckIn
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
+from . import call_path
 from .outcomes import Outcomes
 
 
 @dataclass
 class Extension:
-    """Time added to deadlines, until ``first``, the first operation started after that, is complete."""
+    """Time added to a group's deadlines, until ``first``, the first operation started after that, is complete."""
 
     seconds: float
     first: Work | None = None
@@ -56,10 +57,11 @@ class Group(Outcomes):
         rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
         super().__init__(rank, size, name, global_ranks, store, timeout)
         self._engine = engine.start()
+        call_path.connect(self._engine)
         self._lib, self._ffi = self._engine.lib, self._engine.ffi
         self._communicator = communicator
         self._checkin = checkin
-        self._handle = communicator.handle
+        self._handle = self._calls.handle = communicator.handle
         #: CUDA tensors that are only moved are handed to MPI itself.
         self._direct = cuda_path.current.direct
         #: Finds out why an operation takes so long.
@@ -67,12 +69,11 @@ class Group(Outcomes):
         self._closed = False
         self._left = False
         self._reductions: dict[Any, Any] = {}
-        #: The operations to become one Work, with the results of each.
-        self._coalescing: list[tuple[Work, list[torch.Tensor]]] | None = None
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
-        self._extensions: list[Extension] = []
-        self._compares = size > 1 and communicator.compares
+        self._calls.compares = size > 1 and communicator.compares
+        self._calls.largest_tag = communicator.largest_tag
+        self._calls.python_only = self._engine.only_thread is not None
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
 
@@ -95,35 +96,37 @@ class Group(Outcomes):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of operations started from now on."""
-        self._timeout = timeout.total_seconds()
+        self._calls.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         """More time for operations started from now on, until the first of them is complete. Several add up."""
-        self._extensions.append(Extension(timeout.total_seconds()))
+        self._calls.extensions.append(Extension(timeout.total_seconds()))
 
     def _extra_seconds(self) -> float:
-        if not self._extensions:
+        if not self._calls.extensions:
             return 0.0
-        self._extensions = [each for each in self._extensions if each.first is None or not each.first.finished]
-        return sum(each.seconds for each in self._extensions)
+        self._calls.extensions = [
+            each for each in self._calls.extensions if each.first is None or not each.first.finished
+        ]
+        return sum(each.seconds for each in self._calls.extensions)
 
     def _begin_extensions(self, work: Work) -> None:
-        for extension in self._extensions:
+        for extension in self._calls.extensions:
             extension.first = extension.first or work
         self._extra_seconds()  # forgets those that are over
 
     @property
     def timeout(self) -> timedelta:
         """The deadline of an operation that is given none."""
-        return timedelta(seconds=self._timeout)
+        return timedelta(seconds=self._calls.timeout)
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
         if not self._closed and self._size > 1 and not self._left:
             self._left = True
-            self._checkin.leave(self._sequence)
+            self._checkin.leave(self._calls.sequence)
 
     def take_back_failed(self) -> None:
         """Cancel what has failed for the user already, as far as only this process uses its buffers."""
@@ -145,7 +148,7 @@ class Group(Outcomes):
         self.take_back_failed()
         # From here on no thread begins anything; what one has begun already is waited for, and C keeps the memory it
         # needs as long as this object and its Works are there.
-        self._broken = self._broken or f"{self.label} is destroyed"
+        self._calls.broken = self._calls.broken or f"{self.label} is destroyed"
         closed, self._closed = self._closed, True
         if not closed:
             self._close_windows()
@@ -172,14 +175,14 @@ class Group(Outcomes):
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
         self.run_abort_hooks()
-        self._broken = f"{self.label} was aborted"
+        self._calls.broken = f"{self.label} was aborted"
         self._lib.mpp_group_abort(self._handle)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalescing = []
+        self._calls.coalescing = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        collected, self._coalescing = self._coalescing or [], None
+        collected, self._calls.coalescing = self._calls.coalescing or [], None
         return CoalescedWork(
             [work for work, _ in collected], [tensor for _, results in collected for tensor in results]
         )
@@ -190,8 +193,8 @@ class Group(Outcomes):
         """Check that an operation may start here and now; the C group."""
         if runtime.forked:
             runtime.refuse_in_forked_child(operation)
-        if self._broken is not None:
-            raise DistBackendError(f"{operation}: {self._broken}; make a new group")
+        if self._calls.broken is not None:
+            raise DistBackendError(f"{operation}: {self._calls.broken}; make a new group")
         activity.last = self, operation
         if self._engine.only_thread is not None:
             self._engine.check_thread(operation)
@@ -202,11 +205,11 @@ class Group(Outcomes):
     def _begin_collective(self, operation: str) -> int:
         """:meth:`_begin` for what all ranks call: counts, so that ranks can tell how far each other is."""
         group = self._begin(operation)
-        self._sequence += 1
+        self._calls.sequence += 1
         return group
 
     def _compare(self, operation: str, call: comparison.Call, opts: Any) -> None:
-        """Where the user asked for it (``_compares``): meet all ranks, and see that they are about to call the same.
+        """Where the user asked for it (``compares``): meet all ranks, and see that they are about to call the same.
 
         Raises:
             DistBackendError: on every rank, if they are not; says who calls what. The group stays usable.
@@ -220,8 +223,8 @@ class Group(Outcomes):
         problem = comparison.disagreement(everybody)
         if problem:
             raise DistBackendError(
-                f"{operation} (sequence number {self._sequence}, {self.label}) on rank {self._rank}: detected mismatch "
-                f"between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
+                f"{operation} (sequence number {self._calls.sequence}, {self.label}) on rank {self._rank}: detected "
+                f"mismatch between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
             )
 
     def _stage(self, tensor: torch.Tensor, moves: bool = False) -> int:
@@ -281,12 +284,12 @@ class Group(Outcomes):
             self._engine.interrupted.append(call)
             self._engine.recover(call)
             raise
-        if self._extensions:
+        if self._calls.extensions:
             self._begin_extensions(work)
         if profiling.events:
             profiling.end(work)
-        if self._coalescing is not None:
-            self._coalescing.append((work, [] if operation == "send" else tensors))
+        if self._calls.coalescing is not None:
+            self._calls.coalescing.append((work, [] if operation == "send" else tensors))
         return work
 
     def _told_to_profilers(self) -> dict[str, Any]:
@@ -296,9 +299,6 @@ class Group(Outcomes):
             "Process Group Ranks": str(self._global_ranks),
         }
 
-    #: How to recognise a call that is starting an operation.
-    starting = _issue.__code__
-
     def _entry(
         self, operation: str, peer: int | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None
     ) -> tuple[Any, ...]:
@@ -306,10 +306,11 @@ class Group(Outcomes):
         shapes = shapes_of(tensors)
         made_of = shapes if inputs is None else shapes_of(inputs)
         if peer is not None:
-            self._messages += 1
-        entry = self.subject, operation, self._sequence, self._messages, peer, made_of, shapes, time_ns()
+            self._calls.messages += 1
+        calls = self._calls
+        entry = calls.subject, operation, calls.sequence, calls.messages, peer, made_of, shapes, time_ns()
         if peer is None:
-            self.diagnosis.last = entry
+            calls.last = entry
         return entry
 
     def _pending(
@@ -323,8 +324,31 @@ class Group(Outcomes):
         keep: Any,
         then: Callable[[], int] | None,
     ) -> PendingWork:
-        number = self._sequence if peer is None else self._messages
-        return PendingWork(handle, self, operation, number, peer, self._seconds(opts), tensors, finish, keep, then)
+        number = self._calls.sequence if peer is None else self._calls.messages
+        limit = self._calls.timeout
+        work = PendingWork.begun(handle, self, operation, number, peer, opts, limit, tensors, finish, keep, then)
+        if self._calls.extensions:
+            work.extension = self._extra_seconds()
+        return work
+
+    def _go_on(
+        self,
+        handle: int,
+        operation: str,
+        peer: int,
+        opts: Any,
+        tensors: list[torch.Tensor],
+        keep: Any,
+        entry: tuple[Any, ...],
+        sync: bool,
+    ) -> Work:
+        """What C has begun, and is not done with: called by c_src/bridge.c."""
+        work = self._pending(handle, operation, peer if entry[4] is not None else None, opts, tensors, None, keep, None)
+        recorder = flight_recorder.current
+        if recorder is not None:
+            recorder.append(flight_recorder.of_pending(entry, work))
+        self._take_care_of(work, sync)
+        return work
 
     def adopt(self, handle: int, calls: Sequence[Interrupted]) -> PendingWork:
         """The Work of an operation whose call, the last of ``calls``, could not make it."""
@@ -344,10 +368,8 @@ class Group(Outcomes):
         else:
             self._engine.watch(work)
 
-    def _seconds(self, opts: Any) -> float:
-        """The deadline: the call's own, else the group's."""
-        own = opts.timeout.total_seconds() if opts is not None else 0.0
-        return (own if own > 0 else self._timeout) + self._extra_seconds()
+    #: How to recognise a call that is starting an operation.
+    starting = frozenset((_issue.__code__, _go_on.__code__))
 
     def _reduction(self, dtype: torch.dtype, op: Any, operation: str) -> Any:
         """The C description of a reduction.

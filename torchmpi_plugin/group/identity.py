@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .. import torch_internals
+from .._bridge import Calls
 from ..diagnosis.flight_recorder import Subject
 from ..tensors.device import types as device_types
 
@@ -29,14 +30,15 @@ class Identity(dist.ProcessGroup):
         self._store = store
         self._name = name
         self._description = ""
-        self._sequence = 0  # of collectives: the same on all ranks
-        self._messages = 0
-        self._timeout = timeout.total_seconds()
+        #: What operations need to know of the group, in C as in Python.
+        self._calls = Calls()
+        self._calls.rank, self._calls.size = rank, size
+        self._calls.extensions = []
+        self._calls.timeout = timeout.total_seconds()
         self._name_subject()
 
     def _name_subject(self) -> None:
-        #: What the flight recorder keeps of the group.
-        self.subject = Subject(self._name, self._description, tuple(self._global_ranks))
+        self._calls.subject = Subject(self._name, self._description, tuple(self._global_ranks))
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -57,7 +59,12 @@ class Identity(dist.ProcessGroup):
     @property
     def sequence(self) -> int:
         """How many collectives were begun: the same on all ranks that agree."""
-        return self._sequence
+        return self._calls.sequence
+
+    @property
+    def last_entry(self) -> tuple[Any, ...] | None:
+        """The last collective, as the flight recorder keeps it."""
+        return self._calls.last
 
     def getGroupName(self) -> str:  # noqa: N802
         """torch's name for the group."""
@@ -107,7 +114,7 @@ class Identity(dist.ProcessGroup):
         return self._store
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+        return self._calls.sequence
 
     def _set_sequence_number_for_group(self) -> None:
         pass  # every rank counts from zero
@@ -125,7 +132,7 @@ class Identity(dist.ProcessGroup):
     @property
     def options(self) -> Any:
         """The group's settings as torch's base class has them."""
-        options: Any = torch_internals.backend_class().Options("mpiplus", timedelta(seconds=self._timeout))
+        options: Any = torch_internals.backend_class().Options("mpiplus", timedelta(seconds=self._calls.timeout))
         options.global_ranks_in_group = self._global_ranks
         options.group_name = self._name
         return options

@@ -29,7 +29,7 @@ def ends_coalescing_on_error(method: Method) -> Method:
         try:
             return method(self, *arguments, **named)
         except BaseException:
-            self._coalescing = None
+            self._calls.coalescing = None
             raise
 
     return cast(Method, guarded)
@@ -109,7 +109,7 @@ class Messages(Group):
         """
         sync = not opts.asyncOp
         group = self._begin_collective(name)
-        if self._compares:
+        if self._calls.compares:
             call = Call(tensors[0], root=root, send=send[1], receive=receive[1], as_messages=True)
             self._compare(name, call, opts)
         staging = 0 if tensors[0].is_cpu else self._stage(tensors[0], moves=True)

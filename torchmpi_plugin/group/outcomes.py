@@ -23,8 +23,6 @@ class Outcomes(Hooks):
     _lib: Any
     _ffi: Any
     _communicator: Communicator
-    #: Why no operation can follow.
-    _broken: str | None = None
 
     @property
     def label(self) -> str:
@@ -39,7 +37,7 @@ class Outcomes(Hooks):
 
     def break_off(self, why: str) -> None:
         """No operation can follow: the ranks no longer agree on which one is next."""
-        self._broken = f"{self.label} is out of step since {why}"
+        self._calls.broken = f"{self.label} is out of step since {why}"
 
     def has_arrived(self, call: PendingWork, rank: int) -> bool:
         """Whether ``rank`` is known to have come to this operation."""
@@ -92,7 +90,7 @@ class Outcomes(Hooks):
             self.break_off(f"{call} failed")
             return DistBackendError(f"{text}: {device.error_text(self._lib, self._ffi, code[0])}")
         if failure == _FAILURE_CANCELLED:
-            return call.if_cancelled or DistBackendError(f"{text}: {self._broken or 'cancelled'}")
+            return call.if_cancelled or DistBackendError(f"{text}: {self._calls.broken or 'cancelled'}")
         return self._failure_in_mpi(call, text, code[0])
 
     def _failure_in_mpi(self, call: PendingWork, text: str, code: int) -> Exception:

@@ -23,6 +23,7 @@ from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..tensors import arguments
 from ..tensors.arguments import bytes_of, single, writable
+from . import call_path
 from .exchanging import Exchanging
 from .messages import options_of
 from .reducing import Reducing
@@ -43,7 +44,7 @@ class ProcessGroupMPI(Exchanging, Reducing, Splitting, Windows):
         opts = options_of(c10d.BarrierOptions, opts, timeout)
         sync = not getattr(opts, "asyncOp", True)
         group = self._begin_collective("barrier")
-        if self._compares:
+        if self._calls.compares:
             self._compare("barrier", Call(), opts)
         return self._issue("barrier", self._lib.mpp_barrier, (group, SLICE_NS if sync else 0), sync, [], opts)
 
@@ -57,9 +58,12 @@ class ProcessGroupMPI(Exchanging, Reducing, Splitting, Windows):
         sync = not opts.asyncOp
         buffer, finish = writable(tensor, "broadcast", load=root == self._rank)
         group = self._begin_collective("broadcast")
-        if self._compares:
+        if self._calls.compares:
             self._compare("broadcast", Call(tensor, [tensor.numel()], root=root), opts)
         staging = 0 if tensor.is_cpu else self._stage(tensor, moves=True)
         wait_ns = SLICE_NS if sync else 0
         operands = group, buffer.data_ptr(), bytes_of(buffer), root, staging, wait_ns
         return self._issue("broadcast", self._lib.mpp_broadcast, operands, sync, [tensor], opts, finish, buffer)
+
+
+call_path.install(ProcessGroupMPI)

@@ -45,7 +45,7 @@ class Reducing(Messages):
         address = buffer.data_ptr()
         count = buffer.numel()
         group = self._begin_collective("all_reduce")
-        if self._compares:
+        if self._calls.compares:
             self._compare("all_reduce", Call(tensor, [count], opts.reduceOp), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, None)
@@ -84,7 +84,7 @@ class Reducing(Messages):
         address = buffer.data_ptr()
         count = buffer.numel()
         group = self._begin_collective("reduce")
-        if self._compares:
+        if self._calls.compares:
             self._compare("reduce", Call(tensor, [count], opts.reduceOp, root), opts)
         if self._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
             begun = device_reductions.to_ranks(self, buffer, how, root)
@@ -133,7 +133,7 @@ class Reducing(Messages):
         sync = not opts.asyncOp
         buffer, finish = writable(output, name)
         group = self._begin_collective(name)
-        if self._compares:
+        if self._calls.compares:
             self._compare(name, Call(output, counts, opts.reduceOp), opts)
         if self._direct and device_reductions.suits(output, sum(counts) * output.element_size(), how):
             begun = device_reductions.to_one(self, keep, counts, buffer, how)

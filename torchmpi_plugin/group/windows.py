@@ -214,7 +214,7 @@ def _tell(group: Windows, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
     everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8)
     c_group = group._begin_collective("tensor_register")
-    if group._compares:
+    if group._calls.compares:
         group._compare("tensor_register", Call(), None)
     operands = c_group, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
     group._issue("tensor_register", group._lib.mpp_allgather, operands, True, [], None, None, (mine, everybody))
@@ -236,7 +236,7 @@ def _deregister(group: Windows, registration: Registration) -> None:
     """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
     name = "tensor_deregister"
     c_group = group._begin_collective(name)
-    if group._compares:
+    if group._calls.compares:
         group._compare(name, Call(), None)
     group._issue(name, group._lib.mpp_barrier, (c_group, SLICE_NS), True, [])
     others = [rank for rank in range(group.size()) if rank != group.rank()]

@@ -1,0 +1,227 @@
+"""The way through C and the way through Python: which calls take which, and that one cannot tell them apart."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case
+from groups import RANKS, only_up_to
+from hypothesis import given
+from operation_table import FACE, MOVEMENT, REDUCTION, TABLE, of_kind
+from started import run_case
+from test_operations import groups_for, rows
+from test_random_arguments import PARTS, ROWS, random_calls, right_calls, wrong_calls
+
+from torchmpi_plugin import torch_internals
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
+    pytest.mark.skipif(torch_internals.tensor_exchange() is None, reason="this torch does not show its tensors to C"),
+    pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
+]
+#: Of several c10d calls, or of none that C knows.
+NOT_IN_C = ("sparse_all_reduce", "coalesced", "monitored_barrier", "allgather_coalesced", "gather_single")
+
+
+@contextmanager
+def through_python(group: Any, wanted: bool = True) -> Iterator[None]:
+    before, group._calls.python_only = group._calls.python_only, wanted
+    try:
+        yield
+    finally:
+        group._calls.python_only = before
+
+
+def begun_in_c(group: Any, call: Callable[[], object]) -> int:
+    before = group._calls.in_c
+    call()
+    return int(group._calls.in_c - before)
+
+
+# ---- which calls take which way ----
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("operation", rows([TABLE["barrier"], *of_kind(MOVEMENT, REDUCTION)]))
+def test_plain_calls_begin_in_c(operation, mode: str, all_groups) -> None:
+    if mode not in operation.modes or any(name in str(operation) for name in NOT_IN_C):
+        pytest.skip("not one call of C's")
+    for group in groups_for(operation, all_groups, "world", "reversed"):
+        case = Case(group, mode=mode)
+        begun = begun_in_c(group.process_group, lambda case=case: list(run_case(operation, case)))
+        # Of messages some ranks have none.
+        assert begun or "recv" in str(operation)
+
+
+class Marked(torch.Tensor):
+    """A tensor with another type."""
+
+
+def neg(value: float) -> torch.Tensor:
+    """A view whose memory holds the negative."""
+    return torch.complex(torch.tensor([0.0]), torch.tensor([-value])).conj().imag
+
+
+STRANGE: dict[str, Callable[[], torch.Tensor]] = {
+    "strided": lambda: torch.ones(3, 2)[:, 0],
+    "a subclass": lambda: torch.ones(3).as_subclass(Marked),
+    "a negative view": lambda: neg(1.0).reshape(-1),
+    "a negative view of no dimension": lambda: neg(1.0)[0],
+    "sparse": lambda: torch.ones(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_other_tensors_go_through_python(name: str, group, world) -> None:
+    tensor = STRANGE[name]()
+    assert begun_in_c(group, lambda: dist.all_reduce(tensor)) == 0
+    assert tensor.to_dense().reshape(-1).tolist() == [world.size] * tensor.numel()
+
+
+def test_a_conjugate_view_goes_through_python(group, world) -> None:
+    """torch's own functions refuse it, or hand over real numbers; so the group is asked itself."""
+    tensor = torch.tensor([1 - 2j]) if world.rank else torch.tensor([1 + 2j]).conj()
+    options = dist.distributed_c10d.AllreduceOptions()
+    options.asyncOp = False
+    begun = begun_in_c(group, lambda: group.allreduce([tensor], options))
+    assert begun == (world.rank > 0)
+    assert tensor.resolve_conj().tolist() == [world.size * (1 - 2j)]
+
+
+def test_parameters_go_through_c(group, world) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert begun_in_c(group, lambda: dist.all_reduce(parameter.data)) == 1
+    with torch.no_grad():
+        assert begun_in_c(group, lambda: dist.all_reduce(parameter)) == 1
+    assert parameter.tolist() == [world.size**2] * 3
+
+
+def test_what_c_leaves_to_python(group, new_group, world) -> None:
+    """A profiler, a call with names, PREMUL_SUM, more time, collected calls; and afterwards it is C's again."""
+    tensor = torch.ones(2)
+    with torch.profiler.profile():
+        assert begun_in_c(group, lambda: dist.all_reduce(tensor)) == 0
+    assert begun_in_c(group, lambda: group.allreduce([tensor], op=dist.ReduceOp.SUM).wait()) == 0
+    factor = dist._make_nccl_premul_sum(0.5)
+    assert begun_in_c(group, lambda: dist.all_reduce(tensor, op=factor)) == 0
+    assert tensor.tolist() == [world.size**3 / 2] * 2
+    mine = new_group(None)
+    mine._add_ephemeral_timeout(timedelta(seconds=20))
+    assert begun_in_c(mine, lambda: dist.all_reduce(tensor, group=mine)) == 0
+
+    def collected() -> None:
+        mine._start_coalescing(torch.device("cpu"))
+        dist.all_reduce(tensor, group=mine)
+        assert len(mine._end_coalescing(torch.device("cpu"))._works) == 1
+
+    assert begun_in_c(mine, collected) == 0
+    assert begun_in_c(mine, lambda: dist.all_reduce(tensor, group=mine)) == 1
+
+
+# ---- the two are the same ----
+
+
+@random_calls
+@given(right_calls())
+def test_ranks_that_take_different_ways_meet(all_groups, call: dict[str, Any]) -> None:
+    group, operation = all_groups.get(call["family"]), call["operation"]
+    if group is None or group.size < operation.min_size:
+        return
+    case = Case(group, *(call[part] for part in PARTS[2:]))
+    with through_python(group.process_group, group.rank % 2 == 0):
+        assert list(run_case(operation, case)) == [], f"{operation} {case}"
+
+
+def outcome(function: Callable[..., Any], arguments: list[Any]) -> tuple[type, str]:
+    try:
+        function(*arguments)
+    except Exception as error:
+        return type(error), re.sub(r"0x[0-9a-f]+", "0x", str(error))
+    return type(None), ""
+
+
+@random_calls
+@given(wrong_calls())
+def test_errors_are_the_same(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
+    name, offender, wrong = call
+    if all_groups["world"].rank != offender:
+        return
+    function, right, _ = ROWS[name]
+    arguments = [wrong.get(place, argument) for place, argument in enumerate(right(offender))]
+    group = all_groups["world"].process_group
+    with through_python(group):
+        expected = outcome(function, arguments)
+    assert outcome(function, arguments) == expected
+    assert expected[0] is not type(None)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_work_says(asynchronous: bool, group, world) -> None:
+    said = []
+    for python_only in (True, False):
+        with through_python(group, python_only):
+            tensor = torch.ones(3)
+            options = dist.distributed_c10d.AllreduceOptions()
+            options.asyncOp = asynchronous
+            work = group.allreduce([tensor], options)
+            assert work.wait()
+            future = work.get_future().wait()
+            said.append((work.result()[0] is tensor, future[0] is tensor, work.is_completed(), work.is_success()))
+            assert work.exception() is None and isinstance(work, dist.Work)
+    assert said[0] == said[1] == (True, True, True, True)
+
+
+def test_the_flight_recorder_sees_both(group, monkeypatch) -> None:
+    entries: list[tuple[Any, ...]] = []
+
+    class Recorder:
+        append = entries.append
+
+    monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", Recorder)
+    for python_only in (True, False):
+        with through_python(group, python_only):
+            dist.all_reduce(torch.ones(3, 4, dtype=torch.int16))
+            dist.all_gather_into_tensor(torch.empty(2 * RANKS), torch.ones(2))
+            dist.all_gather([torch.empty(2) for _ in range(RANKS)], torch.ones(2))
+    through_p, through_c = (
+        [(entry[0], entry[1], entry[3], *entry[4:7]) for entry in half] for half in (entries[:3], entries[3:])
+    )
+    assert through_c == through_p
+    assert [entry[2] for entry in entries] == list(range(entries[0][2], entries[0][2] + 6))
+    assert all(before[7] <= after[7] for before, after in zip(entries, entries[1:], strict=False))
+
+
+# ---- nothing is left behind ----
+
+
+@only_up_to(2)
+@pytest.mark.parametrize("operation", rows([TABLE["barrier"], *of_kind(MOVEMENT, REDUCTION)]))
+def test_nothing_is_left_behind(operation, all_groups, monkeypatch) -> None:
+    """Neither by calls that C carries out, nor by those it hands over after it has read half of them."""
+    monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)  # which keeps some thousand entries
+    group = all_groups["world"]
+    if group.size < operation.min_size:
+        pytest.skip("needs more ranks")
+    cases = [Case(group, mode=mode, layout=layout) for mode in operation.modes for layout in ("contiguous", "strided")]
+
+    def blocks() -> int:
+        for _ in range(12):
+            for case in cases:
+                list(run_case(operation, case))
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    blocks()
+    grown = [blocks()]
+    grown += [blocks() for _ in range(2)]
+    # An object lost with every call would be 12 blocks and more each time; other threads come and go.
+    assert min(after - before for before, after in zip(grown, grown[1:], strict=False)) < 10, grown

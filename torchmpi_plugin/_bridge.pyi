@@ -1,0 +1,57 @@
+"""The extension made from c_src/bridge_module.c."""
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+class Calls:
+    """What a group's operations need to know of it, whether they begin in C or in Python."""
+
+    handle: int
+    rank: int
+    size: int
+    largest_tag: int
+    #: The ranks compare what they call, before each operation.
+    compares: bool
+    #: Each call is to take the way through Python.
+    python_only: bool
+    #: How many collectives were begun: the same on all ranks.
+    sequence: int
+    #: How many messages.
+    messages: int
+    #: Of collectives and messages, how many C has begun without Python.
+    in_c: int
+    #: Of operations that are given none, in seconds.
+    timeout: float
+    #: Why no operation can follow.
+    broken: str | None
+    #: The operations to become one Work, with the results of each.
+    coalescing: list[tuple[Any, list[Any]]] | None
+    #: Times added to deadlines.
+    extensions: list[Any]
+    #: What the flight recorder keeps of the group.
+    subject: Any
+    #: The last collective, as the flight recorder keeps it.
+    last: tuple[Any, ...] | None
+
+class Method:
+    """Carries out a method of c10d in C where it can, and hands over to ``python`` where it cannot."""
+
+    def __new__(cls, python: Callable[..., Any], c10d: str, operation: str) -> Method: ...
+    def __call__(self, *arguments: Any, **named: Any) -> Any: ...
+    @property
+    def __wrapped__(self) -> Callable[..., Any]: ...
+
+def connect(
+    entries: int,
+    capsule: Any,
+    types: tuple[type, ...],
+    samples: dict[Any, tuple[Any, int, int, bool, bool]],
+    operations: dict[int, tuple[int, bool]],
+    objects: tuple[Any, ...],
+) -> None: ...
+def disconnect() -> None: ...
+def set_watched(is_watched: bool) -> None: ...
+def wait_for(work: Any) -> bool: ...
+def user_frames() -> list[tuple[CodeType, int]]: ...
+def view(tensor: Any) -> tuple[int, int] | None: ...

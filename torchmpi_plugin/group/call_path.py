@@ -1,0 +1,94 @@
+"""The way through C: which methods of a group have it, and what C needs to be told for it.
+
+It goes from torch's call to the engine and back without a line of Python (c_src/bridge.c), for dense tensors in host
+memory, and where torch shows its tensors to C (DLPack's table of functions, from torch 2.10 on). For everything else,
+and for every error, C calls the methods that are written in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _bridge, torch_internals
+from ..diagnosis import flight_recorder
+from ..engine import activity, profiling
+from ..engine.engine import Engine
+from ..engine.work import PendingWork, Work
+from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
+
+#: The methods, with the names of their operations.
+METHODS = {
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "allreduce": "all_reduce",
+    "reduce": "reduce",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter": "reduce_scatter",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall_base": "all_to_all_single",
+    "alltoall": "all_to_all",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+}
+#: Other names of some of them.
+ALIASES = {
+    "all_gather_single": "_allgather_base",
+    "allgather_into_tensor": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+os.register_at_fork(after_in_child=_bridge.disconnect)
+
+_NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
+
+
+def install(group_class: type) -> None:
+    """Let the methods of a class of groups begin in C, where torch shows its tensors to C."""
+    if torch_internals.tensor_exchange() is None:
+        return
+    methods = {name: _bridge.Method(getattr(group_class, name), name, METHODS[name]) for name in METHODS}
+    for name in (*METHODS, *ALIASES):
+        setattr(group_class, name, methods[ALIASES.get(name, name)])
+
+
+@functools.cache
+def connect(engine: Engine) -> None:
+    """Tell C of the engine; once per process."""
+    capsule = torch_internals.tensor_exchange()
+    samples = {
+        torch.empty(1, dtype=dtype): (
+            *(dtype, dtype.itemsize, code),
+            *(dtype.is_floating_point or dtype.is_complex, dtype.is_complex),
+        )
+        for dtype, code in DTYPES.items()
+        if dtype != torch.complex32  # torch warns of it
+    }
+    objects = (
+        *(Work, PendingWork, threading.RLock, profiling.wanted, vars(activity), vars(flight_recorder)),
+        *(engine._registry, engine.interrupted, engine.recover, engine.watch, _NOT_THE_USERS),
+    )
+    types = (torch.Tensor, torch.nn.Parameter)
+    _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)
+
+
+def _operations() -> dict[int, tuple[int, bool]]:
+    """By torch's number of an operation, which is the hash of what its options give: ours, and whether it is AVG."""
+    options: Any = c10d.AllreduceOptions()
+    found = {}
+    for kind, code in OPERATIONS.items():
+        if kind != PREMUL_SUM:
+            options.reduceOp = kind
+            found[hash(options.reduceOp)] = code, kind == AVG
+    return found if len(found) == len(OPERATIONS) - 1 else {}
