@@ -226,8 +226,15 @@ static int intern_names(void) {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_bridge", .m_size = -1,
                                         .m_methods = functions};
 
+/* One state per process, like MPI itself. */
+static int is_main_interpreter(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return 1;
+    PyErr_SetString(PyExc_ImportError, "mpiplus runs in the main interpreter only: MPI is one per process");
+    return 0;
+}
+
 PyMODINIT_FUNC PyInit__bridge(void) {
-    PyObject *module = intern_names() ? PyModule_Create(&definition) : NULL;
+    PyObject *module = is_main_interpreter() && intern_names() ? PyModule_Create(&definition) : NULL;
     PyObject *types = module ? PyImport_ImportModule("types") : NULL;
     method_type_of_python = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
     Py_XDECREF(types);
