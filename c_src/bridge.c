@@ -150,11 +150,11 @@ static PyObject *own(const call *c, PyObject *name, PyObject *entry, PyObject *h
     uintptr_t op = (uintptr_t)PyLong_AsUnsignedLongLong(handle);
     PyObject *work = pending_work(c, name, handle);
     if (!work || PyDict_SetItem(to.registry, handle, work)) return Py_XDECREF(work), NULL;
-    int is_pending;
-    Py_BEGIN_ALLOW_THREADS mpp_engine->claim(op);
-    is_pending = mpp_engine->watch(op, c->bytes > QUIET_BYTES);
-    Py_END_ALLOW_THREADS if (!record_pending(entry, work))
-        PyErr_WriteUnraisable(work); /* the operation goes on all the same */
+    PyThreadState *gil = PyEval_SaveThread();
+    mpp_engine->claim(op);
+    int is_pending = mpp_engine->watch(op, c->bytes > QUIET_BYTES);
+    PyEval_RestoreThread(gil);
+    if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (!is_pending) {
         PyObject *watched = PyObject_CallFunctionObjArgs(to.watch, work, NULL); /* completes it */
         if (!watched) PyErr_WriteUnraisable(work);
@@ -197,11 +197,13 @@ static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry,
 static PyObject *start(call *c, PyObject *name) {
     PyObject *entry = entry_of(c, name), *work;
     if (!entry || !count(c, name, entry)) return Py_XDECREF(entry), NULL;
-    uintptr_t op;
     c->group->in_c++;
-    Py_BEGIN_ALLOW_THREADS op = c->start(c, c->sync ? SLICE_NS : 0);
-    Py_END_ALLOW_THREADS if (op) work = incomplete_work(c, name, entry, op);
-    else work = record(entry) ? complete_work(c) : NULL; Py_DECREF(entry);
+    PyThreadState *gil = PyEval_SaveThread();
+    uintptr_t op = c->start(c, c->sync ? SLICE_NS : 0);
+    PyEval_RestoreThread(gil);
+    if (op) work = incomplete_work(c, name, entry, op);
+    else work = record(entry) ? complete_work(c) : NULL;
+    Py_DECREF(entry);
     return work;
 }
 
@@ -279,8 +281,9 @@ static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is 
     uintptr_t op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
     int state = MPP_PENDING;
     if (op && !PyErr_Occurred()) {
-        Py_BEGIN_ALLOW_THREADS state = mpp_engine->wait(op, SLICE_NS);
-        Py_END_ALLOW_THREADS
+        PyThreadState *gil = PyEval_SaveThread();
+        state = mpp_engine->wait(op, SLICE_NS);
+        PyEval_RestoreThread(gil);
     }
     /* Not reported to the background too, and nobody has asked for a future meanwhile: from here to the end no other
      * thread of Python runs. */

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from cases import Case
 from groups import RANKS, only_up_to
-from hypothesis import given
+from hypothesis import given, settings
 from operation_table import FACE, MOVEMENT, REDUCTION, TABLE, of_kind
 from started import run_case
 from test_operations import groups_for, rows
-from test_random_arguments import PARTS, ROWS, random_calls, right_calls, wrong_calls
+from test_random_arguments import CALLS, PARTS, ROWS, random_calls, right_calls, wrong_calls
 
 from torchmpi_plugin import torch_internals
 
@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
 ]
 #: Of several c10d calls, or of none that C knows.
+some_calls = settings(random_calls, max_examples=max(50, CALLS // 4))
 _NOT_IN_C = ("sparse", "coalesced", "monitored")
 IN_C = [
     operation
@@ -136,7 +137,7 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 # ---- the two are the same ----
 
 
-@random_calls
+@some_calls
 @given(right_calls())
 def test_ranks_that_take_different_ways_meet(all_groups, call: dict[str, Any]) -> None:
     group, operation = all_groups.get(call["family"]), call["operation"]
@@ -155,7 +156,7 @@ def outcome(function: Callable[..., Any], arguments: list[Any]) -> tuple[type, s
     return type(None), ""
 
 
-@random_calls
+@some_calls
 @given(wrong_calls())
 def test_errors_are_the_same(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
     name, offender, wrong = call
@@ -211,7 +212,7 @@ def test_the_flight_recorder_sees_both(group, monkeypatch) -> None:
 
 @only_up_to(2)
 @pytest.mark.parametrize("operation", rows(IN_C))
-def test_nothing_is_left_behind(operation, all_groups, monkeypatch) -> None:
+def test_nothing_is_left_behind(operation, all_groups, channel, monkeypatch) -> None:
     """Neither by calls that C carries out, nor by those it hands over after it has read half of them."""
     monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)  # which keeps some thousand entries
     group = all_groups["world"]
@@ -227,7 +228,12 @@ def test_nothing_is_left_behind(operation, all_groups, monkeypatch) -> None:
         return sys.getallocatedblocks()
 
     blocks()
-    grown = [blocks()]
-    grown += [blocks() for _ in range(3)]
-    # An object lost with every call would be at least 12 blocks each time; other threads come and go.
-    assert min(after - before for before, after in itertools.pairwise(grown)) < 12, grown
+    least, before = 1 << 30, blocks()
+    for _ in range(8):
+        after = blocks()
+        least, before = min(least, after - before), after
+        # An object lost with every call would be at least 12 blocks each time. What is complete and nobody waits for
+        # is kept until the background comes by.
+        if max(channel.allgather(least)) < 12:
+            return
+    pytest.fail(f"{least} blocks are left behind each time")
