@@ -1,5 +1,5 @@
-/* MPI's messages between ranks that are all in this process, and a list of them. Included after hosts.h; what calls these
- * functions holds the engine's lock. */
+/* MPI's messages between ranks that are all in this process, and a list of them. Included after hosts.h; what calls
+ * these functions holds the engine's lock. */
 #include <string.h>
 
 typedef struct letter letter;

@@ -123,8 +123,8 @@ class Communicator:
     def _do_without(self, error: OSError) -> None:
         if self.wishes.reproducible:
             raise DistBackendError(
-                f"no shared memory ({error}), and over MPI's own collectives sums are not reproducible, as those of this "
-                f"group have to be"
+                f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
+                f"of MPI's own collectives are not"
             ) from error
         log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
 
