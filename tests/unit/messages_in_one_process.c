@@ -88,6 +88,7 @@ void use_messages_in_one_process(void) {
     mpp_mpi.Imrecv = take_message;
     mpp_mpi.Test = is_over;
     mpp_mpi.Get_count = length_of;
+    mpp_mpi.any_source = -1;
 }
 
 /* Those sent since the last call. */
