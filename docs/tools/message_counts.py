@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -60,7 +61,10 @@ class Group:
     @functools.cached_property
     def on_host(self) -> list[list[int]]:
         """The ranks of each host; p of the formulas is how many there are."""
-        return [[rank for rank, of in enumerate(self.host_of) if of == host] for host in range(max(self.host_of) + 1)]
+        found: list[list[int]] = [[] for _ in range(max(self.host_of) + 1)]
+        for rank, host in enumerate(self.host_of):
+            found[host].append(rank)
+        return found
 
     @property
     def hosts(self) -> int:
@@ -120,14 +124,15 @@ def _agreement(group: Group, payload_of_host: Sequence[float], added: bool) -> l
         payload_of_host: what each host brings along.
         added: it is added up on the way; else the hosts' lie side by side.
     """
-    sent = []
+    sent, before = [], [0.0, *itertools.accumulate(payload_of_host)]
+    most = max(payload_of_host)
     for host in range(group.hosts):
         total = Sent()
         for level in range(levels(group.hosts)):
             begin = host >> level << level
             part, beside = (range(at, min(at + (1 << level), group.hosts)) for at in (begin, begin ^ 1 << level))
             messages = max(0, math.ceil((len(beside) - (host - begin)) / len(part)))
-            payload = max(payload_of_host) if added else sum(payload_of_host[other] for other in part)
+            payload = most if added else before[part.stop] - before[part.start]
             total += Sent(messages, messages * (OPINION + payload))
         sent.append(total)
     return sent
@@ -184,7 +189,7 @@ def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
     host = group.host_of[rank]
     mine, here = group.on_host[host].index(rank), len(group.on_host[host])
     blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_host) if other != host)
-    chunks = math.ceil(nbytes / (group.slot // group.window // LINE * LINE))
+    chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter"))
     return Sent(chunks * blocks, blocks * nbytes * _sums(group, host, wide))
 
 
@@ -197,7 +202,9 @@ def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) 
     return Sent(far, far * nbytes, len(to - {rank}) - far)
 
 
-def counts(group: Group, operation: str, nbytes: int = 0, wide: int = 1, root: int = 0) -> list[Sent]:
+def counts(
+    group: Group, operation: str, nbytes: int = 0, wide: int = 1, root: int = 0, of: Sequence[int] | None = None
+) -> list[Sent]:
     """What each rank sends in one operation.
 
     Args:
@@ -205,11 +212,13 @@ def counts(group: Group, operation: str, nbytes: int = 0, wide: int = 1, root: i
             operation a multiple of what one chunk carries.
         wide: bytes of the type that sums are computed in, for each byte of an element: 2 for bfloat16.
         root: where there is one.
+        of: these ranks only.
     """
     rides = _payload(group, operation, nbytes, wide, root)
     agreement = _agreement(group, *(rides or ([0.0] * group.hosts, False)))
     sent = []
-    for rank, host in enumerate(group.host_of):
+    for rank in range(group.ranks) if of is None else of:
+        host = group.host_of[rank]
         total = agreement[host] if rank == group.on_host[host][0] else Sent()
         if operation in EXCHANGES:
             total += _exchanged(group, operation, rank, nbytes, root)
@@ -217,6 +226,17 @@ def counts(group: Group, operation: str, nbytes: int = 0, wide: int = 1, root: i
             total += _flown(group, operation, rank, nbytes, wide, root)
         sent.append(total)
     return sent
+
+
+def is_short(group: Group, operation: str, nbytes: int, wide: int = 1) -> bool:
+    """Whether it goes with the agreement."""
+    return _payload(group, operation, nbytes, wide, 0) is not None
+
+
+def chunk_bytes(group: Group, operation: str) -> int:
+    """How much one chunk carries of the tensor, or of each block."""
+    pieces = {"all_gather": group.inbox, "reduce_scatter": group.slot // group.window // LINE * LINE}
+    return pieces.get(operation, group.slot)
 
 
 def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root: int) -> Sent:

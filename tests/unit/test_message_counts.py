@@ -87,12 +87,6 @@ def sent_by(ranks, hosts):
     return found
 
 
-def chunk_of(group, operation):
-    """What one chunk carries of the tensor, or of each block."""
-    pieces = {"all_gather": group.inbox, "reduce_scatter": group.slot // group.window // 64 * 64}
-    return pieces.get(operation, group.slot)
-
-
 @pytest.fixture(params=SHAPES)
 def shape(request):
     return SHAPES[request.param]
@@ -107,7 +101,7 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
     ranks.messages()
     wrong = []
     for operation in formulas.OPERATIONS:
-        for nbytes in (SHORT, CHUNKS * chunk_of(group, operation)) if operation != "barrier" else (0,):
+        for nbytes in (SHORT, CHUNKS * formulas.chunk_bytes(group, operation)) if operation != "barrier" else (0,):
             for root in (0, len(shape) - 1):
                 call(ranks, operation, nbytes, dtype, root)
                 wide = TYPES[dtype][1]
