@@ -18,22 +18,35 @@ static int sends_plain(const shm_op *s, int host) {
 
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
-/* The sum of this host's ranks, of so many elements that lie in their slots at an offset. */
+/* The sums of this host's parts, one behind the other, of so many elements that lie in its slots at an offset. */
 static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t count, char *wide) {
     mpp_channel *c = mpp_channel_of(s);
+    const mpp_hosts *h = c->hosts;
+    mpp_reduction how = s->how;
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + offset;
-    mpp_reduce_wide(&s->how, wide, c->sources, c->size, count);
+    for (int part = h->first_part[h->here]; part < h->first_part[h->here + 1]; part++) {
+        int first = h->first_in[part] - h->first[h->here], ranks = h->first_in[part + 1] - h->first_in[part];
+        if (how.factors) how.factors = s->how.factors + first;
+        mpp_reduce_wide(&how, wide, c->sources + first, ranks, count);
+        wide += wide_bytes(s, count * s->element);
+    }
 }
 
-static void send_sum(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
+/* What a host's sums of so many bytes take. */
+static size_t sums_bytes(const shm_op *s, int host, size_t bytes) {
+    return (size_t)mpp_part_count(mpp_hosts_of(s), host) * wide_bytes(s, bytes);
+}
+
+static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
+    int here = mpp_hosts_of(s)->here;
     if (!bytes) return;
-    if (sends_plain(s, mpp_hosts_of(s)->here)) {
+    if (sends_plain(s, here)) {
         mpp_send_to(s, chunk, mpp_own_slot(s, chunk) + offset, bytes, rank);
         return;
     }
-    char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
-    add_up(s, chunk, offset, bytes / s->element, sum);
-    mpp_send_to(s, chunk, sum, wide_bytes(s, bytes), rank);
+    char *sums = mpp_take(mpp_flight_of(s, chunk), sums_bytes(s, here, bytes));
+    add_up(s, chunk, offset, bytes / s->element, sums);
+    mpp_send_to(s, chunk, sums, sums_bytes(s, here, bytes), rank);
 }
 
 /* All hosts' sums come to lie side by side, this one's too, at the beginning of the flight's memory. */
@@ -41,21 +54,22 @@ static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, 
     const mpp_hosts *h = mpp_hosts_of(s);
     if (!bytes) return;
     for (int host = 0; host < h->count; host++) {
-        char *sum = mpp_take(mpp_flight_of(s, chunk), wide_bytes(s, bytes));
-        if (host == h->here) add_up(s, chunk, offset, bytes / s->element, sum);
-        else mpp_expect_from(s, chunk, sum, sends_plain(s, host) ? bytes : wide_bytes(s, bytes), sender(s, host));
+        size_t length = sums_bytes(s, host, bytes);
+        char *sums = mpp_take(mpp_flight_of(s, chunk), length);
+        if (host == h->here) add_up(s, chunk, offset, bytes / s->element, sums);
+        else mpp_expect_from(s, chunk, sums, sends_plain(s, host) ? bytes : length, sender(s, host));
     }
 }
 
-/* Adds up the hosts' sums, which it overwrites, as mpp_reduce() does the ranks'; where the result is. */
+/* Adds up the parts' sums, by their turns, as mpp_reduce() does the ranks'; overwrites them. Where the result is. */
 static char *add_tree(const shm_op *s, char **sums, size_t count) {
     const mpp_hosts *h = mpp_hosts_of(s);
     mpp_reduction of_wide = mpp_of_wide(&s->how);
     int weight[sizeof(int) * 8], waiting = 0;
-    for (int host = 0; host < h->count; host++) {
-        sums[waiting] = sums[host];
-        weight[waiting++] = h->weight[host];
-        while (waiting > 1 && (host == h->count - 1 || weight[waiting - 1] == weight[waiting - 2])) {
+    for (int turn = 0; turn < h->parts; turn++) {
+        sums[waiting] = sums[turn];
+        weight[waiting++] = h->weight[turn];
+        while (waiting > 1 && (turn == h->parts - 1 || weight[waiting - 1] == weight[waiting - 2])) {
             const void *pair[] = {sums[waiting - 2], sums[waiting - 1]};
             waiting--;
             weight[waiting - 1] += weight[waiting];
@@ -63,6 +77,13 @@ static char *add_tree(const shm_op *s, char **sums, size_t count) {
         }
     }
     return sums[0];
+}
+
+/* Of a host: where each of its parts' sums lies, of so many bytes, by the parts' turns. */
+static void find_sums(const shm_op *s, int host, char *sums, size_t bytes) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    for (int part = h->first_part[host]; part < h->first_part[host + 1]; part++, sums += bytes)
+        mpp_channel_of(s)->sources[h->turn[part]] = sums;
 }
 
 static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
@@ -73,12 +94,13 @@ static void add_hosts(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     mpp_reduction of_wide = mpp_of_wide(&s->how);
     if (!bytes) return;
     f->used = 0;
-    for (int host = 0; host < h->count; host++) c->sources[host] = mpp_take(f, wide);
+    for (int host = 0; host < h->count; host++) find_sums(s, host, mpp_take(f, sums_bytes(s, host, bytes)), wide);
     for (int host = 0; host < h->count; host++) {
         if (host == h->here || !sends_plain(s, host) || of_wide.dtype == s->how.dtype) continue;
+        const void **sum = &c->sources[h->turn[h->first_part[host]]];
         char *widened = mpp_take(f, wide);
-        mpp_widen(&s->how, widened, c->sources[host], count);
-        c->sources[host] = widened;
+        mpp_widen(&s->how, widened, *sum, count);
+        *sum = widened;
     }
     mpp_narrow(&s->how, result, add_tree(s, (char **)c->sources, count), count);
 }
@@ -100,23 +122,25 @@ static void merge_sums(shm_op *s, char *payload, const char *theirs, size_t offs
     mpp_reduce(&of_wide, payload, sources, 2, wide_count(s, length));
 }
 
-/* Where hosts have different weights, all sums are sent, and added up in the end. */
-static void pack_own_sum(shm_op *s, char *payload) {
+/* Where hosts are no such leaves, the sums of all parts are sent, and added up in the end. */
+static void pack_parts(shm_op *s, char *payload) {
     const mpp_hosts *h = mpp_hosts_of(s);
-    size_t each = s->payload / (size_t)h->count;
-    add_up(s, 0, 0, wide_count(s, each), payload + (size_t)h->here * each);
+    size_t each = s->payload / (size_t)h->parts;
+    add_up(s, 0, 0, wide_count(s, each), payload + (size_t)h->first_part[h->here] * each);
 }
 
-static void span_of_sums(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
-    size_t each = s->payload / (size_t)mpp_hosts_of(s)->count;
-    *offset = (size_t)first_host * each;
-    *length = (size_t)(end_host - first_host) * each;
+static void span_of_parts(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    size_t each = s->payload / (size_t)h->parts;
+    *offset = (size_t)h->first_part[first_host] * each;
+    *length = (size_t)h->first_part[end_host] * each - *offset;
 }
 
-static void unpack_sums(shm_op *s, char *payload) {
+static void unpack_parts(shm_op *s, char *payload) {
     mpp_channel *c = mpp_channel_of(s);
-    size_t each = s->payload / (size_t)c->hosts->count, count = wide_count(s, each);
-    for (int host = 0; host < c->hosts->count; host++) c->sources[host] = payload + (size_t)host * each;
+    size_t each = s->payload / (size_t)c->hosts->parts, count = wide_count(s, each);
+    for (int host = 0; host < c->hosts->count; host++)
+        find_sums(s, host, payload + (size_t)c->hosts->first_part[host] * each, each);
     mpp_narrow(&s->how, mpp_slot_of(c, 0, s->first), add_tree(s, (char **)c->sources, count), count);
 }
 
@@ -133,7 +157,7 @@ static void send_sums(shm_op *s, uint64_t chunk) {
     gather_sums(s, chunk, mine.begin, mine.length, mpp_beside);
     for (int i = 1; i < h->count; i++) {
         mpp_stretch piece = mpp_piece_of(h, length, lane, mpp_other_host(h, i), h->count);
-        send_sum(s, chunk, piece.begin, piece.length, mpp_beside(s, mpp_other_host(h, i)));
+        send_sums_of(s, chunk, piece.begin, piece.length, mpp_beside(s, mpp_other_host(h, i)));
     }
 }
 
@@ -159,12 +183,12 @@ static void send_results(shm_op *s, uint64_t chunk) {
 /* A short reduction of `bytes` rides; 0: it is too long for that. */
 static int ride_if_short(shm_op *s, size_t bytes) {
     static const mpp_route sum = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
-    static const mpp_route sums = {
-        .pack = pack_own_sum, .span = span_of_sums, .merge = mpp_merge_by_copy, .unpack = unpack_sums};
+    static const mpp_route parts = {
+        .pack = pack_parts, .span = span_of_parts, .merge = mpp_merge_by_copy, .unpack = unpack_parts};
     const mpp_hosts *h = mpp_hosts_of(s);
-    size_t payload = wide_bytes(s, bytes) * (h->regular ? 1 : (size_t)h->count);
+    size_t payload = wide_bytes(s, bytes) * (h->regular ? 1 : (size_t)h->parts);
     if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_PAYLOAD) return 0;
-    mpp_ride(s, h->regular ? &sum : &sums, payload);
+    mpp_ride(s, h->regular ? &sum : &parts, payload);
     return 1;
 }
 
@@ -207,7 +231,7 @@ static void send_block_sums(shm_op *s, uint64_t chunk) {
     for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
         mpp_stretch block = mpp_block_in_slot(s, chunk, r);
         int is_mine = h->place_of[r] % mpp_channel_of(s)->size == mpp_channel_of(s)->rank;
-        if (h->host_of[r] != h->here && is_mine) send_sum(s, chunk, block.begin, block.length, r);
+        if (h->host_of[r] != h->here && is_mine) send_sums_of(s, chunk, block.begin, block.length, r);
     }
 }
 

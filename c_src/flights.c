@@ -85,13 +85,29 @@ void mpp_read_lanes(shm_op *s, uint64_t chunk) {
 
 /* ---- how an operation goes ---- */
 
-/* Memory for what a flight can need: sums of a whole slot to be sent, to be received, and widened. 0: there is none. */
+/* What a flight can need, with float32 for each byte: its parts' sums of what a lane has of a slot, or of the blocks
+ * that this rank sends in a reduce_scatter; and everybody's sums of one piece, or block, to be received and widened. */
+static size_t flight_bytes(const mpp_channel *c, size_t ranks) {
+    const mpp_hosts *h = c->hosts;
+    size_t of_lane = c->slot_bytes / (size_t)h->lanes, of_block = c->slot_bytes / ranks + CACHE_LINE, of_blocks = 0;
+    size_t of_piece = of_lane / (size_t)h->count, rounding = (ranks + 2 * (size_t)h->count) * CACHE_LINE;
+    for (int host = 0; host < h->count; host++)
+        of_blocks += (size_t)((mpp_local_count(h, host) + c->size - 1) / c->size) * of_block;
+    size_t sent = of_blocks > of_lane ? of_blocks : of_lane, received = of_block > of_piece ? of_block : of_piece;
+    sent = (size_t)mpp_part_count(h, h->here) * (sent + CACHE_LINE);
+    received = (size_t)h->parts * (received + CACHE_LINE);
+    return sizeof(float) * (sent + 2 * received) + rounding;
+}
+
+/* 0: there is no memory. */
 static int reserve(mpp_channel *c, size_t ranks) {
     mpp_hosts *h = c->hosts;
+    size_t room = flight_bytes(c, ranks);
     for (int i = 0; i < c->ring; i++) {
         mpp_flight *f = &h->flights[i];
+        f->room = room;
         if (!f->parcels) f->parcels = calloc(ranks + 2 * (size_t)h->count, sizeof *f->parcels);
-        if (!f->memory) f->memory = malloc(3 * sizeof(float) * c->slot_bytes + 4 * ranks * CACHE_LINE);
+        if (!f->memory) f->memory = malloc(room);
         if (!f->parcels || !f->memory) return 0;
     }
     return 1;

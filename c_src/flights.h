@@ -3,6 +3,8 @@
 #ifndef MPP_FLIGHTS_H
 #define MPP_FLIGHTS_H
 
+#include <stdlib.h>
+
 #include "hosts.h"
 
 /* ---- for the protocol, under the lock ---- */
@@ -37,6 +39,7 @@ static inline char *mpp_own_slot(const shm_op *s, uint64_t chunk) {
 static inline char *mpp_take(mpp_flight *f, size_t bytes) {
     char *taken = f->memory + f->used;
     f->used += (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    if (f->used > f->room) abort(); /* flight_bytes() is wrong */
     return taken;
 }
 

@@ -206,11 +206,7 @@ void mpp_hosts_free(mpp_hosts *h) {
         free(h->flights[i].parcels);
         free(h->flights[i].memory);
     }
-    free(h->first);
-    free(h->members);
-    free(h->host_of);
-    free(h->place_of);
-    free(h->weight);
+    free(h->tables);
     free(h->mine);
     free(h->theirs);
     free(h->sent);
@@ -234,24 +230,55 @@ static void find_places(mpp_hosts *h, int ranks, const int *host_of) {
         if (mpp_local_count(h, host) < h->lanes) h->lanes = mpp_local_count(h, host);
 }
 
-/* Where every host has an aligned block of 2^k ranks, its sum is a part of the tree of all ranks, as high as it has
- * ranks; else hosts are the leaves of a tree of their own. */
-static void find_weights(mpp_hosts *h) {
-    int aligned = 1;
-    for (int host = 0; host < h->count; host++) {
-        int count = mpp_local_count(h, host), first = mpp_leader_of(h, host);
-        h->weight[host] = count;
-        aligned &= first == h->first[host] && h->members[h->first[host + 1] - 1] == first + count - 1;
-        aligned &= (count & (count - 1)) == 0 && first % count == 0;
+/* Which parts of the tree over all ranks (see mpp_reduce) lie on one host each, as large as can be: their turns, by
+ * their first ranks. How many there are, with the `parts` of the ranks before. */
+static int split(mpp_hosts *h, int begin, int end, int parts) {
+    int half = 1, together = begin + 1;
+    while (together < end && h->host_of[together] == h->host_of[begin]) together++;
+    if (together == end) {
+        h->turn_of[begin] = parts;
+        return parts + 1;
     }
-    h->regular = 1;
-    for (int host = 0; host < h->count; host++) {
-        if (!aligned) h->weight[host] = 1;
-        h->regular &= h->weight[host] == h->weight[0];
+    while (2 * half < end - begin) half *= 2;
+    parts = split(h, begin, begin + half, parts);
+    return split(h, begin + half, end, parts);
+}
+
+/* A host's sum is one of the tree's parts where it has a block of 2^k ranks that begins at a multiple of 2^k, or the
+ * last ranks of all from such a place on. Where that is not so for every host, they have several parts each; or, as
+ * more parts are more to send, hosts are the leaves of a tree of their own, which gives other bits. */
+static void find_parts(mpp_hosts *h, int ranks, int reproducible) {
+    for (int r = 0; r < ranks; r++) h->turn_of[r] = -1;
+    int in_tree = split(h, 0, ranks, 0) == h->count || reproducible;
+    for (int r = 0; r < ranks && !in_tree; r++) h->turn_of[r] = h->place_of[r] ? -1 : h->host_of[r];
+    for (int i = 0; i < ranks; i++) {
+        int r = h->members[i];
+        if (!h->place_of[r]) h->first_part[h->host_of[r]] = h->parts;
+        if (h->turn_of[r] < 0) continue;
+        h->first_in[h->parts] = i;
+        h->turn[h->parts++] = h->turn_of[r];
+    }
+    h->first_part[h->count] = h->parts;
+    h->first_in[h->parts] = ranks;
+    for (int part = 0; part < h->parts; part++)
+        h->weight[h->turn[part]] = in_tree ? h->first_in[part + 1] - h->first_in[part] : 1;
+    h->regular = h->parts == h->count;
+    for (int part = 0; part < h->parts; part++) {
+        int is_last = part == h->parts - 1, less = h->weight[part] < h->weight[0];
+        h->regular &= h->turn[part] == part && (h->weight[part] == h->weight[0] || (is_last && less));
     }
 }
 
-mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
+static int new_tables(mpp_hosts *h, size_t ranks) {
+    int **tables[] = {&h->first,    &h->members, &h->host_of, &h->place_of, &h->first_part,
+                      &h->first_in, &h->turn,    &h->turn_of, &h->weight};
+    size_t count = sizeof tables / sizeof *tables;
+    h->tables = malloc(count * (ranks + 1) * sizeof *h->tables);
+    for (size_t i = 0; i < count && h->tables; i++) *tables[i] = h->tables + i * (ranks + 1);
+    return h->tables != NULL;
+}
+
+mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of, int reproducible) {
     mpp_hosts *h = calloc(1, sizeof *h);
     size_t ranks = (size_t)g->size;
     if (!h) return NULL;
@@ -259,22 +286,16 @@ mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of) {
         if (host_of[r] >= h->count) h->count = host_of[r] + 1;
     while (1 << h->levels < h->count) h->levels++;
     h->here = host_of[g->rank];
-    h->first = malloc(((size_t)h->count + 1) * sizeof *h->first);
-    h->members = malloc(ranks * sizeof *h->members);
-    h->host_of = malloc(ranks * sizeof *h->host_of);
-    h->place_of = malloc(ranks * sizeof *h->place_of);
-    h->weight = malloc((size_t)h->count * sizeof *h->weight);
     h->mine = malloc(MESSAGE);
     h->theirs = malloc(MESSAGE);
     h->sent = malloc((size_t)h->levels * MESSAGE);
     h->calls = calloc((size_t)h->count + 2 * (size_t)h->levels, sizeof *h->calls);
-    if (!h->weight || !h->first || !h->members || !h->host_of || !h->place_of || !h->mine || !h->theirs || !h->sent ||
-        !h->calls) {
+    if (!new_tables(h, ranks) || !h->mine || !h->theirs || !h->sent || !h->calls) {
         mpp_hosts_free(h);
         return NULL;
     }
     find_places(h, g->size, host_of);
-    find_weights(h);
+    find_parts(h, g->size, reproducible);
     g->tag_count -= MPP_HOST_TAGS;
     h->first_tag = g->first_tag + g->tag_count + MPP_WINDOW_TAGS;
     return h;

@@ -19,17 +19,24 @@ typedef struct {
     int count;
     mpp_parcel *parcels;
     char *memory; /* what it sends and receives, but for what lies in slots */
-    size_t used;
+    size_t used, room;
     int second; /* on its second leg */
 } mpp_flight;
 
 struct mpp_hosts {
     int count, here;         /* hosts; the number of this one */
+    int *tables;             /* all those below */
     int *first, *members;    /* the ranks on host h: members[first[h]] ... members[first[h + 1] - 1], in order */
     int *host_of, *place_of; /* of a rank: its host, and its number among the ranks there */
-    int *weight;             /* of a host's sum in the tree of all: see find_weights */
-    int regular;             /* they are all the same */
-    int lanes;               /* the smallest number of ranks on a host: so many carry a part of what all share */
+    /* What hosts add up by themselves and send each other: of each, one part of the tree of all ranks or several. Host
+     * h has those numbered first_part[h] ... first_part[h + 1] - 1, each of them the ranks members[first_in[part]] ...
+     * members[first_in[part + 1] - 1]. */
+    int parts, *first_part, *first_in;
+    int *turn;    /* of a part: its place in the tree's order */
+    int *turn_of; /* of the part that begins with a rank; -1: none does */
+    int *weight;  /* of the part whose turn it is: see add_tree */
+    int regular;  /* hosts are the leaves of a balanced tree, one part each */
+    int lanes;    /* the smallest number of ranks on a host: so many carry a part of what all share */
     int first_tag;
     char *inbox; /* in the segment: blocks of ranks on other hosts */
     size_t inbox_bytes;
@@ -47,6 +54,7 @@ struct mpp_hosts {
 enum { MPP_PAYLOAD = 16 << 10, MPP_HOST_TAGS = 16 };
 
 static inline int mpp_local_count(const mpp_hosts *h, int host) { return h->first[host + 1] - h->first[host]; }
+static inline int mpp_part_count(const mpp_hosts *h, int host) { return h->first_part[host + 1] - h->first_part[host]; }
 static inline int mpp_leader_of(const mpp_hosts *h, int host) { return h->members[h->first[host]]; }
 
 void mpp_hosts_free(mpp_hosts *hosts);
@@ -63,6 +71,7 @@ int mpp_hosts_idle(shm_op *s);
  * disagree, else NULL. For the first rank of the host. */
 const mpp_opinion *mpp_agree(shm_op *s);
 
-mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of);
+/* `reproducible`: sums have the bits that they have on one host, wherever the ranks are. */
+mpp_hosts *mpp_hosts_new(mpp_group *g, const int *host_of, int reproducible);
 
 #endif

@@ -74,7 +74,8 @@ uintptr_t mpp_next_completed(int64_t timeout_ns);
 
 /* groups */
 uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of);
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
+                     int reproducible);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);

@@ -66,13 +66,15 @@ static void prepare_refusal(mpp_channel *c, mpp_group *g) {
     mpp_sign(&c->refusal, MPP_NO_MEMORY, -1, 0);
 }
 
-/* Of a group on several hosts, `segment` is this host's, and `host_of` has the number of every rank's; else NULL. */
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of) {
+/* Of a group on several hosts, `segment` is this host's, and `host_of` has the number of every rank's; else NULL.
+ * `reproducible`: see mpp_hosts_new(). */
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
+                     int reproducible) {
     mpp_group *g = (mpp_group *)group;
     if (slots < 1 || slots > MAX_RING || slot_bytes < CACHE_LINE || slot_bytes % CACHE_LINE) return -1;
     mpp_channel *c = calloc(1, sizeof *c);
     if (!c) return -1;
-    if (host_of) c->hosts = mpp_hosts_new(g, host_of);
+    if (host_of) c->hosts = mpp_hosts_new(g, host_of, reproducible);
     c->size = c->hosts ? mpp_local_count(c->hosts, c->hosts->here) : g->size;
     c->rank = c->hosts ? c->hosts->place_of[g->rank] : g->rank;
     c->sources = malloc((size_t)g->size * sizeof *c->sources);

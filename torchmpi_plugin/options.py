@@ -24,6 +24,8 @@ class Options:
         collectives: "own": mpiplus's, over shared memory and between nodes; "mpi": those of the MPI library, which may
             have them in hardware; "auto": mpiplus's on up to 16 nodes; None: as the variable ``MPIPLUS_COLLECTIVES``
             says. Of a group; what its rank 0 has counts.
+        reproducible: sums have the same bits wherever the ranks are: see docs/sharp-bits.md. Always over mpiplus's
+            collectives. None: as the variable ``MPIPLUS_REPRODUCIBLE`` says. Of a group; what its rank 0 has counts.
         face: "process_group": torch calls mpiplus directly, which is fastest; "backend" (from torch 2.15 on): through
             its own process group and dispatcher, as it calls backends in C++. See docs/faces.md. In a group with other
             backends it is always the latter.
@@ -34,12 +36,15 @@ class Options:
     cuda: str | None = None
     face: str = "process_group"
     collectives: str | None = None
+    reproducible: bool | None = None
 
     def __post_init__(self) -> None:
         if self.face not in ("process_group", "backend"):
             raise ValueError(f"Options(face=...) is 'process_group' or 'backend', not {self.face!r}")
         if self.collectives not in (None, *settings.COLLECTIVES_OF):
             raise ValueError(f"Options(collectives=...) is 'auto', 'own' or 'mpi', not {self.collectives!r}")
+        if self.reproducible not in (None, False, True):
+            raise TypeError(f"Options(reproducible=...) is True, False or None, not {self.reproducible!r}")
         if self.face == "backend" and not torch_internals.has_python_backends():
             raise ValueError("Options(face='backend') needs torch 2.15, which knows backends in Python")
 

@@ -105,6 +105,14 @@ COLLECTIVES = Setting(
     "of the MPI library; `auto`: `own` on up to 16 nodes. What rank 0 of a group has counts, and "
     "`Options(collectives=...)` comes before it.",
 )
+REPRODUCIBLE = Setting(
+    "MPIPLUS_REPRODUCIBLE",
+    "0",
+    "0 or 1",
+    _switch,
+    "`1`: sums have [the same bits wherever the ranks are](sharp-bits.md#results-to-the-bit), always with mpiplus's "
+    "collectives. What rank 0 of a group has counts, and `Options(reproducible=...)` comes before it.",
+)
 CUDA = Setting(
     "MPIPLUS_CUDA",
     "auto",
@@ -139,7 +147,10 @@ INTEGRATIONS = Setting(
 )
 
 #: Those that users set.
-SETTINGS: tuple[Setting[Any], ...] = (SHM, COLLECTIVES, CUDA, EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS)
+SETTINGS: tuple[Setting[Any], ...] = (
+    *(SHM, COLLECTIVES, REPRODUCIBLE, CUDA),
+    *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS),
+)
 
 JOB = "MPIPLUS_JOB"
 ATTACHMENT = "MPIPLUS_ATTACHMENT"

@@ -71,8 +71,9 @@ def test_links_from_the_top_lead_to_files() -> None:
             assert (ROOT / target).exists(), f"{page} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["generate_settings", "generate_command_line"])
-def test_pages_made_from_the_package_are_current(name: str) -> None:
+@pytest.mark.parametrize("name", ["generate_settings", "generate_command_line", "loggp"])
+def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
     path = ROOT / "docs" / "tools" / f"{name}.py"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None and specification.loader is not None

@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 #: Hosts with one rank and several, ranks not in the order of the hosts, numbers of hosts that are no powers of two.
 ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
 SHAPES = {"Open MPI": ("0,1,1,0,1",), "MPICH": ("0,1,1,2",)}
+REPRODUCIBLE = {"Open MPI": ("1,0,0,1,1",), "MPICH": ("0,1,0,1",)}
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 
 
@@ -39,10 +40,11 @@ def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
     assert run_ranks(command, environment, reports, ranks, 500) > 20
 
 
-def bits(mpi: Installation, hosts: str) -> str:
+def bits(mpi: Installation, hosts: str, reproducible: bool = False) -> str:
     """What all ranks of a job find the sums to be."""
     names = hosts.split(",")
-    code, output = run_limited(mpi.command(len(names), [str(SCRIPTS / "bits.py"), *names]), mpi.full_environment(), 200)
+    environment = {**mpi.full_environment(), "MPIPLUS_REPRODUCIBLE": str(int(reproducible))}
+    code, output = run_limited(mpi.command(len(names), [str(SCRIPTS / "bits.py"), *names]), environment, 200)
     assert code == 0, output
     found = re.findall(r"bits: (\d+) (\w+)", output)
     assert len(found) == len(names) and len({word for _, word in found}) == 1, output
@@ -58,3 +60,12 @@ def test_the_same_bits_wherever_the_ranks_are(mpi: Installation) -> None:
     shuffled = bits(mpi, "0,1,0,1")
     assert shuffled != one_host
     assert not FULL or bits(mpi, "0,1,0,1") == shuffled
+
+
+@pytest.mark.timeout(900)
+def test_the_same_bits_on_any_layout(mpi: Installation) -> None:
+    """Where they are to be reproducible; tests/unit/test_reproducible_sums.py has many more layouts."""
+    shapes = ("0,1,0,1", "0,0,1,2", "1,0,0,1,1", "0,1,2,0,1") if FULL else REPRODUCIBLE[mpi.vendor]
+    one_host = {count: bits(mpi, ",".join("0" * count)) for count in {len(shape.split(",")) for shape in shapes}}
+    for shape in shapes:
+        assert bits(mpi, shape, True) == one_host[len(shape.split(","))], shape

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import communicator
+from torchmpi_plugin.communicator.wishes import Wishes
 from torchmpi_plugin.host import node
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -52,6 +55,67 @@ def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
 
 
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> None:
+    """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
+    monkeypatch.setattr(communicator, "MOST_NODES", 1)
+    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    asked = True if by == "option" and world.rank == 0 else None
+    group = new_group(None, pg_options=Options(reproducible=asked))
+    check(group, True)
+    assert group._communicator.wishes == Wishes("own", True)
+
+
+@pytest.mark.parametrize(("option", "variables", "named"), [
+    ({"collectives": "mpi"}, {}, r"Options\(collectives='mpi'\)"),
+    ({}, {"MPIPLUS_COLLECTIVES": "mpi"}, "MPIPLUS_COLLECTIVES=mpi"),
+    ({}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
+    ({"collectives": "own"}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
+])  # fmt: skip
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: str, by: str) -> None:
+    """An error on each rank that is asked for both, before it goes to the others."""
+    for name, value in {"MPIPLUS_SHM": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", str(int(by == "variable")))
+    asked = True if by == "option" else None
+    with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
+        dist.new_group(None, pg_options=Options(reproducible=asked, **option))
+
+
+def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1")
+    check(new_group(None, pg_options=Options(reproducible=False, collectives="mpi")), False)
+
+
+def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) -> None:
+    """No group rather than one with other sums; the next one is made as if nothing had been."""
+
+    def full(size: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    with monkeypatch.context() as patched:
+        patched.setattr(communicator, "create_file", full)
+        with pytest.raises(dist.DistBackendError, match=r"No space left on device.*reproducible"):
+            dist.new_group(None, pg_options=Options(reproducible=True))
+    check(new_group(None, pg_options=Options(reproducible=True)), True)
+
+
+def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkeypatch) -> None:
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    parent = new_group(None, pg_options=Options(reproducible=True))
+    part = parent.part(dist.PrefixStore("wishes/", parent._store), list(range(world.size)), "wishes", None)
+    assert part._communicator.wishes == Wishes("own", True)
+    dist.barrier(group=parent)
+    part._communicator.free()
+
+
 def test_another_word() -> None:
     with pytest.raises(ValueError, match=r"'auto', 'own' or 'mpi', not 'nccl'"):
         Options(collectives="nccl")
+    with pytest.raises(TypeError, match="True, False or None, not 'yes'"):
+        Options(reproducible="yes")

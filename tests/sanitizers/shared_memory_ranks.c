@@ -272,7 +272,7 @@ static user *new_user(int rank, int index, void *segment) {
     u->dice = 17u + (unsigned)index;
     u->own = 1000u + (unsigned)(rank * USERS + index);
     u->group = s->mpp_group_new(0, rank, size, 1000, 1000, 1);
-    if (s->mpp_group_attach(u->group, (uintptr_t)segment, SLOTS, SLOT_BYTES, NULL)) abort();
+    if (s->mpp_group_attach(u->group, (uintptr_t)segment, SLOTS, SLOT_BYTES, NULL, 0)) abort();
     return u;
 }
 

@@ -1,5 +1,5 @@
-"""Any number of ranks of one node in one process and one thread, without MPI: groups of the C engine that share a
-segment, advanced in turns. Allocations of the C code can be made to fail."""
+"""Any number of ranks in one process and one thread, without MPI: groups of the C engine that share a segment, or one
+for each host, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
 
 import importlib.util
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cffi
 
+HERE = Path(__file__).parent
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 PENDING, DONE, FAILED = 0, 1, 2
 MEMORY, CANCELLED, MISMATCH = 2, 4, 5
@@ -16,15 +17,30 @@ ASYNC = 0
 _ALLOCATION = """
 #include <stdlib.h>
 #include "shim.h"
-static size_t refused_from = SIZE_MAX, refused_to = SIZE_MAX;
+static size_t refused_from = SIZE_MAX, refused_to = SIZE_MAX, allocated;
+size_t allocated_bytes(void) { return allocated; }
 void refuse_allocations(size_t from, size_t to) { refused_from = from; refused_to = to; }
 static int is_refused(size_t bytes) { return bytes >= refused_from && bytes <= refused_to; }
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_malloc(size_t bytes) { return is_refused(bytes) ? NULL : __real_malloc(bytes); }
+void *__wrap_malloc(size_t bytes) {
+    allocated += bytes;
+    return is_refused(bytes) ? NULL : __real_malloc(bytes);
+}
 void *__wrap_calloc(size_t count, size_t bytes) {
+    allocated += count * bytes;
     return is_refused(count * bytes) ? NULL : __real_calloc(count, bytes);
 }
+"""
+
+_MESSAGES = """
+size_t allocated_bytes(void);
+typedef struct { int source, to, tag, bytes; } sent_message;
+int64_t communicator_of(int before, int rank);
+void use_messages_in_one_process(void);
+int sent_messages(const sent_message **list);
+int parts_of(int size, const int *host_of, int reproducible, int *members, int *first_in, int *turn, int *weight,
+             int *regular);
 """
 
 
@@ -34,12 +50,13 @@ def build(folder):
     build_shim = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build_shim)
     ffi = cffi.FFI()
-    ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);")
+    ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
         "shim_of_all_ranks",
-        _ALLOCATION,
+        _ALLOCATION + '#include "hosts.h"\n' + (HERE / "messages_in_one_process.c").read_text(),
         sources=[str(C_SRC / source) for source in build_shim.SOURCES],
         include_dirs=[str(C_SRC)],
+        define_macros=[("MPP_HANDLES_ARE_POINTERS", None)],
         libraries=["dl", "pthread"],
         extra_compile_args=["-std=gnu11", "-O2"],
         extra_link_args=["-Wl,--wrap=malloc,--wrap=calloc"],
@@ -48,21 +65,38 @@ def build(folder):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    module.lib.use_messages_in_one_process()
     return module
 
 
 class Ranks:
-    """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions."""
+    """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions.
 
-    def __init__(self, shim, size, slots, slot_bytes):
+    ``host_of`` has the number of each rank's host, by their first ranks; None: all are on one.
+    """
+
+    _before = 0  # ranks of other groups
+
+    def __init__(self, shim, size, slots, slot_bytes, host_of=None, reproducible=False):
         self.ffi, self.lib, self.size = shim.ffi, shim.lib, size
-        length = self.lib.mpp_segment_size(size, size, slots, slot_bytes)
-        raw = self.ffi.new("char[]", length + 64)
-        self._memory = raw
-        segment = (int(self.ffi.cast("uintptr_t", raw)) + 63) // 64 * 64
-        self.groups = [self.lib.mpp_group_new(0, rank, size, 1000, 1000, 0) for rank in range(size)]
-        for group in self.groups:
-            assert self.lib.mpp_group_attach(group, segment, slots, slot_bytes, self.ffi.NULL) == 0
+        hosts = host_of or [0] * size
+        numbers = self.ffi.new("int[]", hosts) if host_of else self.ffi.NULL
+        self._memory, segments = [], []
+        for host in range(max(hosts) + 1):
+            length = self.lib.mpp_segment_size(size, hosts.count(host), slots, slot_bytes)
+            self._memory.append(self.ffi.new("char[]", length + 64))
+            segments.append((int(self.ffi.cast("uintptr_t", self._memory[-1])) + 63) // 64 * 64)
+        comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
+        Ranks._before += size
+        self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
+        for group, host in zip(self.groups, hosts, strict=True):
+            assert self.lib.mpp_group_attach(group, segments[host], slots, slot_bytes, numbers, reproducible) == 0
+
+    def messages(self):
+        """Those sent since the last call, by all groups: sender, receiver, tag, bytes."""
+        found = self.ffi.new("const sent_message **")
+        count = self.lib.sent_messages(found)
+        return [(m.source, m.to, m.tag, m.bytes) for m in found[0][0:count]]
 
     def finish(self, ops, patience=1_000_000):
         """Advance everything until all of ``ops`` (0: complete already) are complete; their states."""

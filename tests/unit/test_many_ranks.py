@@ -84,5 +84,5 @@ def test_size_of_a_segment(size, shim_of_all_ranks):
 def test_a_ring_that_cannot_be(slots, slot_bytes, shim_of_all_ranks):
     lib, ffi = shim_of_all_ranks.lib, shim_of_all_ranks.ffi
     group, segment = lib.mpp_group_new(0, 0, 1, 1000, 1000, 0), ffi.new("char[]", 100_000)
-    assert lib.mpp_group_attach(group, int(ffi.cast("uintptr_t", segment)), slots, slot_bytes, ffi.NULL) == -1
+    assert lib.mpp_group_attach(group, int(ffi.cast("uintptr_t", segment)), slots, slot_bytes, ffi.NULL, 0) == -1
     lib.mpp_group_release(group)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import resource
 import socket
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -69,6 +71,19 @@ class TestGiven:
         monkeypatch.setattr(socket, "getaddrinfo", lambda *words: refuse(*words) if len(nobody_knows) < 2 else [])
         assert rendezvous._given("env://", {"MASTER_ADDR": "node1"}).address == "node1"
         assert nobody_knows == ["node1", "node1"]
+
+
+def test_the_store_has_room_for_all_ranks() -> None:
+    """1,024 open files are a usual limit; the ranks beyond it would get "Connection reset by peer"."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ranks, few = 300, 200
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+        server, _ = tcp_store._serve(tcp_store.Endpoint("", 0), ranks, timedelta(seconds=5), True)
+        assert server is not None
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2 * ranks + few, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class TestRanks:

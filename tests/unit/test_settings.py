@@ -18,6 +18,7 @@ WRONG = {
     "MPIPLUS_SHM": ("banana", "2", "01", "yes", "true", " "),
     "MPIPLUS_ABORT_ON_EXCEPTION": ("banana", "-1", "False"),
     "MPIPLUS_COLLECTIVES": ("ours", "Own", "1"),
+    "MPIPLUS_REPRODUCIBLE": ("yes", "2", "True"),
     "MPIPLUS_CUDA": ("on", "Staged", "0"),
     "MPIPLUS_EXIT_GRACE": ("nan", "inf", "-5", "5 s", "banana"),
     "MPIPLUS_WATCHDOG": ("banana", "-5", "-0.1", "nan", "-inf", "1e999"),

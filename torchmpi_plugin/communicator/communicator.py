@@ -10,14 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .. import settings
 from ..errors import DistBackendError
 from ..host import node, peers, shared_files
 from ..host.shared_files import Share
 from ..mpi import runtime
-from ..tensors import allocation
 from .shared_memory import SLOTS, Segment, create_file, slot_bytes
 from .steps import Steps
+from .wishes import Wishes
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -35,13 +34,13 @@ class Member(NamedTuple):
         process: its process.
         cpus: where that may run.
         compares: whether it was asked to compare the calls.
-        collectives: which it was asked for: "own", "mpi" or "auto".
+        wishes: what else it was asked for.
     """
 
     process: peers.Process
     cpus: list[int]
     compares: bool
-    collectives: str
+    wishes: Wishes
 
 
 class Communicator:
@@ -55,6 +54,7 @@ class Communicator:
         node_count: how many nodes there are.
         processes: the ranks' processes, where they can be seen from here.
         compares: whether a rank was asked to compare the calls; then all do.
+        wishes: what its rank 0 was asked for.
         largest_tag: the largest tag a user may give.
         may_be_sent_to: messages may come that nobody will take.
         freed: it is gone, but for the handle, which stays valid as long as this object.
@@ -65,7 +65,7 @@ class Communicator:
     _crowded = False
     freed = False
 
-    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, collectives: str | None) -> None:
+    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, wishes: Wishes) -> None:
         mpi, shim = runtime.mpi(), runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm, self.base = comm, base
@@ -75,8 +75,7 @@ class Communicator:
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
-            wanted = (collectives or settings.COLLECTIVES.value()) if allocation.wanted() else "mpi"
-            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wanted))
+            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wishes))
             offers = steps.take(lambda: self._make_group(everybody))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             if all(offers[first] is not None for first in firsts):
@@ -100,6 +99,7 @@ class Communicator:
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == nodes[rank]))
         self.processes = [peers.if_visible(member.process) for member in everybody]
         self.compares = any(member.compares for member in everybody)
+        self.wishes = everybody[0].wishes
         self.handle = self._lib.mpp_group_new(
             runtime.handle_of(self.comm),
             rank,
@@ -110,17 +110,26 @@ class Communicator:
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if self.place.local_rank or not self._has_own_collectives(everybody[0].collectives):
+        if self.place.local_rank or not self._has_own_collectives():
             return None
         try:
             length = self._segment_size()[0]
             self._descriptor = create_file(length)
         except OSError as error:
-            log.info("mpiplus: no shared memory (%s); using MPI's own collectives", error)
+            self._do_without(error)
             return None
         return shared_files.share(self._descriptor, length)
 
-    def _has_own_collectives(self, wanted: str) -> bool:
+    def _do_without(self, error: OSError) -> None:
+        if self.wishes.reproducible:
+            raise DistBackendError(
+                f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
+                f"of MPI's own collectives are not"
+            ) from error
+        log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
+
+    def _has_own_collectives(self) -> bool:
+        wanted = self.wishes.collectives
         return wanted == "own" or (wanted == "auto" and self.node_count <= MOST_NODES)
 
     def _is_crowded(self, cpus: int) -> bool:
@@ -141,7 +150,7 @@ class Communicator:
                 self._descriptor = shared_files.open_share(pid, offered)
             self._segment = Segment(self._descriptor, offered.length, self._ffi)
         except OSError as error:
-            log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
+            self._do_without(error)
         return self._segment is not None
 
     def _attach(self, is_shared: bool) -> None:
@@ -152,7 +161,8 @@ class Communicator:
         else:
             node_ranks = [place.node_rank for place in self._places]
             hosts = self._ffi.new("int[]", node_ranks) if self.node_count > 1 else self._ffi.NULL
-            if self._lib.mpp_group_attach(self.handle, self._segment.address, SLOTS, self._segment_size()[1], hosts):
+            memory = self._segment.address, SLOTS, self._segment_size()[1]
+            if self._lib.mpp_group_attach(self.handle, *memory, hosts, self.wishes.reproducible):
                 raise MemoryError("no memory for a group")
 
     def _unmap(self) -> None:

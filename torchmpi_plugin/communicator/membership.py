@@ -14,6 +14,7 @@ from ..mpi import runtime
 from ..store.checkin import CheckIn
 from .communicator import Communicator
 from .steps import Steps
+from .wishes import Wishes
 
 
 def create(
@@ -24,7 +25,7 @@ def create(
     size: int,
     timeout: timedelta,
     compares: bool,
-    collectives: str | None = None,
+    wishes: Wishes,
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
@@ -38,7 +39,7 @@ def create(
         rank, size: this process in the new group.
         timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
-        collectives: which this rank was asked for; None: as the variable says. Rank 0's wish counts.
+        wishes: what else this rank was asked for. Those of rank 0 count.
 
     Raises:
         DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
@@ -60,7 +61,7 @@ def create(
     comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
-    return Communicator(comm, base, steps, compares, collectives), checkin
+    return Communicator(comm, base, steps, compares, wishes), checkin
 
 
 def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:

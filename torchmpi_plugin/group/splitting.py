@@ -70,9 +70,8 @@ class Splitting(Group):
         return self._make_part(self._communicator.base, store, ranks, name, timeout or self.timeout)
 
     def _make_part(self, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:
-        comm, checkin = membership.create(
-            base, store, name, ranks.index(self._rank), len(ranks), timeout, comparison.wanted()
-        )
+        rank, wishes = ranks.index(self._rank), self._communicator.wishes  # what its options asked for, as torch has it
+        comm, checkin = membership.create(base, store, name, rank, len(ranks), timeout, comparison.wanted(), wishes)
         ranks_in_world = [self._global_ranks[rank] for rank in ranks]
         made = self._kind(comm, checkin, store, name, ranks_in_world, timeout)
         world.remember(made)

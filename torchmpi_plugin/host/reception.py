@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import resource
 import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
 
+from . import descriptors
 from .calling import CALLER, CHALLENGE_BYTES, HOST, PROOF_BYTES, proof
 
 _CALLER_SECONDS = 10.0  # for a caller to prove itself
 # How many connections that have proved nothing there may be, beside those that are expected.
 _SPARE = 64
-_OTHER_DESCRIPTORS = 32
 _PAUSE_SECONDS = 0.5
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -46,7 +45,7 @@ class Reception:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
         self._limit = expected + _SPARE
-        _allow_descriptors(self._limit + _OTHER_DESCRIPTORS)
+        descriptors.allow(self._limit)
         self._welcome = welcome
         self._callers: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         self._listening = socket.create_server((address, 0), backlog=1024)
@@ -131,11 +130,3 @@ class Reception:
             self._loop.remove_writer(connection)
             connection.close()
             caller.cancel()
-
-
-def _allow_descriptors(count: int) -> None:
-    """As far as the system lets us: 1,024 is a usual limit, and a small one for a large job."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import settings, torch_internals
-from ..communicator import cuda_path, membership
+from ..communicator import cuda_path, membership, wishes
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
 from ..diagnosis import comparison, flight_recorder
@@ -76,6 +76,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     torch_internals.leave_out_of_compilation()
     settings.check()  # a wrong word is an error here, before anybody waits for this rank
     cuda_aware.asked_for(cuda, os.environ)
+    wished = wishes.wishes(*((None, None) if options is None else (options.collectives, options.reproducible)))
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
@@ -92,7 +93,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         opts.group_size,
         opts.timeout,
         comparison.wanted(),
-        None if options is None else options.collectives,
+        wished,
     )
     if is_world:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from torch.distributed import Store, TCPStore
 
 from ..errors import DistBackendError
-from ..host import lookups, node
+from ..host import descriptors, lookups, node
 from ..mpi import duplicates
 from ..names import describe_ranks
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
+#: Of each rank: torch's, one of its own to answer on, and one to see whether the address can be reached.
+_CONNECTIONS = 3
 #: So many processes are named where ranks were given twice.
 _ENOUGH = 8
 
@@ -108,6 +110,7 @@ def _check_ranks(everybody: list[_Process]) -> None:
 def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
     """The store's server and where to find it, or the reason there is none."""
     addresses = [wanted.address] if wanted.address else node.own_addresses(one_node)
+    descriptors.allow(_CONNECTIONS * size)
     try:
         server = _listen(addresses[0], wanted, size, timeout)
     except (RuntimeError, ValueError, OSError) as error:

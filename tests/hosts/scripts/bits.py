@@ -1,6 +1,6 @@
 """Says what the ranks' sums are, to the bit: a hash of results of many sizes and types.
 
-Arguments: for each rank the number of the host that it believes to be on.
+Arguments: for each rank the number of the host that it believes to be on. MPIPLUS_REPRODUCIBLE counts.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from torchmpi_plugin.host import node
 
 HERE = sys.argv[1:][MPI.COMM_WORLD.rank]
 COUNTS = (1, 2, 7, 1000, 4095, 4097, 16_385, 100_003, 1_000_001)
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2)
 node.identity = lambda: f"host {HERE}"
 
 torch.set_num_threads(1)
@@ -33,8 +34,8 @@ def contribution(count: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(count, generator=dice, dtype=torch.float64) * 10.0 ** (rank % 3)).to(dtype)
 
 
-for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-    for count in COUNTS:
+for dtype in TYPES:
+    for count in COUNTS if dtype is torch.float32 else COUNTS[:-1]:
         whole = contribution(count, dtype)
         dist.all_reduce(whole)
         keep(whole)
@@ -44,8 +45,15 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         average = contribution(count, dtype)
         dist.all_reduce(average, op=dist.ReduceOp.AVG)
         keep(average)
+        scaled = contribution(count, dtype)
+        dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(0.3 + rank))
+        keep(scaled)
+        root = count % size
+        dist.reduce(scaled := contribution(count, dtype), root)
+        dist.broadcast(scaled, root)
+        keep(scaled)
         part = torch.empty(count, dtype=dtype)
-        dist.reduce_scatter(part, [contribution(count, dtype) + r for r in range(size)])
+        dist.reduce_scatter(part, [(contribution(count, torch.float64) + r).to(dtype) for r in range(size)])
         parts = [torch.empty_like(part) for _ in range(size)]
         dist.all_gather(parts, part)
         keep(torch.cat(parts))

@@ -1,0 +1,275 @@
+"""What the collectives between hosts send, and the memory they take: the formulas of docs/scaling.md.
+
+``tests/unit/test_message_counts.py`` holds what the engine does to them; ``loggp.py`` makes times of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+LINE = 64
+OPINION = 192  # bytes: what a host's ranks call
+PAYLOAD = 16 << 10  # the most that rides with it
+RING = 4
+INBOXES = 16 << 20
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+EXCHANGES = ("all_to_all", "gather", "scatter")
+OPERATIONS = ("barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", *EXCHANGES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What one rank sends to ranks on other hosts.
+
+    Attributes:
+        messages: how many.
+        bytes: in all of them; those of a long operation but for the rounding of each to whole cache lines.
+        local: messages to ranks on its own host, which MPI carries.
+    """
+
+    messages: int = 0
+    bytes: float = 0
+    local: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.messages + other.messages, self.bytes + other.bytes, self.local + other.local)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Ranks on hosts.
+
+    Attributes:
+        host_of: the number of each rank's host, by their first ranks.
+        slot: bytes of a slot of shared memory.
+        reproducible: sums have the bits of one host.
+    """
+
+    host_of: tuple[int, ...]
+    slot: int = 64 << 10
+    reproducible: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """P of the formulas."""
+        return len(self.host_of)
+
+    @functools.cached_property
+    def on_host(self) -> list[list[int]]:
+        """The ranks of each host; p of the formulas is how many there are."""
+        found: list[list[int]] = [[] for _ in range(max(self.host_of) + 1)]
+        for rank, host in enumerate(self.host_of):
+            found[host].append(rank)
+        return found
+
+    @property
+    def hosts(self) -> int:
+        """H of the formulas."""
+        return len(self.on_host)
+
+    @property
+    def lanes(self) -> int:
+        """L of the formulas."""
+        return min(map(len, self.on_host))
+
+    @functools.cached_property
+    def parts(self) -> list[int]:
+        """q of the formulas: how many sums each host has to send."""
+        counts = [0] * self.hosts
+        for host in self._owners(0, self.ranks):
+            counts[host] += 1
+        return counts if self.reproducible or max(counts) == 1 else [1] * self.hosts
+
+    def _owners(self, begin: int, end: int) -> list[int]:
+        if len(set(self.host_of[begin:end])) == 1:
+            return [self.host_of[begin]]
+        half = 1 << (end - begin - 1).bit_length() - 1
+        return self._owners(begin, begin + half) + self._owners(begin + half, end)
+
+    @functools.cached_property
+    def is_tree(self) -> bool:
+        """Whether the hosts are the leaves of the ranks' tree, or of one of their own: sums are added on the way."""
+        sizes = [len(ranks) for ranks in self.on_host]
+        whole = len(self._owners(0, self.ranks)) == self.hosts
+        alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+        return alike if whole else not self.reproducible
+
+    @property
+    def window(self) -> int:
+        """Of how many ranks' blocks a chunk of a reduce_scatter carries a piece."""
+        return min(self.ranks, self.slot // LINE)
+
+    @property
+    def inbox(self) -> int:
+        """How much of each block from another host a chunk of an all_gather carries."""
+        return max(LINE, min(self.slot, INBOXES // (self.ranks * RING) // LINE * LINE))
+
+
+# ---- with the agreement ----
+
+
+def levels(hosts: int) -> int:
+    """How many messages come one after the other until all hosts know what all call."""
+    return (hosts - 1).bit_length()
+
+
+def _agreement(group: Group, payload_of_host: Sequence[float], added: bool) -> list[Sent]:
+    """By host, for its first rank: a message of its part of the hosts to the part beside it, at each level.
+
+    Args:
+        payload_of_host: what each host brings along.
+        added: it is added up on the way; else the hosts' lie side by side.
+    """
+    sent, before = [], [0.0, *itertools.accumulate(payload_of_host)]
+    most = max(payload_of_host)
+    for host in range(group.hosts):
+        total = Sent()
+        for level in range(levels(group.hosts)):
+            begin = host >> level << level
+            part, beside = (range(at, min(at + (1 << level), group.hosts)) for at in (begin, begin ^ 1 << level))
+            messages = max(0, math.ceil((len(beside) - (host - begin)) / len(part)))
+            payload = most if added else before[part.stop] - before[part.start]
+            total += Sent(messages, messages * (OPINION + payload))
+        sent.append(total)
+    return sent
+
+
+def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> tuple[list[float], bool] | None:
+    """What each host has to say in an operation that is short enough; None: it is not."""
+    nobody, limit = [0.0] * group.hosts, min(group.slot, PAYLOAD)
+    if operation == "barrier" or not nbytes:
+        return nobody, False
+    if operation == "broadcast":
+        mine = [float(nbytes) if host == group.host_of[root] else 0.0 for host in range(group.hosts)]
+        return (mine, False) if nbytes <= limit else None
+    if operation == "all_gather":
+        return (
+            ([float(nbytes * len(there)) for there in group.on_host], False) if nbytes * group.ranks <= limit else None
+        )
+    if operation not in REDUCING:
+        return None
+    whole = nbytes * (group.ranks if operation == "reduce_scatter" else 1)
+    if whole > group.slot or whole * wide * (1 if group.is_tree else sum(group.parts)) > PAYLOAD:
+        return None
+    return [float(whole * wide * parts) for parts in group.parts], group.is_tree
+
+
+# ---- in chunks, and as messages ----
+
+
+def _sums(group: Group, host: int, wide: int) -> int:
+    """Bytes of a host's sums for each byte of the tensor: a host with one rank sends its elements as they are."""
+    return 1 if len(group.on_host[host]) == 1 else wide * group.parts[host]
+
+
+def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) -> Sent:
+    host, hosts = group.host_of[rank], group.hosts
+    if group.on_host[host].index(rank) >= group.lanes:
+        return Sent()
+    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.lanes * hosts)
+    wanted_by = hosts - 1 if root is None else int(host != group.host_of[root])
+    sums = Sent(chunks * (hosts - 1), (hosts - 1) * piece * _sums(group, host, wide))
+    return sums + Sent(chunks * wanted_by, wanted_by * piece)
+
+
+def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
+    host, hosts = group.host_of[rank], group.hosts
+    if group.on_host[host].index(rank) >= group.lanes:
+        return Sent()
+    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.lanes * (hosts - 1))
+    to = hosts - 1 if host == group.host_of[root] else hosts - 2
+    return Sent(chunks * to, to * piece)
+
+
+def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
+    host = group.host_of[rank]
+    mine, here = group.on_host[host].index(rank), len(group.on_host[host])
+    blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_host) if other != host)
+    chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter"))
+    return Sent(chunks * blocks, blocks * nbytes * _sums(group, host, wide))
+
+
+def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) -> Sent:
+    host = group.host_of[rank]
+    to = {"all_to_all": set(range(group.ranks)), "gather": {root}}.get(operation)
+    if to is None:
+        to = set(range(group.ranks)) if rank == root else set()
+    far = sum(group.host_of[other] != host for other in to)
+    return Sent(far, far * nbytes, len(to - {rank}) - far)
+
+
+def counts(
+    group: Group, operation: str, nbytes: int = 0, wide: int = 1, root: int = 0, of: Sequence[int] | None = None
+) -> list[Sent]:
+    """What each rank sends in one operation.
+
+    Args:
+        nbytes: of the tensor; of one block in all_gather, reduce_scatter, all_to_all, gather and scatter. For a long
+            operation a multiple of what one chunk carries.
+        wide: bytes of the type that sums are computed in, for each byte of an element: 2 for bfloat16.
+        root: where there is one.
+        of: these ranks only.
+    """
+    rides = _payload(group, operation, nbytes, wide, root)
+    agreement = _agreement(group, *(rides or ([0.0] * group.hosts, False)))
+    sent = []
+    for rank in range(group.ranks) if of is None else of:
+        host = group.host_of[rank]
+        total = agreement[host] if rank == group.on_host[host][0] else Sent()
+        if operation in EXCHANGES:
+            total += _exchanged(group, operation, rank, nbytes, root)
+        elif rides is None and group.hosts > 1:
+            total += _flown(group, operation, rank, nbytes, wide, root)
+        sent.append(total)
+    return sent
+
+
+def is_short(group: Group, operation: str, nbytes: int, wide: int = 1) -> bool:
+    """Whether it goes with the agreement."""
+    return _payload(group, operation, nbytes, wide, 0) is not None
+
+
+def chunk_bytes(group: Group, operation: str) -> int:
+    """How much one chunk carries of the tensor, or of each block."""
+    pieces = {"all_gather": group.inbox, "reduce_scatter": group.slot // group.window // LINE * LINE}
+    return pieces.get(operation, group.slot)
+
+
+def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root: int) -> Sent:
+    if operation == "broadcast":
+        return _broadcast(group, rank, nbytes, root)
+    if operation == "all_gather":
+        others = group.hosts - 1
+        return Sent(others * math.ceil(nbytes / group.inbox), others * nbytes)
+    if operation == "reduce_scatter":
+        return _reduce_scattered(group, rank, nbytes, wide)
+    return _reduced(group, rank, nbytes, wide, root if operation == "reduce" else None)
+
+
+# ---- memory ----
+
+
+def segment_bytes(group: Group, host: int) -> int:
+    """Of the file in /dev/shm that a host's ranks share, less their counters, some 1 KiB each."""
+    here = len(group.on_host[host])
+    return RING * (here * group.slot + ((group.ranks - here) * group.inbox if group.hosts > 1 else 0))
+
+
+def agreement_bytes(group: Group) -> int:
+    """Of a rank's own memory from the beginning: opinions with what rides in them, and tables of the ranks."""
+    tables = 9 * 4 * (group.ranks + 1) + 16 * group.ranks
+    return (2 + levels(group.hosts)) * (OPINION + PAYLOAD) + tables if group.hosts > 1 else 16 * group.ranks
+
+
+def flight_bytes(group: Group, rank: int) -> float:
+    """Of a rank's own memory from its first long operation on, but for less than 1 KiB for each host and rank."""
+    host = group.host_of[rank]
+    here, of_block = len(group.on_host[host]), group.slot / group.ranks
+    of_blocks = of_block * sum(math.ceil(len(there) / here) for there in group.on_host)
+    of_lane = group.slot / group.lanes
+    sums = group.parts[host] * max(of_lane, of_blocks)
+    return RING * 4 * (sums + 2 * sum(group.parts) * max(of_lane / group.hosts, of_block))

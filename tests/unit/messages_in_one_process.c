@@ -1,0 +1,115 @@
+/* MPI's messages between ranks that are all in this process, and a list of them. Included after hosts.h; what calls
+ * these functions holds the engine's lock. */
+#include <string.h>
+
+typedef struct letter letter;
+struct letter {
+    letter *next;
+    int from, tag, bytes;
+    char data[];
+};
+
+typedef struct {
+    int source, to, tag, bytes;
+} sent_message;
+
+enum { MOST_RANKS = 1 << 16 };
+static letter *boxes[MOST_RANKS]; /* what has come for each rank of each group */
+static sent_message *messages;
+static int message_count, message_room;
+
+/* A communicator is whose it is: the rank, and how many ranks the groups before have. */
+int64_t communicator_of(int before, int rank) { return (int64_t)before << 20 | (rank + 1); }
+static int before(mpi_handle comm) { return (int)((intptr_t)comm >> 20); }
+static int rank_of(mpi_handle comm) { return (int)((intptr_t)comm & 0xfffff) - 1; }
+
+static void note(sent_message message) {
+    if (message_count == message_room) {
+        message_room = message_room ? 2 * message_room : 1024;
+        messages = realloc(messages, (size_t)message_room * sizeof *messages);
+        if (!messages) abort();
+    }
+    messages[message_count++] = message;
+}
+
+static int send_message(const void *buffer, int bytes, mpi_handle type, int to, int tag, mpi_handle comm,
+                        mpi_handle *request) {
+    letter *new = __real_malloc(sizeof *new + (size_t)bytes), **end = &boxes[before(comm) + to];
+    (void)type;
+    if (!new) abort();
+    *new = (letter){.from = rank_of(comm), .tag = tag, .bytes = bytes};
+    memcpy(new->data, buffer, (size_t)bytes);
+    while (*end) end = &(*end)->next;
+    *end = new;
+    *request = NULL;
+    note((sent_message){rank_of(comm), to, tag, bytes});
+    return 0;
+}
+
+static int find_message(int from, int tag, mpi_handle comm, int *found, mpi_handle *message, mpi_status *status) {
+    *found = 0;
+    for (letter **at = &boxes[before(comm) + rank_of(comm)]; *at; at = &(*at)->next) {
+        letter *it = *at;
+        if (it->from != from || it->tag != tag) continue;
+        *at = it->next;
+        *found = 1;
+        *message = it;
+        memcpy(status->bytes, &it->bytes, sizeof it->bytes);
+        return 0;
+    }
+    return 0;
+}
+
+static int take_message(void *buffer, int bytes, mpi_handle type, mpi_handle *message, mpi_handle *request) {
+    letter *it = *message;
+    (void)type;
+    if (bytes != it->bytes) abort();
+    memcpy(buffer, it->data, (size_t)bytes);
+    free(it);
+    *message = *request = NULL;
+    return 0;
+}
+
+static int is_over(mpi_handle *request, int *flag, mpi_status *status) {
+    (void)request, (void)status;
+    *flag = 1;
+    return 0;
+}
+
+static int length_of(const mpi_status *status, mpi_handle type, int *length) {
+    (void)type;
+    memcpy(length, status->bytes, sizeof *length);
+    return 0;
+}
+
+void use_messages_in_one_process(void) {
+    mpp_mpi.Isend = send_message;
+    mpp_mpi.Improbe = find_message;
+    mpp_mpi.Imrecv = take_message;
+    mpp_mpi.Test = is_over;
+    mpp_mpi.Get_count = length_of;
+    mpp_mpi.any_source = -1;
+}
+
+/* Those sent since the last call. */
+int sent_messages(const sent_message **list) {
+    int count = message_count;
+    *list = messages;
+    message_count = 0;
+    return count;
+}
+
+/* Of a group of ranks on hosts: its parts (hosts.h). Room for `size` + 1 numbers each. */
+int parts_of(int size, const int *host_of, int reproducible, int *members, int *first_in, int *turn, int *weight,
+             int *regular) {
+    mpp_group group = {.size = size, .tag_count = 1000};
+    mpp_hosts *h = mpp_hosts_new(&group, host_of, reproducible);
+    int parts = h->parts;
+    memcpy(members, h->members, (size_t)size * sizeof *members);
+    memcpy(first_in, h->first_in, ((size_t)parts + 1) * sizeof *first_in);
+    memcpy(turn, h->turn, (size_t)parts * sizeof *turn);
+    memcpy(weight, h->weight, (size_t)parts * sizeof *weight);
+    *regular = h->regular;
+    mpp_hosts_free(h);
+    return parts;
+}

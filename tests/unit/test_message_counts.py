@@ -1,0 +1,148 @@
+"""What the engine sends between hosts, and the memory that it takes, against the formulas of docs/scaling.md."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks_in_one_process import ASYNC, DONE, Ranks
+
+TOOL = Path(__file__).resolve().parents[2] / "docs" / "tools" / "message_counts.py"
+specification = importlib.util.spec_from_file_location("message_counts", TOOL)
+formulas = importlib.util.module_from_spec(specification)
+sys.modules[specification.name] = formulas
+specification.loader.exec_module(formulas)
+
+#: By hosts and ranks: the hosts' numbers, of each rank in turn.
+SHAPES = {
+    "2x2": [0, 0, 1, 1],
+    "4x1": [0, 1, 2, 3],
+    "4x2": [0, 0, 1, 1, 2, 2, 3, 3],
+    "3 uneven": [0, 0, 0, 1, 2, 2],
+    "3 uneven, in turn": [0, 1, 2, 0, 1, 0],
+    "5x3": [host for host in range(5) for _ in range(3)],
+    "7x1": list(range(7)),
+    "16x4": [host for host in range(16) for _ in range(4)],
+    "1x32": [0] * 32,
+}
+TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
+SHORT, CHUNKS = 48, 3
+CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each lane and host
+
+
+def slot_of(shape):
+    """That of groups in life, or a small one where that would take minutes."""
+    return 64 << 10 if len(shape) <= 8 else 4 << 10
+
+
+def of_all(ranks, start):
+    """What ``start(rank, group)`` began on all ranks, to its end."""
+    ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
+    assert set(ranks.finish(ops)) == {DONE}
+    ranks.release(ops)
+
+
+def call(ranks, operation, nbytes, dtype, root):
+    """One operation on all ranks, on zeros."""
+    ffi, lib, size = ranks.ffi, ranks.lib, ranks.size
+    how, count = ranks.reduction(dtype), nbytes // TYPES[dtype][0]
+    buffers = [np.zeros((2 * size * nbytes) or 1, np.uint8) for _ in range(size)]
+    ins = [buffer.ctypes.data for buffer in buffers]
+    outs = [address + size * nbytes for address in ins]
+
+    def blocks(addresses, lengths):
+        return ffi.new("uintptr_t[]", addresses), ffi.new("size_t[]", lengths)
+
+    def exchange(rank, group):
+        to = {"all_to_all": range(size), "gather": [root], "scatter": range(size) if rank == root else []}[operation]
+        gives = [other in to for other in range(size)]
+        gets = [rank == root or operation == "all_to_all"] * size if operation != "scatter" else [
+            other == root for other in range(size)
+        ]  # fmt: skip
+        send = blocks([ins[rank] + other * nbytes for other in range(size)], [nbytes * give for give in gives])
+        receive = blocks([outs[rank] + other * nbytes for other in range(size)], [nbytes * get for get in gets])
+        return lib.mpp_exchange(group, *send, *receive, -1, 0, ASYNC)
+
+    def scattered(rank, group):
+        sources, counts = blocks([ins[rank] + other * nbytes for other in range(size)], [count] * size)
+        return lib.mpp_reduce_scatter(group, sources, outs[rank], counts, 1, how, 0, ASYNC)
+
+    of_all(ranks, {
+        "barrier": lambda rank, group: lib.mpp_barrier(group, ASYNC),
+        "broadcast": lambda rank, group: lib.mpp_broadcast(group, ins[rank], nbytes, root, 0, ASYNC),
+        "all_reduce": lambda rank, group: lib.mpp_allreduce(group, ins[rank], outs[rank], count, how, 0, ASYNC),
+        "reduce": lambda rank, group: lib.mpp_reduce_to(group, ins[rank], outs[rank], count, how, root, 0, ASYNC),
+        "all_gather": lambda rank, group: lib.mpp_allgather(group, ins[rank], outs[rank], nbytes, 0, ASYNC),
+        "reduce_scatter": scattered,
+    }.get(operation, exchange))  # fmt: skip
+
+
+def sent_by(ranks, hosts):
+    """By rank, as the formulas have it."""
+    found = [formulas.Sent() for _ in hosts]
+    for source, to, _, length in ranks.messages():
+        far = hosts[source] != hosts[to]
+        found[source] += formulas.Sent(1, length) if far else formulas.Sent(local=1)
+    return found
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request):
+    return SHAPES[request.param]
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
+    group = formulas.Group(tuple(shape), slot_of(shape), reproducible)
+    several = group.hosts > 1
+    ranks = Ranks(shim_of_all_ranks, len(shape), formulas.RING, group.slot, shape if several else None, reproducible)
+    ranks.messages()
+    wrong = []
+    for operation in formulas.OPERATIONS:
+        for nbytes in (SHORT, CHUNKS * formulas.chunk_bytes(group, operation)) if operation != "barrier" else (0,):
+            for root in (0, len(shape) - 1):
+                call(ranks, operation, nbytes, dtype, root)
+                wide = TYPES[dtype][1]
+                wanted = formulas.counts(group, operation, nbytes, wide, root)
+                pieces = group.lanes * max(1, group.hosts - (operation == "broadcast"))  # in whole cache lines each
+                for rank, (sent, formula) in enumerate(zip(sent_by(ranks, shape), wanted, strict=True)):
+                    uneven = nbytes > SHORT and operation in CUT and group.slot // 64 % pieces
+                    rounding = 64 * wide * max(group.parts) * formula.messages if uneven else 0
+                    same = (sent.messages, sent.local) == (formula.messages, formula.local)
+                    if not same or abs(sent.bytes - formula.bytes) > rounding:
+                        wrong.append((operation, nbytes, root, rank, sent, formula))
+    ranks.close()
+    assert not wrong
+
+
+def test_nothing_is_sent_on_one_host(shim_of_all_ranks):
+    ranks = Ranks(shim_of_all_ranks, 32, formulas.RING, 4 << 10)
+    ranks.messages()
+    for operation in set(formulas.OPERATIONS) - set(formulas.EXCHANGES):
+        for nbytes in (SHORT, 20 << 10):
+            call(ranks, operation, nbytes, "F32", 1)
+    assert ranks.messages() == []
+    ranks.close()
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_memory(shim_of_all_ranks, shape, reproducible):
+    """Of a segment, and of a rank: from the beginning, and from its first long operation on."""
+    group, lib = formulas.Group(tuple(shape), slot_of(shape), reproducible), shim_of_all_ranks.lib
+    several, size = group.hosts > 1, len(shape)
+    for host, there in enumerate(group.on_host):
+        length = lib.mpp_segment_size(size, len(there), formulas.RING, group.slot)
+        assert 0 < length - formulas.segment_bytes(group, host) <= 1024 * len(there)
+    before = lib.allocated_bytes()
+    ranks = Ranks(shim_of_all_ranks, size, formulas.RING, group.slot, shape if several else None, reproducible)
+    new_group = 2048  # the group itself, and its channel; messages to come
+    taken = (lib.allocated_bytes() - before) / size
+    assert 0 <= taken - formulas.agreement_bytes(group) <= new_group + 64 * size + 1024 * formulas.levels(group.hosts)
+    before = lib.allocated_bytes()
+    call(ranks, "all_reduce", CHUNKS * group.slot, "F32", 0)
+    taken = lib.allocated_bytes() - before
+    flights = sum(formulas.flight_bytes(group, rank) for rank in range(size)) if several else 0
+    assert 0 <= taken - flights <= size * (new_group + 4096 * (group.hosts + size))
+    ranks.close()

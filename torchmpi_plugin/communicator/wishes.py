@@ -1,0 +1,43 @@
+"""What a rank was asked for of a group: in its options, and in variables where those say nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .. import settings
+from ..tensors import allocation
+
+
+class Wishes(NamedTuple):
+    """What the group is to be like; those of its rank 0 count.
+
+    Attributes:
+        collectives: whose: "own", "mpi" or "auto".
+        reproducible: sums have the same bits wherever the ranks are, which takes collectives of our own.
+    """
+
+    collectives: str
+    reproducible: bool
+
+
+def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
+    """From what the user's ``Options`` say; None: what the variable says.
+
+    Raises:
+        ValueError: reproducible sums over collectives that can give none.
+    """
+    shares = allocation.wanted()
+    wanted = (collectives or settings.COLLECTIVES.value()) if shares else "mpi"
+    if reproducible is None:
+        reproducible = settings.REPRODUCIBLE.value()
+    if not reproducible:
+        return Wishes(wanted, False)
+    if wanted == "mpi":
+        variable = f"{settings.COLLECTIVES.name}=mpi" if shares else f"{settings.SHM.name}=0"
+        asked = "Options(collectives='mpi')" if shares and collectives else variable
+        raise ValueError(
+            f"{asked} and reproducible sums exclude each other: the order in which MPI's collectives add depends on "
+            f"where the ranks are. Leave one of the two out: of sums, Options(reproducible=False) or "
+            f"{settings.REPRODUCIBLE.name}=0"
+        )
+    return Wishes("own", True)
