@@ -19,6 +19,9 @@ from ..names import describe_ranks
 
 T = TypeVar("T")
 
+#: In place of a rank in a key: what rank 0 says of all.
+_ALL = "all"
+
 
 def clone_of(store: Store) -> Store:
     """Another connection to the same store, where it can; on a shared one a call waits for whatever else waits."""
@@ -110,6 +113,10 @@ class CheckIn:
     def gather(self, what: str, value: str, timeout: timedelta, doing: str) -> list[str]:
         """Every rank's value, on every rank.
 
+        Rank 0 reads them and says them to all: were each rank to read each value, the store would have to look up as
+        many keys as the square of the ranks. All hear the same, or nothing: once rank 0 has given up, who comes finds
+        nobody.
+
         Args:
             what: names this meeting; each name is used once.
             value: this rank's contribution.
@@ -124,17 +131,32 @@ class CheckIn:
         start = time.monotonic()
         try:
             self.arrive(what, value)
-            keys = [self._key(what, r) for r in range(self.size)]
-            self._store.wait(keys, timeout)
-            return [item.decode() for item in self._read(keys)]
+            if self.rank == 0:
+                keys = [self._key(what, r) for r in range(self.size)]
+                self._store.wait(keys, timeout)
+                values = [item.decode() for item in self._read(keys)]
+                self._store.set(self._key(what, _ALL), json.dumps(values))
+                return values
+            self._store.wait([self._key(what, _ALL)], timeout)
+            return self._list_with(value, what, start + timeout.total_seconds())
         except RuntimeError as error:  # DistStoreError and its relatives
             raise self._timed_out(what, doing, time.monotonic() - start, error) from error
 
+    def _list_with(self, value: str, what: str, until: float) -> list[str]:
+        """What rank 0 has said: not to a meeting of this name long ago, of which a store that outlived it may know."""
+        while True:
+            values: list[str] = json.loads(self._store.get(self._key(what, _ALL)))
+            if values[self.rank : self.rank + 1] == [value]:
+                return values
+            if time.monotonic() >= until:
+                raise RuntimeError("rank 0 says what another group once heard")
+            time.sleep(0.01)
+
     def forget(self, what: str) -> None:
         """Delete all keys of a meeting that everybody has left."""
-        for rank in range(self.size if self.size > 1 else 0):
+        for part in [*range(self.size), _ALL] if self.size > 1 else []:
             with contextlib.suppress(RuntimeError):
-                self._store.delete_key(self._key(what, rank))
+                self._store.delete_key(self._key(what, part))
 
     def barrier(self, timeout: timedelta, doing: str) -> None:
         """Wait until all ranks have come.
@@ -146,8 +168,9 @@ class CheckIn:
         self.gather(f"barrier/{self._barriers}", "", timeout, doing)
         # Everybody is past the one before: coming to this one took it.
         if self._barriers > 1:
-            with contextlib.suppress(RuntimeError):
-                self._store.delete_key(self._key("barrier", self._barriers - 1, self.rank))
+            for part in [self.rank, _ALL] if self.rank == 0 else [self.rank]:
+                with contextlib.suppress(RuntimeError):
+                    self._store.delete_key(self._key("barrier", self._barriers - 1, part))
 
     def _read(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():  # type: ignore[attr-defined]

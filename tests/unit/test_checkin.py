@@ -1,0 +1,62 @@
+"""Meetings over torch's store, of ranks that are threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from torchmpi_plugin.errors import DistBackendError
+from torchmpi_plugin.store.checkin import CheckIn
+
+SIZE = 5
+SHORT, LONG = timedelta(seconds=0.5), timedelta(seconds=30)
+
+
+def meet(store: dist.Store, rank: int, value: str, timeout: timedelta = LONG) -> list[str] | str:
+    """What the rank heard; the error's text, if that is what came."""
+    try:
+        return CheckIn(store, "test", rank, SIZE).gather("meeting", value, timeout, "the test")
+    except DistBackendError as error:
+        return str(error)
+
+
+def all_of(store: dist.Store, values: dict[int, str], timeout: timedelta = LONG) -> list[list[str] | str]:
+    with ThreadPoolExecutor(SIZE) as ranks:
+        return list(ranks.map(lambda rank: meet(store, rank, values[rank], timeout), values))
+
+
+def test_all_hear_the_same() -> None:
+    values = {rank: f"of {rank}" for rank in range(SIZE)}
+    assert all_of(dist.HashStore(), values) == [list(values.values())] * SIZE
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_who_did_not_come_is_named(missing: int) -> None:
+    heard = all_of(dist.HashStore(), {rank: "" for rank in range(SIZE) if rank != missing}, SHORT)
+    assert all(f"rank {missing} did not come" in text for text in heard), heard
+
+
+def test_who_comes_too_late_hears_nothing() -> None:
+    """Else it would go on alone: rank 0 has told its program of a failure."""
+    store = dist.HashStore()
+    all_of(store, {rank: "" for rank in range(SIZE - 1)}, SHORT)
+    assert "gave up" in meet(store, SIZE - 1, "", SHORT)
+
+
+def test_an_earlier_meeting_of_that_name_is_not_this_one() -> None:
+    """As where a store outlives a group whose making failed."""
+    store = dist.HashStore()
+    all_of(store, {rank: f"before, {rank}" for rank in range(SIZE)})
+    values = {rank: f"now, {rank}" for rank in range(1, SIZE)}
+    assert all("gave up" in text for text in all_of(store, values, SHORT))
+    assert all_of(store, {0: "now, 0", **values}) == [["now, 0", *values.values()]] * SIZE
+
+
+def test_nothing_is_left_of_a_meeting_that_is_forgotten() -> None:
+    store = dist.HashStore()
+    all_of(store, {rank: "" for rank in range(SIZE)})
+    CheckIn(store, "test", 0, SIZE).forget("meeting")
+    assert store.num_keys() == 0
