@@ -62,7 +62,7 @@ def new_group() -> groups.Group:
 
 def is_usable(group: groups.Group) -> bool:
     """Whether it says so."""
-    return group.process_group._broken is None
+    return group.process_group._calls.broken is None
 
 
 class Target(NamedTuple):
@@ -99,7 +99,7 @@ def one_case(operation: Operation, group: groups.Group, mode: str, target: Targe
     counts["failures"] += happened
     in_place = group.process_group.communicator.shares_memory and operation is not WINDOW  # which is many calls
     if happened and target.kind == ALLOCATION and in_place and not all(usable):
-        problem(f"{what}: over shared memory the group goes on, but here: {group.process_group._broken}")
+        problem(f"{what}: over shared memory the group goes on, but here: {group.process_group._calls.broken}")
     if happened and all(usable):
         after = notes.allgather(works(group.process_group, f"after {what}"))
         if set(after) != {"right"}:
