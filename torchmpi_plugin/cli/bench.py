@@ -108,6 +108,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
 @click.option(
     *("--tune", "tuning_file"),
     type=_FILE,
+    metavar="[FILE]",
     is_flag=False,
     flag_value=_TUNING_FILE,
     help="Instead, measure MPI's collectives between hosts against mpiplus's, and write there which are faster, for "

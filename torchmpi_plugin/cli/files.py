@@ -60,4 +60,4 @@ class Files:
 
             tuning = tune.verdict(report.rows, hosts, runtime.mpi().get_vendor())
             self.tuning.write_text(tuning.text())
-            console.print(tune.in_words(tuning, self.tuning))
+            console.print(tune.in_words(tuning, self.tuning), soft_wrap=True, markup=False)  # a path

@@ -13,7 +13,7 @@ from .report import Report, in_words
 from .results import FRONT_END, Row
 from .sizes import format_size
 
-_INCHES, _DOTS_PER_INCH = (10.0, 2.7), 80
+_INCHES, _DOTS_PER_INCH = (10.0, 2.5), 72
 
 
 def draw(report: Report, path: Path) -> None:
