@@ -84,14 +84,17 @@ def believing(mpi: Installation, directory: Path, hosts: str, *words: str, tunin
 @pytest.mark.timeout(600)
 def test_tuning(mpi: Installation, tmp_path: Path) -> None:
     """What `mpiplus bench --tune` finds is what a world on as many hosts follows, whatever it is."""
-    words = ("bench", "--tune", "--sizes", "8,64K", "--repeats", "2")
-    output = believing(mpi, tmp_path, "0,1", *words)
+    words = ("bench", "--tune", "--sizes", "8,64K", "--repeats", "2", "--json", "bench.json")
+    output = believing(mpi, tmp_path, "0,0,1", *words)
     file = tmp_path / "mpiplus-tuning.json"
     found = json.loads(file.read_text())
-    assert (found["hosts"], found["ranks_per_host"], found["mpi"]) == (2, [1, 1], mpi.vendor)
+    assert (found["hosts"], found["ranks_per_host"], found["mpi"]) == (2, [2, 1], mpi.vendor)
     names = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
     assert {row["operation"] for row in found["medians_us"]} == set(names)
     assert all(row["own"] > 0 and row["mpi"] > 0 for row in found["medians_us"])
+    measured = json.loads((tmp_path / "bench.json").read_text())
+    assert measured["contestants"] == ["own", "mpi"]
+    assert measured["point_to_point"]["ranks"] == [0, 2]  # the first rank of another host
     assert found["collectives"] == ("own" if found["ratio"] <= 1 else "mpi")
     assert f"MPIPLUS_TUNING={file}" in output
     other = {"own": "mpi", "mpi": "own"}[found["collectives"]]
