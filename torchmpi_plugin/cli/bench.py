@@ -32,7 +32,7 @@ class Settings:
         backends: what torch.distributed runs on, the one of interest first.
         raw: what of plain MPI calls to measure: RAW, NONBLOCKING.
         front_end: whether to measure a group that does nothing.
-        operations: names from the table of operations.
+        operations: names from the table of operations; none: all, or those that are tuned.
         sizes: bytes.
         repeats: the turns of each contestant.
         block_seconds: about how long one turn lasts, in seconds.
@@ -100,7 +100,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer sizes and shorter turns: about 30 s.")
+@click.option("--quick", is_flag=True, help="Fewer sizes and shorter turns: about 25 s.")
 @click.option("--json", "json_file", type=_FILE, help="Write the numbers there too.")
 @click.option(
     "--plot", "plot_file", type=_FILE, callback=parse_plot, help="Draw them there: .png, .svg, .pdf. Needs matplotlib."
@@ -171,7 +171,7 @@ def _run(settings: Settings, files: Files) -> None:
 
     with _saying_what_is_wrong():
         runtime.mpi()
-    names = settings.operations or (tune.OPERATIONS if files.tuning else OPERATIONS)
+    names = settings.operations or list(tune.OPERATIONS if files.tuning else OPERATIONS)
     make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
     with open_session(settings.raw, make_groups, files.hindrance) as session:
         console = open_console(session.rank)
@@ -183,7 +183,7 @@ def _run(settings: Settings, files: Files) -> None:
         rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
         skips_overlap = alone or files.tuning is not None
         overlaps = [] if skips_overlap else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
-    report = Report(facts, asdict(settings), session.contestants, rows, overlaps, link)
+    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link)
     report.print(console)
     if session.rank == 0:
         files.write(report, session.hosts, console)
