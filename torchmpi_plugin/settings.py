@@ -87,6 +87,12 @@ def integrations(text: str) -> tuple[str, ...]:
     return names
 
 
+def _file(text: str) -> str:
+    if os.path.isdir(text):
+        raise ValueError
+    return text
+
+
 SHM = Setting(
     "MPIPLUS_SHM",
     "1",
@@ -102,8 +108,16 @@ COLLECTIVES = Setting(
     f"one of {', '.join(COLLECTIVES_OF)}",
     functools.partial(_word, COLLECTIVES_OF),
     "`own`: mpiplus's collectives, over shared memory and [between hosts](architecture.md#between-hosts); `mpi`: those "
-    "of the MPI library; `auto`: `own` on up to 16 nodes. What rank 0 of a group has counts, and "
-    "`Options(collectives=...)` comes before it.",
+    "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own` on up to 16 nodes. What rank 0 of a group has "
+    "counts, and `Options(collectives=...)` comes before it.",
+)
+TUNING = Setting(
+    "MPIPLUS_TUNING",
+    "",
+    "the path of a file",
+    _file,
+    "The file of [`mpiplus bench --tune`](tuning.md#between-hosts), which `auto` above follows in groups on as many "
+    "hosts. What rank 0 of a group has counts, and only its host needs the file.",
 )
 REPRODUCIBLE = Setting(
     "MPIPLUS_REPRODUCIBLE",
@@ -148,7 +162,7 @@ INTEGRATIONS = Setting(
 
 #: Those that users set.
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(SHM, COLLECTIVES, REPRODUCIBLE, CUDA),
+    *(SHM, COLLECTIVES, TUNING, REPRODUCIBLE, CUDA),
     *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS),
 )
 

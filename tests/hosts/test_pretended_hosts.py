@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -69,3 +70,35 @@ def test_the_same_bits_on_any_layout(mpi: Installation) -> None:
     one_host = {count: bits(mpi, ",".join("0" * count)) for count in {len(shape.split(",")) for shape in shapes}}
     for shape in shapes:
         assert bits(mpi, shape, True) == one_host[len(shape.split(","))], shape
+
+
+def believing(mpi: Installation, directory: Path, hosts: str, *words: str, tuning: str = "") -> str:
+    """What a job on pretended hosts says, in this directory."""
+    command = mpi.command(len(hosts.split(",")), [str(SCRIPTS / "believing.py"), hosts, *words])
+    environment = {**mpi.full_environment(), "MPIPLUS_TUNING": tuning}
+    code, output = run_limited(command, environment, 200, cwd=directory)
+    assert code == 0, output
+    return output
+
+
+@pytest.mark.timeout(600)
+def test_tuning(mpi: Installation, tmp_path: Path) -> None:
+    """What `mpiplus bench --tune` finds is what a world on as many hosts follows, whatever it is."""
+    words = ("bench", "--tune", "--sizes", "8,64K", "--repeats", "2", "--json", "bench.json")
+    output = believing(mpi, tmp_path, "0,0,1", *words)
+    file = tmp_path / "mpiplus-tuning.json"
+    found = json.loads(file.read_text())
+    assert (found["hosts"], found["ranks_per_host"], found["mpi"]) == (2, [2, 1], mpi.vendor)
+    names = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+    assert {row["operation"] for row in found["medians_us"]} == set(names)
+    assert all(row["own"] > 0 and row["mpi"] > 0 for row in found["medians_us"])
+    measured = json.loads((tmp_path / "bench.json").read_text())
+    assert measured["contestants"] == ["own", "mpi"]
+    assert measured["point_to_point"]["ranks"] == [0, 2]  # the first rank of another host
+    assert found["collectives"] == ("own" if found["ratio"] <= 1 else "mpi")
+    assert f"MPIPLUS_TUNING={file}" in output
+    other = {"own": "mpi", "mpi": "own"}[found["collectives"]]
+    for wanted in (found["collectives"], other):
+        file.write_text(json.dumps({**found, "collectives": wanted}))
+        output = believing(mpi, tmp_path, "0,1", "follow", tuning=file.name)
+        assert re.findall(r"follow: rank \d (\w+)", output) == [wanted] * 2, output

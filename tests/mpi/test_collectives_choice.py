@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import logging
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.communicator import communicator
+from torchmpi_plugin.communicator import communicator, tuning
+from torchmpi_plugin.communicator.tuning import Tuning
 from torchmpi_plugin.communicator.wishes import Wishes
 from torchmpi_plugin.host import node
 
@@ -112,6 +115,76 @@ def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkey
     assert part._communicator.wishes == Wishes("own", True)
     dist.barrier(group=parent)
     part._communicator.free()
+
+
+@pytest.fixture
+def two_hosts(world, monkeypatch) -> None:
+    """The ranks believe to be on two."""
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.delenv("MPIPLUS_COLLECTIVES", raising=False)
+    monkeypatch.setattr(tuning, "_warned", set())
+    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+
+
+def tuning_file(directory: Path, collectives: str, vendor: str, hosts: int = 2) -> str:
+    path = directory / "tuning.json"
+    path.write_text(Tuning(collectives, hosts, [1] * hosts, vendor, "1.0", 1.0, []).text())
+    return str(path)
+
+
+@pytest.fixture
+def vendor() -> str:
+    """The MPI's."""
+    from mpi4py import MPI
+
+    return MPI.get_vendor()[0]
+
+
+@pytest.mark.parametrize("wanted", ["own", "mpi"])
+def test_a_tuning_file_of_rank_0(world, two_hosts, new_group, monkeypatch, tmp_path, vendor: str, wanted: str) -> None:
+    """It alone needs the file."""
+    file = tuning_file(tmp_path, wanted, vendor) if world.rank == 0 else str(tmp_path / "missing")
+    monkeypatch.setenv("MPIPLUS_TUNING", file)
+    check(new_group(None), wanted == "own")
+    check(new_group(None, pg_options=Options(collectives="auto")), wanted == "own")
+
+
+@pytest.mark.parametrize("wanted", ["own", "mpi"])
+def test_what_is_asked_for_comes_before_a_tuning_file(two_hosts, new_group, monkeypatch, tmp_path, wanted) -> None:
+    """The file is not even read."""
+    monkeypatch.setenv("MPIPLUS_TUNING", str(tmp_path / "missing"))
+    check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
+
+
+def test_a_tuning_file_is_not_read_on_one_host(two_hosts, new_group, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(node, "identity", lambda: "one host")
+    monkeypatch.setenv("MPIPLUS_TUNING", str(tmp_path / "missing"))
+    check(new_group(None), True)
+
+
+@pytest.mark.parametrize("other", ["hosts", "MPI"])
+def test_a_tuning_file_of_another_shape(
+    world, two_hosts, new_group, monkeypatch, tmp_path, caplog, vendor: str, other: str
+) -> None:
+    """A warning of rank 0, and the usual rule."""
+    file = tuning_file(tmp_path, "mpi", vendor if other == "hosts" else "Other MPI", 7 if other == "hosts" else 2)
+    monkeypatch.setenv("MPIPLUS_TUNING", file)
+    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+        check(new_group(None), True)
+    told = [record for record in caplog.records if "says nothing of a group on 2 hosts" in record.getMessage()]
+    assert len(told) == (world.rank == 0)
+
+
+def test_a_tuning_file_that_is_none(world, two_hosts, new_group, monkeypatch, tmp_path) -> None:
+    """An error on every rank, at once, and the next group is made."""
+    garbage = tmp_path / "garbage.json"
+    garbage.write_text("banana")
+    monkeypatch.setenv("MPIPLUS_TUNING", str(garbage) if world.rank == 0 else "")
+    reason = r"failed on rank 0: ValueError: MPIPLUS_TUNING: the file .*garbage.json' cannot be read.*bench --tune"
+    with pytest.raises(dist.DistBackendError, match=reason):
+        new_group(None)
+    monkeypatch.delenv("MPIPLUS_TUNING")
+    check(new_group(None), True)
 
 
 def test_another_word() -> None:

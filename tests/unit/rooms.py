@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dist": ("errors", "names", "host"),
     "launch": ("errors", "host", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "host"),
-    "cli": ("settings", "host", "mpi", "jobs"),
+    "cli": ("options", "settings", "host", "mpi", "communicator.tuning", "jobs"),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
 }
 

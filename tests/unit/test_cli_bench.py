@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,12 +16,14 @@ from click.testing import CliRunner
 from torchmpi_plugin import cli
 from torchmpi_plugin.cli import measure
 from torchmpi_plugin.cli.bench import parse_names, parse_sizes
+from torchmpi_plugin.cli.files import Files
 from torchmpi_plugin.cli.measure import Timing, calls_per_block, interleave
-from torchmpi_plugin.cli.report import Report, format_us, open_console, table_cells, table_header
-from torchmpi_plugin.cli.results import RAW, SMALL, Overlap, Row, comparisons
+from torchmpi_plugin.cli.report import Report, format_us, in_words, open_console, table_cells, table_header
+from torchmpi_plugin.cli.results import FRONT_END, NONBLOCKING, RAW, SMALL, Link, Overlap, Row, bus_factor, comparisons
 from torchmpi_plugin.cli.sizes import fit_size, format_size, parse_size
 
-ALL = (RAW, "mpiplus", "gloo")
+ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)
+LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.34, size=16 * 1024**2, exchange_us=16777.216)
 
 
 class OneRank:
@@ -51,7 +55,7 @@ class Clock:
 
 def row(size: int = 8, **us: float) -> Row:
     """Return the row of an all_reduce with these times."""
-    return Row("all_reduce", "float32", size, us, {name: [time] for name, time in us.items()}, {})
+    return Row("all_reduce", "float32", size, 2, us, {name: [time] for name, time in us.items()}, {})
 
 
 @pytest.mark.parametrize(
@@ -131,33 +135,65 @@ def test_contestants_take_turns_and_keep_their_times(monkeypatch: pytest.MonkeyP
 
 def test_the_first_backend_is_compared_with_raw_and_the_others_with_it() -> None:
     assert comparisons(ALL) == [("mpiplus", RAW), ("gloo", "mpiplus")]
-    assert comparisons(("mpiplus", "gloo")) == [("gloo", "mpiplus")]
+    assert comparisons(("mpiplus", "gloo", FRONT_END)) == [("gloo", "mpiplus")]
     assert comparisons((RAW, "gloo")) == [("gloo", RAW)]
 
 
 def test_cells_stand_under_their_titles() -> None:
     titles = table_header(ALL)
-    cells = table_cells(row(raw=2.0, mpiplus=5.0, gloo=400.0), ALL)
+    us = {RAW: 2.0, NONBLOCKING: 2.5, "mpiplus": 5.0, "gloo": 400.0, FRONT_END: 3.0}
+    cells = table_cells(row(32768, **us), ALL)
     assert dict(zip(titles, cells, strict=True)) == {
         "operation": "all_reduce",
         "dtype": "float32",
-        "size": "8 B",
+        "size": "32 KiB",
         "raw": "2.00",
+        "raw\nnonblocking": "2.50",
         "mpiplus": "5.00",
         "gloo": "400",
-        "mpiplus/raw": "2.50",
-        "gloo/mpiplus": "80.00",
-        "mpiplus-raw": "3.00",
+        "front\nend": "3.00",
+        "mpiplus\nGB/s": "6.55",
+        "mpiplus/\nraw": "2.50",
+        "gloo/\nmpiplus": "80.00",
     }
 
 
 def test_large_data_and_refusals_leave_dashes() -> None:
-    large = table_cells(row(SMALL * 2, raw=2.0, mpiplus=5.0, gloo=400.0), ALL)
-    assert large[-1] == "-"
+    assert row(SMALL, raw=2.0, mpiplus=5.0).extra_us("mpiplus") == 3.0
+    assert row(SMALL * 2, raw=2.0, mpiplus=5.0).extra_us("mpiplus") is None
     without_raw = table_cells(row(mpiplus=5.0, gloo=400.0), ALL)
-    assert without_raw[3:] == ["-", "5.00", "400", "-", "80.00", "-"]
-    barrier = table_cells(Row("barrier", "", 0, {"mpiplus": 1.0}, {}, {}), ("mpiplus",))
-    assert barrier == ["barrier", "-", "-", "1.00"]
+    assert without_raw[3:] == ["-", "-", "5.00", "400", "-", "0.00", "-", "80.00"]
+    barrier = table_cells(Row("barrier", "", 0, 2, {"mpiplus": 1.0}, {}, {}), ("mpiplus",))
+    assert barrier == ["barrier", "-", "-", "1.00", "-"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("ping_pong", 2.0),
+        ("broadcast", 1.0),
+        ("all_gather_into_tensor", 0.75),
+        ("reduce_scatter_tensor", 0.75),
+        ("all_to_all_single", 0.75),
+        ("barrier", None),
+    ],
+)
+def test_the_bus_bandwidth_is_that_of_nccl_tests(operation: str, factor: float | None) -> None:
+    """On 4 ranks, of a million bytes in a millisecond, which is 1 GB/s."""
+    found = Row(operation, "float32", 10**6, 4, {"mpiplus": 1000.0, FRONT_END: 3.0}, {}, {})
+    assert found.bus_gb_per_s("mpiplus") == factor
+    assert found.bus_gb_per_s(FRONT_END) is None  # it moves nothing
+    assert found.bus_gb_per_s("gloo") is None  # not measured
+    assert bus_factor(operation, 1) is None
+
+
+def test_a_link_in_words_and_numbers() -> None:
+    assert in_words(LINK) == (
+        "plain messages of MPI, rank 0 on node1 and rank 1 on node2: 12.3 us for 8 B; 1.00 GB/s each way at once "
+        "(16 MiB)"
+    )
+    assert LINK.to_json()["gb_per_s"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +204,9 @@ def test_microseconds_are_written_to_three_digits(us: float | None, text: str) -
 
 
 def test_the_json_holds_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = Row("all_reduce", "bfloat16", 8, {"mpiplus": 7.0}, {"mpiplus": [7.0]}, {RAW: "no such datatype"})
+    refused = Row("all_reduce", "bfloat16", 8, 2, {"mpiplus": 7.0}, {"mpiplus": [7.0]}, {RAW: "no such datatype"})
     report = Report(
-        {"ranks": 2}, {"repeats": 1}, ALL, [row(raw=2.0, mpiplus=5.0), refused], [Overlap("mpiplus", 8.0, 2.0)]
+        {"ranks": 2}, {"repeats": 1}, ALL, [row(raw=2.0, mpiplus=5.0), refused], [Overlap("mpiplus", 8.0, 2.0)], LINK
     )
     report.print(open_console(rank=0))
     found = json.loads(json.dumps(report.to_json()))
@@ -179,10 +215,22 @@ def test_the_json_holds_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert found["operations"][0]["ratio"] == {"mpiplus/raw": 2.5, "gloo/mpiplus": None}
     assert found["operations"][0]["extra_us"] == {"mpiplus": 3.0}
     assert found["operations"][0]["turns_us"] == {"raw": [2.0], "mpiplus": [5.0]}
+    assert found["operations"][0]["bus_gb_per_s"] == {"raw": 0.004, "mpiplus": 0.0016}
+    assert found["point_to_point"] == {**LINK.to_json(), "ranks": [0, 1], "hosts": ["node1", "node2"]}
     assert found["overlap"] == [{"contestant": "mpiplus", "sync_us": 8.0, "wait_us": 2.0, "percent": 25.0}]
     assert found["notes"] == ["raw has no all_reduce of bfloat16: no such datatype"]
-    for text in ("all_reduce", "2.50", "25.0 %", *found["notes"]):
+    for text in ("all_reduce", "2.50", "25.0 %", in_words(LINK), *found["notes"]):
         assert text in printed
+
+
+def test_the_table_fits_on_132_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    us = {RAW: 98765.0, NONBLOCKING: 98765.0, "mpiplus": 98765.0, "gloo": 987654.0, FRONT_END: 98.7}
+    widest = Row("all_gather_into_tensor", "bfloat16", 1023 * 1024**2, 2, us, {}, {})
+    Report({}, {}, ALL, [widest], []).print(open_console(rank=0))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 132
+    assert any(line.split()[:4] == ["all_gather_into_tensor", "bfloat16", "1023", "MiB"] for line in lines)
+    assert any(line.rstrip().endswith("10.00") for line in lines)  # the last column is there
 
 
 def test_only_rank_0_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,3 +265,44 @@ def test_an_unknown_operation_is_refused() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 2
     assert "no operation all_shuffle; there are all_reduce, ping_pong" in " ".join(result.stderr.split())
+
+
+@pytest.mark.timeout(120)
+def test_a_picture_is_not_promised_without_matplotlib(tmp_path: Path) -> None:
+    """Before anything is measured; in a process of its own, as above."""
+    program = "import sys; sys.modules['matplotlib'] = None; from torchmpi_plugin.cli import main; main()"
+    picture = tmp_path / "out.png"
+    command = [sys.executable, "-c", program, "bench", "--plot", str(picture)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 1
+    assert re.search(r"Error: --plot needs matplotlib .*pip install 'torchmpi-plugin\[plot\]'", result.stderr)
+    assert "mpiplus bench" not in result.stdout
+    assert not picture.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--plot", "out.txt"], "must end in .png, .svg, .pdf"),
+        (["--tune", "--no-raw"], "takes no other contestants"),
+        (["--tune", "out.json", "--backends", "gloo"], "takes no other contestants"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], reason: str) -> None:
+    result = CliRunner().invoke(cli.main, ["bench", *options])
+    assert result.exit_code == 2
+    assert reason in " ".join(result.output.split())
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert f"there is no directory {missing}" in Files(missing / "out.json", None, None).hindrance(["host"])
+    assert Files(tmp_path / "out.json", None, None).hindrance(["host"]) == ""
+
+
+def test_one_host_has_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files(None, None, tmp_path / "tuning.json")
+    assert "all ranks are on one" in files.hindrance(["a", "a"])
+    assert files.hindrance(["a", "b"]) == ""
+    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    assert "MPIPLUS_SHM=0 forbids" in files.hindrance(["a", "b"])

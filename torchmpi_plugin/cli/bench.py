@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 
 from ..mpi import library as mpi_library
+from .files import Files
+from .results import NONBLOCKING, RAW
 from .sizes import parse_size
 
 _FULL_SIZES = "8,1K,64K,1M,16M"
 _QUICK_SIZES = "8,64K,4M"
+_PLOTS = (".png", ".svg", ".pdf")
+_TUNING_FILE = "mpiplus-tuning.json"
+_CONTESTANTS = ("backends", "raw", "nonblocking", "front_end")
+_COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True)
@@ -23,15 +30,17 @@ class Settings:
 
     Attributes:
         backends: what torch.distributed runs on, the one of interest first.
-        raw: whether to measure plain MPI calls too.
-        operations: names from the table of operations.
+        raw: what of plain MPI calls to measure: RAW, NONBLOCKING.
+        front_end: whether to measure a group that does nothing.
+        operations: names from the table of operations; none: all, or those that are tuned.
         sizes: bytes.
         repeats: the turns of each contestant.
         block_seconds: about how long one turn lasts, in seconds.
     """
 
     backends: Sequence[str]
-    raw: bool
+    raw: Sequence[str]
+    front_end: bool
     operations: Sequence[str]
     sizes: Sequence[int]
     repeats: int
@@ -44,7 +53,7 @@ def parse_names(_: click.Context | None, __: click.Parameter | None, value: str)
 
 
 def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
-    """Split a list of operations, all if it is empty, and refuse names that the table does not have."""
+    """Split a list of operations, and refuse names that the table does not have."""
     with _saying_what_is_wrong():
         mpi_library.load()  # which importing the table needs
     from .operations import OPERATIONS
@@ -53,7 +62,7 @@ def parse_operations(ctx: click.Context | None, param: click.Parameter | None, v
     unknown = [name for name in names if name not in OPERATIONS]
     if unknown:
         raise click.BadParameter(f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
-    return names or list(OPERATIONS)
+    return names
 
 
 def parse_backends(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
@@ -75,6 +84,13 @@ def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str 
         raise click.BadParameter(str(error)) from None
 
 
+def parse_plot(_: click.Context | None, __: click.Parameter | None, value: Path | None) -> Path | None:
+    """Refuse a file whose ending says no format."""
+    if value is not None and value.suffix not in _PLOTS:
+        raise click.BadParameter(f"the name must end in {', '.join(_PLOTS)}: {value}")
+    return value
+
+
 @contextmanager
 def _saying_what_is_wrong() -> Iterator[None]:
     try:
@@ -84,9 +100,19 @@ def _saying_what_is_wrong() -> Iterator[None]:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer sizes and shorter turns: about 20 s.")
+@click.option("--quick", is_flag=True, help="Fewer sizes and shorter turns: about 25 s.")
+@click.option("--json", "json_file", type=_FILE, help="Write the numbers there too.")
 @click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers there too."
+    "--plot", "plot_file", type=_FILE, callback=parse_plot, help="Draw them there: .png, .svg, .pdf. Needs matplotlib."
+)
+@click.option(
+    *("--tune", "tuning_file"),
+    type=_FILE,
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value=_TUNING_FILE,
+    help="Instead, measure MPI's collectives between hosts against mpiplus's, and write there which are faster, for "
+    f"MPIPLUS_TUNING ({_TUNING_FILE}).",
 )
 @click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")
 @click.option("--sizes", metavar="SIZE,...", callback=parse_sizes, help=f"Sizes of the data ({_FULL_SIZES}).")
@@ -94,15 +120,23 @@ def _saying_what_is_wrong() -> Iterator[None]:
     "--backends", metavar="NAME,...", default="mpiplus,gloo", callback=parse_backends, help="Backends (mpiplus,gloo)."
 )
 @click.option("--raw/--no-raw", default=True, help="Measure plain MPI calls through mpi4py as well.")
+@click.option("--nonblocking/--no-nonblocking", default=True, help="And MPI's nonblocking calls.")
+@click.option("--front-end/--no-front-end", default=True, help="And torch's own part, on a group that does nothing.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1), help="Turns of each contestant (11; quick: 5).")
+@click.pass_context
 def bench(
+    context: click.Context,
     *,
     quick: bool,
     json_file: Path | None,
+    plot_file: Path | None,
+    tuning_file: Path | None,
     ops: list[str],
     sizes: list[int] | None,
     backends: list[str],
     raw: bool,
+    nonblocking: bool,
+    front_end: bool,
     repeats: int | None,
 ) -> None:
     """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
@@ -110,36 +144,46 @@ def bench(
     Every rank runs the same operations on all of them in turns, in one job, so that whatever else the machine does hits
     all alike. A time is that of one call, on the slowest rank, and the median over the turns. The size is that of the
     whole of the data: what all_gather_into_tensor gives, what reduce_scatter_tensor takes. ping_pong is there and back.
+    GB/s are the bus bandwidth of nccl-tests, to be compared with the plain messages that are measured first.
     """
+    if tuning_file and any(context.get_parameter_source(name) is _COMMANDLINE for name in _CONTESTANTS):
+        raise click.UsageError("--tune compares MPI's collectives with mpiplus's; it takes no other contestants")
     settings = Settings(
-        backends=backends,
-        raw=raw,
+        backends=[] if tuning_file else backends,
+        raw=[RAW, *([NONBLOCKING] if nonblocking else [])] if raw and not tuning_file else [],
+        front_end=front_end and not tuning_file,
         operations=ops,
         sizes=sizes or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
         repeats=repeats or (5 if quick else 11),
         block_seconds=0.01 if quick else 0.02,
     )
-    _run(settings, json_file)
+    _run(settings, Files(json_file, plot_file, tuning_file))
 
 
-def _run(settings: Settings, json_file: Path | None) -> None:
+def _run(settings: Settings, files: Files) -> None:
     from ..mpi import runtime
+    from . import tune
+    from .limit import measure_link
     from .operations import OPERATIONS, plan
     from .overlap import measure_overlap
     from .report import Report, open_console, print_facts
-    from .session import open_session
+    from .session import new_groups, open_session
 
     with _saying_what_is_wrong():
         runtime.mpi()
-    with open_session(settings.backends, settings.raw) as session:
+    names = settings.operations or list(tune.OPERATIONS if files.tuning else OPERATIONS)
+    make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
+    with open_session(settings.raw, make_groups, files.hindrance) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
         print_facts(console, facts := session.facts())
-        cases = plan([OPERATIONS[name] for name in settings.operations], settings.sizes, session.size)
+        link = measure_link(session, settings.repeats, settings.block_seconds)
+        cases = plan([OPERATIONS[name] for name in names], settings.sizes, session.size)
         rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
-        overlaps = [] if alone else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
-    report = Report(facts, asdict(settings), session.contestants, rows, overlaps)
+        skips_overlap = alone or files.tuning is not None
+        overlaps = [] if skips_overlap else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
+    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link)
     report.print(console)
-    if json_file and session.rank == 0:
-        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    if session.rank == 0:
+        files.write(report, session.hosts, console)

@@ -21,6 +21,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class Raw:
+    """A communicator, and how it is called: blocking, or not and then ``Wait``."""
+
+    comm: MPI.Intracomm
+    blocking: bool
+
+    def call(self, method: str, *arguments: object) -> Call:
+        """Return a call of the blocking ``method``, or of what MPI has for it besides."""
+        if self.blocking:
+            return partial(getattr(self.comm, method), *arguments)
+        start = getattr(self.comm, f"I{method.lower()}")
+        return lambda: start(*arguments).Wait()
+
+
+@dataclass(frozen=True)
 class Operation:
     """One row of the table.
 
@@ -35,7 +50,7 @@ class Operation:
     """
 
     name: str
-    raw: Callable[[MPI.Intracomm, Tensor, Tensor], Call]
+    raw: Callable[[Raw, Tensor, Tensor], Call]
     torch: Callable[[dist.ProcessGroup, Tensor, Tensor], Call]
     dtypes: tuple[str, ...] = ("float32",)
     send: Share = "whole"
@@ -98,13 +113,13 @@ def _ping_pong(rank: int, ranks: int, send: Callable[[int], Call], recv: Callabl
     return round_trip
 
 
-def _raw_ping_pong(comm: MPI.Intracomm, ball: Tensor, _: Tensor) -> Call:
+def _raw_ping_pong(raw: Raw, ball: Tensor, _: Tensor) -> Call:
     message = raw_message(ball)
     return _ping_pong(
-        comm.rank,
-        comm.size,
-        lambda peer: partial(comm.Send, message, peer),
-        lambda peer: partial(comm.Recv, message, peer),
+        raw.comm.rank,
+        raw.comm.size,
+        lambda peer: raw.call("Send", message, peer),
+        lambda peer: raw.call("Recv", message, peer),
     )
 
 
@@ -121,44 +136,45 @@ def _torch_ping_pong(group: dist.ProcessGroup, ball: Tensor, _: Tensor) -> Call:
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
+
 OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation(
             "all_reduce",
-            raw=lambda comm, _, data: partial(comm.Allreduce, MPI.IN_PLACE, raw_message(data)),
+            raw=lambda raw, _, data: raw.call("Allreduce", MPI.IN_PLACE, raw_message(data)),
             torch=lambda group, _, data: partial(dist.all_reduce, data, group=group),
             dtypes=("float32", "bfloat16"),
         ),
         Operation("ping_pong", raw=_raw_ping_pong, torch=_torch_ping_pong, least_ranks=2),
         Operation(
             "barrier",
-            raw=lambda comm, *_: comm.Barrier,
+            raw=lambda raw, *_: raw.call("Barrier"),
             torch=lambda group, *_: partial(dist.barrier, group=group),
             dtypes=(),
         ),
         Operation(
             "broadcast",
-            raw=lambda comm, _, data: partial(comm.Bcast, raw_message(data), 0),
+            raw=lambda raw, _, data: raw.call("Bcast", raw_message(data), 0),
             torch=lambda group, _, data: partial(dist.broadcast, data, 0, group=group),
         ),
         Operation(
             "all_gather_into_tensor",
-            raw=lambda comm, send, recv: partial(comm.Allgather, raw_message(send), raw_message(recv)),
+            raw=lambda raw, send, recv: raw.call("Allgather", raw_message(send), raw_message(recv)),
             torch=lambda group, send, recv: partial(_all_gather_single, recv, send, group=group),
             send="part",
             recv="whole",
         ),
         Operation(
             "reduce_scatter_tensor",
-            raw=lambda comm, send, recv: partial(comm.Reduce_scatter_block, raw_message(send), raw_message(recv)),
+            raw=lambda raw, send, recv: raw.call("Reduce_scatter_block", raw_message(send), raw_message(recv)),
             torch=lambda group, send, recv: partial(_reduce_scatter_single, recv, send, group=group),
             send="whole",
             recv="part",
         ),
         Operation(
             "all_to_all_single",
-            raw=lambda comm, send, recv: partial(comm.Alltoall, raw_message(send), raw_message(recv)),
+            raw=lambda raw, send, recv: raw.call("Alltoall", raw_message(send), raw_message(recv)),
             torch=lambda group, send, recv: partial(dist.all_to_all_single, recv, send, group=group),
             send="whole",
             recv="whole",

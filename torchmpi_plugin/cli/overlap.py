@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .measure import Call
 from .operations import OPERATIONS, Case, raw_message
-from .results import OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap
+from .results import FRONT_END, NONBLOCKING, OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap
 from .session import Session
 
 
@@ -19,6 +19,9 @@ def measure_overlap(session: Session, repeats: int, block_seconds: float) -> lis
     """Measure every contestant in turns; the times are medians of the slowest rank's."""
     case = Case(OPERATIONS["all_reduce"], "float32", OVERLAP_SIZE)
     calls, _ = session.calls(case)
+    calls.pop(FRONT_END, None)
+    if NONBLOCKING in calls:
+        calls.pop(RAW, None)  # its asynchronous form is the other
     sync = session.measure(calls, repeats, block_seconds)
     data, _ = case.tensors(session.comm.size)
     waits: dict[str, list[float]] = {name: [] for name in calls}
@@ -38,7 +41,7 @@ def _wait_seconds(session: Session, name: str, data: Tensor) -> float:
 
 
 def _start(session: Session, name: str, data: Tensor) -> Call:
-    if name == RAW:
+    if name in (RAW, NONBLOCKING):
         wait: Call = session.comm.Iallreduce(MPI.IN_PLACE, raw_message(data)).Wait
         return wait
     work = dist.all_reduce(data, group=session.groups[name], async_op=True)

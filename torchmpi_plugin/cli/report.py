@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .results import OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap, Row, comparisons
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Link, Overlap, Row, backends_of, comparisons
 from .sizes import format_size
 
 _WIDTH = 132
@@ -58,25 +58,24 @@ def format_us(us: float | None) -> str:
 
 
 def table_header(contestants: Sequence[str]) -> list[str]:
-    """Return the column titles of the table of operations."""
-    pairs = comparisons(contestants)
+    """Return the column titles of the table of operations; a line break where a title has two lines."""
     return [
         *("operation", "dtype", "size"),
-        *contestants,
-        *(f"{above}/{below}" for above, below in pairs),
-        *(f"{above}-{below}" for above, below in pairs if below == RAW),
+        *(name.replace(" ", "\n") for name in contestants),
+        f"{backends_of(contestants)[0]}\nGB/s",
+        *(f"{above}/\n{below}" for above, below in comparisons(contestants)),
     ]
 
 
 def table_cells(row: Row, contestants: Sequence[str]) -> list[str]:
     """Return one row of the table of operations, a cell for each title of :func:`table_header`."""
-    pairs = comparisons(contestants)
-    ratios = [row.ratio(above, below) for above, below in pairs]
+    ratios = [row.ratio(above, below) for above, below in comparisons(contestants)]
+    bus = row.bus_gb_per_s(backends_of(contestants)[0])
     return [
         *(row.operation, row.dtype or "-", format_size(row.size) if row.size else "-"),
         *(format_us(row.us.get(name)) for name in contestants),
+        "-" if bus is None else f"{bus:.2f}",
         *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
-        *(format_us(row.extra_us(above)) for above, below in pairs if below == RAW),
     ]
 
 
@@ -103,9 +102,10 @@ class Report:
     Attributes:
         facts: what the numbers depend on, by name.
         settings: how it was measured, by name.
-        contestants: raw MPI if it was measured, then the backends.
+        contestants: raw MPI if it was measured, then the groups.
         rows: the times of the operations.
         overlaps: the asynchronous operations; none on one rank.
+        link: plain messages between two hosts, or two ranks; None on one rank.
     """
 
     facts: Mapping[str, str | int]
@@ -113,6 +113,7 @@ class Report:
     contestants: Sequence[str]
     rows: Sequence[Row]
     overlaps: Sequence[Overlap]
+    link: Link | None = None
 
     def notes(self) -> list[str]:
         """Return a line for each operation and dtype that a contestant refused."""
@@ -130,13 +131,16 @@ class Report:
             "settings": dict(self.settings),
             "contestants": list(self.contestants),
             "operations": [row.to_json(self.contestants) for row in self.rows],
+            "point_to_point": self.link and self.link.to_json(),
             "overlap": [overlap.to_json() for overlap in self.overlaps],
             "notes": self.notes(),
         }
 
     def print(self, console: Console) -> None:
         """Print the tables and the notes, but not the facts: they stand above, see :func:`print_facts`."""
-        console.print("\nmicroseconds per call on the slowest rank, median of the turns")
+        if self.link:
+            console.print(f"\n{in_words(self.link)}")
+        console.print("\nmicroseconds per call on the slowest rank, median of the turns; GB/s: bus bandwidth")
         console.print(_operations_table(self.rows, self.contestants))
         for note in self.notes():
             console.print(note, style="dim")
@@ -146,6 +150,15 @@ class Report:
             f"\nasync overlap: all_reduce of {format_size(OVERLAP_SIZE)}, then time.sleep({OVERLAP_SLEEP}), then wait()"
         )
         console.print(_overlap_table(self.overlaps))
+
+
+def in_words(link: Link) -> str:
+    """Return what was measured between two ranks, as one line."""
+    ranks = " and ".join(f"rank {rank} on {host}" for rank, host in zip(link.ranks, link.hosts, strict=True))
+    return (
+        f"plain messages of MPI, {ranks}: {format_us(link.latency_us)} us for 8 B; {link.gb_per_s:.2f} GB/s each way "
+        f"at once ({format_size(link.size)})"
+    )
 
 
 def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:

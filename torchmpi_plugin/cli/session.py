@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
+import click
 import torch.distributed as dist
 from mpi4py import MPI
 
+from ..host import node
+from .front_end import new_empty_group
 from .measure import Call, Timing, interleave
-from .operations import Case
+from .operations import Case, Raw
 from .report import machine_facts
-from .results import RAW, Row
+from .results import FRONT_END, NONBLOCKING, RAW, Row
+
+Groups = dict[str, dist.ProcessGroup]
 
 
 class Session:
@@ -21,17 +27,19 @@ class Session:
     Attributes:
         rank: this process's.
         size: how many there are.
+        hosts: where each rank is; the names are mpiplus's own and long.
         comm: the communicator of the raw calls, and of the timer between its turns.
-        groups: by backend, a process group of all ranks.
-        contestants: what is compared: ``raw`` if wanted, then the backends.
+        groups: by contestant, a process group of all ranks.
+        contestants: what is compared: raw MPI if wanted, then the groups.
     """
 
-    def __init__(self, comm: MPI.Intracomm, groups: Mapping[str, dist.ProcessGroup], raw: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], raw: Sequence[str], groups: Groups) -> None:
         self.comm = comm
+        self.hosts = hosts
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.groups = groups
-        self.contestants = [*([RAW] if raw else []), *groups]
+        self.contestants = [*raw, *groups]
 
     def synchronise(self) -> None:
         """Return on no rank before every rank has called."""
@@ -44,11 +52,8 @@ class Session:
 
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        nodes = self.comm.allreduce(int(node.rank == 0))
-        node.Free()
         library = MPI.Get_library_version().partition("\n")[0].partition(",")[0]
-        return machine_facts(self.size, nodes, " ".join(library.split()))
+        return machine_facts(self.size, len(set(self.hosts)), " ".join(library.split()))
 
     def calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
         """Return what to call for ``case`` by contestant, and for those that cannot, why; the same on every rank."""
@@ -58,8 +63,8 @@ class Session:
         for name in self.contestants:
             reason = ""
             try:
-                if name == RAW:
-                    calls[name] = case.operation.raw(self.comm, send, recv)
+                if name in (RAW, NONBLOCKING):
+                    calls[name] = case.operation.raw(Raw(self.comm, blocking=name == RAW), send, recv)
                 else:
                     calls[name] = case.operation.torch(self.groups[name], send, recv)
                 calls[name]()
@@ -83,28 +88,59 @@ class Session:
             operation=case.operation.name,
             dtype=case.dtype,
             size=case.size,
+            ranks=self.size,
             us={name: 1e6 * timing.median for name, timing in timings.items()},
             turns_us={name: [1e6 * seconds for seconds in timing.seconds] for name, timing in timings.items()},
             refusals=refusals,
         )
 
 
-@contextmanager
-def open_session(backends: Sequence[str], raw: bool) -> Iterator[Session]:
-    """Start MPI and torch.distributed on all ranks of the job, and end the latter.
+def new_groups(backends: Sequence[str], front_end: bool) -> Groups:
+    """Start torch.distributed.
 
     Args:
         backends: the first becomes torch's default group, each other one a group of all ranks beside it.
-        raw: whether to measure plain MPI calls too.
+        front_end: whether to make a group that does nothing as well.
     """
-    comm = MPI.COMM_WORLD.Dup()
     first, *others = backends
     dist.init_process_group(first, init_method="mpi://")
     groups = {first: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
+    return groups | ({FRONT_END: new_empty_group()} if front_end else {})
+
+
+@contextmanager
+def open_session(
+    raw: Sequence[str], make_groups: Callable[[], Groups], hindrance: Callable[[Sequence[str]], str]
+) -> Iterator[Session]:
+    """Start MPI and torch.distributed on all ranks of the job, and end the latter.
+
+    Args:
+        raw: what of plain MPI to measure: RAW, NONBLOCKING.
+        make_groups: starts torch.distributed; the groups by contestant.
+        hindrance: why nothing can be measured, or nothing, given where each rank is; asked of rank 0 before all else.
+
+    Raises:
+        SystemExit: there is such a reason, which rank 0 has told.
+    """
+    comm = MPI.COMM_WORLD.Dup()
+    hosts = comm.allgather(node.identity())
+    if reason := comm.bcast(hindrance(hosts) if comm.rank == 0 else ""):
+        _refuse(comm, reason)
     try:
-        yield Session(comm, groups, raw)
+        yield Session(comm, hosts, raw, make_groups())
+    except click.ClickException as error:  # on every rank
+        dist.destroy_process_group()
+        _refuse(comm, error.message)
     except BaseException:
         traceback.print_exc()
         comm.Abort(1)  # the other ranks wait for this one
     dist.destroy_process_group()
     comm.Free()
+
+
+def _refuse(comm: MPI.Intracomm, reason: str) -> NoReturn:
+    if comm.rank == 0:
+        click.ClickException(reason).show()
+    comm.Barrier()  # a launcher ends the job at the first rank that fails, before the others have said why
+    comm.Free()
+    raise SystemExit(1)

@@ -10,10 +10,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .. import settings
 from ..errors import DistBackendError
 from ..host import node, peers, shared_files
 from ..host.shared_files import Share
 from ..mpi import runtime
+from . import tuning
 from .shared_memory import SLOTS, Segment, create_file, slot_bytes
 from .steps import Steps
 from .wishes import Wishes
@@ -35,12 +37,14 @@ class Member(NamedTuple):
         cpus: where that may run.
         compares: whether it was asked to compare the calls.
         wishes: what else it was asked for.
+        tuning: the file that "auto" follows; empty: none.
     """
 
     process: peers.Process
     cpus: list[int]
     compares: bool
     wishes: Wishes
+    tuning: str
 
 
 class Communicator:
@@ -75,8 +79,13 @@ class Communicator:
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
             # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
-            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wishes))
-            offers = steps.take(lambda: self._make_group(everybody))
+            file = settings.TUNING.value()
+            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wishes, file))
+            nodes = [member.process.node for member in everybody]
+            self._places, self.node_count = node.places(nodes), len(set(nodes))
+            self.place = self._places[comm.Get_rank()]
+            own = self._chosen(everybody[0], steps) == "own"
+            offers = steps.take(lambda: self._make_group(everybody, own))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             if all(offers[first] is not None for first in firsts):
                 first = firsts[self.place.node_rank]
@@ -90,13 +99,21 @@ class Communicator:
         finally:
             self._close_file()
 
-    def _make_group(self, everybody: Sequence[Member]) -> Share | None:
+    def _chosen(self, first: Member, steps: Steps) -> str:
+        """Whose collectives the group takes: as rank 0 was asked, or as its file says."""
+        if first.wishes.collectives != "auto":
+            return first.wishes.collectives
+        found = None
+        if first.tuning and self.node_count > 1:
+            is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
+            found = steps.take(lambda: tuning.choice(first.tuning, self.node_count, vendor) if is_first else None)[0]
+        return found or ("own" if self.node_count <= MOST_NODES else "mpi")
+
+    def _make_group(self, everybody: Sequence[Member], own: bool) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        nodes = [member.process.node for member in everybody]
-        self._places = node.places(nodes)
-        self.place, self.node_count = self._places[rank], len(set(nodes))
-        cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == nodes[rank]))
+        here = everybody[rank].process.node
+        cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
         self.processes = [peers.if_visible(member.process) for member in everybody]
         self.compares = any(member.compares for member in everybody)
         self.wishes = everybody[0].wishes
@@ -110,7 +127,7 @@ class Communicator:
         )
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if self.place.local_rank or not self._has_own_collectives():
+        if self.place.local_rank or not own:
             return None
         try:
             length = self._segment_size()[0]
@@ -127,10 +144,6 @@ class Communicator:
                 f"of MPI's own collectives are not"
             ) from error
         log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
-
-    def _has_own_collectives(self) -> bool:
-        wanted = self.wishes.collectives
-        return wanted == "own" or (wanted == "auto" and self.node_count <= MOST_NODES)
 
     def _is_crowded(self, cpus: int) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""

@@ -1,0 +1,25 @@
+"""A command of mpiplus, or `follow`, on ranks that believe to be on hosts: believing.py 0,1 bench --tune.
+
+`follow` makes a world and says whose collectives it has.
+"""
+
+import os
+import sys
+
+import torch.distributed as dist
+from mpi4py import MPI
+
+from torchmpi_plugin.cli import main
+from torchmpi_plugin.host import node
+
+hosts, *words = sys.argv[1:]
+here = hosts.split(",")[MPI.COMM_WORLD.rank]
+node.identity = lambda: f"host {here}"
+
+if words == ["follow"]:
+    dist.init_process_group("mpiplus")
+    own = dist.group.WORLD.communicator.shares_memory
+    os.write(1, f"follow: rank {dist.get_rank()} {'own' if own else 'mpi'}\n".encode())
+    dist.destroy_process_group()
+else:
+    main(words)

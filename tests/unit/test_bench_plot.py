@@ -1,0 +1,85 @@
+"""The picture of a benchmark."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the extra plot brings it")
+
+from matplotlib.figure import Figure
+
+from torchmpi_plugin.cli import plot
+from torchmpi_plugin.cli.report import Report
+from torchmpi_plugin.cli.results import FRONT_END, RAW, Link, Row
+
+LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.0, size=1 << 24, exchange_us=16777.216)
+SIZES = (8, 65536, 4194304)
+
+
+def report(link: Link | None = LINK) -> Report:
+    """Two operations and a barrier, each contestant with times of its own."""
+    rows = [
+        Row(name, "float32", size, 2, {RAW: 1.0 + size / 900, "mpiplus": 5.0 + size / 1000, FRONT_END: 3.0}, {}, {})
+        for name in ("all_reduce", "broadcast")
+        for size in SIZES
+    ]
+    refused = Row("all_reduce", "bfloat16", 8, 2, {"mpiplus": 5.0}, {}, {RAW: "no datatype"})
+    barrier = Row("barrier", "", 0, 2, {"mpiplus": 5.0}, {}, {})
+    return Report({"ranks": 2, "nodes": 2}, {}, (RAW, "mpiplus", FRONT_END), [*rows, refused, barrier], [], link)
+
+
+def colours(picture: bytes) -> int:
+    """How many kinds of rows of pixels a PNG has; one that is empty has one."""
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", picture[16:24])
+    data, place = b"", 8
+    while place < len(picture):
+        (length,) = struct.unpack(">I", picture[place : place + 4])
+        if picture[place + 4 : place + 8] == b"IDAT":
+            data += picture[place + 8 : place + 8 + length]
+        place += length + 12
+    pixels = zlib.decompress(data)
+    stride = len(pixels) // height
+    assert width > 400
+    return len({pixels[start : start + stride] for start in range(0, len(pixels), stride)})
+
+
+@pytest.mark.parametrize("link", [LINK, None])
+def test_a_picture_with_content(tmp_path: Path, link: Link | None) -> None:
+    path = tmp_path / "out.png"
+    plot.draw(report(link), path)
+    assert colours(path.read_bytes()) > 50
+
+
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Figure:
+    """What is drawn, not yet pixels."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    plot.draw(report(), tmp_path / "out.png")
+    return drawn[0]
+
+
+def test_each_operation_has_a_line_for_each_contestant(figure: Figure) -> None:
+    latency, bandwidth = figure.axes[:2]
+    assert latency.get_title(loc="left") == "all_reduce float32"
+    assert [line.get_label() for line in latency.lines] == [RAW, "mpiplus", FRONT_END, "plain messages"]
+    assert list(latency.lines[1].get_xdata()) == list(SIZES)
+    assert list(latency.lines[1].get_ydata()) == [5.0 + size / 1000 for size in SIZES]
+    assert list(bandwidth.lines[1].get_ydata()) == [size / (5.0 + size / 1000) / 1000 for size in SIZES]
+    assert list(bandwidth.lines[2].get_ydata()) == []  # nothing moves
+
+
+def test_the_limit_is_drawn_in(figure: Figure) -> None:
+    latency, bandwidth = figure.axes[:2]
+    assert set(latency.lines[-1].get_ydata()) == {12.0}
+    assert list(bandwidth.lines[-1].get_ydata()) == pytest.approx([1.0, 1.0])
+
+
+def test_what_has_no_data_is_left_out(figure: Figure) -> None:
+    titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
+    assert titles == ["all_reduce float32", "broadcast float32", "all_reduce bfloat16"]

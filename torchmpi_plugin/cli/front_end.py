@@ -1,0 +1,70 @@
+"""A process group that does nothing: what is left of a call is torch's own front end, and reading the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_NAME = "mpiplus-front-end"
+
+
+class _Complete(dist.Work):
+    """Work that was complete before it was asked for."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Yes."""
+        return True
+
+
+class EmptyGroup(dist.ProcessGroup):
+    """Takes the calls that ``mpiplus bench`` makes, and says that they are done."""
+
+    def __init__(self, rank: int, size: int, name: str) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
+        self._name = name
+        self._complete = _Complete()
+
+    def _done(self, *_: Any, opts: Any = None) -> dist.Work:
+        return self._complete
+
+    allreduce = barrier = broadcast = send = recv = _done
+    # torch's older and newer names for each.
+    all_gather_single = _allgather_base = _done
+    reduce_scatter_single = _reduce_scatter_base = _done
+    all_to_all_single = alltoall_base = _done
+
+    # ---- what torch asks of every group; those of the base class need a backend in C++ ----
+
+    @property
+    def group_name(self) -> str:
+        """torch's name for it."""
+        return self._name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return []  # from torch 2.15 on, its flight recorder would look for a backend for each
+
+    def getBackendName(self) -> str:  # noqa: N802 - c10d's name
+        """Who it is."""
+        return _NAME
+
+    def shutdown(self) -> None:
+        """Nothing is left to end."""
+
+
+def _create(options: Any, _: Any = None) -> EmptyGroup:
+    return EmptyGroup(options.group_rank, options.group_size, options.group_id)
+
+
+def new_empty_group() -> dist.ProcessGroup:
+    """Make one of all ranks, beside the groups that there are."""
+    if not dist.is_backend_available(_NAME):
+        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+    group: dist.ProcessGroup = dist.new_group(backend=_NAME)
+    return group

@@ -1,0 +1,103 @@
+"""The file in which ``mpiplus bench --tune`` says whose collectives between hosts were faster.
+
+``auto`` follows it (the variable MPIPLUS_TUNING). One file is one measurement, on so many hosts, under one MPI. It
+counts for groups on as many hosts under an MPI of that vendor, whatever its version and the ranks on each host; others
+are warned, and go by the usual rule.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+
+log = logging.getLogger("torchmpi_plugin")
+
+FORMAT, VERSION = "mpiplus tuning", 1
+CHOICES = ("own", "mpi")
+_HINT = f"write one with `mpiplus bench --tune`, or unset {settings.TUNING.name}"
+_warned: set[tuple[str, int]] = set()
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a file says.
+
+    Attributes:
+        collectives: the winner, "own" or "mpi".
+        hosts: on how many it was measured.
+        ranks_per_host: on each of them.
+        mpi: the vendor of the MPI library.
+        mpi_version: its version, of which nothing depends.
+        ratio: the geometric mean of the own collectives' times, as multiples of MPI's.
+        medians_us: each operation and size with both times in microseconds.
+    """
+
+    collectives: str
+    hosts: int
+    ranks_per_host: Sequence[int]
+    mpi: str
+    mpi_version: str
+    ratio: float
+    medians_us: Sequence[dict[str, Any]]
+
+    def text(self) -> str:
+        """The content of the file."""
+        # A line for each row: people read it.
+        rows = ",\n".join(f"    {json.dumps(row)}" for row in self.medians_us)
+        head = {"format": FORMAT, "version": VERSION, **asdict(self), "medians_us": []}
+        return json.dumps(head, indent=2).replace('"medians_us": []', f'"medians_us": [\n{rows}\n  ]') + "\n"
+
+
+def read(path: Path) -> Tuning:
+    """What a file says.
+
+    Raises:
+        ValueError: it cannot be read, or is not such a file, or one of another version.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong(path, f"cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise _wrong(path, "is no tuning file")
+    if (version := found.pop("version", None)) != VERSION:
+        raise _wrong(path, f"is of version {version!r}, and this mpiplus reads {VERSION}")
+    try:
+        tuning = Tuning(**found)
+    except TypeError:
+        raise _wrong(path, f"must have {', '.join(Tuning.__dataclass_fields__)} and nothing else") from None
+    if tuning.collectives not in CHOICES:
+        raise _wrong(path, f'has collectives {tuning.collectives!r}, which must be "own" or "mpi"')
+    if type(tuning.hosts) is not int or tuning.hosts < 2:
+        raise _wrong(path, f"has hosts {tuning.hosts!r}, which must be a number from 2 on")
+    if not isinstance(tuning.mpi, str):
+        raise _wrong(path, f"has mpi {tuning.mpi!r}, which must be the name of an MPI")
+    return tuning
+
+
+def _wrong(path: Path, what: str) -> ValueError:
+    return ValueError(f"{settings.TUNING.name}: the file {str(path)!r} {what}. Correct the path, {_HINT}")
+
+
+def choice(path: str, hosts: int, mpi: str) -> str | None:
+    """What the file says of a group on so many hosts under that MPI; None, with a warning, where it says nothing of it.
+
+    Raises:
+        ValueError: as :func:`read` does.
+    """
+    tuning = read(Path(path))
+    if (tuning.hosts, tuning.mpi) == (hosts, mpi):
+        return tuning.collectives
+    if (path, hosts) not in _warned:
+        _warned.add((path, hosts))
+        log.warning(
+            "mpiplus: %s: %s was measured on %d hosts under %s, and says nothing of a group on %d hosts under %s; %s",
+            *(settings.TUNING.name, path, tuning.hosts, tuning.mpi, hosts, mpi, _HINT),
+        )
+    return None
