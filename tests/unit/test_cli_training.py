@@ -55,6 +55,7 @@ def test_noise_is_not_taken_for_overlap() -> None:
     assert not noisy.overlap_is_clear
     assert noisy.cells()[-1] == "unclear"
     assert trained([0.12] * 3, [0.10] * 3, [0.04] * 3).cells()[-1] == "50 ±0 %"
+    assert trained([0.12] * 2, [0.10] * 2, [0.04] * 2).cells()[-1] == "unclear"  # two turns tell nothing of noise
 
 
 def test_what_is_printed_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:

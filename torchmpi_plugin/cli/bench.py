@@ -94,7 +94,12 @@ def _saying_what_is_wrong() -> Iterator[None]:
     "--backends", metavar="NAME,...", default="mpiplus,gloo", callback=parse_backends, help="Backends (mpiplus,gloo)."
 )
 @click.option("--raw/--no-raw", default=True, help="Measure plain MPI calls through mpi4py as well.")
-@click.option("--repeats", metavar="N", type=click.IntRange(min=1), help="Turns of each contestant (11; quick: 5).")
+@click.option(
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Turns of each contestant (11; quick: 5; --train: 21, 7).",
+)
 @click.option("--train", is_flag=True, help="Train small networks instead: see above. About 80 s; --quick: 25 s.")
 def bench(
     *,

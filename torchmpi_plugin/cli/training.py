@@ -204,7 +204,7 @@ def run(backends: Sequence[str], quick: bool, repeats: int | None, json_file: Pa
         repeats: turns, if not the usual number.
         json_file: for the figures.
     """
-    turns, block_seconds = repeats or (5 if quick else 9), 0.06 if quick else 0.25
+    turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
     rows: list[Row] = []
     problem = ""
     with open_session(backends, raw=False) as session:

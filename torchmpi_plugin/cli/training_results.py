@@ -19,6 +19,9 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 #: How far two ranks' parameters may, as a part of the way that training has taken them.
 _DRIFT = 1e-2
 
+#: Fewer do not tell how much they differ.
+_FEWEST_TURNS = 3
+
 _LEGEND = (
     "alone: a step that does all but communicate. all_reduce: those of all buckets, with nothing else to do. waiting: "
     "the part of a step by which it is longer than one alone. overlap: the part of the all_reduce's time that a step "
@@ -66,7 +69,7 @@ class Trained:
     @property
     def overlap_is_clear(self) -> bool:
         """Whether steps are alike enough to tell what an all_reduce adds to them."""
-        return self.spread < statistics.median(self.all_reduce)
+        return len(self.step) >= _FEWEST_TURNS and self.spread < statistics.median(self.all_reduce)
 
     @property
     def waiting(self) -> float:
