@@ -63,7 +63,7 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
     facts.update(answers)
     facts["mpi_error"] = error
     facts["nodes"] = nodes_of(reports)
-    if groups and facts.get("size", 1) == 1:
+    if groups and facts.get("size") == 1:
         facts["group"] = {
             "problem": "this is one rank alone. Start it as you start the job: mpirun -n 4 mpiplus info --job"
         }

@@ -14,7 +14,7 @@ _CONTEXT = 64
 
 
 class ConvolutionalNetwork(nn.Module):
-    """Three convolutions and two layers on colour images of 32 by 32: 1.2 million parameters.
+    """Three convolutions and two layers on colour images of 32 by 32: 1.1 million parameters.
 
     Without batch norm, whose buffers DDP would broadcast at every step.
     """
