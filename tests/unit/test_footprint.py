@@ -42,7 +42,8 @@ def test_between_hosts_each_has_its_own(shim) -> None:
     assert other.segment == 1 * of_one_rank.segment + 2 * from_elsewhere
     assert one.own == pytest.approx(other.own, abs=OF_MALLOC)
     assert one.own > 32 * KIB
-    assert one.later == other.later > 3 * MIB
+    assert one.later == pytest.approx(other.later, rel=0.01)
+    assert one.later > 3 * MIB
 
 
 def data_bytes() -> int:
