@@ -68,13 +68,15 @@ static void complete(mpp_op *op, int state) {
     atomic_store_explicit(&op->state, state, memory_order_release);
 }
 
-static int progress_all(void) {
-    int completions = 0;
+static int progress_all(void) { /* how many operations have become complete, or have moved data */
+    int advances = 0;
     mpp_op *previous = NULL;
     for (mpp_op *op = engine.active, *next; op; op = next) {
         next = op->next;
+        unsigned before = op->group->moves;
         int state = op->step(op);
         if (state == MPP_PENDING) {
+            advances += op->group->moves != before;
             previous = op;
             continue;
         }
@@ -82,10 +84,10 @@ static int progress_all(void) {
         else engine.active = next;
         if (engine.active_tail == op) engine.active_tail = previous;
         engine.count--;
-        completions++;
+        advances++;
         complete(op, state);
     }
-    return completions;
+    return advances;
 }
 
 /* ---- starting and waiting ---- */

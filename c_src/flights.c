@@ -99,6 +99,17 @@ static size_t flight_bytes(const mpp_channel *c, size_t ranks) {
     return sizeof(float) * (sent + 2 * received) + rounding;
 }
 
+static size_t parcels_of_flight(const mpp_channel *c, size_t ranks) { return ranks + 2 * (size_t)c->hosts->count; }
+
+size_t mpp_flights_to_take(const mpp_channel *c, size_t ranks) {
+    size_t bytes = 0;
+    for (int i = 0; c->hosts && i < c->ring; i++) {
+        if (!c->hosts->flights[i].parcels) bytes += parcels_of_flight(c, ranks) * sizeof(mpp_parcel);
+        if (!c->hosts->flights[i].memory) bytes += flight_bytes(c, ranks);
+    }
+    return bytes;
+}
+
 /* 0: there is no memory. */
 static int reserve(mpp_channel *c, size_t ranks) {
     mpp_hosts *h = c->hosts;
@@ -106,7 +117,7 @@ static int reserve(mpp_channel *c, size_t ranks) {
     for (int i = 0; i < c->ring; i++) {
         mpp_flight *f = &h->flights[i];
         f->room = room;
-        if (!f->parcels) f->parcels = calloc(ranks + 2 * (size_t)h->count, sizeof *f->parcels);
+        if (!f->parcels) f->parcels = calloc(parcels_of_flight(c, ranks), sizeof *f->parcels);
         if (!f->memory) f->memory = malloc(room);
         if (!f->parcels || !f->memory) return 0;
     }

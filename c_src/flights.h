@@ -21,6 +21,9 @@ int mpp_fly(shm_op *s, const mpp_route *route);
 /* Its data goes with the agreement about the call. */
 void mpp_ride(shm_op *s, const mpp_route *route, size_t payload);
 
+/* What the flights of a group of `ranks` will take with the first such operation; 0 once they have it. */
+size_t mpp_flights_to_take(const mpp_channel *c, size_t ranks);
+
 /* ---- for routes ---- */
 
 static inline mpp_channel *mpp_channel_of(const shm_op *s) { return s->op.group->channel; }

@@ -1,4 +1,5 @@
 /* Groups: made, aborted, closed and released. What a group consists of is everybody's; this is above all of them. */
+#include <malloc.h>
 #include <stdlib.h>
 
 #include "shm.h"
@@ -24,6 +25,14 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
 }
 
 int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
+
+/* Memory of this rank's own, beside the segment: what the group has taken, and what it will take later. */
+void mpp_group_bytes(uintptr_t handle, size_t *taken, size_t *later) {
+    mpp_group *g = (mpp_group *)handle;
+    *taken = *later = 0;
+    if (g->channel) mpp_channel_bytes(g->channel, (size_t)g->size, taken, later);
+    *taken += malloc_usable_size(g);
+}
 
 /* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
  * those that MPI has begun stay active until MPI lets go of them. */

@@ -11,6 +11,7 @@
  */
 #include "hosts.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -200,18 +201,32 @@ const mpp_opinion *mpp_agree(shm_op *s) {
 
 /* ---- the shape of a group ---- */
 
-void mpp_hosts_free(mpp_hosts *h) {
-    if (!h) return;
+/* Shows all memory that there is, the hosts themselves at last. */
+static void each_block(mpp_hosts *h, void (*show)(void *block, size_t *bytes), size_t *bytes) {
+    void *blocks[] = {h->tables, h->mine, h->theirs, h->sent, h->calls};
     for (int i = 0; i < MAX_RING; i++) {
-        free(h->flights[i].parcels);
-        free(h->flights[i].memory);
+        show(h->flights[i].parcels, bytes);
+        show(h->flights[i].memory, bytes);
     }
-    free(h->tables);
-    free(h->mine);
-    free(h->theirs);
-    free(h->sent);
-    free(h->calls);
-    free(h);
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) show(blocks[i], bytes);
+    show(h, bytes);
+}
+
+static void release(void *block, size_t *bytes) {
+    (void)bytes;
+    free(block);
+}
+
+void mpp_hosts_free(mpp_hosts *h) {
+    if (h) each_block(h, release, NULL);
+}
+
+static void count(void *block, size_t *bytes) { *bytes += malloc_usable_size(block); }
+
+size_t mpp_hosts_bytes(mpp_hosts *h) {
+    size_t bytes = 0;
+    if (h) each_block(h, count, &bytes);
+    return bytes;
 }
 
 static void find_places(mpp_hosts *h, int ranks, const int *host_of) {

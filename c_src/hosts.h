@@ -58,6 +58,7 @@ static inline int mpp_part_count(const mpp_hosts *h, int host) { return h->first
 static inline int mpp_leader_of(const mpp_hosts *h, int host) { return h->members[h->first[host]]; }
 
 void mpp_hosts_free(mpp_hosts *hosts);
+size_t mpp_hosts_bytes(mpp_hosts *hosts); /* of memory, the flights' included as far as they have some */
 
 /* Under the lock. All set a failure of `s`, if MPI has one. */
 void mpp_dispatch(shm_op *s, mpp_parcel *p, const void *buffer, size_t bytes, int peer, int tag);

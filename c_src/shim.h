@@ -77,6 +77,7 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
                      int reproducible);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
+void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);
 int mpp_group_close(uintptr_t group);

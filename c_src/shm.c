@@ -28,6 +28,7 @@
  */
 #include "shm.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,6 +103,12 @@ void mpp_channel_free(mpp_channel *c) {
     free(c->factors);
     mpp_hosts_free(c->hosts);
     free(c);
+}
+
+void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
+    *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
+    *taken += mpp_hosts_bytes(c->hosts);
+    *later = mpp_flights_to_take(c, ranks);
 }
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */

@@ -100,6 +100,8 @@ struct mpp_channel {
 /* ---- for whoever has an operation to do over shared memory ---- */
 
 void mpp_channel_free(mpp_channel *channel);
+/* Memory of this rank's own that it has taken, and that it will take with its first long operation between hosts. */
+void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);
 /* An operation that an exchange steps before it begins, and owns: it is done if all ranks exchange what they expect of
  * each other. Takes the exchange's place in the order. NULL: no memory. */
 mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);

@@ -46,6 +46,21 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
     ]
 
 
+def test_what_a_group_costs(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
+    """`mpiplus info --job` looks at each host; what the group then says of itself is the same."""
+    environment = {**environment, "MPIPLUS_SHM": "1"}
+    command = on_both(two_hosts, installation, ["-m", "torchmpi_plugin.cli", "info", "--job"])
+    code, output = run_limited(command, environment, 120)
+    assert code == 0, output
+    assert "a group of all  shared memory, and messages of our own between hosts" in output
+    told = re.findall(r"(node\d): (\S+ .iB) of /dev/shm \(.*\); .* for each rank, and (\S+ .iB) more", output)
+    assert [host for host, *_ in told] == ["node1", "node2"]
+    code, output = run_limited(on_both(two_hosts, installation, [str(SCRIPTS / "logged.py")]), environment, 120)
+    assert code == 0, output
+    logged = re.findall(r"logged: .*rank \d of 4 on 2 host\(s\).*: (\S+ .iB) of /dev/shm.*, and (\S+ .iB) more", output)
+    assert logged == [tuple(sizes) for _, *sizes in told] * 2
+
+
 def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """torch looks up names for its log: nobody waits for that, on one host or several."""
     two_hosts.silence_names()

@@ -30,6 +30,24 @@ def test_under_a_launcher(job: Job) -> None:
     outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "all 3 pair.* can").says_not("Traceback")
 
 
+def test_what_a_group_costs(job: Job) -> None:
+    """For the layout of the job that it is started in, and the way that its variables choose."""
+    command = job.installation.command(2, [*MPIPLUS_MODULE, "info", "--job", "--json"])
+    shared, asked = {"MPIPLUS_SHM": "1"}, {"MPIPLUS_SHM": "1", "MPIPLUS_COLLECTIVES": "mpi"}
+    (place,) = json.loads(ended(job._run(command, shared), 0).stdout)["group"]["nodes"]
+    assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
+    assert 0 < place["rank_bytes"] < 4 << 10
+    assert place["rank_bytes_later"] == 0
+    found = json.loads(ended(job._run(command, asked), 0).stdout)
+    assert found["group"] == {"path": "MPI's collectives", "nodes": []}
+
+
+def test_what_a_group_costs_is_asked_of_the_job(job: Job) -> None:
+    ended(mpiplus(job, "info", "--job"), 0).says("note: .*one rank alone.*mpirun -n 4 mpiplus info --job")
+    command = job.installation.command(2, [*MPIPLUS_MODULE, "info"])
+    ended(job._run(command, None), 0).says("all 1 pair").says_not("a group of all")
+
+
 def test_under_mpiplus_run(job: Job) -> None:
     outcome = ended(mpiplus(job, "run", "-n", 2, "-m", "torchmpi_plugin.cli", "info", "--json"), 0)
     facts = json.loads(outcome.stdout.replace("[rank 0] ", ""))

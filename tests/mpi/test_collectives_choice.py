@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.communicator import communicator, tuning
+from torchmpi_plugin.communicator import communicator, shared_memory, tuning
 from torchmpi_plugin.communicator.tuning import Tuning
 from torchmpi_plugin.communicator.wishes import Wishes
 from torchmpi_plugin.host import node
@@ -53,7 +53,7 @@ def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
 @pytest.mark.parametrize("wanted", ["auto", "own"])
 def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
     monkeypatch.setenv("MPIPLUS_SHM", "1")
-    monkeypatch.setattr(communicator, "MOST_NODES", 1)
+    monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
 
@@ -63,7 +63,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
     """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
     monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
-    monkeypatch.setattr(communicator, "MOST_NODES", 1)
+    monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))

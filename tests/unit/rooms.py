@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tensors": ("settings", "torch_internals", "host"),
     "mpi": ("errors", "settings", "host", "tensors"),
     "store": ("errors", "names", "host", "mpi"),
-    "communicator": ("errors", "names", "settings", "host", "tensors", "mpi", "store"),
+    "communicator": ("errors", "names", "settings", "host", "mpi", "store"),
     "engine": ("errors", "torch_internals", "tensors", "mpi"),
     "diagnosis": ("errors", "names", "settings", "torch_internals", "host", "tensors", "store", "engine"),
     "group": (
@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dist": ("errors", "names", "host"),
     "launch": ("errors", "host", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "host"),
-    "cli": ("options", "settings", "host", "mpi", "communicator.tuning", "jobs"),
+    "cli": ("options", "settings", "host", "mpi", "communicator", "jobs"),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
 }
 

@@ -52,6 +52,11 @@ def node(ranks: list[int], cores: int = 4, bound: bool = False) -> dict:
     return {"host": "h1", "ranks": ranks, "cores": cores, "cores_per_rank": 1 if bound else cores, "bound": bound}
 
 
+def cost(free: int, later: int = 0) -> dict:
+    sizes = {"segment_bytes": 16 << 20, "rank_bytes": 50 << 10, "rank_bytes_later": later}
+    return {"host": "h1", "free_bytes": free, **sizes}
+
+
 def pair(one: int, other: int, *hosts: str) -> dict:
     return {"ranks": [one, other], "hosts": list(hosts or ("h1", "h2")), "why": "nothing came"}
 
@@ -81,6 +86,11 @@ def test_nothing_to_say() -> None:
             "note only 1 MiB are free in /dev/shm.*shm-size",
         ),
         (facts(host={**HOST, "shared_memory": {"usable": False, "why": "gone"}}), "note no shared memory .gone"),
+        (
+            facts(group={"path": "shared memory", "nodes": [cost(free=GIB), cost(free=4 << 20)]}),
+            "note a group of all ranks takes 16 MiB of /dev/shm on h1, where 4,096 KiB are free: .*--shm-size",
+        ),
+        (facts(group={"problem": "one rank alone"}), "note what a group costs is not known: one rank alone"),
     ],
 )
 def test_what_hurts_has_a_cure(found: dict, words: str) -> None:
@@ -177,6 +187,16 @@ def test_this_host() -> None:
     assert isinstance(found["cma"]["usable"], bool)
     assert found["cma"]["why"]
     assert host.versions()["torch"] != "not installed"
+
+
+def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    group = {"path": "shared memory", "nodes": [cost(GIB), cost(GIB, later=3 << 20)]}
+    found = facts(size=2, started_by="mpirun", variables={}, group=group)
+    assert "group" not in told(found)  # there is room for it
+    report.show({**found, "problems": []})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "h1: 16 MiB of /dev/shm (1,024 MiB free); 50 KiB for each rank h1:" in text
+    assert "50 KiB for each rank, and 3,072 KiB more from the first long collective on" in text
 
 
 def test_one_screen(capsys: pytest.CaptureFixture[str]) -> None:

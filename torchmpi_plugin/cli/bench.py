@@ -122,7 +122,13 @@ def _saying_what_is_wrong() -> Iterator[None]:
 @click.option("--raw/--no-raw", default=True, help="Measure plain MPI calls through mpi4py as well.")
 @click.option("--nonblocking/--no-nonblocking", default=True, help="And MPI's nonblocking calls.")
 @click.option("--front-end/--no-front-end", default=True, help="And torch's own part, on a group that does nothing.")
-@click.option("--repeats", metavar="N", type=click.IntRange(min=1), help="Turns of each contestant (11; quick: 5).")
+@click.option(
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Turns of each contestant (11; quick: 5; --train: 21, 7).",
+)
+@click.option("--train", is_flag=True, help="Train small networks instead: see above. About 80 s; --quick: 25 s.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -138,6 +144,7 @@ def bench(
     nonblocking: bool,
     front_end: bool,
     repeats: int | None,
+    train: bool,
 ) -> None:
     """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
 
@@ -145,7 +152,16 @@ def bench(
     all alike. A time is that of one call, on the slowest rank, and the median over the turns. The size is that of the
     whole of the data: what all_gather_into_tensor gives, what reduce_scatter_tensor takes. ping_pong is there and back.
     GB/s are the bus bandwidth of nccl-tests, to be compared with the plain messages that are measured first.
+
+    With --train a CNN and a transformer are trained with DistributedDataParallel, in float32 and bfloat16, on each
+    backend in turns; their losses must agree. "waiting" is the part of a step by which it is longer than a step alone,
+    in which DDP does all but communicate, and a barrier waits for slower ranks: for data, or for the core that
+    communication takes. "overlap" is the part of the all_reduce of all buckets, timed with nothing else to do, that a
+    step does not get longer by. Both are cut off at 0 and 1.
     """
+    if train:
+        _train(backends, quick, repeats, json_file)
+        return
     if tuning_file and any(context.get_parameter_source(name) is _COMMANDLINE for name in _CONTESTANTS):
         raise click.UsageError("--tune compares MPI's collectives with mpiplus's; it takes no other contestants")
     settings = Settings(
@@ -158,6 +174,18 @@ def bench(
         block_seconds=0.01 if quick else 0.02,
     )
     _run(settings, Files(json_file, plot_file, tuning_file))
+
+
+def _train(backends: Sequence[str], quick: bool, repeats: int | None, json_file: Path | None) -> None:
+    with _saying_what_is_wrong():
+        mpi_library.load()
+    from ..mpi import runtime
+    from . import training
+
+    training.refuse_what_is_not_for_training(click.get_current_context())
+    with _saying_what_is_wrong():
+        runtime.mpi()
+    training.run(backends, quick, repeats, json_file)
 
 
 def _run(settings: Settings, files: Files) -> None:

@@ -19,6 +19,7 @@ _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict e
 
 @click.command()
 @click.option("-v", "--verbose", is_flag=True, help="Print all variables, those that a launcher sets for itself too.")
+@click.option("--job", is_flag=True, help="Under mpirun, tell too what a group of all ranks costs in memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--timeout",
@@ -28,13 +29,13 @@ _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict e
     show_default=True,
     help="For everything that MPI is asked.",
 )
-def info(*, verbose: bool, as_json: bool, timeout: float) -> None:
+def info(*, verbose: bool, job: bool, as_json: bool, timeout: float) -> None:
     """Tell what MPI is here, and what is wrong with it.
 
     Under mpirun it also tells where the ranks are, and tries whether each rank can talk to each other one. The exit
     code is 1 if there is a problem that keeps jobs from working. Put the output into a bug report.
     """
-    facts = collect(timeout)
+    facts = collect(timeout, job)
     if facts["prints"]:
         del facts["prints"]
         if as_json:
@@ -47,8 +48,8 @@ def info(*, verbose: bool, as_json: bool, timeout: float) -> None:
     sys.exit(int(any(problem["serious"] for problem in facts["problems"])))
 
 
-def collect(seconds: float) -> dict[str, Any]:
-    """Find everything out, within a time."""
+def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
+    """Find everything out, within a time; with ``groups`` also what a group of all ranks costs."""
     from .survey import advice, host
     from .survey.report import nodes_of
     from .survey.worker import ask_mpi
@@ -57,11 +58,15 @@ def collect(seconds: float) -> dict[str, Any]:
     me = who_am_i(os.environ)
     facts: dict[str, Any] = {"versions": host.versions(), "host": host.describe()}
     facts["started_by"] = f"{launch.launcher}, {launch.size} ranks ({launch.variable})" if launch else ""
-    answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE)
+    answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE, groups)
     reports = answers.pop("reports", {})
     facts.update(answers)
     facts["mpi_error"] = error
     facts["nodes"] = nodes_of(reports)
+    if groups and facts.get("size") == 1:
+        facts["group"] = {
+            "problem": "this is one rank alone. Start it as you start the job: mpirun -n 4 mpiplus info --job"
+        }
     by_torchrun = launch is not None and launch.launcher == TORCHRUN
     rank = int(os.environ.get("RANK", "0")) if by_torchrun else me.rank if me is not None else facts.get("rank", 0)
     facts["prints"] = rank == 0

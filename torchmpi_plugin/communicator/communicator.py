@@ -16,7 +16,8 @@ from ..host import node, peers, shared_files
 from ..host.shared_files import Share
 from ..mpi import runtime
 from . import tuning
-from .shared_memory import SLOTS, Segment, create_file, slot_bytes
+from .footprint import Footprint, attach, of_group, path
+from .shared_memory import Segment, create_file, has_own_collectives, segment_size
 from .steps import Steps
 from .wishes import Wishes
 
@@ -24,9 +25,6 @@ log = logging.getLogger("torchmpi_plugin")
 
 # The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
 OWN_TAGS, WINDOW_TAGS = 1024, 2
-
-#: With more nodes MPI's algorithms take fewer messages than ours, which send to every node.
-MOST_NODES = 16
 
 
 class Member(NamedTuple):
@@ -84,7 +82,7 @@ class Communicator:
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
-            own = self._chosen(everybody[0], steps) == "own"
+            own = self._has_own_collectives(everybody[0], steps)
             offers = steps.take(lambda: self._make_group(everybody, own))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             if all(offers[first] is not None for first in firsts):
@@ -99,15 +97,14 @@ class Communicator:
         finally:
             self._close_file()
 
-    def _chosen(self, first: Member, steps: Steps) -> str:
-        """Whose collectives the group takes: as rank 0 was asked, or as its file says."""
-        if first.wishes.collectives != "auto":
-            return first.wishes.collectives
-        found = None
-        if first.tuning and self.node_count > 1:
+    def _has_own_collectives(self, first: Member, steps: Steps) -> bool:
+        """As rank 0 was asked, or as its file says."""
+        wanted = first.wishes.collectives
+        if wanted == "auto" and first.tuning and self.node_count > 1:
             is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
             found = steps.take(lambda: tuning.choice(first.tuning, self.node_count, vendor) if is_first else None)[0]
-        return found or ("own" if self.node_count <= MOST_NODES else "mpi")
+            wanted = found or wanted
+        return has_own_collectives(wanted, self.node_count)
 
     def _make_group(self, everybody: Sequence[Member], own: bool) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
@@ -130,7 +127,7 @@ class Communicator:
         if self.place.local_rank or not own:
             return None
         try:
-            length = self._segment_size()[0]
+            length, _ = segment_size(self._lib, self._places, self.place.local_size)
             self._descriptor = create_file(length)
         except OSError as error:
             self._do_without(error)
@@ -143,17 +140,12 @@ class Communicator:
                 f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
                 f"of MPI's own collectives are not"
             ) from error
-        log.info("mpiplus: no shared memory on this rank (%s); using MPI's own collectives", error)
+        log.info("mpiplus: no shared memory on this rank: %s", error)
 
     def _is_crowded(self, cpus: int) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
         Communicator._crowded = Communicator._crowded or self.place.local_size > cpus
         return Communicator._crowded
-
-    def _segment_size(self) -> tuple[int, int]:
-        """Of all of it, and of one slot, which is the same on all nodes."""
-        of_slot = slot_bytes(max(place.local_size for place in self._places))
-        return self._lib.mpp_segment_size(len(self._places), self.place.local_size, SLOTS, of_slot), of_slot
 
     def _map(self, pid: int, offered: Share | None) -> bool:
         """Whether this rank can have the file in its memory."""
@@ -172,11 +164,8 @@ class Communicator:
         if not is_shared:
             self._unmap()
         else:
-            node_ranks = [place.node_rank for place in self._places]
-            hosts = self._ffi.new("int[]", node_ranks) if self.node_count > 1 else self._ffi.NULL
-            memory = self._segment.address, SLOTS, self._segment_size()[1]
-            if self._lib.mpp_group_attach(self.handle, *memory, hosts, self.wishes.reproducible):
-                raise MemoryError("no memory for a group")
+            memory, here = self._segment.address, self.place.local_size
+            attach(self._lib, self._ffi, self.handle, memory, self._places, here, self.wishes.reproducible)
 
     def _unmap(self) -> None:
         if self._segment is not None:
@@ -193,6 +182,16 @@ class Communicator:
     def shares_memory(self) -> bool:
         """Whether the group's collectives go over shared memory."""
         return self._segment is not None
+
+    def describe(self) -> str:
+        """The group's shape and path in words."""
+        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} host(s)"
+        return f"{ranks}, {path(self.shares_memory, self.node_count)}"
+
+    @property
+    def footprint(self) -> Footprint:
+        """The memory that the group has taken; not while an operation is made."""
+        return of_group(self._lib, self._ffi, self.handle, self._segment.length if self._segment else 0)
 
     def free(self) -> bool:
         """Give everything back; False (and nothing freed) while an operation is unfinished.

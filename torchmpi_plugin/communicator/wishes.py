@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .. import settings
-from ..tensors import allocation
 
 
 class Wishes(NamedTuple):
@@ -26,7 +25,7 @@ def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
     Raises:
         ValueError: reproducible sums over collectives that can give none.
     """
-    shares = allocation.wanted()
+    shares = settings.SHM.value()
     wanted = (collectives or settings.COLLECTIVES.value()) if shares else "mpi"
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -20,6 +21,8 @@ from ..mpi import cuda_aware, runtime
 from ..options import Options
 from ..options import among as options_among
 from . import bootstrap, rendezvous, shutdown
+
+log = logging.getLogger("torchmpi_plugin")
 
 
 def _is_shared() -> bool:
@@ -100,6 +103,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     shutdown.install(engine.start())
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     world.remember(group)
+    log.info("mpiplus: %s: %s: %s", group.label, comm.describe(), comm.footprint)
     if is_world:
         flight_recorder.start(opts.group_rank)
         shutdown.read_settings()

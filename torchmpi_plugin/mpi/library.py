@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from . import library_alias
@@ -151,6 +153,22 @@ def describe(module: Any) -> Library:
         extension=module.__file__,
         pmix=hasattr(extension, "PMIx_Init"),
     )
+
+
+def import_shim(module: Any) -> ModuleType:
+    """The compiled shim for the kind of handle of ``mpi4py.MPI``; MPI's functions are not looked up by this.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    name = "_shim_ptr" if module._sizeof(module.Comm) == ctypes.sizeof(ctypes.c_void_p) else "_shim_int"
+    try:
+        return importlib.import_module(f"torchmpi_plugin.{name}")
+    except ImportError as error:
+        raise RuntimeError(
+            f"torchmpi-plugin was installed without its compiled part {name}, which {describe(module).name} needs "
+            f"({error}). Reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
+        ) from error
 
 
 def main() -> None:

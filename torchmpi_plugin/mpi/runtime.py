@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from ..host import launchers
@@ -216,7 +215,7 @@ def shim() -> Shim:
 @functools.cache
 def _load_shim(module: Any) -> Shim:
     size = module._sizeof(module.Comm)
-    extension = _import_shim("_shim_ptr" if size == ctypes.sizeof(ctypes.c_void_p) else "_shim_int", module)
+    extension = mpi_library.import_shim(module)
     lib, ffi = extension.lib, extension.ffi
     if lib.mpp_handle_size() != size:
         raise RuntimeError(
@@ -248,18 +247,6 @@ def leave_unfinalized() -> None:
     global _we_finalize  # noqa: PLW0603
     _we_finalize = False
     shim().lib.mpp_own_mpi(0)
-
-
-def _import_shim(name: str, module: Any) -> ModuleType:
-    import importlib
-
-    try:
-        return importlib.import_module(f"torchmpi_plugin.{name}")
-    except ImportError as error:
-        raise RuntimeError(
-            f"torchmpi-plugin was installed without its compiled part {name}, which {library_name(module)} needs "
-            f"({error}). Reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
-        ) from error
 
 
 def handle_of(thing: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...communicator.footprint import in_words
 from ...host.launchers import Launch
 from ...mpi import launcher_fit
 from ...mpi.library import Library
@@ -34,6 +35,7 @@ def advise(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping
         *_start(facts, environment),
         *_cores(facts, environment),
         *_memory(facts),
+        *_group(facts),
     ]
     return sorted(found, key=lambda advice: not advice.serious)
 
@@ -174,3 +176,19 @@ def _memory(facts: Mapping[str, Any]) -> list[Advice]:
             )
         )
     return found
+
+
+def _group(facts: Mapping[str, Any]) -> list[Advice]:
+    group = facts.get("group", {})
+    if "problem" in group:
+        return [Advice(f"what a group costs is not known: {group['problem']}", False)]
+    short = [place for place in group.get("nodes", []) if place["free_bytes"] < place["segment_bytes"]]
+    return [
+        Advice(
+            f"a group of all ranks takes {in_words(place['segment_bytes'])} of /dev/shm on {place['host']}, where "
+            f"{in_words(place['free_bytes'])} are free: the group will have MPI's collectives. Docker: --shm-size=1g; "
+            f"Kubernetes: an emptyDir with medium: Memory",
+            False,
+        )
+        for place in short[:1]
+    ]

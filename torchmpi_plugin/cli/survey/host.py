@@ -89,12 +89,13 @@ def describe() -> dict[str, Any]:
         "cores": len(node.cores(cpus)),
         "hardware_threads": len(cpus),
         "hardware_threads_of_host": os.cpu_count(),
-        "shared_memory": _shared_memory(),
+        "shared_memory": shared_memory(),
         "cma": _cma(),
     }
 
 
-def _shared_memory() -> dict[str, Any]:
+def shared_memory() -> dict[str, Any]:
+    """The file system that groups have their segments in."""
     try:
         size = os.statvfs("/dev/shm")
     except OSError as error:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...communicator.footprint import in_words
 from ...mpi.library import Library
 from .host import of_launcher
 
@@ -113,6 +114,21 @@ def _job_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "talking", f"{bad} of {pairs} pairs of ranks cannot" if bad else f"all {pairs} pair(s) of ranks can"
 
 
+def _group_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    group = facts.get("group", {})
+    if "path" not in group:
+        return
+    yield "a group of all", f"{group['path']}; each further group costs as much for its ranks"
+    for place in group["nodes"][:_SHOWN_NODES]:
+        segment, free = in_words(place["segment_bytes"]), in_words(place["free_bytes"])
+        later = place["rank_bytes_later"]
+        more = f", and {in_words(later)} more from the first long collective on" if later else ""
+        own = f"{in_words(place['rank_bytes'])} for each rank{more}"
+        yield "", f"{place['host']}: {segment} of /dev/shm ({free} free); {own}"
+    if len(group["nodes"]) > _SHOWN_NODES:
+        yield "", f"and {len(group['nodes']) - _SHOWN_NODES} more"
+
+
 def _variable_rows(facts: Mapping[str, Any], verbose: bool) -> Iterator[tuple[str, str]]:
     shown = {name: value for name, value in facts["variables"].items() if verbose or not of_launcher(name)}
     lines = [f"{name}={value}" for name, value in shown.items()]
@@ -131,7 +147,7 @@ def show(facts: Mapping[str, Any], verbose: bool = False) -> None:
     table.add_column(overflow="fold")
     for name, value in facts["versions"].items():
         table.add_row(name, Text(value))
-    about = (_mpi_rows(facts), _launcher_rows(facts), _host_rows(facts), _job_rows(facts))
+    about = (_mpi_rows(facts), _launcher_rows(facts), _host_rows(facts), _job_rows(facts), _group_rows(facts))
     for name, value in itertools.chain(*about, _variable_rows(facts, verbose)):
         table.add_row(name, Text(value))
     console.print("mpiplus info", table)

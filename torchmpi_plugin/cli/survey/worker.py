@@ -15,18 +15,20 @@ from ...host import node
 from ...host.python import python_command
 from ...mpi import launcher_fit
 from ...mpi import library as mpi_library
-from . import library
+from . import group, library
 from .pairs import Talk, failed_pairs
 
+_GROUPS = "groups"
 _WORK = "from torchmpi_plugin.cli.survey.worker import main; main()"
 
 
-def ask_mpi(seconds: float, pair_seconds: float) -> tuple[dict[str, Any], str]:
+def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str, Any], str]:
     """Call MPI in a process of its own, which under a launcher becomes this rank.
 
     Args:
         seconds: for everything together.
         pair_seconds: for the slowest pair of ranks.
+        groups: whether to find out what a group of all ranks costs.
 
     Returns:
         What the process found out before it ended or had to be stopped, and why that was not everything; empty if
@@ -34,7 +36,7 @@ def ask_mpi(seconds: float, pair_seconds: float) -> tuple[dict[str, Any], str]:
     """
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    command = python_command(_WORK, str(write), str(pair_seconds))
+    command = python_command(_WORK, str(write), str(pair_seconds), *([_GROUPS] if groups else []))
     # Its prints must not get into the report; it must inherit PMI_FD.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, close_fds=False)
     os.close(write)
@@ -80,7 +82,7 @@ def main() -> None:
         os.write(write, json.dumps(facts).encode() + b"\n")
 
     try:
-        good = _call_mpi(tell, pair_seconds)
+        good = _call_mpi(tell, pair_seconds, _GROUPS in sys.argv)
     except Exception as error:
         tell(error=str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
         os._exit(1)
@@ -88,7 +90,7 @@ def main() -> None:
         os._exit(0)  # not by way of MPI's own exit handlers, which would wait for ranks that cannot be reached
 
 
-def _call_mpi(tell: Any, pair_seconds: float) -> bool:
+def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
     tell(stage="loading the MPI library")
     mpi = mpi_library.load()
     found = mpi_library.describe(mpi)
@@ -100,7 +102,7 @@ def _call_mpi(tell: Any, pair_seconds: float) -> bool:
     good = True
     if mpi.COMM_WORLD.Get_size() > 1:
         tell(stage="the exchange between all pairs of ranks")
-        good = _meet(mpi, tell, pair_seconds)
+        good = _meet(mpi, tell, pair_seconds, groups)
     tell(met=good)
     if good:
         tell(stage="MPI_Finalize")
@@ -108,15 +110,19 @@ def _call_mpi(tell: Any, pair_seconds: float) -> bool:
     return good
 
 
-def _meet(module: Any, tell: Any, pair_seconds: float) -> bool:
+def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:
     talk = Talk(module, pair_seconds)
     failed = talk.try_all()
     host = os.uname().nodename
     cpus = sorted(os.sched_getaffinity(0))
     about = {"host": host, "node": node.identity(), "cpus": cpus, "cores": node.cores(cpus), "all": os.cpu_count()}
+    if groups:
+        about |= group.own_report()
     reports = talk.gather({**about, "failed": {str(peer): why for peer, why in failed.items()}})
     if talk.rank == 0:
         bad = failed_pairs(reports, talk.size)
         tell(reports={str(rank): report for rank, report in reports.items()}, failed_pairs=bad)
+        if groups and len(reports) == talk.size:
+            tell(group=group.cost(module, reports))
         return talk.agree(not bad)
     return talk.agree(True)

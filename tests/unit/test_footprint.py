@@ -1,0 +1,127 @@
+"""What a group costs in memory, told without making it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+
+from torchmpi_plugin.cli.survey import group
+from torchmpi_plugin.communicator import footprint, shared_memory
+from torchmpi_plugin.host import node
+
+KIB, MIB = 1 << 10, 1 << 20
+#: malloc gives a few bytes more here than there.
+OF_MALLOC = 512
+
+
+@pytest.fixture(params=["_shim_int", "_shim_ptr"])
+def shim(request):
+    return importlib.import_module(f"torchmpi_plugin.{request.param}")
+
+
+def cost(shim, *hosts: str) -> list[footprint.Footprint]:
+    return footprint.of_layout(shim.lib, shim.ffi, node.places(hosts))
+
+
+def test_on_one_host(shim) -> None:
+    """As the documentation says: 257 KiB for each rank."""
+    (found,) = cost(shim, "a", "a", "a")
+    assert 256 * KIB < found.segment / 3 < 257 * KIB
+    assert 0 < found.own < 4 * KIB
+    assert found.later == 0
+
+
+def test_between_hosts_each_has_its_own(shim) -> None:
+    one, other = cost(shim, "a", "b", "a")
+    (of_one_rank,) = cost(shim, "a")
+    from_elsewhere = shared_memory.SLOTS * 64 * KIB
+    assert one.segment == 2 * of_one_rank.segment + 1 * from_elsewhere
+    assert other.segment == 1 * of_one_rank.segment + 2 * from_elsewhere
+    assert one.own == pytest.approx(other.own, abs=OF_MALLOC)
+    assert one.own > 32 * KIB
+    assert one.later == pytest.approx(other.later, rel=0.01)
+    assert one.later > 3 * MIB
+
+
+def data_bytes() -> int:
+    """This process's memory, whether it has been touched or not."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_is_thought_of_is_given_back(shim) -> None:
+    hosts = [f"host {rank % 5}" for rank in range(8)]
+    (first, *_) = cost(shim, *hosts)
+    before = data_bytes()
+    for _ in range(200):
+        cost(shim, *hosts)
+    assert data_bytes() - before < 50 * first.own
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [(0, "1 KiB"), (257 * KIB, "257 KiB"), (3 * MIB, "3,072 KiB"), (64 * MIB, "64 MiB"), (24 << 30, "24 GiB")],
+)
+def test_in_words(length: int, words: str) -> None:
+    assert footprint.in_words(length) == words
+
+
+def test_every_part_is_told() -> None:
+    assert str(footprint.Footprint(514 * KIB, 50 * KIB, 0)) == (
+        "514 KiB of /dev/shm for the ranks of this host, 50 KiB for this rank"
+    )
+    assert str(footprint.Footprint(0, 200, 2 * MIB)) == (
+        "no /dev/shm, 1 KiB for this rank, and 2,048 KiB more from the first long collective on"
+    )
+
+
+class Module:
+    """Of ``mpi4py.MPI`` what tells the kind of its handles."""
+
+    Comm = object
+
+    @staticmethod
+    def _sizeof(_: object) -> int:
+        return 8
+
+
+def report(host: str, wants: str = "auto", problem: str = "") -> dict:
+    return {
+        "host": host,
+        "node": f"{host} boot",
+        "wishes": {"collectives": wants, "reproducible": False},
+        "problem": problem,
+        "free_bytes": 5,
+    }
+
+
+def test_what_info_makes_of_it() -> None:
+    found = group.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
+    assert found["path"] == "shared memory, and messages of our own between hosts"
+    assert [place["host"] for place in found["nodes"]] == ["a", "b"]
+    assert [place["free_bytes"] for place in found["nodes"]] == [5, 5]
+    assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]
+
+
+@pytest.mark.parametrize(("wants", "hosts"), [("mpi", 1), ("auto", 17)])
+def test_mpis_collectives_cost_nothing(wants: str, hosts: int) -> None:
+    found = group.cost(Module, {rank: report(f"h{rank}", wants) for rank in range(hosts)})
+    assert found == {"path": "MPI's collectives", "nodes": []}
+
+
+def test_a_rank_whose_variable_is_wrong() -> None:
+    assert group.cost(Module, {0: report("a"), 1: report("a", "", "no such word")}) == {"problem": "no such word"}
+
+
+def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
+    told = group.own_report()
+    assert (told["wishes"], told["problem"]) == ({"collectives": "own", "reproducible": False}, "")
+    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    assert group.own_report()["wishes"]["collectives"] == "mpi"
+    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
+    assert "MPIPLUS_COLLECTIVES" in group.own_report()["problem"]

@@ -1,0 +1,89 @@
+"""What a group costs in memory: as the C code has taken it, also for a group that is only thought of.
+
+Imports neither torch nor MPI, so that ``mpiplus info`` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..host.node import Place
+from .shared_memory import SLOTS, segment_size
+
+
+class Footprint(NamedTuple):
+    """Bytes of memory.
+
+    Attributes:
+        segment: in /dev/shm, of all ranks on a node together; 0 where the group has MPI's collectives.
+        own: of one rank's own, from the beginning.
+        later: of one rank's own, from its first long operation between nodes on.
+    """
+
+    segment: int
+    own: int
+    later: int
+
+    def __str__(self) -> str:
+        segment = f"{in_words(self.segment)} of /dev/shm for the ranks of this host" if self.segment else "no /dev/shm"
+        later = f", and {in_words(self.later)} more from the first long collective on" if self.later else ""
+        return f"{segment}, {in_words(self.own)} for this rank{later}"
+
+
+def in_words(length: int) -> str:
+    """A number of bytes with its unit."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if length >= 10 * unit:
+            return f"{length / unit:,.0f} {name}"
+    return f"{max(1, round(length / 1024)):,} KiB"
+
+
+def path(shares_memory: bool, nodes: int) -> str:
+    """How a group's collectives go, in words."""
+    if not shares_memory:
+        return "MPI's collectives"
+    return "shared memory" + (", and messages of our own between hosts" if nodes > 1 else "")
+
+
+def attach(
+    lib: Any, ffi: Any, group: int, address: int, places: Sequence[Place], here: int, reproducible: bool
+) -> None:
+    """Give a C group the segment of its node, on which ``here`` of its ranks are.
+
+    Raises:
+        MemoryError: there is no memory for what belongs to it.
+    """
+    numbers = [place.node_rank for place in places]
+    hosts = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here)[1], hosts, reproducible):
+        raise MemoryError("no memory for a group")
+
+
+def of_group(lib: Any, ffi: Any, group: int, segment: int) -> Footprint:
+    """That of a C group with so many bytes of shared memory."""
+    own, later = ffi.new("size_t *"), ffi.new("size_t *")
+    lib.mpp_group_bytes(group, own, later)
+    return Footprint(segment, own[0], later[0])
+
+
+def of_layout(lib: Any, ffi: Any, places: Sequence[Place], reproducible: bool = False) -> list[Footprint]:
+    """That of a group with shared memory and ranks in these places, by node: made without its segment, and given back.
+
+    Raises:
+        MemoryError: there is no memory for it.
+    """
+    nowhere = ffi.new("char[]", 1)  # nobody writes to a segment before the first operation
+    found = []
+    for rank, place in enumerate(places):
+        if place.local_rank:
+            continue
+        group = lib.mpp_group_new(0, rank, len(places), 0, 1 << 10, 0)
+        if not group:
+            raise MemoryError("no memory for a group")
+        try:
+            attach(lib, ffi, group, int(ffi.cast("uintptr_t", nowhere)), places, place.local_size, reproducible)
+            found.append(of_group(lib, ffi, group, segment_size(lib, places, place.local_size)[0]))
+        finally:
+            lib.mpp_group_release(group)
+    return found
