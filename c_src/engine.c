@@ -91,8 +91,6 @@ static int progress_all(void) { /* how many operations have become complete, or 
     return advances;
 }
 
-/* ---- starting and waiting ---- */
-
 /* ---- operations that Python has not got hold of yet ----
  *
  * An exception (Ctrl-C, say) may reach Python between the return of a function here and the next instruction, and
@@ -337,9 +335,8 @@ static void *progress_thread(void *unused) {
         }
         quiet = 0;
         idle = worked ? 0 : idle + 1;
-        /* The user's own computation wants this core: poll briskly only while something moves. Asleep even then: to a
-         * thread that yields, Linux comes back after a whole time slice of the computation, to one that wakes at once.
-         */
+        /* The user's own computation wants this core: poll briskly only while something moves, and sleep even then. Who
+         * yields is back after a whole time slice of the computation, who wakes up at once. */
         nap(idle < 50 ? 2000 : idle < 200 ? 20000 : MAX_NAP_NS);
     }
     return NULL;
