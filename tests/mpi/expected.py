@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def _reduced_bools(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tenso
 
 
 def _reduced_floats(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
-    """Accumulates in float32 (float64 for itself) and rounds once."""
+    """Accumulates in float32 (float64 for itself), as a balanced tree over the ranks, and rounds once."""
     dtype = tensors[0].dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     values = [tensor.to(wide) for tensor in tensors]
@@ -60,8 +60,16 @@ def _reduced_floats(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tens
         "MIN": torch.minimum,
         "MAX": torch.maximum,
     }.get(op_name, torch.add)
-    result = functools.reduce(combine, values)
+    result = _tree(combine, values)
     return (result / len(tensors) if op_name == "AVG" else result).to(dtype)
+
+
+def _tree(combine: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The first half is as large a power of two as leaves something for the second."""
+    if len(values) == 1:
+        return values[0]
+    half = 1 << (len(values) - 1).bit_length() - 1
+    return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
 
 
 def _reduced_integers(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:

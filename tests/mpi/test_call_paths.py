@@ -168,7 +168,7 @@ def test_errors_are_the_same(all_groups, call: tuple[str, int, dict[int, Any]]) 
     with through_python(group):
         expected = outcome(function, arguments)
     assert outcome(function, arguments) == expected
-    assert expected[0] is not type(None)
+    assert RANKS == 1 or expected[0] is not type(None)  # alone, one wrong list may fit another
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

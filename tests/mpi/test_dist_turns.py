@@ -169,14 +169,14 @@ def test_barrier(talk: Talk) -> None:
 
 @pytest.mark.parametrize("family", ["world", "without rank 0", "gloo without rank 0"])
 def test_a_barrier_in_vain_names_the_missing(talk: Talk) -> None:
-    for missing in talk.ranks:
+    for missing in sorted({talk.ranks[0], talk.ranks[-1]}):
         if talk.rank == missing:
-            time.sleep(0.4)
+            time.sleep(2.5)
         elif talk.size > 1:
             with pytest.raises(
                 dist.DistBackendError, match=rf"barrier: rank {talk.rank} gave up.*: rank {missing} did"
             ):
-                helpers.barrier(talk.group, timeout=0.2)
+                helpers.barrier(talk.group, timeout=1.5)
         if talk.rank == missing and talk.size > 1:  # it comes late, and finds nobody
             helpers.barrier(talk.group, timeout=20)
         helpers.barrier(talk.group, timeout=groups.GROUP_TIMEOUT)
