@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from job_runs import GRACE, Job
+from job_runs import GRACE, SCRIPTS, Job
 
 SHARED = Path("/dev/shm")
+#: Within how many seconds of a rank's end the job ends; generous, the machine may be busy.
+SOON = 30
 
 
 @pytest.mark.parametrize("where", ["process", "group", "attach"])
@@ -28,6 +30,17 @@ def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     # A thread never comes back from MPI, which is not finalised then: for Open MPI's launcher that is a failure.
     assert outcome.code == 0 or where == "MPI", outcome.output
     assert outcome.stdout.count("] end\n") == 3
+
+
+@pytest.mark.parametrize("where", ["door", "MPI", "steps"])
+def test_a_rank_that_vanishes(job: Job, where: str) -> None:
+    """The others need not wait for the timeout, which is half an hour where new_group() is given none."""
+    if job.installation.vendor == "Open MPI":
+        outcome = job.surviving(3, SCRIPTS / "creation.py", "vanishes", where).came_to_an_end()
+    else:
+        outcome = job.torchrun(3, "creation.py", "vanishes", where).came_to_an_end()
+    outcome.says(r"\[0\] end", r"\[2\] end").says_not("Traceback", "Segmentation", r"\[1\] end")
+    outcome.within(SOON, since=job.directory / "vanishes")
 
 
 def test_a_rank_that_is_killed_leaves_no_shared_memory(job: Job) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from job_runs import SCRIPTS, Job, run_process
+from job_runs import SCRIPTS, Job
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 #: Within how many seconds of a rank's end the job ends, which is nobody's timeout; generous, the machine may be busy.
@@ -72,9 +72,7 @@ def test_a_rank_that_vanishes(job: Job, how: str) -> None:
 def test_a_rank_that_dies_halfway(job: Job) -> None:
     """It has come, which the others see, and its data has not: under launchers that leave the others alone."""
     if job.installation.vendor == "Open MPI":
-        command = job.installation.command(3, [str(SCRIPTS / "diagnosis.py"), "vanishes", "killed", "halfway"])
-        command[1:1] = ["--with-ft", "ulfm"]
-        outcome = run_process(command, job.installation.full_environment(), job.directory, grace=SOON)
+        outcome = job.surviving(3, SCRIPTS / "diagnosis.py", "vanishes", "killed", "halfway", grace=SOON)
         outcome.came_to_an_end()
     else:
         outcome = job.torchrun(3, "diagnosis.py", "vanishes", "_exit(0)", "halfway").failed()

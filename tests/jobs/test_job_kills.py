@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job_runs import Job, run_process
+from job_runs import Job
 
 PROGRAMS = Path(__file__).parents[1] / "soak" / "programs.py"
 #: From the death to the end of the job, also on a busy machine. What docs/usage.md calls "within seconds".
@@ -45,13 +45,9 @@ def test_survivors_say_why(job: Job, shared_memory: str, victim: int) -> None:
 
     With ULFM it ends before them all, and in about one run of ten with exit code 0: neither is ours to change.
     """
-    if job.installation.vendor != "Open MPI":
-        pytest.skip(f"the launcher of {job.installation.vendor} ends the job")
     before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
-    command = job.installation.command(3, [str(PROGRAMS), "600", str(seed), str(victim), str(at)])
-    command[1:1] = ["--with-ft", "ulfm"]
-    environment = {**job.installation.full_environment(), "MPIPLUS_SHM": shared_memory}
-    outcome = run_process(command, environment, job.directory, grace=BOUND)
+    arguments, environment = (600, seed, victim, at), {"MPIPLUS_SHM": shared_memory}
+    outcome = job.surviving(3, PROGRAMS, *arguments, environment=environment, grace=BOUND)
     outcome.came_to_an_end().says("has ended without a word|has died|which left this group|ends the job")
     outcome.within(BOUND + at + 30)
     outcome.says_not("Segmentation", "Fatal Python error")

@@ -15,11 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs/examples/survive.py"
 
 
 def with_ulfm(job: Job, ranks: int, script: Path, *arguments: str, **environment: str) -> Outcome:
-    if job.installation.vendor != "Open MPI":
-        pytest.skip(f"{job.installation.vendor} has no ULFM")
-    command = job.installation.command(ranks, [str(script), *arguments])
-    command[1:1] = ["--with-ft", "ulfm"]
-    outcome = run_process(command, {**job.installation.full_environment(), **environment}, job.directory)
+    outcome = job.surviving(ranks, script, *arguments, environment=environment)
     if outcome.code != 0 or outcome.survivors:
         outcome.problem(f"the survivors did not go on; left running: {outcome.survivors}")
     return outcome

@@ -168,10 +168,10 @@ OPERATIONS: dict[str, Callable[[Stream, Any, int, bool], Wait]] = {
 }
 
 
-def make_groups() -> list[list[Any]]:
+def make_groups(timeout: timedelta) -> list[list[Any]]:
     """For each thread the world again, and some of the ranks; None where this one is not in a group."""
     others = list(range(1, dist.get_world_size()))
-    found = [[dist.new_group(None), dist.new_group(others)] for _ in range(THREADS)]
+    found = [[dist.new_group(ranks, timeout=timeout) for ranks in (None, others)] for _ in range(THREADS)]
     return [[None if group == dist.GroupMember.NON_GROUP_MEMBER else group for group in made] for made in found]
 
 
@@ -205,13 +205,14 @@ def main() -> int:
     seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     torch.set_num_threads(1)
     kills = len(sys.argv) > 4
-    # Who makes a group with a rank that has died, or waits for it across nodes, waits to the deadline.
-    dist.init_process_group("mpiplus", timeout=timedelta(seconds=15 if kills else 60))
+    # torch's barrier after new_group waits to the deadline for a rank that has died; so does who is on another node.
+    timeout = timedelta(seconds=15 if kills else 60)
+    dist.init_process_group("mpiplus", timeout=timeout)
     if kills and dist.get_rank() == int(sys.argv[3]):
         threading.Timer(float(sys.argv[4]), os.kill, (os.getpid(), signal.SIGKILL)).start()
     until, rounds, done, groups_made, problems = time.monotonic() + seconds, 0, Counter[str](), 0, []
     while goes_on(until) and not problems:
-        made = make_groups()  # new ones now and then: they too come and go
+        made = make_groups(timeout)  # new ones now and then: they too come and go
         streams = [Stream(index, groups, seed * 1000 + rounds) for index, groups in enumerate(made)]
         for _ in range(4):
             run_round(streams)

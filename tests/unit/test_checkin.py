@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from torchmpi_plugin.errors import DistBackendError
+from torchmpi_plugin.store import checkin
 from torchmpi_plugin.store.checkin import CheckIn
 
 SIZE = 5
@@ -53,6 +55,28 @@ def test_an_earlier_meeting_of_that_name_is_not_this_one() -> None:
     values = {rank: f"now, {rank}" for rank in range(1, SIZE)}
     assert all("gave up" in text for text in all_of(store, values, SHORT))
     assert all_of(store, {0: "now, 0", **values}) == [["now, 0", *values.values()]] * SIZE
+
+
+def test_who_has_ended_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr(checkin, "_FIRST_LOOK", 0.1)
+    gone = DistBackendError("the test: rank 3 has ended")
+    for rank in (0, 1):
+        start = time.monotonic()
+        with pytest.raises(DistBackendError, match="rank 3 has ended"):
+            CheckIn(dist.HashStore(), "test", rank, SIZE, lambda _: gone).gather("meeting", "", LONG, "the test")
+        assert time.monotonic() - start < LONG.total_seconds() / 2
+
+
+def test_who_has_come_and_ended_is_no_loss(monkeypatch) -> None:
+    """Its last message may arrive between a look at the store and one at its process."""
+    monkeypatch.setattr(checkin, "_FIRST_LOOK", 0.1)
+    store = dist.HashStore()
+
+    def look(_: str) -> DistBackendError:
+        CheckIn(store, "test", 1, 2).arrive("meeting", "of 1")
+        return DistBackendError("rank 1 has ended")
+
+    assert CheckIn(store, "test", 0, 2, look).gather("meeting", "of 0", LONG, "the test") == ["of 0", "of 1"]
 
 
 def test_nothing_is_left_of_a_meeting_that_is_forgotten() -> None:

@@ -11,7 +11,7 @@ from torch.distributed import Store
 
 from ..errors import DistBackendError
 from ..mpi import runtime
-from ..store.checkin import CheckIn
+from ..store.checkin import CheckIn, Look
 from .communicator import Communicator
 from .steps import Steps
 from .wishes import Wishes
@@ -26,6 +26,7 @@ def create(
     timeout: timedelta,
     compares: bool,
     wishes: Wishes,
+    look: Look | None,
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
@@ -40,6 +41,7 @@ def create(
         timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
         wishes: what else this rank was asked for. Those of rank 0 count.
+        look: whether a member has ended and will never come; None where they meet for the first time.
 
     Raises:
         DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
@@ -47,7 +49,7 @@ def create(
     # A store may outlive a group and see another of its name: these first keys are deleted before anybody
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
-    door = CheckIn(store, "create", rank, size)
+    door = CheckIn(store, "create", rank, size, look)
     mark = f"{base.Get_rank()} {secrets.token_hex(8)}"
     entries = [entry.split() for entry in door.gather("member", mark, timeout, doing)]
     members = [int(mpi_rank) for mpi_rank, _ in entries]
@@ -56,7 +58,7 @@ def create(
             f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
-    checkin = CheckIn(store, entries[0][1], rank, size)
+    checkin = CheckIn(store, entries[0][1], rank, size, look)
     steps = Steps(checkin, timeout, doing)
     comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step

@@ -17,6 +17,7 @@ from ..store.checkin import CheckIn
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.0002
+_LOOK_EVERY = 1.0
 _LATE_SECONDS = 1.0  # for the other ranks that wait to say so
 #: Requests that were given up, with the buffers that MPI may still use.
 _kept: list[Any] = []
@@ -50,7 +51,7 @@ class Steps:
             DistBackendError: not all ranks have made it in time.
         """
         try:
-            self.comm = runtime.within(max(0.0, self._until - time.monotonic()), call)
+            self.comm = runtime.within(max(0.0, self._until - time.monotonic()), call, self._look)
         except TimeoutError:
             self.broken = True
             raise DistBackendError(self._too_late()) from None
@@ -99,15 +100,23 @@ class Steps:
         return [bytes(everything[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
     def _wait(self, request: Any, buffers: tuple[Any, ...]) -> None:
+        look_at = time.monotonic() + _LOOK_EVERY
         try:
             while not self._is_complete(request):
                 if time.monotonic() > self._until:
                     raise DistBackendError(self._too_late())
+                if time.monotonic() > look_at:
+                    if (gone := self._look()) is not None:
+                        raise gone
+                    look_at = time.monotonic() + _LOOK_EVERY
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             self.broken = True
             _kept.append((request, buffers))
             raise
+
+    def _look(self) -> DistBackendError | None:
+        return self._checkin.look(self._doing) if self._checkin.look is not None else None
 
     @staticmethod
     def _is_complete(request: Any) -> bool:

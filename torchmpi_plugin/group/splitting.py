@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -71,8 +72,11 @@ class Splitting(Group):
 
     def _make_part(self, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:
         rank, wishes = ranks.index(self._rank), self._communicator.wishes  # what its options asked for, as torch has it
-        comm, checkin = membership.create(base, store, name, rank, len(ranks), timeout, comparison.wanted(), wishes)
         ranks_in_world = [self._global_ranks[rank] for rank in ranks]
+        look = functools.partial(world.gone, ranks_in_world)
+        comm, checkin = membership.create(
+            *(base, store, name, rank, len(ranks), timeout, comparison.wanted(), wishes, look)
+        )
         made = self._kind(comm, checkin, store, name, ranks_in_world, timeout)
         world.remember(made)
         if self.attach is not None:

@@ -6,15 +6,20 @@ A job's end, its questions and answers, and new groups go by the world.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from ..diagnosis import monitor
+from ..errors import DistBackendError, RankFailedError
+from ..host import peers
 from ..mpi import runtime
+from ..names import describe_ranks
 from ..store.checkin import CheckIn
 from .group import Group
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _base: Any = None
+_processes: dict[int, peers.Process | None] = {}  # of the world, by its ranks there
 #: Who has left the current world, or the one before; on a connection that outlives it.
 checkin: CheckIn | None = None
 
@@ -41,11 +46,25 @@ def base() -> Any:
 
 def adopt(group: Group) -> None:
     """``group`` is the world from now on; who leaves it leaves the job."""
-    global _base, checkin  # noqa: PLW0603
+    global _base, _processes, checkin  # noqa: PLW0603
     _base = group.communicator.base
+    _processes = {group.global_rank(rank): process for rank, process in enumerate(group.communicator.processes)}
     checkin = group.checkin.connected_anew()
     if group.size() > 1:
         monitor.start(group, group.get_group_store(), checkin.store)
+
+
+def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
+    """The error of whoever waits for ``ranks`` of the world, where one of them has ended."""
+    dead = [rank for rank in ranks if peers.has_ended(_processes.get(rank))]
+    if dead:
+        how = f"{'has' if len(dead) == 1 else 'have'} ended without a word: killed, out of memory, or os._exit()"
+        return RankFailedError(f"{doing}: {describe_ranks(dead)} of the world {how}", ranks=dead)
+    departed = checkin.departed() if checkin is not None else {}
+    left = [rank for index, rank in enumerate(_processes) if index in departed and rank in ranks]
+    if left:
+        return DistBackendError(f"{doing}: {describe_ranks(left)} of the world left the job; look for what ended it")
+    return None
 
 
 def is_current(group: Group) -> bool:

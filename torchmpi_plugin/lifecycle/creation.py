@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import Any
@@ -97,6 +98,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         opts.timeout,
         comparison.wanted(),
         wished,
+        None if is_world else functools.partial(world.gone, ranks),
     )
     if is_world:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)

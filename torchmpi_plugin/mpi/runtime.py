@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +21,9 @@ from . import library as mpi_library
 log = logging.getLogger("torchmpi_plugin")
 
 T = TypeVar("T")
+
+#: Seconds between two looks at whether a call of MPI can still come back.
+_LOOK_EVERY = 1.0
 
 
 class Shim(NamedTuple):
@@ -171,13 +175,19 @@ def exclusive() -> Iterator[None]:
         lib.mpp_unlock()
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception | None] = lambda: None) -> T:
     """Make a blocking call of MPI that has no deadline.
 
     Below ``MPI_THREAD_MULTIPLE`` it has none here either: no other thread may call MPI then.
 
+    Args:
+        seconds: the deadline.
+        call: what to call.
+        look: asked every second why there is nothing to wait for any more.
+
     Raises:
         TimeoutError: it has not come back; its thread is left behind, and MPI cannot be finalised.
+        Exception: what ``look`` gave, likewise.
     """
     if mpi().Query_thread() != mpi().THREAD_MULTIPLE:
         with exclusive():
@@ -193,12 +203,15 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="mpiplus-mpi", daemon=True)
     thread.start()
-    thread.join(seconds)
+    until, gone = time.monotonic() + seconds, None
+    while thread.is_alive() and gone is None and time.monotonic() < until:
+        thread.join(min(_LOOK_EVERY, max(0.0, until - time.monotonic())))
+        gone = look() if thread.is_alive() else None
     if errors:
         raise errors[0]
     if not outcome:
         leave_unfinalized()
-        raise TimeoutError(f"MPI has not come back after {seconds:g} s")
+        raise gone or TimeoutError(f"MPI has not come back after {seconds:g} s")
     return outcome[0]
 
 

@@ -21,6 +21,12 @@ T = TypeVar("T")
 
 #: In place of a rank in a key: what rank 0 says of all.
 _ALL = "all"
+#: Seconds until the first look at whether the others still live, and between two; torch's store writes a warning about
+#: each wait that ends without its key, so as rarely as torch itself looks there.
+_FIRST_LOOK, _LOOK_EVERY = 3.0, 10.0
+
+#: Whether somebody will never come, whom who does this waits for: the error, or None.
+Look = Callable[[str], DistBackendError | None]
 
 
 def clone_of(store: Store) -> Store:
@@ -71,13 +77,15 @@ class CheckIn:
         store: the group's own prefix of torch's store.
         name: unique in the store over the life of the job, equal on all ranks.
         rank, size: this process in the group.
+        look: what whoever waits for the others asks now and then; None where nothing is known of them.
     """
 
-    def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
+    def __init__(self, store: Store, name: str, rank: int, size: int, look: Look | None = None) -> None:
         self._store = store
         self._prefix = f"mpiplus/{name}"
         self.rank = rank
         self.size = size
+        self.look = look
         self._barriers = 0
         self._asking: threading.Thread | None = None
 
@@ -124,23 +132,43 @@ class CheckIn:
             doing: what the user is waiting for, for the error message.
 
         Raises:
-            DistBackendError: some ranks did not come; the message names them.
+            DistBackendError: some ranks did not come, or will not; the message names them.
         """
         if self.size == 1:
             return [value]
         start = time.monotonic()
+        until = start + timeout.total_seconds()
         try:
             self.arrive(what, value)
             if self.rank == 0:
                 keys = [self._key(what, r) for r in range(self.size)]
-                self._store.wait(keys, timeout)
+                self._wait(keys, until, doing)
                 values = [item.decode() for item in self._read(keys)]
                 self._store.set(self._key(what, _ALL), json.dumps(values))
                 return values
-            self._store.wait([self._key(what, _ALL)], timeout)
-            return self._list_with(value, what, start + timeout.total_seconds())
+            self._wait([self._key(what, _ALL)], until, doing)
+            return self._list_with(value, what, until)
+        except DistBackendError:
+            raise
         except RuntimeError as error:  # DistStoreError and its relatives
             raise self._timed_out(what, doing, time.monotonic() - start, error) from error
+
+    def _wait(self, keys: list[str], until: float, doing: str) -> None:
+        """The store's wait in parts: one who has died meanwhile would be waited for to the deadline."""
+        length = _FIRST_LOOK if self.look is not None else float("inf")
+        while True:
+            begun = time.monotonic()
+            seconds = max(0.01, min(length, until - begun))  # under a millisecond is for ever
+            try:
+                return self._store.wait(keys, timedelta(seconds=seconds))
+            except RuntimeError:
+                now = time.monotonic()
+                if now >= until or now - begun < 0.9 * seconds:  # it is not the time that was up
+                    raise
+            gone = self.look(doing) if self.look is not None else None
+            if gone is not None and not self._store.check(keys):  # it may have come, and ended
+                raise gone
+            length = _LOOK_EVERY
 
     def _list_with(self, value: str, what: str, until: float) -> list[str]:
         """What rank 0 has said: not to a meeting of this name long ago, of which a store that outlived it may know."""

@@ -19,6 +19,7 @@ from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 from torchmpi_plugin.communicator import communicator, cuda_path, membership
 from torchmpi_plugin.mpi import runtime
+from torchmpi_plugin.store import checkin
 
 GUILTY = 1
 SHORT = timedelta(seconds=3)
@@ -89,6 +90,9 @@ STOPPED_IN = {
 }
 
 
+VANISHES_IN = {**STOPPED_IN, "door": (checkin.CheckIn, "arrive")}
+
+
 def stopped(where: str, directory: str) -> None:
     """The others do not wait for it for ever, and know whom they have waited for."""
     pids = runtime.mpi().COMM_WORLD.allgather(os.getpid())
@@ -117,6 +121,27 @@ def stopped(where: str, directory: str) -> None:
         check_works()
 
 
+def vanishes(where: str) -> None:
+    """The others are told soon that it will not come, and can go on."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    check_works()
+
+    def vanish(*_: object) -> None:
+        Path("vanishes").touch()  # in the test's directory
+        os._exit(0)
+
+    with replaced(*VANISHES_IN[where], vanish) if ME == GUILTY else contextlib.nullcontext():
+        expected = rf"creating group .*rank {GUILTY} of the world has ended without a word|MPI.*|rank {GUILTY} has died"
+        with raises(dist.DistBackendError, expected):
+            dist.new_group()
+    survivors = [Path(f"told-{rank}") for rank in range(SIZE) if rank != GUILTY]
+    Path(f"told-{ME}").touch()
+    for survivor in survivors:
+        wait_for(survivor)
+    say("end")
+    os._exit(0)  # MPI of two of three ranks cannot be finalised
+
+
 def killed() -> None:
     """Rank 0 makes the file that all are to share, and dies before the others have it open."""
     create = communicator.create_file
@@ -133,4 +158,4 @@ def killed() -> None:
 
 
 if __name__ == "__main__":
-    run({"fails": fails, "goes_without": goes_without, "stopped": stopped, "killed": killed})
+    run({"fails": fails, "goes_without": goes_without, "stopped": stopped, "vanishes": vanishes, "killed": killed})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mpi4py
 from steps import ME, SIZE, check_works, raises, run
@@ -88,9 +89,9 @@ def funneled() -> None:
                 doing()
         assert work.is_completed() in (False, True)  # does not ask MPI, so does not hurry anything
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as another:
+        another.submit(elsewhere).result()
+    dist.barrier(group)  # no message comes before wait() was called elsewhere, where it would find nothing to do
     dist.send(torch.ones(1 << 16), (ME + 1) % SIZE)
     work.wait()
     assert tensor.unique().tolist() == [1.0]
