@@ -17,6 +17,11 @@ mpp_names names;
 
 /* ---- what is noted of a call ---- */
 
+static PyObject *shared(PyObject *object) {
+    Py_INCREF(object);
+    return object;
+}
+
 static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -31,9 +36,11 @@ static long long epoch_ns(void) {
 
 static int is_message(const call *c) { return c->peer != NO_PEER; }
 
-static PyObject *peer_of(const call *c) {
-    return is_message(c) ? PyLong_FromLong(c->peer) : (Py_INCREF(Py_None), Py_None);
-}
+static PyObject *peer_of(const call *c) { return is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
+
+/* Borrowed: what a Work has of these. */
+static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
+static PyObject *kept_of(const call *c) { return c->in.tensors ? c->in.tensors : Py_None; }
 
 /* As flight_recorder.Entry has it. */
 static PyObject *entry_of(const call *c, PyObject *name) {
@@ -122,24 +129,17 @@ static int set(PyObject *work, PyObject *name, PyObject *value) {
     return is_set;
 }
 
-static PyObject *shared(PyObject *object) {
-    Py_INCREF(object);
-    return object;
-}
-
 /* A PendingWork with what engine/work.py says that every one has. */
 static PyObject *pending_work(const call *c, PyObject *name, PyObject *handle) {
     const calls_object *g = c->group;
     PyObject *work = PyObject_CallNoArgs(to.pending);
     unsigned long long number = is_message(c) ? g->messages : g->sequence;
-    int is_made = work && set(work, names.finished, shared(Py_False)) && set(work, names.handle, shared(handle)) &&
-                  set(work, names.group, shared(c->self)) && set(work, names.name, shared(name)) &&
-                  set(work, names.number, PyLong_FromUnsignedLongLong(number)) && set(work, names.peer, peer_of(c)) &&
-                  set(work, names.opts, shared(c->opts ? c->opts : Py_None)) &&
+    int is_made = work && set(work, names.handle, shared(handle)) && set(work, names.group, shared(c->self)) &&
+                  set(work, names.name, shared(name)) && set(work, names.number, PyLong_FromUnsignedLongLong(number)) &&
+                  set(work, names.peer, peer_of(c)) && set(work, names.opts, shared(opts_of(c))) &&
                   set(work, names.limit, PyFloat_FromDouble(g->timeout)) &&
                   set(work, names.started, PyFloat_FromDouble(seconds_now())) &&
-                  set(work, names.tensors, shared(c->out.tensors)) &&
-                  set(work, names.keep, shared(c->in.tensors ? c->in.tensors : Py_None)) &&
+                  set(work, names.tensors, shared(c->out.tensors)) && set(work, names.keep, shared(kept_of(c))) &&
                   set(work, names.lock, PyObject_CallNoArgs(to.lock));
     if (!is_made) Py_CLEAR(work);
     return work;
@@ -167,9 +167,8 @@ static PyObject *own(const call *c, PyObject *name, PyObject *entry, PyObject *h
 static void rescue(const call *c, PyObject *name) {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    PyObject *opts = c->opts ? c->opts : Py_None, *kept = c->in.tensors ? c->in.tensors : Py_None;
-    PyObject *lost = Py_BuildValue("OONOOOOO", c->self, name, is_message(c) ? peer_of(c) : shared(Py_None), opts,
-                                   c->out.tensors, Py_None, kept, Py_None);
+    PyObject *lost =
+        Py_BuildValue("OONOOOOO", c->self, name, peer_of(c), opts_of(c), c->out.tensors, Py_None, kept_of(c), Py_None);
     if (lost && !PyList_Append(to.interrupted, lost)) Py_XDECREF(PyObject_CallFunction(to.recover, "Oi", lost, 0));
     Py_XDECREF(lost);
     if (PyErr_Occurred()) PyErr_WriteUnraisable(c->self);
@@ -181,11 +180,10 @@ static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry,
     if (handle && !c->sync && to.is_watched) {
         work = own(c, name, entry, handle);
     } else if (handle) {
-        PyObject *opts = c->opts ? c->opts : Py_None, *kept = c->in.tensors ? c->in.tensors : Py_None;
         PyObject *peer = peer_of(c), *go_on = PyObject_GetAttr(c->self, names.go_on);
         if (peer && go_on)
-            work = PyObject_CallFunctionObjArgs(go_on, handle, name, peer, opts, c->out.tensors, kept, entry,
-                                                c->sync ? Py_True : Py_False, NULL);
+            work = PyObject_CallFunctionObjArgs(go_on, handle, name, peer, opts_of(c), c->out.tensors, kept_of(c),
+                                                entry, c->sync ? Py_True : Py_False, NULL);
         Py_XDECREF(peer);
         Py_XDECREF(go_on);
     }

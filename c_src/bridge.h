@@ -70,9 +70,9 @@ int mpp_make_lists(call *c);
 void mpp_forget(call *c);
 Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
-int mpp_read_tensor(PyObject *object, side *s, int i, operand *o);
+PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
 int mpp_read_single(PyObject *argument, side *s, operand *o);
-int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts *type, int which);
+int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts **type, int which);
 void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length);
 int mpp_read_options(call *c, PyObject *args, Py_ssize_t place);
 int mpp_as_int(PyObject *number, int *value);

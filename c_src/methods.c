@@ -97,7 +97,7 @@ static int read_allgather(call *c, PyObject *args) {
     if (!mpp_read_options(c, args, 3) || !mpp_read_single(PyTuple_GetItem(args, 2), &c->in, &c->a) ||
         !mpp_make_lists(c))
         return 0;
-    return mpp_read_list(c, PyTuple_GetItem(args, 1), &c->out, c->a.type, 0) &&
+    return mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 1)), &c->out, &c->a.type, 0) &&
            c->lengths[c->group->rank] == c->a.bytes;
 }
 
@@ -116,7 +116,7 @@ static int read_reduce_scatter(call *c, PyObject *args) {
     if (!mpp_read_options(c, args, 3) || !mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->b) ||
         !mpp_make_lists(c))
         return 0;
-    if (!mpp_read_list(c, PyTuple_GetItem(args, 2), &c->in, c->b.type, 0)) return 0;
+    if (!mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 2)), &c->in, &c->b.type, 0)) return 0;
     for (int r = 0; r < c->group->size; r++) c->lengths[r] /= c->b.type->size;
     return c->lengths[c->group->rank] == c->b.count && mpp_read_reduction(c, c->b.type);
 }
@@ -124,10 +124,11 @@ static int read_reduce_scatter(call *c, PyObject *args) {
 /* The list that only the root gives, of tensors like this rank's own. */
 static int read_roots_list(call *c, PyObject *argument, side *s, const operand *own, int which) {
     int size = c->group->size;
+    const dtype_facts *type = own->type;
     if (c->root != c->group->rank)
         return mpp_length_of(argument) == 0 ||
                (mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) == 0);
-    if (!mpp_read_list(c, argument, s, own->type, which)) return 0;
+    if (!mpp_read_list(c, mpp_only_list_of(argument), s, &type, which)) return 0;
     for (int r = 0; r < size; r++)
         if (c->lengths[which * size + r] != own->bytes) return 0;
     return 1;
@@ -196,15 +197,12 @@ static int read_alltoall_base(call *c, PyObject *args) {
 
 static int read_alltoall(call *c, PyObject *args) {
     PyObject *inputs = PyTuple_Size(args) == 4 ? PyTuple_GetItem(args, 2) : NULL;
-    side first = {NULL, NULL};
     int size = c->group->size, me = c->group->rank;
     c->start = start_exchange;
     if (!mpp_read_options(c, args, 3) || mpp_length_of(inputs) != size || !mpp_make_lists(c)) return 0;
-    int known = mpp_make_side(&first, 1) && mpp_read_tensor(mpp_item_of(inputs, 0), &first, 0, &c->a);
-    Py_XDECREF(first.tensors);
-    Py_XDECREF(first.shapes);
-    return known && mpp_read_list(c, inputs, &c->in, c->a.type, 0) &&
-           mpp_read_list(c, PyTuple_GetItem(args, 1), &c->out, c->a.type, 1) && c->lengths[me] == c->lengths[size + me];
+    return mpp_read_list(c, inputs, &c->in, &c->a.type, 0) &&
+           mpp_read_list(c, PyTuple_GetItem(args, 1), &c->out, &c->a.type, 1) &&
+           c->lengths[me] == c->lengths[size + me];
 }
 
 static int read_message(call *c, PyObject *args, int has_peer) {

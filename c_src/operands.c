@@ -69,7 +69,7 @@ failed:
 }
 
 /* `object` becomes number `i` of a side. */
-int mpp_read_tensor(PyObject *object, side *s, int i, operand *o) {
+static int read_tensor(PyObject *object, side *s, int i, operand *o) {
     dl_tensor view;
     if (!mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
     o->type = facts_of(&view);
@@ -106,19 +106,24 @@ PyObject *mpp_item_of(PyObject *list, Py_ssize_t i) { /* borrowed */
 int mpp_read_single(PyObject *argument, side *s, operand *o) {
     Py_ssize_t length = mpp_length_of(argument);
     if (length >= 0 && length != 1) return 0;
-    return mpp_make_side(s, 1) && mpp_read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
+    return mpp_make_side(s, 1) && read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
 }
 
-/* The tensors of an argument, one for each rank, that may lie in a list of one; their addresses and lengths. */
-int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts *type, int which) {
+PyObject *mpp_only_list_of(PyObject *argument) {
+    int is_nested = mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) >= 0;
+    return is_nested ? mpp_item_of(argument, 0) : argument;
+}
+
+/* The tensors of a list, one for each rank, all of one type, which is the first's if none is given; their addresses
+ * and lengths. */
+int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts **type, int which) {
     int size = c->group->size;
-    if (mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) >= 0)
-        argument = mpp_item_of(argument, 0);
     if (mpp_length_of(argument) != size || !mpp_make_side(s, size)) return 0;
     for (int r = 0; r < size; r++) {
         operand o;
-        if (r >= mpp_length_of(argument) || !mpp_read_tensor(mpp_item_of(argument, r), s, r, &o) || o.type != type)
-            return 0;
+        if (r >= mpp_length_of(argument) || !read_tensor(mpp_item_of(argument, r), s, r, &o)) return 0;
+        if (!*type) *type = o.type;
+        if (o.type != *type) return 0;
         c->addresses[which * size + r] = o.address;
         c->lengths[which * size + r] = o.bytes;
         c->bytes += o.bytes;

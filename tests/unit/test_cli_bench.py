@@ -284,8 +284,8 @@ def test_a_picture_is_not_promised_without_matplotlib(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         (["--plot", "out.txt"], "must end in .png, .svg, .pdf"),
-        (["--tune", "--no-raw"], "takes no other contestants"),
-        (["--tune", "out.json", "--backends", "gloo"], "takes no other contestants"),
+        (["--tune", "--no-raw"], "does not go with --tune"),
+        (["--tune", "out.json", "--backends", "gloo"], "does not go with --tune"),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], reason: str) -> None:

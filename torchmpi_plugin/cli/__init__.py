@@ -5,8 +5,8 @@ Subcommands are imported only when they are asked for.
 A subcommand is a module of this package that defines a click command under its own name, and a line in
 ``SUBCOMMANDS``.
 
-Uses ``jobs``, ``mpi``, ``host`` and ``communicator.tuning``. Start with ``run.py``; ``info.py`` and ``survey/`` look at
-a machine, the other modules measure.
+Uses ``jobs``, ``mpi``, ``host`` and ``communicator``. Start with ``run.py``; ``info.py`` and ``survey/`` look at a
+machine, the other modules measure.
 """
 
 from __future__ import annotations

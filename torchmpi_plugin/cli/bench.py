@@ -20,7 +20,7 @@ _QUICK_SIZES = "8,64K,4M"
 _PLOTS = (".png", ".svg", ".pdf")
 _TUNING_FILE = "mpiplus-tuning.json"
 _CONTESTANTS = ("backends", "raw", "nonblocking", "front_end")
-_COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+_OF_OPERATIONS = ("ops", "sizes", "raw", "nonblocking", "plot_file", "tuning_file", "front_end")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -160,10 +160,11 @@ def bench(
     step does not get longer by. Both are cut off at 0 and 1.
     """
     if train:
+        _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
         _train(backends, quick, repeats, json_file)
         return
-    if tuning_file and any(context.get_parameter_source(name) is _COMMANDLINE for name in _CONTESTANTS):
-        raise click.UsageError("--tune compares MPI's collectives with mpiplus's; it takes no other contestants")
+    if tuning_file:
+        _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
     settings = Settings(
         backends=[] if tuning_file else backends,
         raw=[RAW, *([NONBLOCKING] if nonblocking else [])] if raw and not tuning_file else [],
@@ -176,13 +177,17 @@ def bench(
     _run(settings, Files(json_file, plot_file, tuning_file))
 
 
+def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if option.name in names and is_given:
+            raise click.UsageError(f"{option.opts[0]} does not go with {beside}", context)
+
+
 def _train(backends: Sequence[str], quick: bool, repeats: int | None, json_file: Path | None) -> None:
-    with _saying_what_is_wrong():
-        mpi_library.load()
     from ..mpi import runtime
     from . import training
 
-    training.refuse_what_is_not_for_training(click.get_current_context())
     with _saying_what_is_wrong():
         runtime.mpi()
     training.run(backends, quick, repeats, json_file)

@@ -195,19 +195,6 @@ def _share_cores(session: Session) -> str:
     return f"{torch.get_num_threads()} (the cores of a host, divided by its ranks)"
 
 
-def refuse_what_is_not_for_training(context: click.Context) -> None:
-    """Refuse the options of the table of operations.
-
-    Raises:
-        UsageError: one was given.
-    """
-    options = {"plot_file": "plot", "tuning_file": "tune", "front_end": "front-end"}
-    for name in ("ops", "sizes", "raw", "nonblocking", *options):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = options.get(name, name)
-            raise click.UsageError(f"--{option} does not go with --train, which measures whole steps", context)
-
-
 def run(backends: Sequence[str], quick: bool, repeats: int | None, json_file: Path | None) -> None:
     """Measure all networks and dtypes, print the table, and write it to a file if one is named.
 

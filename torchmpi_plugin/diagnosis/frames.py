@@ -9,12 +9,13 @@ from types import FrameType
 
 import torch
 
-_NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
+#: Beginnings of the names of files.
+NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
 
 
 def of_user(frame: FrameType | None) -> Iterator[FrameType]:
     """``frame`` and those that called it, the innermost first, as far as they are the user's."""
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if not frame.f_code.co_filename.startswith(NOT_THE_USERS):
             yield frame
         frame = frame.f_back

@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _bridge, torch_internals
-from ..diagnosis import flight_recorder
+from ..diagnosis import flight_recorder, frames
 from ..engine import activity, profiling
 from ..engine.engine import Engine
 from ..engine.work import PendingWork, Work
@@ -51,8 +50,6 @@ ALIASES = {
 }
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
-_NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
-
 
 def install(group_class: type) -> None:
     """Let the methods of a class of groups begin in C, where torch shows its tensors to C."""
@@ -77,7 +74,7 @@ def connect(engine: Engine) -> None:
     }
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, vars(activity), vars(flight_recorder)),
-        *(engine._registry, engine.interrupted, engine.recover, engine.watch, _NOT_THE_USERS),
+        *(engine._registry, engine.interrupted, engine.recover, engine.watch, frames.NOT_THE_USERS),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)

@@ -335,7 +335,7 @@ class Group(Outcomes):
         self,
         handle: int,
         operation: str,
-        peer: int,
+        peer: int | None,
         opts: Any,
         tensors: list[torch.Tensor],
         keep: Any,
@@ -343,7 +343,7 @@ class Group(Outcomes):
         sync: bool,
     ) -> Work:
         """What C has begun, and is not done with: called by c_src/bridge.c."""
-        work = self._pending(handle, operation, peer if entry[4] is not None else None, opts, tensors, None, keep, None)
+        work = self._pending(handle, operation, peer, opts, tensors, None, keep, None)
         recorder = flight_recorder.current
         if recorder is not None:
             recorder.append(flight_recorder.of_pending(entry, work))
