@@ -47,8 +47,8 @@ static uintptr_t start_send(const call *c, int64_t ns) {
 }
 
 static uintptr_t start_recv(const call *c, int64_t ns) {
-    (void)ns; /* from anyone: even if it is complete it must be asked where it came from */
-    return mpp_engine->recv(c->group->handle, c->a.address, c->a.bytes, c->peer, c->tag, 0, c->peer < 0 ? -1 : 0);
+    /* from anyone: even if it is complete it must be asked where it came from */
+    return mpp_engine->recv(c->group->handle, c->a.address, c->a.bytes, c->peer, c->tag, 0, c->peer < 0 ? -1 : ns);
 }
 
 /* ---- the methods: args are self, then c10d's ---- */
@@ -226,11 +226,13 @@ static int read_send(call *c, PyObject *args) {
 
 static int read_recv(call *c, PyObject *args) {
     c->start = start_recv;
+    c->is_receive = 1;
     return read_message(c, args, 1);
 }
 
 static int read_recv_anysource(call *c, PyObject *args) {
     c->start = start_recv;
+    c->is_receive = 1;
     return read_message(c, args, 0);
 }
 
