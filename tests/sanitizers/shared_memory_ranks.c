@@ -98,7 +98,7 @@ static void *consume(void *argument) {
 static void wait_in_background(shim *s, user *u, uintptr_t op) {
     pthread_mutex_lock(&s->lock);
     s->last[u->index] = op;
-    if (!s->mpp_watch(op)) s->last[u->index] = 0;
+    if (!s->mpp_watch(op, 1)) s->last[u->index] = 0;
     while (s->last[u->index]) pthread_cond_wait(&s->reported, &s->lock);
     pthread_mutex_unlock(&s->lock);
 }
@@ -115,7 +115,7 @@ static int wait_somehow(shim *s, user *u, uintptr_t op, int how) {
 static void finish(shim *s, user *u, uintptr_t op, int how) {
     if (!op) return;
     check(wait_somehow(s, u, op, how) == MPP_DONE, "state", u, 0);
-    check(s->mpp_arrived(op, u->rank) == 1, "arrival", u, 0);
+    check(s->mpp_arrived(op, u->rank) == 2, "arrival", u, 0); /* and through */
     s->mpp_release(op);
 }
 
