@@ -186,34 +186,35 @@ static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry,
     return work;
 }
 
-/* torch's recv() is irecv() and wait() to a group. Polling for the message before a Work is made saves half of the call
- * where wait() follows at once, and holds up whoever has something else to do: so only where it did, the last times. */
-enum { SURE = 2, RECEIVE_NS = 50000 };
+/* torch's recv() is irecv() and wait() to a group, and send() likewise. Polling for the message before a Work is made
+ * saves half of the call where wait() follows at once, and holds up whoever has something else to do: so only where it
+ * did, the last times. */
+enum { SURE = 2, PATIENCE_NS = 50000 };
 
 static struct {
-    uintptr_t op; /* the last operation of any group, if it is a receive that nobody has waited for */
+    uintptr_t op; /* the last operation of any group, if it is a message that nobody has waited for */
     int64_t begun;
     int waited_for; /* so many in a row, at once; at most SURE */
-} last_receive;
+} last_message;
 
 static int64_t patience(const call *c) {
     if (c->sync) return SLICE_NS;
-    if (last_receive.op) last_receive.waited_for = 0;
-    last_receive.op = 0;
-    return c->is_receive && last_receive.waited_for == SURE ? RECEIVE_NS : 0;
+    if (last_message.op) last_message.waited_for = 0;
+    last_message.op = 0;
+    return is_message(c) && last_message.waited_for == SURE ? PATIENCE_NS : 0;
 }
 
-static void note_receive(const call *c, uintptr_t op) {
-    if (!c->is_receive) return;
-    last_receive.op = op;
-    last_receive.begun = now_ns();
+static void note_message(const call *c, uintptr_t op) {
+    if (!is_message(c)) return;
+    last_message.op = op;
+    last_message.begun = now_ns();
 }
 
 static void note_wait(uintptr_t op) {
-    if (!op || op != last_receive.op) return;
-    int at_once = now_ns() - last_receive.begun < 2 * RECEIVE_NS;
-    last_receive.waited_for = !at_once ? 0 : last_receive.waited_for < SURE ? last_receive.waited_for + 1 : SURE;
-    last_receive.op = 0;
+    if (!op || op != last_message.op) return;
+    int at_once = now_ns() - last_message.begun < 2 * PATIENCE_NS;
+    last_message.waited_for = !at_once ? 0 : last_message.waited_for < SURE ? last_message.waited_for + 1 : SURE;
+    last_message.op = 0;
 }
 
 static PyObject *start(call *c, PyObject *name) {
@@ -224,7 +225,7 @@ static PyObject *start(call *c, PyObject *name) {
     PyThreadState *gil = PyEval_SaveThread();
     uintptr_t op = c->start(c, wait_ns);
     PyEval_RestoreThread(gil);
-    note_receive(c, op);
+    note_message(c, op);
     if (op) work = incomplete_work(c, name, entry, op);
     else work = record(entry) ? complete_work(c) : NULL;
     Py_DECREF(entry);

@@ -51,7 +51,7 @@ struct call {
     PyObject *self;
     calls_object *group;
     PyObject *opts;
-    int sync, is_receive, peer, root, tag;
+    int sync, peer, root, tag;
     side out, in; /* the results, and what they are made of; without the latter: of themselves */
     operand a, b;
     mpp_reduction how;

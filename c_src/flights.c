@@ -110,18 +110,20 @@ size_t mpp_flights_to_take(const mpp_channel *c, size_t ranks) {
     return bytes;
 }
 
-/* 0: there is no memory. */
+/* Whether there is memory. Under the lock: other threads may make such an operation, or move one, at the same time. */
 static int reserve(mpp_channel *c, size_t ranks) {
-    mpp_hosts *h = c->hosts;
-    size_t room = flight_bytes(c, ranks);
-    for (int i = 0; i < c->ring; i++) {
-        mpp_flight *f = &h->flights[i];
-        f->room = room;
+    int is_there = 1;
+    mpp_lock();
+    for (int i = 0; i < c->ring && is_there; i++) {
+        mpp_flight *f = &c->hosts->flights[i];
+        if (f->parcels && f->memory) continue;
+        f->room = flight_bytes(c, ranks);
         if (!f->parcels) f->parcels = calloc(parcels_of_flight(c, ranks), sizeof *f->parcels);
-        if (!f->memory) f->memory = malloc(room);
-        if (!f->parcels || !f->memory) return 0;
+        if (!f->memory) f->memory = malloc(f->room);
+        is_there = f->parcels && f->memory;
     }
-    return 1;
+    mpp_unlock();
+    return is_there;
 }
 
 int mpp_fly(shm_op *s, const mpp_route *route) {

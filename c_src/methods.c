@@ -42,8 +42,7 @@ static uintptr_t start_exchange(const call *c, int64_t ns) {
 }
 
 static uintptr_t start_send(const call *c, int64_t ns) {
-    (void)ns; /* complete at once, or later */
-    return mpp_engine->send(c->group->handle, c->a.address, c->a.bytes, c->peer, c->tag, 0, 0);
+    return mpp_engine->send(c->group->handle, c->a.address, c->a.bytes, c->peer, c->tag, 0, ns);
 }
 
 static uintptr_t start_recv(const call *c, int64_t ns) {
@@ -226,13 +225,11 @@ static int read_send(call *c, PyObject *args) {
 
 static int read_recv(call *c, PyObject *args) {
     c->start = start_recv;
-    c->is_receive = 1;
     return read_message(c, args, 1);
 }
 
 static int read_recv_anysource(call *c, PyObject *args) {
     c->start = start_recv;
-    c->is_receive = 1;
     return read_message(c, args, 0);
 }
 
