@@ -10,7 +10,7 @@
 
 #include "pause.h"
 
-enum { STUCK_NS = 200000, STUCK_NAP_NS = 50000, MOST_DONE = 64 };
+enum { STUCK_NS = 2000000, CROWDED_STUCK_NS = 200000, STUCK_NAP_NS = 50000, MOST_DONE = 64 };
 
 static struct {
     pthread_mutex_t lock;
@@ -132,17 +132,17 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
-/* Whether to sleep rather than yield: with fewer cores than ranks, once the others have let an operation over shared
- * memory wait for a while. A yield gives the core to tasks of the same scheduling group only. Where each rank has one
- * of its own, as with MPICH's mpiexec (a session each, and the kernel's autogroup), those who yield keep the core from
- * the rank they wait for, up to 0.3 s as measured. */
+/* Whether to sleep rather than yield: once the others have let an operation over shared memory wait for a while, and
+ * with fewer cores than ranks soon. A yield gives only a part of the core to whoever else has work for it, and none to
+ * tasks of another scheduling group. Where each rank has one of its own, as with MPICH's mpiexec (a session each, and
+ * the kernel's autogroup), those who yield keep the core from the rank they wait for, up to 0.3 s as measured. */
 static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
     unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
     if (!*since || seen != *moves) {
         *moves = seen;
         *since = now;
     }
-    return op->arrived && op->group->yield_early && now - *since > STUCK_NS;
+    return op->arrived && now - *since > (op->group->yield_early ? CROWDED_STUCK_NS : STUCK_NS);
 }
 
 /* Polls until `op` is complete, its group aborted, or the time up; what it found. Once the operation is complete, the
