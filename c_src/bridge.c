@@ -192,7 +192,7 @@ static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry,
 enum { SURE = 2, PATIENCE_NS = 50000 };
 
 static struct {
-    uintptr_t op; /* the last operation of any group, if it is a message that nobody has waited for */
+    uintptr_t op; /* of any group's calls the last asynchronous one, if it is a message that nobody has waited for */
     int64_t begun;
     int waited_for; /* so many in a row, at once; at most SURE */
 } last_message;
@@ -205,16 +205,16 @@ static int64_t patience(const call *c) {
 }
 
 static void note_message(const call *c, uintptr_t op) {
-    if (!is_message(c)) return;
+    if (!op || !is_message(c)) return;
     last_message.op = op;
     last_message.begun = now_ns();
 }
 
 static void note_wait(uintptr_t op) {
     if (!op || op != last_message.op) return;
-    int at_once = now_ns() - last_message.begun < 2 * PATIENCE_NS;
-    last_message.waited_for = !at_once ? 0 : last_message.waited_for < SURE ? last_message.waited_for + 1 : SURE;
     last_message.op = 0;
+    if (now_ns() - last_message.begun >= 2 * PATIENCE_NS) last_message.waited_for = 0;
+    else if (last_message.waited_for < SURE) last_message.waited_for++;
 }
 
 static PyObject *start(call *c, PyObject *name) {

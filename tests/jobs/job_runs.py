@@ -25,6 +25,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", "180"))
 #: How long processes may take to vanish once the launcher has ended.
 GRACE = 10.0
+#: Within how many seconds of what went wrong a job ends: generous, the machine may be busy, and nobody's timeout.
+SOON = 30
 #: How long a launcher may stay alone. prterun of Open MPI 5.0.11 with ULFM does so for ever once in some twenty kills:
 #: its state machine waits for a mutex that its own thread holds.
 ALONE = 20.0

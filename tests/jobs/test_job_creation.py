@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from job_runs import GRACE, SCRIPTS, Job
+from job_runs import GRACE, SCRIPTS, SOON, Job
 
 SHARED = Path("/dev/shm")
-#: Within how many seconds of a rank's end the job ends; generous, the machine may be busy.
-SOON = 30
 
 
 @pytest.mark.parametrize("where", ["process", "group", "attach"])

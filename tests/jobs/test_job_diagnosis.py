@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from job_runs import SCRIPTS, Job
+from job_runs import SCRIPTS, SOON, Job
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-#: Within how many seconds of a rank's end the job ends, which is nobody's timeout; generous, the machine may be busy.
-SOON = 30
 
 
 @pytest.mark.parametrize("shared_memory", ["1", "0"])

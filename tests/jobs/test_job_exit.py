@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from job_runs import Job, run_process
+from job_runs import SOON, Job, run_process
 
-#: Within how many seconds of what went wrong a job ends. Generous, the machine may be busy; no timeout is that short.
-SOON = 30
 #: What a user types. The mistake is in a line of its own, and the session goes on after it.
 SESSION = """
 import torch, torch.distributed as dist

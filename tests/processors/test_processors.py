@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 C_SRC = ROOT / "c_src"
 ARITHMETIC = [HERE / "arithmetic.c", C_SRC / "reduce.c", C_SRC / "wire.c"]
-SHIM = [file for file in C_SRC.glob("*.c") if '"bridge.h"' not in file.read_text()]  # without what Python.h is for
 LIBRARIES = Path("/usr/aarch64-linux-gnu")
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{C_SRC}"]
 
@@ -41,12 +40,17 @@ each_processor = pytest.mark.parametrize(
 )
 
 
+def load(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def release(tmp_path_factory) -> Iterator[ModuleType]:
     """The script that builds what is released, which knows the compiler's flags; and a cache for the compiler."""
-    spec = importlib.util.spec_from_file_location("build_release", ROOT / ".ci" / "build_release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load(ROOT / ".ci" / "build_release.py")
     with pytest.MonkeyPatch.context() as patch:
         if "ZIG_GLOBAL_CACHE_DIR" not in os.environ:
             patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path_factory.mktemp("zig")))
@@ -89,7 +93,8 @@ def test_reductions_and_conversions_give_the_bits_that_gcc_gives_here(
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_collectives_over_shared_memory(tmp_path, release, processor, ranks) -> None:
     compiler = [*release.compiler(processor), *release.LINKING]
-    shim = compile_c([*compiler, "-fPIC", "-shared"], tmp_path / "shim.so", *SHIM, "-ldl", "-lpthread")
+    sources = [C_SRC / name for name in load(C_SRC / "build_shim.py").SOURCES]
+    shim = compile_c([*compiler, "-fPIC", "-shared"], tmp_path / "shim.so", *sources, "-ldl", "-lpthread")
     copies = [shutil.copy(shim, tmp_path / f"rank{rank}.so") for rank in range(ranks)]
     source = ROOT / "tests" / "sanitizers" / "shared_memory_ranks.c"
     program = compile_c(compiler, tmp_path / "ranks", source, "-ldl", "-lpthread")

@@ -116,7 +116,7 @@ class Steps:
             raise
 
     def _look(self) -> DistBackendError | None:
-        return self._checkin.look(self._doing) if self._checkin.look is not None else None
+        return self._checkin.gone(self._doing)
 
     @staticmethod
     def _is_complete(request: Any) -> bool:

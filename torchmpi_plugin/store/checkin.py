@@ -85,7 +85,7 @@ class CheckIn:
         self._prefix = f"mpiplus/{name}"
         self.rank = rank
         self.size = size
-        self.look = look
+        self._look = look
         self._barriers = 0
         self._asking: threading.Thread | None = None
 
@@ -117,6 +117,10 @@ class CheckIn:
     def arrive(self, what: str, value: str) -> None:
         """Say that this rank has come."""
         self._store.set(self._key(what, self.rank), value)
+
+    def gone(self, doing: str) -> DistBackendError | None:
+        """The error of whoever waits for the others, if somebody is known to have ended."""
+        return self._look(doing) if self._look is not None else None
 
     def gather(self, what: str, value: str, timeout: timedelta, doing: str) -> list[str]:
         """Every rank's value, on every rank.
@@ -155,7 +159,7 @@ class CheckIn:
 
     def _wait(self, keys: list[str], until: float, doing: str) -> None:
         """The store's wait in parts: one who has died meanwhile would be waited for to the deadline."""
-        length = _FIRST_LOOK if self.look is not None else float("inf")
+        length = _FIRST_LOOK if self._look is not None else float("inf")
         while True:
             begun = time.monotonic()
             seconds = max(0.01, min(length, until - begun))  # under a millisecond is for ever
@@ -165,7 +169,7 @@ class CheckIn:
                 now = time.monotonic()
                 if now >= until or now - begun < 0.9 * seconds:  # it is not the time that was up
                     raise
-            gone = self.look(doing) if self.look is not None else None
+            gone = self.gone(doing)
             if gone is not None and not self._store.check(keys):  # it may have come, and ended
                 raise gone
             length = _LOOK_EVERY
