@@ -8,9 +8,9 @@
  * their hosts' partial sums, one piece each, and then the results: each host sends and receives at most twice what it
  * holds, by all its lanes at once. (Rabenseifner's reduce-scatter and all-gather, with direct messages; several
  * leaders per host as in Bayatpour and others, "Scalable Reduction Collectives with Data Partitioning-based
- * Multi-Leader Design", 2017.) A broadcast's pieces are scattered over the other hosts, which then exchange them. In
- * an all_gather every block goes once to every other host, into an inbox in its shared memory. In a reduce_scatter a
- * host's sum of a block goes to the rank that wants it.
+ * Multi-Leader Design", 2017.) A broadcast's pieces are scattered over the other hosts, which then exchange them; where
+ * a rank is alone on its host, from and to its user's memory. In an all_gather every block goes once to every other
+ * host, into an inbox in its shared memory. In a reduce_scatter a host's sum of a block goes to the rank that wants it.
  *
  * Partial sums are in the computing type (float32 for narrow floats) where a host has several ranks; with one rank the
  * elements themselves are sent. Results are rounded once, and travel in the elements' type. A host's sum is the tree

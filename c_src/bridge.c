@@ -60,21 +60,37 @@ static int count(call *c, PyObject *name, PyObject *entry) {
     return 1;
 }
 
-/* The calls of the user's program that led here, the innermost first: (code, line). */
+/* Whether code is the user's, by the name of its file; -1: an exception. Others' is the same few functions. */
+static int is_users(PyObject *code) {
+    static PyObject *others[64];
+    PyObject **known = &others[(uintptr_t)code >> 5 & 63];
+    if (*known == code) return 0;
+    PyObject *file = PyObject_GetAttr(code, names.file);
+    if (!file) return -1;
+    int users = 1;
+    for (Py_ssize_t i = 0; users && i < PyTuple_Size(to.not_the_users); i++)
+        if (PyUnicode_Tailmatch(file, PyTuple_GetItem(to.not_the_users, i), 0, PY_SSIZE_T_MAX, -1)) users = 0;
+    Py_DECREF(file);
+    if (users) return 1;
+    PyObject *before = *known;
+    *known = shared(code);
+    Py_XDECREF(before);
+    return 0;
+}
+
+/* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
+ * would have to be counted from the function's first. */
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *frames = PyList_New(0), *frame = to.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
     Py_XINCREF(frame);
-    while (frames && frame && frame != Py_None && PyList_Size(frames) < MOST_FRAMES) {
-        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-        PyObject *file = PyObject_GetAttr(code, names.file), *back = NULL, *place = NULL;
-        int is_users = file != NULL;
-        for (Py_ssize_t i = 0; is_users && i < PyTuple_Size(to.not_the_users); i++)
-            if (PyUnicode_Tailmatch(file, PyTuple_GetItem(to.not_the_users, i), 0, PY_SSIZE_T_MAX, -1)) is_users = 0;
-        if (is_users) place = Py_BuildValue("Oi", code, PyFrame_GetLineNumber((PyFrameObject *)frame));
-        if (file && (!is_users || (place && !PyList_Append(frames, place)))) back = PyObject_GetAttr(frame, names.back);
-        Py_XDECREF(place);
-        Py_XDECREF(file);
+    while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
+        int users = is_users(code);
+        if (users > 0) at = PyObject_GetAttr(frame, names.instruction);
+        if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
+            back = PyObject_GetAttr(frame, names.back);
+        Py_XDECREF(at);
         Py_DECREF(code);
         Py_DECREF(frame);
         frame = back;
@@ -88,10 +104,8 @@ static int record(PyObject *entry) {
     PyObject *recorder = PyDict_GetItemWithError(to.recorder, names.current);
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
     Py_INCREF(recorder);
-    PyObject *append = PyObject_GetAttr(recorder, names.append);
-    PyObject *done = append ? PyObject_CallFunctionObjArgs(append, entry, NULL) : NULL;
+    PyObject *done = PyObject_CallMethodObjArgs(recorder, names.append, entry, NULL);
     Py_DECREF(recorder);
-    Py_XDECREF(append);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -110,7 +124,20 @@ static int record_pending(PyObject *entry, PyObject *work) {
 
 /* ---- what becomes of it ---- */
 
+/* torch's functions ask whether there is a Work before they wait for it, if they were not to be asynchronous. Others do
+ * not ask, and C++ makes a null pointer of None. */
+static int does_without(const call *c) {
+    PyFrameObject *frame = c->sync ? PyEval_GetFrame() : NULL;
+    PyObject *code = frame ? (PyObject *)PyFrame_GetCode(frame) : NULL;
+    int found = 0;
+    for (Py_ssize_t i = 0; code && !found && i < PyTuple_Size(to.front_end); i++)
+        found = code == PyTuple_GetItem(to.front_end, i);
+    Py_XDECREF(code);
+    return found;
+}
+
 static PyObject *complete_work(const call *c) {
+    if (does_without(c)) return shared(Py_None);
     PyObject *work = PyObject_CallNoArgs(to.work);
     if (work && PyObject_SetAttr(work, names.tensors, c->out.tensors)) Py_CLEAR(work);
     return work;

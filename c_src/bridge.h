@@ -90,6 +90,7 @@ typedef struct {
     PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
     PyObject *interrupted, *recover, *watch;  /* the engine's list of calls that an exception ended, and two methods */
     PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
+    PyObject *front_end;                      /* code that does without a Work for what is complete */
     char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
 } mpp_connected;
 extern mpp_connected to;
@@ -100,7 +101,7 @@ enum { UNSET = 4 };
 typedef struct {
     PyObject *calls, *go_on, *last, *current, *append, *opts_word;
     PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *started, *tensors, *keep, *lock;
-    PyObject *file, *back;
+    PyObject *file, *instruction, *back;
     PyObject *unset[UNSET]; /* of a Work that has nothing but to become finished */
 } mpp_names;
 extern mpp_names names;

@@ -164,20 +164,20 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_connected told = to;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOO!O!O!O!OOO!)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
                           &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
                           &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry,
                           &PyList_Type, &told.interrupted, &told.recover, &told.watch, &PyTuple_Type,
-                          &told.not_the_users))
+                          &told.not_the_users, &PyTuple_Type, &told.front_end))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
     int has_tensors = capsule != Py_None;
     if (has_tensors && !mpp_know_tensors(entries, capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,     told.pending,  told.lock,         told.is_profiled,
-                        told.activity, told.recorder, told.registry,     told.interrupted,
-                        told.recover,  told.watch,    told.not_the_users};
+    PyObject *kept[] = {told.work,     told.pending,  told.lock,          told.is_profiled,
+                        told.activity, told.recorder, told.registry,      told.interrupted,
+                        told.recover,  told.watch,    told.not_the_users, told.front_end};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
     told.is_ready = (char)has_tensors;
     to = told;
@@ -200,7 +200,8 @@ static PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, NULL},
     {"disconnect", disconnect, METH_NOARGS, "Let Python see to every call from now on."},
     {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
-    {"user_frames", mpp_user_frames, METH_NOARGS, "The calls of the user's program that led here: (code, line)."},
+    {"user_frames", mpp_user_frames, METH_NOARGS,
+     "The calls of the user's program that led here: code, instruction, ..."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
     {"view", view, METH_O, "The address and the dimensions of a tensor that C can read, else None."},
     {NULL, NULL, 0, NULL},
@@ -216,8 +217,9 @@ static int intern_names(void) {
                {&names.name, "name"},        {&names.number, "number"},     {&names.peer, "peer"},
                {&names.opts, "_opts"},       {&names.limit, "_limit"},      {&names.started, "started"},
                {&names.tensors, "_tensors"}, {&names.keep, "_keep"},        {&names.lock, "_lock"},
-               {&names.file, "co_filename"}, {&names.back, "f_back"},       {&names.unset[0], "_finish"},
-               {&names.unset[1], "_then"},   {&names.unset[2], "_future"},  {&names.unset[3], "_error"}};
+               {&names.file, "co_filename"}, {&names.back, "f_back"},       {&names.instruction, "f_lasti"},
+               {&names.unset[0], "_finish"}, {&names.unset[1], "_then"},    {&names.unset[2], "_future"},
+               {&names.unset[3], "_error"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
     return 1;

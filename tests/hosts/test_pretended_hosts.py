@@ -35,7 +35,8 @@ def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
     ranks, reports = len(shape.split(",")), tmp_path / "reports"
     reports.mkdir()
     table = "test_operations and (all_reduce or broadcast or reduce or all_gather)"
-    keyword = f"test_disagreements or ({table if FULL or mpi.vendor == 'Open MPI' else 'test_dtypes'})"
+    share = "test_shapes or test_all_reduce" if mpi.vendor == "Open MPI" else "test_dtypes"
+    keyword = f"test_disagreements or ({table if FULL else share})"
     command = mpi.command(ranks, rank_arguments(reports, keyword))
     environment = {**mpi.full_environment(), "MPIPLUS_TEST_HOST_OF": shape}
     assert run_ranks(command, environment, reports, ranks, 500) > 20

@@ -23,6 +23,8 @@ from test_operations import groups_for, rows
 from test_random_arguments import CALLS, PARTS, ROWS, random_calls, right_calls, wrong_calls
 
 from torchmpi_plugin import torch_internals
+from torchmpi_plugin.diagnosis.frames import line_of
+from torchmpi_plugin.engine.work import Work
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
@@ -187,13 +189,19 @@ def test_what_a_work_says(asynchronous: bool, group, world) -> None:
     assert said[0] == said[1] == (True, True, True, True)
 
 
-def test_the_flight_recorder_sees_both(group, monkeypatch) -> None:
-    entries: list[tuple[Any, ...]] = []
+@pytest.fixture
+def entries(monkeypatch) -> list[tuple[Any, ...]]:
+    """What the flight recorder is given from now on."""
+    found: list[tuple[Any, ...]] = []
 
     class Recorder:
-        append = entries.append
+        append = found.append
 
     monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", Recorder)
+    return found
+
+
+def test_the_flight_recorder_sees_both(group, entries) -> None:
     for python_only in (True, False):
         with through_python(group, python_only):
             dist.all_reduce(torch.ones(3, 4, dtype=torch.int16))
@@ -205,6 +213,22 @@ def test_the_flight_recorder_sees_both(group, monkeypatch) -> None:
     assert through_c == through_p
     assert [entry[2] for entry in entries] == list(range(entries[0][2], entries[0][2] + 6))
     assert all(before[7] <= after[7] for before, after in itertools.pairwise(entries))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_flight_recorder_knows_who_called(group, world, entries) -> None:
+    """What is not complete at once: a message that has not been sent."""
+    left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    here = sys._getframe()
+    for python_only in (True, False, False):
+        with through_python(group, python_only):
+            work, line = dist.irecv(torch.ones(3), group=group, group_src=left), here.f_lineno
+            code, instruction, *callers = entries.pop()[9]
+            dist.barrier()
+            dist.send(torch.ones(3), group=group, group_dst=right)
+            work.wait()
+        assert (code, line_of(code, instruction)) == (here.f_code, line)
+        assert callers[0] is here.f_back.f_code
 
 
 def test_receives_that_were_waited_for_at_once(group, world) -> None:
@@ -229,6 +253,27 @@ def test_receives_that_were_waited_for_at_once(group, world) -> None:
         assert tensor.tolist() == [7.0] * 4
 
 
+def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) -> None:
+    """Its functions ask whether there is one; whoever else calls a group gets one, also from below such a function."""
+    group, tensor = all_groups["alone"].process_group, torch.ones(3)
+    options = dist.distributed_c10d.AllreduceOptions()
+    options.asyncOp = False
+    waits, returned = [], []
+    wait = Work.wait
+    monkeypatch.setattr(Work, "wait", lambda self, timeout=None: waits.append(self) or wait(self, timeout))
+    assert dist.all_reduce(tensor, group=group) is None
+    assert waits == []
+    assert isinstance(group.allreduce([tensor], options), Work)
+    with monkeypatch.context() as patch:
+        allreduce = type(group).allreduce
+        patch.setattr(
+            type(group), "allreduce", lambda self, *given: returned.append(allreduce(self, *given)) or returned[-1]
+        )
+        dist.all_reduce(tensor, group=group)
+    assert [type(work) for work in returned] == [Work]
+    assert waits == returned
+
+
 # ---- nothing is left behind ----
 
 
@@ -243,7 +288,7 @@ def test_nothing_is_left_behind(operation, all_groups, channel, monkeypatch) -> 
     cases = [Case(group, mode=mode, layout=layout) for mode in operation.modes for layout in ("contiguous", "strided")]
 
     def blocks() -> int:
-        for _ in range(12):
+        for _ in range(6):
             for case in cases:
                 list(run_case(operation, case))
         gc.collect()

@@ -6,7 +6,6 @@ import contextlib
 import dis
 import gc
 import itertools
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import only_up_to
+from started import FULL
 
 import torchmpi_plugin
 from torchmpi_plugin.engine import engine
@@ -28,8 +28,9 @@ from torchmpi_plugin.group import exchanging, group, messages, process_group, re
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
 PACKAGE = str(Path(torchmpi_plugin.__file__).parent)
-#: Instructions of one call that are interrupted, at most: those of the loop that waits come again and again.
-MOST = 400
+#: Instructions of one call that are interrupted, at most: those of the loop that waits come again and again. A call in
+#: C waits for 50 ms before it comes to that loop, which is the same Python.
+MOST, MOST_IN_C = 400, 400 if FULL else 100
 COUNT = 5000
 
 
@@ -244,7 +245,7 @@ def one_interrupt(name: str, asynchronous: bool, group: Any, number: int, channe
 
 
 #: Of how many instructions one is interrupted; the first is not the same one for each call.
-STRIDE = 1 if os.environ.get("MPIPLUS_TEST_FULL") == "1" else 31
+STRIDE = 1 if FULL else 31
 STRIDES = {"all_reduce": min(STRIDE, 3)}
 
 
@@ -256,10 +257,10 @@ def test_interrupted_at_every_instruction(
     name: str, python_only: bool, asynchronous: bool, new_group, channel, impatient
 ) -> None:
     """Rank 0 is interrupted at one after the other, while rank 1 has not come; what it has begun goes on."""
-    stride = STRIDES.get(name, STRIDE) if python_only else min(STRIDE, 7)
+    stride, most = (STRIDES.get(name, STRIDE), MOST) if python_only else (min(STRIDE, 7), MOST_IN_C)
     group, number, until = new_group(None), 1 + len(name) % stride, time.monotonic() + 80
     group._calls.python_only, interrupted, problem = python_only, True, ""
-    while interrupted and not problem and number < MOST and channel.bcast(time.monotonic() < until):
+    while interrupted and not problem and number < most and channel.bcast(time.monotonic() < until):
         interrupted, problem = one_interrupt(name, asynchronous, group, number, channel)
         number += stride
     assert problem == ""

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from cases import Case
 from expected import makes_sense
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION
-from started import Failures, Operation, complete, run_case
+from started import FULL, Failures, Operation, complete, is_in_share, run_case
 from torch.distributed import DistBackendError
 from windows import KINDS, memory
 
@@ -40,6 +40,16 @@ SHAPES = ((0,), (5,), (3001,), (40_003,))
 FAMILIES = ("world", "reversed", "even_odd", "alone")
 CHUNK_LIMIT = 256
 TURNS = 30
+#: Three ranks share the cases among the ways that there are: shared memory, MPI's collectives, several hosts.
+PATH = 2 if "MPIPLUS_TEST_HOST_OF" in os.environ else int(os.environ.get("MPIPLUS_SHM") == "0")
+
+
+class Share(Failures):
+    """Runs those cases that are this run's."""
+
+    def run(self, operation: Operation, case: Case) -> None:
+        if FULL or dist.get_world_size() != 3 or is_in_share(f"{operation} {case}", PATH, 3):
+            super().run(operation, case)
 
 
 def table(all_groups: dict[str, groups.Group], failures: Failures) -> None:
@@ -246,7 +256,7 @@ def main() -> int:
     torch.set_num_threads(1)
     groups.pretend_hosts()
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=120))
-    failures = Failures()
+    failures = Share()
     all_groups = groups.make_groups(timedelta(seconds=120))
     table(all_groups, failures)
     in_flight(all_groups["world"], failures)

@@ -33,8 +33,8 @@ class Desk:
         assert self.opened.wait(20)
 
     def welcome(self, connection: socket.socket) -> None:
+        self.welcomed.append(connection)  # first: who has been told may look
         connection.sendall(b"welcome")
-        self.welcomed.append(connection)
 
     async def serve(self) -> None:
         self.loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -162,8 +162,8 @@ class Diagnosis:
         text = f"{call} on rank {group.rank()}: waiting for {describe_ranks(sorted(missed))}"
         killed = sorted(missed - {*left})
         if killed:
-            how = f"but {self._name(killed)} has ended without a word: killed, out of memory, or os._exit()"
-            return RankFailedError(f"{text}, {how}", ranks=[group.global_rank(rank) for rank in killed])
+            who = f"{self._name(killed)} has {peers.ENDED}"
+            return RankFailedError(f"{text}, but {who}", ranks=[group.global_rank(rank) for rank in killed])
         return DistBackendError(f"{text}, which left this group without taking part; look for what ended it")
 
     def _may_end_the_job(self, leaving: set[int]) -> bool:

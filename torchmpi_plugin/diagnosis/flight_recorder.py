@@ -17,12 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _bridge, torch_internals
+from .frames import line_of
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -37,7 +37,6 @@ _NAMES = {
 }
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
-Frame = tuple[CodeType, int]
 
 
 class Subject(NamedTuple):
@@ -60,7 +59,8 @@ class Entry(NamedTuple):
         time: when it was recorded, in ns since the epoch.
         work: refers to its Work while somebody holds that, which somebody does while it is pending; None: it was
             complete at once.
-        frames: the code and the lines where it was called, if it was not complete at once, the innermost first.
+        frames: where it was called, if it was not complete at once, the innermost call first: its code, the instruction
+            in that, the next one's code, and so on.
     """
 
     subject: Subject
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
     outputs: Shapes
     time: int
     work: weakref.ref[Any] | None = None
-    frames: Sequence[Frame] = ()
+    frames: Sequence[Any] = ()
 
     def state(self) -> str:
         """As the analyzer calls it: what has failed was never seen to finish."""
@@ -179,7 +179,8 @@ class Recorder:
         }
         if frames:
             row["frames"] = [
-                {"filename": code.co_filename, "line": line, "name": code.co_name} for code, line in entry.frames
+                {"filename": code.co_filename, "line": line_of(code, at), "name": code.co_name}
+                for code, at in zip(entry.frames[::2], entry.frames[1::2], strict=True)
             ]
         return row
 

@@ -8,8 +8,10 @@ and for every error, C calls the methods that are written in Python.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -75,9 +77,16 @@ def connect(engine: Engine) -> None:
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, vars(activity), vars(flight_recorder)),
         *(engine._registry, engine.interrupted, engine.recover, engine.watch, frames.NOT_THE_USERS),
+        _front_end(),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)
+
+
+def _front_end() -> tuple[CodeType, ...]:
+    """What calls a group for its user. It asks whether there is a Work, where the call was not to be asynchronous."""
+    codes = {inspect.unwrap(value).__code__ for value in vars(c10d).values() if type(value) is FunctionType}
+    return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def _operations() -> dict[int, tuple[int, bool]]:

@@ -58,8 +58,8 @@ def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
     """The error of whoever waits for ``ranks`` of the world, where one of them has ended."""
     dead = [rank for rank in ranks if peers.has_ended(_processes.get(rank))]
     if dead:
-        how = f"{'has' if len(dead) == 1 else 'have'} ended without a word: killed, out of memory, or os._exit()"
-        return RankFailedError(f"{doing}: {describe_ranks(dead)} of the world {how}", ranks=dead)
+        have = "has" if len(dead) == 1 else "have"
+        return RankFailedError(f"{doing}: {describe_ranks(dead)} of the world {have} {peers.ENDED}", ranks=dead)
     departed = checkin.departed() if checkin is not None else {}
     left = [rank for index, rank in enumerate(_processes) if index in departed and rank in ranks]
     if left:

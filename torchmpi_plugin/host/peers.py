@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from . import node
 
+#: What is said of a rank whose process is gone: it "has" or "they have" ...
+ENDED = "ended without a word: killed, out of memory, or os._exit()"
+
 
 class Process(NamedTuple):
     """A rank's process: its number alone may be given to another one later."""

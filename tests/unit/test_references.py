@@ -1,0 +1,31 @@
+"""Objects that the bridge makes are given back once, on every way, and not used after that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_installations import find_installations, run_limited
+
+from torchmpi_plugin import torch_internals
+
+SCRIPT = Path(__file__).parent / "scripts" / "references.py"
+#: A debug build of this Python (Debian: python3.11-dbg), which loads what is compiled for the usual one.
+DEBUG_BUILD = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}-dbg")
+
+
+@pytest.mark.skipif(torch_internals.tensor_exchange() is None, reason="this torch does not show its tensors to C")
+@pytest.mark.parametrize("python", [[sys.executable, "-X", "dev"], [DEBUG_BUILD]], ids=["allocator", "build"])
+def test_nothing_is_left_behind_or_used_too_long(python: list[str | None]) -> None:
+    if python[0] is None:
+        pytest.skip("needs a debug build of Python")
+    mpi = find_installations()[0][0]
+    packages = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"}
+    command = mpi.command(1, [str(SCRIPT)])
+    at = command.index(sys.executable)
+    command[at : at + 1] = map(str, python)
+    code, output = run_limited(command, {**mpi.full_environment(), **packages}, 250)
+    assert code == 0 and "left behind: {}" in output, output[-3000:]
