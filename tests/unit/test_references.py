@@ -24,6 +24,8 @@ def test_nothing_is_left_behind_or_used_too_long(python: list[str | None]) -> No
         pytest.skip("needs a debug build of Python")
     mpi = find_installations()[0][0]
     packages = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"}
+    # mpi4py looks for MPI beside the Python that runs, and the debug build is not this environment's
+    packages["MPI4PY_LIBMPI"] = mpi.library
     command = mpi.command(1, [str(SCRIPT)])
     at = command.index(sys.executable)
     command[at : at + 1] = map(str, python)
