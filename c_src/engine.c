@@ -149,9 +149,6 @@ static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *sin
  * group is kept by whom the caller works for. */
 static int poll(mpp_op *op, int64_t wait_ns) {
     mpp_group *group = op->group;
-    /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody
-     * to run; with fewer cores than ranks every spin takes the core from the rank that is waited for. */
-    const int spins = group->yield_early ? 4 : 400;
     int64_t deadline = 0, since = 0;
     unsigned moves = 0;
     int state, stuck = 0;
@@ -168,7 +165,7 @@ static int poll(mpp_op *op, int64_t wait_ns) {
             progress_all();
             pthread_mutex_unlock(&engine.lock);
         }
-        if (polls < spins) {
+        if (polls < op->spins) {
             cpu_relax();
             continue;
         }

@@ -343,6 +343,8 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     if (!s) return NULL;
     s->op.discard = discard_lists;
     s->op.arrived = arrived;
+    if (g->channel->hosts) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each, and they may share */
+    else if (!g->yield_early) s->op.spins = MPP_SPINS_MEMORY;
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
     s->windows = 1;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
@@ -19,6 +21,12 @@ from .report import machine_facts
 from .results import FRONT_END, NONBLOCKING, RAW, Row
 
 Groups = dict[str, dist.ProcessGroup]
+
+
+def _finish(request: MPI.Request) -> None:
+    """Wait, and yield the core: a blocking call of Open MPI spins, and takes it from ranks whose turn is not over."""
+    while not request.Test():
+        os.sched_yield()
 
 
 class Session:
@@ -43,12 +51,13 @@ class Session:
 
     def synchronise(self) -> None:
         """Return on no rank before every rank has called."""
-        self.comm.Barrier()
+        _finish(self.comm.Ibarrier())
 
     def slowest(self, seconds: float) -> float:
         """Return the largest ``seconds`` of all ranks, on every rank."""
-        largest: float = self.comm.allreduce(seconds, MPI.MAX)
-        return largest
+        largest = array("d", [seconds])
+        _finish(self.comm.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX))
+        return largest[0]
 
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
