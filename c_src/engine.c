@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "pause.h"
 
@@ -25,6 +24,7 @@ static struct {
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;
     int running, asleep, woken;
+    clockid_t starter; /* counts what the thread that has started something last has of a core */
     pthread_t thread;
 } engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
             .work = PTHREAD_COND_INITIALIZER,
@@ -102,6 +102,7 @@ static void note_unclaimed(mpp_op *op) {
     op->holds = 1;
     atomic_fetch_add(&op->group->holders, 1);
     op->starter = pthread_self();
+    pthread_getcpuclockid(op->starter, &engine.starter);
     op->later_unclaimed = engine.unclaimed;
     engine.unclaimed = op;
 }
@@ -132,10 +133,9 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
-/* Whether to sleep rather than yield: once the others have let an operation over shared memory wait for a while, and
- * with fewer cores than ranks soon. A yield gives only a part of the core to whoever else has work for it, and none to
- * tasks of another scheduling group. Where each rank has one of its own, as with MPICH's mpiexec (a session each, and
- * the kernel's autogroup), those who yield keep the core from the rank they wait for, up to 0.3 s as measured. */
+/* Whether to sleep rather than yield: once the others have let a collective of ours wait for a while, and with fewer
+ * cores than ranks soon. A yield gives only a part of the core to whoever else has work for it. Where each rank has a
+ * scheduling group of its own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. */
 static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
     unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
     if (!*since || seen != *moves) {
@@ -300,9 +300,10 @@ void mpp_release(uintptr_t handle) {
 
 /* ---- background ---- */
 
-/* How long the thread stays half awake after its last operation. A start that is waited for at once (every
- * dist.recv) then costs no wake-up, which would take longer than the message. */
-enum { LIGHT_SLEEPS = 100, LIGHT_NAP_NS = 500000, MAX_NAP_NS = 200000 };
+/* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
+ * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
+enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONG_NAP_NS = 200000 };
+enum { BRISK_LOOKS = 1000, FREQUENT_LOOKS = 2000 };
 
 static void sleep_until_work(void) {
     engine.asleep = 1;
@@ -312,29 +313,31 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, quiet = 0;
+    int idle = 0, quiet = 0, busy = 0;
+    core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&engine.stopping)) {
         mpp_lock();
-        if (engine.count == 0 && ++quiet > LIGHT_SLEEPS) {
+        if (engine.count == 0 && ++quiet > LIGHT_NAPS) {
             sleep_until_work();
             quiet = 0;
         }
-        int others = atomic_load(&engine.waiters) > 0;
-        int worked = 0, empty = engine.count == 0;
-        if (!empty && !others) worked = progress_all();
+        int empty = engine.count == 0, others = atomic_load(&engine.waiters) > 0;
+        int worked = empty || others ? 0 : progress_all();
+        clockid_t starter = engine.starter;
         mpp_unlock();
+        if (!empty) quiet = 0;
         if (empty || others) {
-            if (!empty) quiet = 0;
             nap(LIGHT_NAP_NS);
             idle = 0;
             continue;
         }
-        quiet = 0;
         idle = worked ? 0 : idle + 1;
-        /* The user's own computation wants this core: poll briskly only while something moves, and sleep even then. Who
-         * yields is back after a whole time slice of the computation, who wakes up at once. */
-        nap(idle < 50 ? 2000 : idle < 200 ? 20000 : MAX_NAP_NS);
+        if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
+        /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
+         * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
+        if (busy || idle > BRISK_LOOKS) nap(idle < FREQUENT_LOOKS ? NAP_NS : LONG_NAP_NS);
+        else sched_yield();
     }
     return NULL;
 }

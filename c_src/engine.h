@@ -60,6 +60,7 @@ struct mpp_group {
     int first_tag, tag_count;
     unsigned sequence;
     int yield_early;
+    int spins; /* for an operation of the group, unless it knows better */
     _Atomic int aborted;
     _Atomic int holders;              /* Python's group, and operations that Python knows */
     void (*release)(mpp_group *);     /* by the last of them */
@@ -78,9 +79,9 @@ extern size_t mpp_chunk_limit;
 enum { MPP_WINDOW_TAGS = 2 };
 
 /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody to run: hundreds of
- * looks at shared memory, but tens at MPI, which is some system calls each. With fewer cores than ranks every spin takes
- * the core from the rank that is waited for. */
-enum { MPP_SPINS_CROWDED = 4, MPP_SPINS_MPI = 20, MPP_SPINS_MEMORY = 400 };
+ * looks at memory, but tens at a network, which are some system calls each. With fewer cores than ranks every spin
+ * takes the core from the rank that is waited for. */
+enum { MPP_SPINS_CROWDED = 4, MPP_SPINS_NETWORK = 20, MPP_SPINS_MEMORY = 400 };
 
 #define MPP_CLOSED ((int64_t)1 << 62)
 static inline int mpp_is_closed(const mpp_group *group) { return atomic_load(&group->active) >= MPP_CLOSED; }

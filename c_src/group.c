@@ -19,6 +19,7 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     group->first_tag = first_tag;
     group->tag_count = tag_count;
     group->yield_early = yield_early;
+    group->spins = yield_early ? MPP_SPINS_CROWDED : MPP_SPINS_MEMORY;
     group->holders = 1;
     group->release = release;
     return (uintptr_t)group;

@@ -49,7 +49,7 @@ void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t
     }
     op->group = group;
     op->counts = 1;
-    op->spins = group->yield_early ? MPP_SPINS_CROWDED : MPP_SPINS_MPI;
+    op->spins = group->spins;
     op->staging = (mpp_staging *)staging;
     op->step = step;
     op->source = -1;

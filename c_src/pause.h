@@ -5,10 +5,24 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+static inline int64_t clock_ns(clockid_t clock) { /* 0 for that of a thread that has ended */
+    struct timespec t = {0};
+    clock_gettime(clock, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+
+typedef struct {
+    int64_t at, used;
+} core_use;
+
+/* Whether the thread with this clock had a core for most of the time since `last`. */
+static inline int has_computed(clockid_t thread, core_use *last) {
+    core_use now = {now_ns(), clock_ns(thread)};
+    int is_busy = 2 * (now.used - last->used) > now.at - last->at;
+    *last = now;
+    return is_busy;
 }
 
 static inline void nap(int64_t ns) {

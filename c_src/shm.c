@@ -93,6 +93,7 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
         c->hosts->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
     }
     prepare_refusal(c, g);
+    if (host_of && !g->yield_early) g->spins = MPP_SPINS_NETWORK;
     g->channel = c;
     return 0;
 }
@@ -343,8 +344,7 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     if (!s) return NULL;
     s->op.discard = discard_lists;
     s->op.arrived = arrived;
-    if (g->channel->hosts) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each, and they may share */
-    else if (!g->yield_early) s->op.spins = MPP_SPINS_MEMORY;
+    if (g->channel->hosts) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
     s->windows = 1;

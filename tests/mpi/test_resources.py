@@ -1,9 +1,12 @@
-"""What must not grow: communicators and memory."""
+"""What must not grow: communicators and memory; and what must not be taken: the core of whoever computes."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,29 @@ def test_operations_leave_nothing_behind(channel) -> None:
     dist.barrier()
     assert resident_bytes() - memory < 2 * MIB
     assert next_communicator(channel) - number < 4
+
+
+def wake_ups_of_others() -> int:
+    """How often threads of this process but for this one have gone to sleep until now."""
+    others = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != threading.get_native_id())
+    return sum(
+        int(count)
+        for task in others
+        for count in re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)
+    )
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_background_sleeps_when_nothing_is_pending(channel) -> None:
+    channel.Barrier()
+    if dist.get_rank() == 0:
+        time.sleep(0.05)  # so that the others' calls are pending for a while
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    while not work.is_completed():
+        time.sleep(0.001)
+    work.wait()
+    time.sleep(0.01)
+    before = wake_ups_of_others()
+    time.sleep(0.04)
+    assert wake_ups_of_others() - before < 20
