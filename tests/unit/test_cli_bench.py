@@ -259,10 +259,15 @@ def test_an_unknown_subcommand_is_refused() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_an_unknown_operation_is_refused() -> None:
+def test_operations_may_have_mpis_names_and_others_are_refused() -> None:
     # In a process of its own: the table of operations imports mpi4py, and that starts MPI.
-    command = [sys.executable, "-m", "torchmpi_plugin.cli", "bench", "--ops", "all_reduce,all_shuffle"]
+    program = (
+        "from torchmpi_plugin.cli import bench, main; "
+        "print(*bench.parse_operations(None, None, 'all_gather,barrier,reduce_scatter'), flush=True); main()"
+    )
+    command = [sys.executable, "-c", program, "bench", "--ops", "all_reduce,all_shuffle"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.stdout.split() == ["all_gather_into_tensor", "barrier", "reduce_scatter_tensor"]
     assert result.returncode == 2
     assert "no operation all_shuffle; there are all_reduce, ping_pong" in " ".join(result.stderr.split())
 

@@ -53,16 +53,17 @@ def parse_names(_: click.Context | None, __: click.Parameter | None, value: str)
 
 
 def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
-    """Split a list of operations, and refuse names that the table does not have."""
+    """Split a list of operations, MPI's names too (all_gather), and refuse those that the table does not have."""
     with _saying_what_is_wrong():
         mpi_library.load()  # which importing the table needs
     from .operations import OPERATIONS
 
     names = parse_names(ctx, param, value)
-    unknown = [name for name in names if name not in OPERATIONS]
+    found = [next((full for full in OPERATIONS if f"{full}_".startswith(f"{name}_")), None) for name in names]
+    unknown = [name for name, full in zip(names, found, strict=True) if full is None]
     if unknown:
         raise click.BadParameter(f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
-    return names
+    return [full for full in found if full is not None]
 
 
 def parse_backends(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
