@@ -302,8 +302,7 @@ void mpp_release(uintptr_t handle) {
 
 /* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
  * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
-enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONG_NAP_NS = 200000 };
-enum { BRISK_LOOKS = 1000, FREQUENT_LOOKS = 2000 };
+enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST = 5, BRISK_LOOKS = 1000 };
 
 static void sleep_until_work(void) {
     engine.asleep = 1;
@@ -313,7 +312,7 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, quiet = 0, busy = 0;
+    int idle = 0, naps = 0, quiet = 0, busy = 0;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&engine.stopping)) {
@@ -329,15 +328,16 @@ static void *progress_thread(void *unused) {
         if (!empty) quiet = 0;
         if (empty || others) {
             nap(LIGHT_NAP_NS);
-            idle = 0;
+            idle = naps = 0;
             continue;
         }
-        idle = worked ? 0 : idle + 1;
+        if (worked) idle = naps = 0;
+        else idle += idle <= BRISK_LOOKS;
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (busy || idle > BRISK_LOOKS) nap(idle < FREQUENT_LOOKS ? NAP_NS : LONG_NAP_NS);
-        else sched_yield();
+        if (!busy && idle <= BRISK_LOOKS) sched_yield();
+        else nap(NAP_NS * (naps < 256 * LONGEST ? 1 + naps++ / 256 : LONGEST)); /* the longer nothing moves */
     }
     return NULL;
 }
