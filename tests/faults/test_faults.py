@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import build
 
 WALK = Path(__file__).parent / "walk.py"
-#: Quiet, it takes one of them; or fifty, in full.
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
+#: Quiet, it takes one of them; or fifty, in full.
 SECONDS = 3600 if FULL else 600
 #: What fails is ours: where both are at hand, each MPI has one of the ways.
 SHARED_MEMORY_OF = {"Open MPI": "0", "MPICH": "1"}

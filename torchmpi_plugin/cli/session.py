@@ -24,7 +24,7 @@ Groups = dict[str, dist.ProcessGroup]
 
 
 def _finish(request: MPI.Request) -> None:
-    """Wait, and yield the core: a blocking call of Open MPI spins, and takes it from ranks whose turn is not over."""
+    """Wait, and yield the core to slower ranks, as mpiplus does in an operation; a blocking call of Open MPI spins."""
     while not request.Test():
         os.sched_yield()
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,6 @@ _CHECKED_STEPS = 6
 #: After the first one DDP makes its buckets anew, in the order in which gradients came.
 _STEPS_TO_SETTLE = 3
 _SEED = 11
-_NAP_SECONDS = 2e-5
 _ALONE, _ALL_REDUCE = "alone", "all_reduce"
 
 
@@ -127,13 +125,6 @@ def _check(session: Session, trainers: dict[str, Trainer], model: str, dtype: st
     return losses
 
 
-def _wait_for_slower_ranks(session: Session) -> None:
-    """A barrier that leaves its core to them, as waiting for an all_reduce does; MPI's own may spin."""
-    arrived = session.comm.Ibarrier()
-    while not arrived.Test():
-        time.sleep(_NAP_SECONDS)
-
-
 def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype) -> Call:
     """What DDP asks of the group in one step, all at once."""
     buckets = [torch.empty(length, dtype=dtype).fill_(0) for length in lengths]
@@ -156,7 +147,7 @@ def _measure(session: Session, task: Task, dtype: str, repeats: int, block_secon
 
     def step_alone() -> None:
         alone.step()
-        _wait_for_slower_ranks(session)
+        session.synchronise()
 
     calls: dict[str, Call] = {_ALONE: step_alone}
     for name, trainer in trainers.items():
