@@ -23,7 +23,9 @@ def test_nothing_is_left_behind_or_used_too_long(python: list[str | None]) -> No
     if python[0] is None:
         pytest.skip("needs a debug build of Python")
     mpi = find_installations()[0][0]
-    packages = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"}
+    # the debug build reads no .pth files of this environment: an editable installation is named as well
+    path = [str(Path(torch_internals.__file__).parents[1]), *filter(None, sys.path)]
+    packages = {"PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
     # mpi4py looks for MPI beside the Python that runs, and the debug build is not this environment's
     packages["MPI4PY_LIBMPI"] = mpi.library
     command = mpi.command(1, [str(SCRIPT)])
