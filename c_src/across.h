@@ -1,7 +1,8 @@
 /* The collectives of a group on several hosts: what travels between them, and where it lies. shm.c has the protocol,
  * hosts.c the agreement, flights.c the messages.
  *
- * What is short rides with the agreement about the call, in the messages of the first rank of each host.
+ * What is short rides with the agreement about the call, in the messages of the first rank of each host. A sum that is
+ * not so short rides by halves, each host's share of it is complete then, and flies to the other hosts.
  *
  * What is long flies chunk by chunk, while other chunks are written and read. A reduction's chunk is cut into as many
  * parts as every host has ranks at least (lanes), and each part into one piece per host. The ranks of a lane exchange

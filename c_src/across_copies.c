@@ -85,7 +85,7 @@ int mpp_broadcast_across(shm_op *s) {
     s->wait_for = -1;
     s->read = NULL;
     if (!s->bytes) return 1;
-    if (s->bytes <= s->chunk_bytes && s->bytes <= MPP_PAYLOAD) {
+    if (s->bytes <= s->chunk_bytes && s->bytes <= MPP_WHOLE_PAYLOAD) {
         mpp_ride(s, &riding, s->bytes);
         if (reads) s->read = mpp_read_from_first;
         return 1;

@@ -116,10 +116,10 @@ static void span_all(const shm_op *s, int first_host, int end_host, size_t *offs
 }
 
 static void merge_sums(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first) {
-    const void *sources[] = {theirs_first ? theirs : payload, theirs_first ? payload : theirs};
+    char *sum = payload + offset;
+    const void *sources[] = {theirs_first ? theirs : sum, theirs_first ? sum : theirs};
     mpp_reduction of_wide = mpp_of_wide(&s->how);
-    (void)offset;
-    mpp_reduce(&of_wide, payload, sources, 2, wide_count(s, length));
+    mpp_reduce(&of_wide, sum, sources, 2, wide_count(s, length));
 }
 
 /* Where hosts are no such leaves, the sums of all parts are sent, and added up in the end. */
@@ -146,6 +146,75 @@ static void unpack_parts(shm_op *s, char *payload) {
 
 static void unpack_sum(shm_op *s, char *payload) {
     mpp_narrow(&s->how, mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, wide_count(s, s->payload));
+}
+
+/* What is longer rides by halves, among 2^k hosts: a host sends only those sums with which the part beside it goes on,
+ * half as much at each level, and has its own share of all sums in the end. (Recursive halving, see hosts.c.) Shares
+ * lie in the order of their hosts' numbers with the bits reversed: what is sent is one stretch then. */
+static int reversed(const mpp_hosts *h, int host) {
+    int bits = 0;
+    for (int level = 0; level < h->levels; level++) bits |= (host >> level & 1) << (h->levels - 1 - level);
+    return bits;
+}
+
+static size_t wide_share(const shm_op *s) { return s->payload / (size_t)mpp_hosts_of(s)->count; }
+
+/* Where in the tensor a host's share is, or the blocks of its ranks are, one after the other; at last of no length. */
+static mpp_stretch part_of_share(const shm_op *s, int host, int i) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    if (s->lengths && i < mpp_local_count(h, host))
+        return (mpp_stretch){(size_t)h->members[h->first[host] + i] * s->call.bytes, s->call.bytes};
+    size_t share = wide_count(s, wide_share(s)) * s->element, begin = (size_t)host * share;
+    if (s->lengths || i || begin >= s->bytes) return (mpp_stretch){0, 0};
+    return (mpp_stretch){begin, s->bytes - begin < share ? s->bytes - begin : share};
+}
+
+static void pack_shares(shm_op *s, char *payload) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    for (int place = 0; place < h->count; place++) {
+        char *at = payload + (size_t)place * wide_share(s), *end = at + wide_share(s);
+        mpp_stretch part;
+        for (int i = 0; (part = part_of_share(s, reversed(h, place), i)).length; i++) {
+            add_up(s, 0, part.begin, part.length / s->element, at);
+            at += wide_bytes(s, part.length);
+        }
+        memset(at, 0, (size_t)(end - at));
+    }
+}
+
+static void span_of_half(const shm_op *s, int first_host, int end_host, size_t *offset, size_t *length) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    int hosts = end_host - first_host, shares = h->count / (2 * hosts);
+    int goes_out = first_host <= h->here && h->here < end_host, wanted_by = goes_out ? h->here ^ hosts : h->here;
+    *offset = (size_t)(reversed(h, wanted_by) / shares * shares) * wide_share(s);
+    *length = (size_t)shares * wide_share(s);
+}
+
+static void unpack_share(shm_op *s, char *payload) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    char *at = payload + (size_t)reversed(h, h->here) * wide_share(s),
+         *slot = mpp_slot_of(mpp_channel_of(s), 0, s->first);
+    mpp_stretch part;
+    for (int i = 0; (part = part_of_share(s, h->here, i)).length; i++) {
+        mpp_narrow(&s->how, slot + part.begin, at, part.length / s->element);
+        at += wide_bytes(s, part.length);
+    }
+}
+
+/* The first ranks of the hosts have the shares, and send them to those that want them. */
+static void send_shares(shm_op *s, uint64_t chunk) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    int wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
+    char *slot = mpp_own_slot(s, chunk);
+    if (mpp_channel_of(s)->rank) return;
+    for (int i = 1; i < h->count; i++) {
+        int host = mpp_other_host(h, i);
+        mpp_stretch mine = part_of_share(s, h->here, 0), theirs = part_of_share(s, host, 0);
+        if (wanted_by < 0 || wanted_by == host)
+            mpp_send_to(s, chunk, slot + mine.begin, mine.length, mpp_leader_of(h, host));
+        if (wanted_by < 0 || wanted_by == h->here)
+            mpp_expect_from(s, chunk, slot + theirs.begin, theirs.length, mpp_leader_of(h, host));
+    }
 }
 
 static void send_sums(shm_op *s, uint64_t chunk) {
@@ -187,13 +256,28 @@ static int ride_if_short(shm_op *s, size_t bytes) {
         .pack = pack_parts, .span = span_of_parts, .merge = mpp_merge_by_copy, .unpack = unpack_parts};
     const mpp_hosts *h = mpp_hosts_of(s);
     size_t payload = wide_bytes(s, bytes) * (h->regular ? 1 : (size_t)h->parts);
-    if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_PAYLOAD) return 0;
+    if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_WHOLE_PAYLOAD) return 0;
     mpp_ride(s, h->regular ? &sum : &parts, payload);
+    return 1;
+}
+
+/* The same by halves, where a host's share takes so many bytes of the tensor. */
+static int ride_by_halves(shm_op *s, const mpp_route *route, size_t share) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    size_t payload = wide_bytes(s, share) * (size_t)h->count;
+    if (!h->regular || h->count & (h->count - 1) || payload > MPP_PAYLOAD) return 0;
+    mpp_ride(s, route, payload);
     return 1;
 }
 
 int mpp_reduce_across(shm_op *s) {
     static const mpp_route flying = {.first_leg = send_sums, .second_leg = send_results};
+    static const mpp_route halves = {.pack = pack_shares,
+                                     .span = span_of_half,
+                                     .merge = merge_sums,
+                                     .unpack = unpack_share,
+                                     .first_leg = send_shares};
+    size_t lines = (s->bytes + CACHE_LINE - 1) / CACHE_LINE, hosts = (size_t)mpp_hosts_of(s)->count;
     int reads = s->root < 0 || s->root == s->op.group->rank;
     s->wait_for = -1;
     s->two_phase = 0;
@@ -202,6 +286,10 @@ int mpp_reduce_across(shm_op *s) {
     if (ride_if_short(s, s->bytes)) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
+    }
+    if (s->bytes <= s->chunk_bytes && ride_by_halves(s, &halves, (lines + hosts - 1) / hosts * CACHE_LINE)) {
+        if (reads) s->read = mpp_read_from_first;
+        return mpp_fly(s, &halves);
     }
     if (reads) s->read = mpp_read_lanes;
     return mpp_fly(s, &flying);
@@ -250,9 +338,13 @@ static void read_finished_block(shm_op *s, uint64_t chunk) {
 /* `s` is laid out for flying. */
 int mpp_reduce_scatter_across(shm_op *s, size_t longest) {
     static const mpp_route flying = {.first_leg = send_block_sums, .second_leg = finish_block};
+    static const mpp_route halves = {
+        .pack = pack_shares, .span = span_of_half, .merge = merge_sums, .unpack = unpack_share};
+    size_t bytes = (size_t)s->op.group->size * longest, of_host = (size_t)mpp_hosts_of(s)->most * longest;
+    int fits = bytes <= mpp_channel_of(s)->slot_bytes;
     s->wait_for = -1;
     if (!longest) return 1;
-    if (ride_if_short(s, (size_t)s->op.group->size * longest)) {
+    if (fits && (ride_by_halves(s, &halves, of_host) || ride_if_short(s, bytes))) {
         s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
         s->windows = 1;
         s->write = write_all_blocks;

@@ -241,8 +241,11 @@ static void find_places(mpp_hosts *h, int ranks, const int *host_of) {
     }
     memcpy(h->host_of, host_of, (size_t)ranks * sizeof *host_of);
     h->lanes = ranks;
-    for (int host = 0; host < h->count; host++)
-        if (mpp_local_count(h, host) < h->lanes) h->lanes = mpp_local_count(h, host);
+    for (int host = 0; host < h->count; host++) {
+        int local = mpp_local_count(h, host);
+        if (local < h->lanes) h->lanes = local;
+        if (local > h->most) h->most = local;
+    }
 }
 
 /* Which parts of the tree over all ranks (see mpp_reduce) lie on one host each, as large as can be: their turns, by

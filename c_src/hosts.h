@@ -37,6 +37,7 @@ struct mpp_hosts {
     int *weight;  /* of the part whose turn it is: see add_tree */
     int regular;  /* hosts are the leaves of a balanced tree, one part each */
     int lanes;    /* the smallest number of ranks on a host: so many carry a part of what all share */
+    int most;     /* the largest */
     int first_tag;
     char *inbox; /* in the segment: blocks of ranks on other hosts */
     size_t inbox_bytes;
@@ -51,7 +52,9 @@ struct mpp_hosts {
     mpp_flight flights[MAX_RING];
 };
 
-enum { MPP_PAYLOAD = 16 << 10, MPP_HOST_TAGS = 16 };
+/* The most that rides with an agreement; and of what is sent whole at every level, as with Open MPI messages of more
+ * than 64 KiB over TCP wait for an answer first. */
+enum { MPP_PAYLOAD = 64 << 10, MPP_WHOLE_PAYLOAD = 32 << 10, MPP_HOST_TAGS = 16 };
 
 static inline int mpp_local_count(const mpp_hosts *h, int host) { return h->first[host + 1] - h->first[host]; }
 static inline int mpp_part_count(const mpp_hosts *h, int host) { return h->first_part[host + 1] - h->first_part[host]; }

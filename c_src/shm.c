@@ -138,8 +138,8 @@ static int all_written(shm_op *s, uint64_t chunk) {
 }
 
 static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
-    if (s->payload) return 1; /* it came with the agreement */
     if (s->two_phase) return reached(c, &c->all_reduced, offsetof(rank_counters, reduced), number + 1);
+    if (s->payload) return 1; /* it came with the agreement */
     if (s->wait_for < 0) return reached(c, &c->all_in, offsetof(rank_counters, in), number + 1);
     return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
 }

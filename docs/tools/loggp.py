@@ -67,9 +67,10 @@ class Estimate(NamedTuple):
 def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: int = 1) -> Estimate:
     """How long one operation takes.
 
-    A short one is as many messages one after the other as there are levels of hosts. A long one is that, without data,
-    then its legs, and then the longest of: a rank's messages, a host's bytes, and the ring, which lets no more than so
-    many chunks be under way. What the ranks of one host do among themselves is not counted.
+    A short one is as many messages one after the other as there are levels of hosts, and one more where shares are
+    sent in the end. A long one is the agreement, without data, then its legs, and then the longest of: a rank's
+    messages, a host's bytes, and the ring, which lets no more than so many chunks be under way. What the ranks of one
+    host do among themselves is not counted.
     """
     message = network.latency + 2 * network.overhead
     each = max(network.gap, 2 * network.overhead)
@@ -80,9 +81,10 @@ def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: 
     sent = dict(zip(those, message_counts.counts(group, operation, nbytes, wide, of=those), strict=True))
     if operation not in message_counts.EXCHANGES and message_counts.is_short(group, operation, nbytes, wide):
         first = max((sent[ranks[0]] for ranks in (group.on_host[0], group.on_host[-1])), key=lambda it: it.bytes)
+        steps = message_counts.steps(group, operation, nbytes, wide)
         parts = {
-            "latency": levels * message,
-            "messages": max(0, first.messages - levels) * each,
+            "latency": steps * message,
+            "messages": max(0, first.messages - steps) * each,
             "bytes": first.bytes * network.per_byte,
         }
         return Estimate(sum(parts.values()), max(parts, key=lambda name: parts[name]))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 LINE = 64
 OPINION = 192  # bytes: what a host's ranks call
-PAYLOAD = 16 << 10  # the most that rides with it
+PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that rides with it; and of what is sent whole at every level
 RING = 4
 INBOXES = 16 << 20
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -117,45 +117,70 @@ def levels(hosts: int) -> int:
     return (hosts - 1).bit_length()
 
 
-def _agreement(group: Group, payload_of_host: Sequence[float], added: bool) -> list[Sent]:
-    """By host, for its first rank: a message of its part of the hosts to the part beside it, at each level.
+class Riding(NamedTuple):
+    """What travels with an agreement.
 
-    Args:
-        payload_of_host: what each host brings along.
-        added: it is added up on the way; else the hosts' lie side by side.
+    Attributes:
+        of_host: bytes that each host brings along.
+        way: they lie "side by side", or are "added" up on the way, or that "by halves".
     """
-    sent, before = [], [0.0, *itertools.accumulate(payload_of_host)]
-    most = max(payload_of_host)
+
+    of_host: list[float]
+    way: str = "side by side"
+
+    def length(self, begin: int, end: int) -> float:
+        """Of what the hosts from one to another one send, bytes."""
+        if self.way == "side by side":
+            return sum(self.of_host[begin:end])
+        return max(self.of_host) / (2 * (end - begin) if self.way == "by halves" else 1)
+
+
+def _agreement(group: Group, riding: Riding) -> list[Sent]:
+    """By host, for its first rank: a message of its part of the hosts to the part beside it, at each level."""
+    sent = []
     for host in range(group.hosts):
         total = Sent()
         for level in range(levels(group.hosts)):
             begin = host >> level << level
             part, beside = (range(at, min(at + (1 << level), group.hosts)) for at in (begin, begin ^ 1 << level))
             messages = max(0, math.ceil((len(beside) - (host - begin)) / len(part)))
-            payload = most if added else before[part.stop] - before[part.start]
-            total += Sent(messages, messages * (OPINION + payload))
+            total += Sent(messages, messages * (OPINION + riding.length(part.start, part.stop)))
         sent.append(total)
     return sent
 
 
-def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> tuple[list[float], bool] | None:
+def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> Riding | None:
     """What each host has to say in an operation that is short enough; None: it is not."""
-    nobody, limit = [0.0] * group.hosts, min(group.slot, PAYLOAD)
+    nobody = [0.0] * group.hosts
     if operation == "barrier" or not nbytes:
-        return nobody, False
+        return Riding(nobody)
     if operation == "broadcast":
         mine = [float(nbytes) if host == group.host_of[root] else 0.0 for host in range(group.hosts)]
-        return (mine, False) if nbytes <= limit else None
+        return Riding(mine) if nbytes <= min(group.slot, WHOLE) else None
     if operation == "all_gather":
-        return (
-            ([float(nbytes * len(there)) for there in group.on_host], False) if nbytes * group.ranks <= limit else None
-        )
-    if operation not in REDUCING:
+        blocks = [float(nbytes * len(there)) for there in group.on_host]
+        return Riding(blocks) if nbytes * group.ranks <= min(group.slot, PAYLOAD) else None
+    return _payload_of_sums(group, operation, nbytes, wide) if operation in REDUCING else None
+
+
+def _payload_of_sums(group: Group, operation: str, nbytes: int, wide: int) -> Riding | None:
+    scatters = operation == "reduce_scatter"
+    whole = nbytes * (group.ranks if scatters else 1)
+    if whole > group.slot:
         return None
-    whole = nbytes * (group.ranks if operation == "reduce_scatter" else 1)
-    if whole > group.slot or whole * wide * (1 if group.is_tree else sum(group.parts)) > PAYLOAD:
+    share = max(map(len, group.on_host)) * nbytes if scatters else share_bytes(group, nbytes)
+    halves = group.is_tree and group.hosts.bit_count() == 1 and share * wide * group.hosts <= PAYLOAD
+    is_short = whole * wide * (1 if group.is_tree else sum(group.parts)) <= WHOLE
+    if halves and (scatters or not is_short):
+        return Riding([float(share * wide * group.hosts)] * group.hosts, "by halves")
+    if not is_short:
         return None
-    return [float(whole * wide * parts) for parts in group.parts], group.is_tree
+    return Riding([float(whole * wide * parts) for parts in group.parts], "added" if group.is_tree else "side by side")
+
+
+def share_bytes(group: Group, nbytes: int) -> int:
+    """Of a tensor whose sum rides by halves, what a host has of it before the shares are sent to who wants them."""
+    return math.ceil(nbytes / LINE / group.hosts) * LINE
 
 
 # ---- in chunks, and as messages ----
@@ -174,6 +199,16 @@ def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) 
     wanted_by = hosts - 1 if root is None else int(host != group.host_of[root])
     sums = Sent(chunks * (hosts - 1), (hosts - 1) * piece * _sums(group, host, wide))
     return sums + Sent(chunks * wanted_by, wanted_by * piece)
+
+
+def _shared(group: Group, rank: int, nbytes: int, root: int | None) -> Sent:
+    """The shares of sums that came by halves."""
+    host, share = group.host_of[rank], share_bytes(group, nbytes)
+    mine = max(0, min(share, nbytes - host * share))
+    if rank != group.on_host[host][0] or not mine:
+        return Sent()
+    wanted_by = group.hosts - 1 if root is None else int(host != group.host_of[root])
+    return Sent(wanted_by, wanted_by * mine)
 
 
 def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
@@ -215,7 +250,7 @@ def counts(
         of: these ranks only.
     """
     rides = _payload(group, operation, nbytes, wide, root)
-    agreement = _agreement(group, *(rides or ([0.0] * group.hosts, False)))
+    agreement = _agreement(group, rides or Riding([0.0] * group.hosts))
     sent = []
     for rank in range(group.ranks) if of is None else of:
         host = group.host_of[rank]
@@ -224,13 +259,22 @@ def counts(
             total += _exchanged(group, operation, rank, nbytes, root)
         elif rides is None and group.hosts > 1:
             total += _flown(group, operation, rank, nbytes, wide, root)
+        elif rides and rides.way == "by halves" and operation != "reduce_scatter":
+            total += _shared(group, rank, nbytes, root if operation == "reduce" else None)
         sent.append(total)
     return sent
 
 
 def is_short(group: Group, operation: str, nbytes: int, wide: int = 1) -> bool:
-    """Whether it goes with the agreement."""
+    """Whether it goes with the agreement, all or, of a sum by halves, the first part of the way."""
     return _payload(group, operation, nbytes, wide, 0) is not None
+
+
+def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
+    """Of such an operation: how many messages come one after the other."""
+    riding = _payload(group, operation, nbytes, wide, 0)
+    shares = riding is not None and riding.way == "by halves" and operation != "reduce_scatter"
+    return levels(group.hosts) + shares
 
 
 def chunk_bytes(group: Group, operation: str) -> int:

@@ -28,6 +28,7 @@ SHAPES = {
 }
 TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
 SHORT, CHUNKS = 48, 3
+HALVED = 40 << 10  # of a tensor: rides, but not whole
 CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each lane and host
 
 
@@ -101,7 +102,8 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
     ranks.messages()
     wrong = []
     for operation in formulas.OPERATIONS:
-        for nbytes in (SHORT, CHUNKS * formulas.chunk_bytes(group, operation)) if operation != "barrier" else (0,):
+        sizes = [SHORT, CHUNKS * formulas.chunk_bytes(group, operation)] if operation != "barrier" else [0]
+        for nbytes in [*sizes, HALVED] if operation in CUT and group.slot >= HALVED else sizes:
             for root in (0, len(shape) - 1):
                 call(ranks, operation, nbytes, dtype, root)
                 wide = TYPES[dtype][1]

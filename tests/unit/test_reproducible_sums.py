@@ -196,3 +196,22 @@ def test_many_parts_fit_into_what_a_flight_has(shim_of_all_ranks, hosts, kind, n
         what = kind, name, "SUM", 2 * slot, 1
         one_host = bits(shim_of_all_ranks, [0] * len(hosts), False, *what, slot=slot)
         assert bits(shim_of_all_ranks, hosts, True, *what, slot=slot) == one_host
+
+
+@given(
+    hosts=st.sampled_from([[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 1, 1, 2, 2, 3], list(range(8))]),
+    kind=st.sampled_from(KINDS),
+    name=st.sampled_from(sorted(TYPES)),
+    op=st.sampled_from(OPS),
+    nbytes=st.sampled_from([1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10]),
+    more=st.integers(-70, 70),
+    dice=st.integers(0, MOST),
+)
+@settings(few, max_examples=150)
+def test_what_rides_with_the_agreement(shim_of_all_ranks, hosts, kind, name, op, nbytes, more, dice):
+    """Whole or by halves, up to the lengths from which on it flies; slots are as long as in life."""
+    blocks = len(hosts) if kind == "reduce_scatter" else 1
+    count = max(1, nbytes // TYPES[name][0] // (2 if name == "CFLOAT" else 1) // blocks + more)
+    what = kind, name, op, count, dice % len(hosts)
+    one_host = bits(shim_of_all_ranks, [0] * len(hosts), False, *what, slot=64 << 10)
+    assert bits(shim_of_all_ranks, hosts, False, *what, slot=64 << 10) == one_host
