@@ -13,13 +13,9 @@ static char *root_slot(const shm_op *s, uint64_t chunk) {
     return mpp_slot_of(mpp_channel_of(s), mpp_hosts_of(s)->place_of[s->root], s->first + chunk);
 }
 
-/* Nobody else on this host is to see the data, so they travel from and to where the user has them. (An all_gather would
- * not gain by that: on two hosts it took longer.) */
-static int goes_directly(const shm_op *s) { return mpp_channel_of(s)->size == 1 && !s->op.staging; }
-
 /* What is sent from here, or comes here, of a chunk that flies. */
 static char *broadcast_place(const shm_op *s, uint64_t chunk) {
-    if (goes_directly(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+    if (mpp_goes_directly(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
     return mpp_hosts_of(s)->here == root_host(s) ? root_slot(s, chunk) : mpp_own_slot(s, chunk);
 }
 
@@ -90,7 +86,7 @@ int mpp_broadcast_across(shm_op *s) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
     }
-    if (goes_directly(s)) s->write = NULL;
+    if (mpp_goes_directly(s)) s->write = NULL;
     else if (reads) s->read = root_host(s) == mpp_hosts_of(s)->here ? read_from_root_here : mpp_read_lanes;
     return mpp_fly(s, &flying);
 }

@@ -18,12 +18,26 @@ static int sends_plain(const shm_op *s, int host) {
 
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
+/* Of a rank here; blocks of a reduce_scatter lie in its slot only. */
+static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t offset) {
+    if (mpp_goes_directly(s) && !s->lengths) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
+    return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
+}
+
+static int is_wanted(const shm_op *s) { return s->root < 0 || s->root == s->op.group->rank; }
+
+/* What a rank here puts results into, for all of them to read, or for its user. */
+static char *results_at(const shm_op *s, int rank, uint64_t chunk) {
+    if (mpp_goes_directly(s) && !s->lengths && is_wanted(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+    return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk);
+}
+
 /* The sums of this host's parts, one behind the other, of so many elements that lie in its slots at an offset. */
 static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t count, char *wide) {
     mpp_channel *c = mpp_channel_of(s);
     const mpp_hosts *h = c->hosts;
     mpp_reduction how = s->how;
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + offset;
+    for (int r = 0; r < c->size; r++) c->sources[r] = elements_at(s, r, chunk, offset);
     for (int part = h->first_part[h->here]; part < h->first_part[h->here + 1]; part++) {
         int first = h->first_in[part] - h->first[h->here], ranks = h->first_in[part + 1] - h->first_in[part];
         if (how.factors) how.factors = s->how.factors + first;
@@ -41,7 +55,7 @@ static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes,
     int here = mpp_hosts_of(s)->here;
     if (!bytes) return;
     if (sends_plain(s, here)) {
-        mpp_send_to(s, chunk, mpp_own_slot(s, chunk) + offset, bytes, rank);
+        mpp_send_to(s, chunk, elements_at(s, mpp_channel_of(s)->rank, chunk, offset), bytes, rank);
         return;
     }
     char *sums = mpp_take(mpp_flight_of(s, chunk), sums_bytes(s, here, bytes));
@@ -141,11 +155,11 @@ static void unpack_parts(shm_op *s, char *payload) {
     size_t each = s->payload / (size_t)c->hosts->parts, count = wide_count(s, each);
     for (int host = 0; host < c->hosts->count; host++)
         find_sums(s, host, payload + (size_t)c->hosts->first_part[host] * each, each);
-    mpp_narrow(&s->how, mpp_slot_of(c, 0, s->first), add_tree(s, (char **)c->sources, count), count);
+    mpp_narrow(&s->how, results_at(s, 0, 0), add_tree(s, (char **)c->sources, count), count);
 }
 
 static void unpack_sum(shm_op *s, char *payload) {
-    mpp_narrow(&s->how, mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, wide_count(s, s->payload));
+    mpp_narrow(&s->how, results_at(s, 0, 0), payload, wide_count(s, s->payload));
 }
 
 /* What is longer rides by halves, among 2^k hosts: a host sends only those sums with which the part beside it goes on,
@@ -192,11 +206,10 @@ static void span_of_half(const shm_op *s, int first_host, int end_host, size_t *
 
 static void unpack_share(shm_op *s, char *payload) {
     const mpp_hosts *h = mpp_hosts_of(s);
-    char *at = payload + (size_t)reversed(h, h->here) * wide_share(s),
-         *slot = mpp_slot_of(mpp_channel_of(s), 0, s->first);
+    char *at = payload + (size_t)reversed(h, h->here) * wide_share(s), *results = results_at(s, 0, 0);
     mpp_stretch part;
     for (int i = 0; (part = part_of_share(s, h->here, i)).length; i++) {
-        mpp_narrow(&s->how, slot + part.begin, at, part.length / s->element);
+        mpp_narrow(&s->how, results + part.begin, at, part.length / s->element);
         at += wide_bytes(s, part.length);
     }
 }
@@ -205,15 +218,15 @@ static void unpack_share(shm_op *s, char *payload) {
 static void send_shares(shm_op *s, uint64_t chunk) {
     const mpp_hosts *h = mpp_hosts_of(s);
     int wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
-    char *slot = mpp_own_slot(s, chunk);
+    char *results = results_at(s, 0, chunk);
     if (mpp_channel_of(s)->rank) return;
     for (int i = 1; i < h->count; i++) {
         int host = mpp_other_host(h, i);
         mpp_stretch mine = part_of_share(s, h->here, 0), theirs = part_of_share(s, host, 0);
         if (wanted_by < 0 || wanted_by == host)
-            mpp_send_to(s, chunk, slot + mine.begin, mine.length, mpp_leader_of(h, host));
+            mpp_send_to(s, chunk, results + mine.begin, mine.length, mpp_leader_of(h, host));
         if (wanted_by < 0 || wanted_by == h->here)
-            mpp_expect_from(s, chunk, slot + theirs.begin, theirs.length, mpp_leader_of(h, host));
+            mpp_expect_from(s, chunk, results + theirs.begin, theirs.length, mpp_leader_of(h, host));
     }
 }
 
@@ -230,22 +243,22 @@ static void send_sums(shm_op *s, uint64_t chunk) {
     }
 }
 
-/* The results come into this rank's slot, from where all ranks here read this lane's part. */
+/* The results come to where all ranks here read this lane's part. */
 static void send_results(shm_op *s, uint64_t chunk) {
     const mpp_hosts *h = mpp_hosts_of(s);
     int lane = mpp_channel_of(s)->rank, wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    char *slot = mpp_own_slot(s, chunk);
+    char *results = results_at(s, lane, chunk);
     if (lane >= h->lanes) return;
     mpp_stretch mine = mpp_piece_of(h, length, lane, h->here, h->count);
-    add_hosts(s, chunk, mine.length, slot + mine.begin);
+    add_hosts(s, chunk, mine.length, results + mine.begin);
     for (int i = 1; i < h->count; i++) {
         int host = mpp_other_host(h, i);
         mpp_stretch piece = mpp_piece_of(h, length, lane, host, h->count);
         if (wanted_by < 0 || wanted_by == host)
-            mpp_send_to(s, chunk, slot + mine.begin, mine.length, mpp_beside(s, host));
+            mpp_send_to(s, chunk, results + mine.begin, mine.length, mpp_beside(s, host));
         if (wanted_by < 0 || wanted_by == h->here)
-            mpp_expect_from(s, chunk, slot + piece.begin, piece.length, mpp_beside(s, host));
+            mpp_expect_from(s, chunk, results + piece.begin, piece.length, mpp_beside(s, host));
     }
 }
 
@@ -278,19 +291,14 @@ int mpp_reduce_across(shm_op *s) {
                                      .unpack = unpack_share,
                                      .first_leg = send_shares};
     size_t lines = (s->bytes + CACHE_LINE - 1) / CACHE_LINE, hosts = (size_t)mpp_hosts_of(s)->count;
-    int reads = s->root < 0 || s->root == s->op.group->rank;
+    int reads = is_wanted(s) && !mpp_goes_directly(s);
     s->wait_for = -1;
     s->two_phase = 0;
-    s->read = NULL;
-    if (!s->bytes) return 1;
-    if (ride_if_short(s, s->bytes)) {
-        if (reads) s->read = mpp_read_from_first;
-        return 1;
-    }
-    if (s->bytes <= s->chunk_bytes && ride_by_halves(s, &halves, (lines + hosts - 1) / hosts * CACHE_LINE)) {
-        if (reads) s->read = mpp_read_from_first;
+    if (mpp_goes_directly(s)) s->write = NULL;
+    s->read = reads ? mpp_read_from_first : NULL;
+    if (!s->bytes || ride_if_short(s, s->bytes)) return 1;
+    if (s->bytes <= s->chunk_bytes && ride_by_halves(s, &halves, (lines + hosts - 1) / hosts * CACHE_LINE))
         return mpp_fly(s, &halves);
-    }
     if (reads) s->read = mpp_read_lanes;
     return mpp_fly(s, &flying);
 }
