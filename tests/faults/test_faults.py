@@ -19,8 +19,16 @@ WALK = Path(__file__).parent / "walk.py"
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 #: Quiet, it takes one of them; or fifty, in full.
 SECONDS = 3600 if FULL else 600
-#: What fails is ours: where both are at hand, each MPI has one of the ways.
-SHARED_MEMORY_OF = {"Open MPI": "0", "MPICH": "1"}
+#: By way: hosts of the ranks, variables, and arguments of walk.py. Between hosts a sum of so many elements rides by
+#: halves, and the other operations fly.
+ACROSS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "barrier")
+WAYS = {
+    "shm": (2, {"MPIPLUS_SHM": "1"}, ()),
+    "mpi": (2, {"MPIPLUS_SHM": "0"}, ()),
+    "hosts": (3, {"MPIPLUS_TEST_HOST_OF": "0,0,1"}, ("9000", *ACROSS)),
+}
+#: What fails is ours: where both are at hand, each MPI has some of the ways.
+WAYS_OF = {"Open MPI": ("mpi",), "MPICH": ("shm", "hosts")}
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +47,19 @@ def shims(tmp_path_factory):
 
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
-def test_every_failure(installation: Installation | None, shared_memory: str, shims) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_every_failure(installation: Installation | None, way: str, shims) -> None:
     if installation is None:
         pytest.fail(no_mpi_message(), pytrace=False)
-    if not FULL and shared_memory != SHARED_MEMORY_OF.get(installation.vendor, shared_memory):
-        pytest.skip("this way is another MPI's; MPIPLUS_TEST_FULL=1: both")
+    if not FULL and way not in WAYS_OF.get(installation.vendor, WAYS):
+        pytest.skip("this way is another MPI's; MPIPLUS_TEST_FULL=1: all")
     environment = installation.full_environment()
     sizeof = "from mpi4py import MPI; print('size', MPI._sizeof(MPI.Comm))"
     _, said = run_limited([sys.executable, "-c", sizeof], environment, 60)
     folder = shims("size 8" in said)
-    environment = {**environment, "PYTHONPATH": str(folder), "MPIPLUS_SHM": shared_memory}
-    code, output = run_limited(installation.command(2, [str(WALK)]), environment, SECONDS, cwd=folder)
+    ranks, variables, arguments = WAYS[way]
+    environment = {**environment, "PYTHONPATH": str(folder), **variables}
+    code, output = run_limited(installation.command(ranks, [str(WALK), *arguments]), environment, SECONDS, cwd=folder)
     # Not by its exit code: the ranks end without MPI_Finalize, as operations that failed on one rank are left in MPI.
     assert code is not None, f"it hangs:\n{output[-4000:]}"
     assert ", 0 problems" in output, output[-6000:]

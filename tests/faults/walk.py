@@ -4,6 +4,8 @@ Run by test_faults.py under mpiexec, on the shim that build.py makes; not a test
 an error or the right result, on every rank, within the group's timeout; and a group that does not say it has failed
 works. In each operation fails what is in a place of the code where nothing has failed yet, or else any one; under
 ``MPIPLUS_TEST_FULL`` all, one after the other.
+
+Arguments: how many elements (5), and the operations' names (all).
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ class Target(NamedTuple):
 
 
 NOTHING = Target(ALLOCATION, 0)
+NUMEL = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+WANTED = sys.argv[2:]
 #: On rank 0: the places where calls come from, with what to run to get there; those where one has failed.
 seen: dict[Target, tuple[Operation, str]] = {}
 hit: set[Target] = set()
@@ -86,9 +90,8 @@ dice = random.Random(1)
 def one_case(operation: Operation, group: groups.Group, mode: str, target: Target, faults: Faults) -> bool:
     """Whether the failure came about."""
     what = f"{operation} ({mode}), {target}"
-    case = Case(
-        group, torch.bfloat16 if operation.kind == REDUCTION and not operation.dtypes else torch.float32, mode=mode
-    )
+    dtype = torch.bfloat16 if operation.kind == REDUCTION and not operation.dtypes else torch.float32
+    case = Case(group, dtype, (NUMEL,), mode=mode)
     with faults.armed(*(target if ME == 0 else NOTHING)):
         outcome = outcome_of(what, lambda: "; ".join(run_case(operation, case)))
     happened = bool(notes.bcast(faults.happened))
@@ -134,13 +137,20 @@ def walk_some(operation: Operation, mode: str, faults: Faults) -> None:
     """Let a call from each place fail where none has failed yet; and of each kind at least one."""
     group = new_group()
     one_case(operation, group, mode, NOTHING, faults)
-    chosen: list[Target] = []
-    for kind, sites in faults.sites.items():
-        places = list(dict.fromkeys(Target(kind, 1, site) for site in sites))
+    sites = faults.sites
+    one_case(operation, group, mode, NOTHING, faults)
+    repeated = faults.sites
+    chosen: list[tuple[Target, bool]] = []
+    for kind in sites:
+        places = list(dict.fromkeys(Target(kind, 1, site) for site in sites[kind]))
         if ME == 0:
             seen.update({place: (operation, mode) for place in places})
-        chosen += [place for place in places if place not in hit] or dice.sample(places, min(1, len(places)))
-    for target in notes.bcast(chosen):
+        wanted = [place for place in places if place not in hit] or dice.sample(places, min(1, len(places)))
+        chosen += [(place, place.site not in repeated[kind]) for place in wanted]
+    for target, is_of_the_first in notes.bcast(chosen):
+        if is_of_the_first:  # what a group takes once
+            dist.destroy_process_group(group.process_group)
+            group = new_group()
         if one_case(operation, group, mode, target, faults):
             hit.add(target)
         group = new_group_if_failed(group)
@@ -160,14 +170,14 @@ def walk_missed(faults: Faults) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["MPIPLUS_EXIT_GRACE"] = "0.05"
+    groups.pretend_hosts()
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
     faults = Faults()
-    wanted = sys.argv[1:]
-    if not wanted or "groups" in wanted:
+    if not WANTED or "groups" in WANTED:
         walk_groups(faults)
     walk = walk_all if FULL else walk_some
     for operation in ROWS:
-        if wanted and operation.name not in wanted:
+        if WANTED and operation.name not in WANTED:
             continue
         modes = [mode for mode in ("sync", "wait") if mode in operation.modes]
         for mode in modes if operation.name in IN_ALL_MODES else modes[:1]:
