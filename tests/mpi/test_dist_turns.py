@@ -110,12 +110,13 @@ def test_rank_0_does_not_leave_before_the_others_have_come(world, local: bool) -
     """Else it might end, and take the store along, while they wait for it."""
     helpers.barrier(timeout=20)
     start = time.monotonic()
+    late = 1.5  # s: a busy machine may take a good part of it before rank 0 is in
     if world.rank != 0:
-        time.sleep(0.5)
+        time.sleep(late)
     with helpers.run_local_rank_zero_first() if local else helpers.zero_first(world.rank == 0):
         entered = time.monotonic() - start
     if world.rank == 0 and world.size > 1:
-        assert entered < 0.4 < time.monotonic() - start
+        assert entered < 0.8 * late < time.monotonic() - start
     helpers.barrier(timeout=20)
 
 
