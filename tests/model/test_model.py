@@ -31,7 +31,7 @@ CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, REFUSED)
 COMPARED = {
     "reached": "402e228e559f",
     "may_write": "25036e1f9883",
-    "may_read": "de8e985989e0",
+    "may_read": "82f8204c6902",
     "reduce_part": "076b9b57e690",
     "advance": "a571e43861c3",
     "mismatch": "c6efe6c2fef2",
