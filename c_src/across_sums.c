@@ -18,9 +18,12 @@ static int sends_plain(const shm_op *s, int host) {
 
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
-/* Of a rank here; blocks of a reduce_scatter lie in its slot only. */
+/* Blocks of a reduce_scatter lie in slots only. */
+static int is_direct(const shm_op *s) { return mpp_goes_directly(s) && !s->lengths; }
+
+/* Of a rank here. */
 static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t offset) {
-    if (mpp_goes_directly(s) && !s->lengths) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
+    if (is_direct(s)) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
     return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
 }
 
@@ -28,7 +31,7 @@ static int is_wanted(const shm_op *s) { return s->root < 0 || s->root == s->op.g
 
 /* What a rank here puts results into, for all of them to read, or for its user. */
 static char *results_at(const shm_op *s, int rank, uint64_t chunk) {
-    if (mpp_goes_directly(s) && !s->lengths && is_wanted(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+    if (is_direct(s) && is_wanted(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
     return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk);
 }
 
@@ -187,8 +190,9 @@ static void pack_shares(shm_op *s, char *payload) {
     const mpp_hosts *h = mpp_hosts_of(s);
     for (int place = 0; place < h->count; place++) {
         char *at = payload + (size_t)place * wide_share(s), *end = at + wide_share(s);
+        int host = reversed(h, place);
         mpp_stretch part;
-        for (int i = 0; (part = part_of_share(s, reversed(h, place), i)).length; i++) {
+        for (int i = 0; (part = part_of_share(s, host, i)).length; i++) {
             add_up(s, 0, part.begin, part.length / s->element, at);
             at += wide_bytes(s, part.length);
         }
@@ -214,31 +218,47 @@ static void unpack_share(shm_op *s, char *payload) {
     }
 }
 
-/* The first ranks of the hosts have the shares, and send them to those that want them. */
-static void send_shares(shm_op *s, uint64_t chunk) {
+/* Each host has a piece of the result in `results`. It sends that to the hosts that want it, and expects theirs. */
+static void trade(shm_op *s, uint64_t chunk, char *results, mpp_stretch (*piece_of)(const shm_op *, uint64_t, int),
+                  int (*rank_on)(const shm_op *, int)) {
     const mpp_hosts *h = mpp_hosts_of(s);
     int wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
-    char *results = results_at(s, 0, chunk);
-    if (mpp_channel_of(s)->rank) return;
+    mpp_stretch mine = piece_of(s, chunk, h->here);
     for (int i = 1; i < h->count; i++) {
         int host = mpp_other_host(h, i);
-        mpp_stretch mine = part_of_share(s, h->here, 0), theirs = part_of_share(s, host, 0);
+        mpp_stretch theirs = piece_of(s, chunk, host);
         if (wanted_by < 0 || wanted_by == host)
-            mpp_send_to(s, chunk, results + mine.begin, mine.length, mpp_leader_of(h, host));
+            mpp_send_to(s, chunk, results + mine.begin, mine.length, rank_on(s, host));
         if (wanted_by < 0 || wanted_by == h->here)
-            mpp_expect_from(s, chunk, results + theirs.begin, theirs.length, mpp_leader_of(h, host));
+            mpp_expect_from(s, chunk, results + theirs.begin, theirs.length, rank_on(s, host));
     }
+}
+
+static mpp_stretch share_of(const shm_op *s, uint64_t chunk, int host) {
+    (void)chunk; /* there is one */
+    return part_of_share(s, host, 0);
+}
+
+static int first_rank_on(const shm_op *s, int host) { return mpp_leader_of(mpp_hosts_of(s), host); }
+
+/* The first ranks of the hosts have the shares. */
+static void send_shares(shm_op *s, uint64_t chunk) {
+    if (!mpp_channel_of(s)->rank) trade(s, chunk, results_at(s, 0, chunk), share_of, first_rank_on);
+}
+
+/* A host's piece of this lane's part. */
+static mpp_stretch piece_of_lane(const shm_op *s, uint64_t chunk, int host) {
+    const mpp_hosts *h = mpp_hosts_of(s);
+    return mpp_piece_of(h, mpp_chunk_length(s, s->bytes, chunk), mpp_channel_of(s)->rank, host, h->count);
 }
 
 static void send_sums(shm_op *s, uint64_t chunk) {
     const mpp_hosts *h = mpp_hosts_of(s);
-    int lane = mpp_channel_of(s)->rank;
-    size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (lane >= h->lanes) return;
-    mpp_stretch mine = mpp_piece_of(h, length, lane, h->here, h->count);
+    if (mpp_channel_of(s)->rank >= h->lanes) return;
+    mpp_stretch mine = piece_of_lane(s, chunk, h->here);
     gather_sums(s, chunk, mine.begin, mine.length, mpp_beside);
     for (int i = 1; i < h->count; i++) {
-        mpp_stretch piece = mpp_piece_of(h, length, lane, mpp_other_host(h, i), h->count);
+        mpp_stretch piece = piece_of_lane(s, chunk, mpp_other_host(h, i));
         send_sums_of(s, chunk, piece.begin, piece.length, mpp_beside(s, mpp_other_host(h, i)));
     }
 }
@@ -246,20 +266,12 @@ static void send_sums(shm_op *s, uint64_t chunk) {
 /* The results come to where all ranks here read this lane's part. */
 static void send_results(shm_op *s, uint64_t chunk) {
     const mpp_hosts *h = mpp_hosts_of(s);
-    int lane = mpp_channel_of(s)->rank, wanted_by = s->root < 0 ? -1 : h->host_of[s->root];
-    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    int lane = mpp_channel_of(s)->rank;
     char *results = results_at(s, lane, chunk);
     if (lane >= h->lanes) return;
-    mpp_stretch mine = mpp_piece_of(h, length, lane, h->here, h->count);
+    mpp_stretch mine = piece_of_lane(s, chunk, h->here);
     add_hosts(s, chunk, mine.length, results + mine.begin);
-    for (int i = 1; i < h->count; i++) {
-        int host = mpp_other_host(h, i);
-        mpp_stretch piece = mpp_piece_of(h, length, lane, host, h->count);
-        if (wanted_by < 0 || wanted_by == host)
-            mpp_send_to(s, chunk, results + mine.begin, mine.length, mpp_beside(s, host));
-        if (wanted_by < 0 || wanted_by == h->here)
-            mpp_expect_from(s, chunk, results + piece.begin, piece.length, mpp_beside(s, host));
-    }
+    trade(s, chunk, results, piece_of_lane, mpp_beside);
 }
 
 /* A short reduction of `bytes` rides; 0: it is too long for that. */
@@ -274,11 +286,12 @@ static int ride_if_short(shm_op *s, size_t bytes) {
     return 1;
 }
 
-/* The same by halves, where a host's share takes so many bytes of the tensor. */
-static int ride_by_halves(shm_op *s, const mpp_route *route, size_t share) {
+/* The same by halves, where a host's share takes so many of the bytes. */
+static int ride_by_halves(shm_op *s, const mpp_route *route, size_t bytes, size_t share) {
     const mpp_hosts *h = mpp_hosts_of(s);
     size_t payload = wide_bytes(s, share) * (size_t)h->count;
-    if (!h->regular || h->count & (h->count - 1) || payload > MPP_PAYLOAD) return 0;
+    if (!h->regular || h->count & (h->count - 1)) return 0;
+    if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_PAYLOAD) return 0;
     mpp_ride(s, route, payload);
     return 1;
 }
@@ -297,8 +310,7 @@ int mpp_reduce_across(shm_op *s) {
     if (mpp_goes_directly(s)) s->write = NULL;
     s->read = reads ? mpp_read_from_first : NULL;
     if (!s->bytes || ride_if_short(s, s->bytes)) return 1;
-    if (s->bytes <= s->chunk_bytes && ride_by_halves(s, &halves, (lines + hosts - 1) / hosts * CACHE_LINE))
-        return mpp_fly(s, &halves);
+    if (ride_by_halves(s, &halves, s->bytes, (lines + hosts - 1) / hosts * CACHE_LINE)) return mpp_fly(s, &halves);
     if (reads) s->read = mpp_read_lanes;
     return mpp_fly(s, &flying);
 }
@@ -349,10 +361,9 @@ int mpp_reduce_scatter_across(shm_op *s, size_t longest) {
     static const mpp_route halves = {
         .pack = pack_shares, .span = span_of_half, .merge = merge_sums, .unpack = unpack_share};
     size_t bytes = (size_t)s->op.group->size * longest, of_host = (size_t)mpp_hosts_of(s)->most * longest;
-    int fits = bytes <= mpp_channel_of(s)->slot_bytes;
     s->wait_for = -1;
     if (!longest) return 1;
-    if (fits && (ride_by_halves(s, &halves, of_host) || ride_if_short(s, bytes))) {
+    if (ride_by_halves(s, &halves, bytes, of_host) || ride_if_short(s, bytes)) {
         s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
         s->windows = 1;
         s->write = write_all_blocks;

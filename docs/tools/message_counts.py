@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 LINE = 64
 OPINION = 192  # bytes: what a host's ranks call
@@ -117,7 +117,8 @@ def levels(hosts: int) -> int:
     return (hosts - 1).bit_length()
 
 
-class Riding(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Riding:
     """What travels with an agreement.
 
     Attributes:
@@ -128,11 +129,19 @@ class Riding(NamedTuple):
     of_host: list[float]
     way: str = "side by side"
 
+    @functools.cached_property
+    def _before(self) -> list[float]:
+        return [0.0, *itertools.accumulate(self.of_host)]
+
+    @functools.cached_property
+    def _most(self) -> float:
+        return max(self.of_host)
+
     def length(self, begin: int, end: int) -> float:
         """Of what the hosts from one to another one send, bytes."""
         if self.way == "side by side":
-            return sum(self.of_host[begin:end])
-        return max(self.of_host) / (2 * (end - begin) if self.way == "by halves" else 1)
+            return self._before[end] - self._before[begin]
+        return self._most / (2 * (end - begin) if self.way == "by halves" else 1)
 
 
 def _agreement(group: Group, riding: Riding) -> list[Sent]:
@@ -178,6 +187,11 @@ def _payload_of_sums(group: Group, operation: str, nbytes: int, wide: int) -> Ri
     return Riding([float(whole * wide * parts) for parts in group.parts], "added" if group.is_tree else "side by side")
 
 
+def _ends_with_shares(operation: str, riding: Riding | None) -> bool:
+    """Whether hosts send each other their shares of a sum when they have agreed."""
+    return riding is not None and riding.way == "by halves" and operation != "reduce_scatter"
+
+
 def share_bytes(group: Group, nbytes: int) -> int:
     """Of a tensor whose sum rides by halves, what a host has of it before the shares are sent to who wants them."""
     return math.ceil(nbytes / LINE / group.hosts) * LINE
@@ -191,12 +205,17 @@ def _sums(group: Group, host: int, wide: int) -> int:
     return 1 if len(group.on_host[host]) == 1 else wide * group.parts[host]
 
 
+def _takers(group: Group, host: int, root: int | None) -> int:
+    """How many other hosts want a result of which this one has a piece."""
+    return group.hosts - 1 if root is None else int(host != group.host_of[root])
+
+
 def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) -> Sent:
     host, hosts = group.host_of[rank], group.hosts
     if group.on_host[host].index(rank) >= group.lanes:
         return Sent()
     chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.lanes * hosts)
-    wanted_by = hosts - 1 if root is None else int(host != group.host_of[root])
+    wanted_by = _takers(group, host, root)
     sums = Sent(chunks * (hosts - 1), (hosts - 1) * piece * _sums(group, host, wide))
     return sums + Sent(chunks * wanted_by, wanted_by * piece)
 
@@ -207,7 +226,7 @@ def _shared(group: Group, rank: int, nbytes: int, root: int | None) -> Sent:
     mine = max(0, min(share, nbytes - host * share))
     if rank != group.on_host[host][0] or not mine:
         return Sent()
-    wanted_by = group.hosts - 1 if root is None else int(host != group.host_of[root])
+    wanted_by = _takers(group, host, root)
     return Sent(wanted_by, wanted_by * mine)
 
 
@@ -259,7 +278,7 @@ def counts(
             total += _exchanged(group, operation, rank, nbytes, root)
         elif rides is None and group.hosts > 1:
             total += _flown(group, operation, rank, nbytes, wide, root)
-        elif rides and rides.way == "by halves" and operation != "reduce_scatter":
+        elif _ends_with_shares(operation, rides):
             total += _shared(group, rank, nbytes, root if operation == "reduce" else None)
         sent.append(total)
     return sent
@@ -273,8 +292,7 @@ def is_short(group: Group, operation: str, nbytes: int, wide: int = 1) -> bool:
 def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
     """Of such an operation: how many messages come one after the other."""
     riding = _payload(group, operation, nbytes, wide, 0)
-    shares = riding is not None and riding.way == "by halves" and operation != "reduce_scatter"
-    return levels(group.hosts) + shares
+    return levels(group.hosts) + _ends_with_shares(operation, riding)
 
 
 def chunk_bytes(group: Group, operation: str) -> int:
