@@ -24,8 +24,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = "2.17"
-#: What a wheel may need, all of it glibc's: before 2.34 threads and dlopen were not in libc.so.6.
-ALLOWED = {"libc.so.6", "libpthread.so.0", "libdl.so.2"}
+#: What a wheel may need, all of it glibc's: before 2.34 threads and dlopen were not in libc.so.6; and the loader, which
+#: finds a thread's variables.
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+ALLOWED = {"libc.so.6", "libpthread.so.0", "libdl.so.2", *LOADERS.values()}
 #: With the compiler's runtime library would come a memcpy of its own, slower than the C library's.
 LINKING = ["-rtlib=none"]
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}

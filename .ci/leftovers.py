@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Find, and with `end` also remove, what a CI run has left behind: processes and files in /dev/shm.
 
-A run's processes are known by the variable MPIPLUS_CI_RUN in their environment, its files by their age.
+A run's processes are known by the variable MPIPLUS_CI_RUN in their environment, its files by their age. Of RUN/STAGE
+only the processes can be told from those of stages beside it: check-processes and end-processes.
 Files that an MPI library leaves because a test killed its ranks are removed on a CI machine, once no process
 uses them; files and processes of ours make the check fail.
 
-Usage: leftovers.py check|end RUN START_FILE
+Usage: leftovers.py check|end|check-processes|end-processes RUN START_FILE
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def ancestors() -> set[int]:
 
 def processes(run: str) -> dict[int, str]:
     """The processes of this run, except those that lead to this one: number and command line."""
-    mark, own, found = f"MPIPLUS_CI_RUN={run}".encode(), ancestors(), {}
+    marks, own, found = (f"MPIPLUS_CI_RUN={run}".encode(), f"MPIPLUS_CI_RUN={run}/".encode()), ancestors(), {}
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-            if int(directory.name) not in own and mark in (directory / "environ").read_bytes().split(b"\0"):
+            variables = (directory / "environ").read_bytes().split(b"\0")
+            if int(directory.name) not in own and any(v == marks[0] or v.startswith(marks[1]) for v in variables):
                 words = (directory / "cmdline").read_bytes().split(b"\0")
                 found[int(directory.name)] = b" ".join(words).decode(errors="replace").strip()
     return found
@@ -65,7 +67,8 @@ def files(since: float) -> list[Path]:
 
 
 def main() -> int:
-    action, run, start_file = sys.argv[1:]
+    wanted, run, start_file = sys.argv[1:]
+    action, _, only_processes = wanted.partition("-")
     since = Path(start_file).stat().st_mtime
     give_up = time.monotonic() + (GRACE_SECONDS if action == "check" else 0)
     while (left := processes(run)) and time.monotonic() < give_up:
@@ -75,7 +78,7 @@ def main() -> int:
         if action == "end":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    unused = files(since)
+    unused = [] if only_processes else files(since)
     ours = [file for file in unused if file.name.startswith("mpiplus")]
     for file in ours:
         print(f"left behind: {file}")

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Print the slowest tests of a CI run, and what of its tests is for the night, from what its stages have printed.
+
+Usage: report.py LOGS LEFT_OUT
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import sampling
+
+SHOWN = 25
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+DURATION = re.compile(r"^ *(\d+\.\d+)s (call|setup|teardown) +(\S.*)$", re.MULTILINE)
+SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] (\S+?)(?::\d+)?: (.*MPIPLUS_TEST_FULL.*)$", re.MULTILINE)
+NOT_RUN = re.compile(r"^for the night: (.*)$", re.MULTILINE)
+
+
+def main(logs: Path, left_out: Path) -> None:
+    texts = {log.name: COLOUR.sub("", log.read_text(errors="replace")) for log in sorted(logs.iterdir())}
+    slow = sorted(
+        ((float(seconds), stage, what, test) for stage, text in texts.items()
+         for seconds, what, test in DURATION.findall(text)), reverse=True,
+    )  # fmt: skip
+    if slow:
+        print("\n======== the slowest tests ========")
+    for seconds, stage, what, test in slow[:SHOWN]:
+        print(f"{seconds:7.1f} s  {stage:16} {test[:90]}{'' if what == 'call' else f' ({what})'}")
+    if os.environ.get("MPIPLUS_TEST_FULL") == "1":
+        return
+    print("\n======== what the night adds: MPIPLUS_TEST_FULL=1 .ci/run ========")
+    for line in sampling.summary(left_out.read_text() if left_out.exists() else ""):
+        print(f"  all of {line}")
+    skipped: Counter[str] = Counter()
+    for stage, text in texts.items():
+        for count, file, reason in SKIPPED.findall(text):
+            skipped[f"{stage}: {file}: {reason}"] += int(count)
+        for what in NOT_RUN.findall(text):
+            print(f"  {stage}: {what}")
+    for what, count in sorted(skipped.items()):
+        print(f"  {what} ({count})")
+    print("  stages aarch64 and frameworks")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,473 @@
+"""A process from the fork server is what a fresh one is: the same program, run as both, says and does the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fork_server
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT.pop("MPIPLUS_COVERAGE", None)
+SECONDS = 60
+#: Everything that a program can ask about how it was started, as JSON.
+WHO_AM_I = """
+import fcntl, gc, json, locale, logging, os, resource, signal, stat, sys, threading, warnings
+import torch, torch.distributed
+def kinds(number):
+    status = os.fstat(number)
+    return stat.S_IFMT(status.st_mode), status.st_ino, fcntl.fcntl(number, fcntl.F_GETFD)
+main = sys.modules["__main__"]
+numbers = sorted(signal.valid_signals())
+status = open("/proc/self/status").read()
+def of_status(name):
+    return status.partition(f"\\n{name}:")[2].split()[0]
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "executable": sys.executable,
+    "flags": str(sys.flags),
+    "cwd": os.getcwd(), "environment": dict(os.environ), "umask": os.umask(0o22),
+    "seen": open("/proc/self/environ", "rb").read().rstrip(b"\\0").decode(),
+    "command": open("/proc/self/cmdline", "rb").read().rstrip(b"\\0").decode(),
+    "descriptors": {n: kinds(n) for n in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{n}")},
+    "limits": [resource.getrlimit(n) for n in range(16)], "cores": sorted(os.sched_getaffinity(0)), "nice": os.nice(0),
+    "handlers": [str(signal.getsignal(n)).partition(" at 0x")[0] for n in numbers],
+    "signals": [of_status(name) for name in ("SigBlk", "SigIgn", "SigCgt")],
+    "streams": [(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through, s.newlines,
+                 type(s.buffer).__name__) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "standard": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
+    "main": {name: str(value).partition(" at 0x")[0] for name, value in vars(main).items() if name.startswith("__")
+             and name != "__builtins__"}, "is_main": vars(main) is globals() or __name__,
+    "threads": [threading.active_count(), threading.current_thread() is threading.main_thread(),
+                threading.main_thread().native_id == os.getpid(), torch.get_num_threads(),
+                torch.get_num_interop_threads()],
+    "gc": [gc.isenabled(), gc.get_threshold()], "locale": locale.getlocale(),
+    "logging": [logging.root.level, len(logging.root.handlers)], "filters": str(warnings.filters),
+    "group": os.getpgrp() == os.getpid(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[fork_server.Server]:
+    server = fork_server.Server()
+    yield server
+    server.stop()
+    assert not server.folder.exists()
+
+
+def start(python: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    options = {
+        "env": ENVIRONMENT,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "stdin": subprocess.DEVNULL,
+        **options,
+    }
+    return subprocess.Popen([python, *arguments], text=True, **options)
+
+
+def ended(process: subprocess.Popen[str], text: str | None = None) -> tuple[int, str, str]:
+    try:
+        stdout, stderr = process.communicate(text, timeout=SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, stdout, stderr
+
+
+def both(server: fork_server.Server, *arguments: str, text: str | None = None, **options: Any) -> tuple[int, str, str]:
+    """What came of it: the same from the server as in a fresh process; and it was from the server."""
+    if text is not None:
+        options["stdin"] = subprocess.PIPE
+    fresh, forked = (ended(start(python, *arguments, **options), text) for python in (sys.executable, server.python))
+    assert forked == fresh
+    return forked
+
+
+PARENT = "import os; print(open(f'/proc/{os.getppid()}/cmdline').read().split(chr(0))[1])"
+
+
+def is_forked(python: str, *arguments: str, **options: Any) -> bool:
+    code, stdout, stderr = ended(start(python, *arguments, **options))
+    assert code == 0, stderr
+    return stdout.strip().endswith("template.py")
+
+
+def test_it_forks(server: fork_server.Server) -> None:
+    """And does not by chance start fresh processes, which all tests here would be content with."""
+    assert is_forked(server.python, "-c", PARENT)
+    assert not is_forked(sys.executable, "-c", PARENT)
+
+
+@pytest.mark.parametrize("how", ["script", "relative", "-m", "-c"])
+def test_what_a_program_sees_of_its_start(server: fork_server.Server, tmp_path: Path, how: str) -> None:
+    (tmp_path / "folder").mkdir()
+    script = tmp_path / "folder" / "who_am_i.py"
+    script.write_text(WHO_AM_I)
+    started = {
+        "script": [str(script)],
+        "relative": ["../folder/who_am_i.py"],
+        "-m": ["-m", "who_am_i"],
+        "-c": ["-c", WHO_AM_I],
+    }
+    read, write = os.pipe()
+    options = {
+        "cwd": tmp_path / "folder",
+        "pass_fds": (read, write),
+        "env": {**ENVIRONMENT, "A": "ümläut = \n", "EMPTY": "", "MPIPLUS_SHM": "1", "RANK": "7"},
+        "stdout": None,
+        "start_new_session": True,
+        "preexec_fn": unusual,
+    }
+    found = []
+    for python in (sys.executable, server.python):
+        with (tmp_path / "stdout").open("w+") as stdout, (tmp_path / "stderr").open("w+") as stderr:
+            process = start(python, *started[how], "--x", "a b", "", **{**options, "stdout": stdout, "stderr": stderr})
+            code = ended(process)[0]
+            assert code == 0, (tmp_path / "stderr").read_text()
+        found.append(json.loads((tmp_path / "stdout").read_text()))
+    os.close(read)
+    os.close(write)
+    fresh, forked = found
+    assert forked["argv"][1:] == ["--x", "a b", ""]
+    assert {name for name in fresh if fresh[name] != forked[name]} == set(), [
+        (name, fresh[name], forked[name]) for name in fresh if fresh[name] != forked[name]
+    ]
+
+
+def unusual() -> None:
+    """What a launcher may do before it starts a rank."""
+    import resource
+
+    os.umask(0o27)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, 900))
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    os.nice(1)
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_ctrl_c_is_ignored_only_where_the_client_ignores_it(server: fork_server.Server, ignored: bool) -> None:
+    answer = signal.SIG_IGN if ignored else signal.SIG_DFL
+    program = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    told = both(server, "-c", program, preexec_fn=lambda: signal.signal(signal.SIGINT, answer))[1]
+    assert told == f"{ignored}\n"
+
+
+ENDINGS = {
+    "to its end": "print('x', end='')",
+    "exit code": "import sys; sys.exit(3)",
+    "message": "import sys; sys.exit('sorry')",
+    "exception": "def one(): return 1 / 0\none()",
+    "in an exit handler": "import atexit; atexit.register(lambda: print('bye')); raise ValueError('ünusual')",
+    "hook": "import sys; sys.excepthook = lambda kind, error, trace: print(kind, error, trace.tb_next); int('x')",
+    "Ctrl-C": "import atexit; atexit.register(lambda: print('bye')); raise KeyboardInterrupt",
+    "_exit": "import os; print('lost', end=''); os._exit(4)",
+    "on_exit": "import ctypes, sys; tell = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda code, _: "
+    "ctypes.CDLL(None)._exit(code + 1)); ctypes.CDLL(None).on_exit(tell, None); sys.exit(5)",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "aborted": "import os; os.abort()",
+    "terminated": "import os; os.kill(os.getpid(), 15)",
+    "segmentation fault": "import ctypes; ctypes.string_at(0)",
+    "stdout closed": "import os; os.close(1); print('x')",
+    "syntax": "def (",
+    "thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.3), print('late'))).start()",
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_the_end(server: fork_server.Server, tmp_path: Path, how: str) -> None:
+    """Exit code or signal, tracebacks, what is printed; as a script and with -c."""
+    script = tmp_path / "program.py"
+    script.write_text(ENDINGS[how])
+    as_script = both(server, str(script))
+    assert as_script[0] == both(server, "-c", ENDINGS[how])[0]
+    if how == "exception":
+        assert as_script[2].startswith("Traceback (most recent call last):\n  File") and "one()" in as_script[2]
+
+
+def test_modules(server: fork_server.Server, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("import sys\nprint(sys.argv)\nraise ArithmeticError('meant')")
+    code, _, told = both(server, "-m", "failing", "-m", "x", cwd=tmp_path)
+    assert code == 1 and "runpy" in told
+    both(server, "-m", "missing", cwd=tmp_path)
+    both(server, "missing.py", cwd=tmp_path)
+
+
+def test_input(server: fork_server.Server) -> None:
+    assert both(server, "-c", "import sys; print(sys.stdin.read())", text="on stdin")[1] == "on stdin\n"
+    assert both(server, "-", "x", text="import sys; print(sys.argv)")[1] == "['-', 'x']\n"
+    assert both(server, text="print('without arguments')")[1] == "without arguments\n"
+
+
+def test_objects_of_main_can_be_sent_to_children(server: fork_server.Server, tmp_path: Path) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(
+        "import multiprocessing\nclass Sample: pass\ndef work(sample): print(type(sample).__module__, flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    for how in ('fork', 'spawn'):\n"
+        "        child = multiprocessing.get_context(how).Process(target=work, args=(Sample(),))\n"
+        "        child.start(); child.join(); print(child.exitcode)\n"
+    )
+    assert both(server, str(script))[1] == "__main__\n0\n__mp_main__\n0\n"
+
+
+def test_random_numbers_differ(server: fork_server.Server) -> None:
+    numbers = "random.random(), numpy.random.rand(), uuid.uuid4(), torch.initial_seed()"
+    program = f"import random, uuid, numpy, torch; print({numbers})"
+    first, second = (ended(start(server.python, "-c", program))[1].split() for _ in range(2))
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+# ---- signals ----
+
+WAITS = """
+import os, signal, sys, time
+sys.stdout.reconfigure(line_buffering=True)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+    signal.signal(number, lambda number, _: print(signal.Signals(number).name))
+print(os.getpid())
+while True: time.sleep(0.05)
+"""
+
+
+class Waiting:
+    """A rank that says which signals it gets, and its client."""
+
+    def __init__(self, server: fork_server.Server, program: str = WAITS, **options: Any) -> None:
+        self.client = start(server.python, "-c", program, **{"start_new_session": True, **options})
+        assert self.client.stdout is not None
+        self.rank = int(self.client.stdout.readline())
+        assert self.rank != self.client.pid
+
+    def says(self, words: str) -> None:
+        assert self.client.stdout is not None
+        assert self.client.stdout.readline() == words + "\n"
+
+    def is_in_state(self, state: str) -> bool:
+        return soon(lambda: psutil.Process(self.rank).status() == state)
+
+
+def soon(what: Any, seconds: float = 20) -> bool:
+    until = time.monotonic() + seconds
+    while not (true := what()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(true)
+
+
+@pytest.fixture
+def waiting(server: fork_server.Server) -> Iterator[Waiting]:
+    process = Waiting(server)
+    yield process
+    process.client.kill()
+    process.client.communicate(timeout=SECONDS)
+
+
+def test_signals_are_passed_on(waiting: Waiting) -> None:
+    for name in ("SIGTERM", "SIGUSR1", "SIGUSR1"):
+        waiting.client.send_signal(signal.Signals[name])
+        waiting.says(name)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_that_ends_it(waiting: Waiting, name: str) -> None:
+    waiting.client.send_signal(signal.Signals[name])
+    code, _, told = ended(waiting.client)
+    assert code == -signal.Signals[name]
+    assert ("KeyboardInterrupt" in told) == (name == "SIGINT")
+
+
+def test_a_signal_for_the_group_reaches_the_ranks_children(server: fork_server.Server) -> None:
+    """Launchers send it to the group that they have made of each rank."""
+    program = "import os, subprocess, time; print(os.getpid(), flush=True); subprocess.run(['sleep', '1000'])"
+    process = Waiting(server, program)
+    assert soon(lambda: psutil.Process(process.rank).children())
+    (child,) = psutil.Process(process.rank).children()
+    os.killpg(process.client.pid, signal.SIGTERM)
+    assert ended(process.client)[0] == -signal.SIGTERM
+    assert soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_client_that_is_killed(waiting: Waiting) -> None:
+    waiting.client.kill()
+    assert ended(waiting.client)[0] == -signal.SIGKILL
+    assert soon(lambda: not psutil.pid_exists(waiting.rank))
+
+
+def test_a_rank_that_is_killed(waiting: Waiting) -> None:
+    os.kill(waiting.rank, signal.SIGKILL)
+    assert ended(waiting.client)[0] == -signal.SIGKILL
+
+
+def test_stop_and_continue(waiting: Waiting) -> None:
+    """Also of the client, which cannot catch it."""
+    for process in (waiting.client.pid, waiting.rank, waiting.client.pid):
+        os.kill(process, signal.SIGSTOP)
+        assert waiting.is_in_state(psutil.STATUS_STOPPED)
+        os.kill(process, signal.SIGCONT)
+        waiting.says("SIGCONT")
+        assert waiting.is_in_state(psutil.STATUS_SLEEPING)
+
+
+# ---- servers and templates ----
+
+
+def template_of(waiting: Waiting) -> psutil.Process:
+    found = psutil.Process(waiting.rank).parent()
+    assert found is not None and "template.py" in " ".join(found.cmdline())
+    return found
+
+
+def test_a_template_that_is_killed(server: fork_server.Server) -> None:
+    """Its ranks and clients end, and the next client has a new one."""
+    waiting = Waiting(server)
+    template_of(waiting).kill()
+    code, _, told = ended(waiting.client)
+    assert code == 70 and "fork server: it has ended" in told
+    assert soon(lambda: not psutil.pid_exists(waiting.rank))
+    assert is_forked(server.python, "-c", PARENT)
+
+
+def test_jobs_share_a_template_and_other_environments_do_not(server: fork_server.Server) -> None:
+    def parent(**more: str) -> str:
+        return ended(start(server.python, "-c", "import os; print(os.getppid())", env={**ENVIRONMENT, **more}))[1]
+
+    one = parent(OMPI_COMM_WORLD_RANK="1", PMIX_NAMESPACE="x", MPIPLUS_SHM="0", RANK="3", MPIPLUS_TEST_JOB="y")
+    assert one == parent(PMI_RANK="0", PMI_FD="7", MPI_LOCALNRANKS="2", MASTER_PORT="5", PYTEST_CURRENT_TEST="z")
+    assert one != parent(LD_LIBRARY_PATH="/nowhere")
+
+
+def test_what_only_a_fresh_process_can_do(server: fork_server.Server, tmp_path: Path) -> None:
+    assert not is_forked(server.python, "-B", "-c", PARENT)
+    assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": "here"}, cwd=tmp_path)
+    assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "RANK": "x" * 100_000})
+
+
+def test_an_import_that_fails(server: fork_server.Server, tmp_path: Path) -> None:
+    """Or starts a thread: then nothing can be forked, and the program runs in a fresh process."""
+    for line in (
+        "raise RuntimeError",
+        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    ):
+        (tmp_path / "torch.py").write_text(line)
+        assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+        assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+
+
+def test_the_end_of_a_server() -> None:
+    """With its templates; while its directory is still there, its client is Python itself."""
+    own = fork_server.Server()
+    waiting = Waiting(own)
+    template = template_of(waiting)
+    own.process.kill()
+    own.process.wait()
+    waiting.client.terminate()
+    waiting.says("SIGTERM")  # a template stays for its last rank
+    waiting.client.kill()
+    ended(waiting.client)
+    assert soon(lambda: not template.is_running() or template.status() == psutil.STATUS_ZOMBIE)
+    assert not is_forked(own.python, "-c", PARENT)
+    own.stop()
+    assert not own.folder.exists()
+
+
+def test_a_pytest_that_is_killed() -> None:
+    """The server ends all the same, and removes its directory."""
+    told = "print(server.folder, server.process.pid, flush=True)"
+    program = f"import fork_server, time; server = fork_server.Server(); {told}; time.sleep(99)"
+    owner = start(sys.executable, "-c", program, cwd=Path(fork_server.__file__).parents[1])
+    assert owner.stdout is not None
+    folder, number = owner.stdout.readline().split()
+    owner.kill()
+    ended(owner)
+    assert soon(lambda: not Path(folder).exists() and not psutil.pid_exists(int(number)))
+
+
+def test_what_a_rank_runs_is_measured(tmp_path: Path) -> None:
+    """In a file of each rank, from the package's import on, and as its own variables have it."""
+    coverage = pytest.importorskip("coverage", reason="stage tests of .ci/run brings it")
+    tests, data = Path(fork_server.__file__).parents[1], tmp_path / "data"
+    data.mkdir()
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shutil.copy(tests.parent / ".ci" / "measured_process.py", site)
+    packages = sysconfig.get_path("purelib")
+    (site / "measured.pth").write_text(f"import site; site.addsitedir({packages!r})\nimport measured_process\n")
+    program = (
+        f"import os, subprocess, sys; sys.path.append({str(tests)!r}); import fork_server\n"
+        "server = fork_server.Server()\n"
+        "for size in '3', '3', '4':\n"
+        "    variables = {**os.environ, 'OMPI_COMM_WORLD_SIZE': size}\n"
+        "    program = 'import os, torch, torchmpi_plugin.names; print(os.getppid(), os.getpid())'\n"
+        "    subprocess.run([server.python, '-c', program], env=variables, check=True)\n"
+        "server.stop()\n"
+    )
+    python = str(tmp_path / "venv" / "bin" / "python")
+    code, told, errors = ended(start(python, "-c", program, env={**ENVIRONMENT, "MPIPLUS_COVERAGE": str(data)}))
+    assert code == 0, errors
+    assert len({line.split()[0] for line in told.splitlines()}) == 1, "not of one template"
+    ranks = [line.split()[1] for line in told.splitlines()]
+    found = sorted(file.name for file in data.iterdir())
+    assert [sum(f".pid{rank}." in name or f".{rank}." in name for name in found) for rank in ranks] == [1, 1, 0], found
+    assert len(found) == 2
+    for file in data.iterdir():
+        measured = coverage.CoverageData(str(file))
+        measured.read()
+        assert any(
+            name.endswith("torchmpi_plugin/names.py") and measured.arcs(name) for name in measured.measured_files()
+        )
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests say so, once, and take fresh processes."""
+    monkeypatch.delenv(fork_server.FRESH, raising=False)
+    monkeypatch.setenv(fork_server.RUNNING, "")
+    monkeypatch.delenv(fork_server.RUNNING)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.warns(UserWarning, match="no fork server, so that the tests take longer: .*no-such-compiler"):
+        assert fork_server.python() == sys.executable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fork_server.python() == sys.executable
+
+
+# ---- the tests that ask for fresh processes ----
+
+FRESH = re.compile(r'pytest\.mark\.fresh\(\s*"([^"]+)')
+
+
+def test_which_tests_want_fresh_processes() -> None:
+    """Each says why. Few do: what runs often has to be fast."""
+    found = {
+        f"{path.parent.name}/{path.name}": FRESH.findall(text)
+        for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))
+        if path != Path(__file__) and "mark.fresh" in (text := path.read_text())
+    }
+    assert sum(map(len, found.values())) <= 20
+    assert all(len(reason) > 10 for reasons in found.values() for reason in reasons)
+
+
+@pytest.mark.fresh("a test of the marker")
+def test_the_marker() -> None:
+    assert fork_server.python() == sys.executable
+
+
+def test_without_the_marker() -> None:
+    assert (fork_server.python() == sys.executable) == (os.environ.get(fork_server.FRESH) == "1")

@@ -1,0 +1,153 @@
+"""Of tests that take long, which part a change runs: a share that a seed picks, and at night all of it.
+
+The seed is ``MPIPLUS_TEST_SEED``, else made of the commit, else of the files: it moves with each change, and every rank
+of a launch finds the same. A failure is had again by its seed, which pytest prints. What is left out is listed at the
+end of a session; ``MPIPLUS_TEST_FULL=1`` leaves out nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # .ci/report.py runs where there is no pytest
+    import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
+SEED = "MPIPLUS_TEST_SEED"
+#: A file to which all processes of a session append what they have left out.
+RECORD = "MPIPLUS_TEST_LEFT_OUT"
+#: One of so many, unless a test says another number.
+SHARE = 10
+T = TypeVar("T")
+
+
+def _of_the_commit() -> str:
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "rev-parse", "HEAD"]
+    # Elsewhere (an unpacked sdist within another checkout) git would answer for that one.
+    if not (ROOT / ".git").exists():
+        return ""
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _of_the_files() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for part in ("tests", "c_src") for path in (ROOT / part).rglob("*.[pch]*")):
+        if file.suffix in (".py", ".c", ".h"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def seed() -> int:
+    """The same in all processes of a session: those that pytest or a launcher starts inherit it."""
+    given = os.environ.get(SEED)
+    if given is None:
+        given = os.environ[SEED] = str(int((_of_the_commit() or _of_the_files())[:8], 16))
+    return int(given)
+
+
+def number(name: str, below: int) -> int:
+    """One of 0 to ``below - 1``, for this seed and name."""
+    return zlib.crc32(f"{seed()} {name}".encode()) % below
+
+
+def dice(name: str) -> random.Random:
+    """Random numbers for this seed and name."""
+    return random.Random(f"{seed()} {name}")
+
+
+def share(name: str, things: Sequence[T], one_of: int = SHARE, least: int = 1) -> list[T]:
+    """Some of the things, in their order; at night all."""
+    if FULL:
+        return list(things)
+    count = min(len(things), max(least, -(-len(things) // one_of)))
+    chosen = sorted(dice(name).sample(range(len(things)), count))
+    _left_out(name, count, len(things))
+    return [things[place] for place in chosen]
+
+
+def count(name: str, in_full: int, some: int) -> int:
+    """How many of something: at night ``in_full``."""
+    if not FULL and some < in_full:
+        _left_out(name, some, in_full)
+    return in_full if FULL else min(some, in_full)
+
+
+# ---- what pytest says of it ----
+
+
+#: What test files have said while they were imported, until a test of theirs runs.
+_said: dict[str, list[tuple[str, int, int]]] = {}
+
+
+def _left_out(name: str, done: int, of: int) -> None:
+    file = sys._getframe(2).f_globals.get("__file__", "")
+    _said.setdefault(file, []).append((name, done, of))
+
+
+def _record(file: str) -> None:
+    """Note what a test file leaves out. Of the ranks of a launch the first one does."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    said, path = _said.pop(file, []), os.environ.get(RECORD)
+    if said and path and rank == "0":
+        with Path(path).open("a") as record:  # in one write: processes do not mix their lines
+            record.write("".join(json.dumps(line) + "\n" for line in said))
+
+
+def summary(text: str) -> Iterator[str]:
+    """What the lines of a record come to."""
+    total: dict[str, list[int]] = {}
+    for line in text.splitlines():
+        name, done, of = json.loads(line)
+        sums = total.setdefault(name, [0, 0])
+        sums[0] += done
+        sums[1] += of
+    for name, (done, of) in sorted(total.items()):
+        yield f"{name}: {done:,} of {of:,}"
+
+
+def _is_the_session(config: pytest.Config) -> bool:
+    """Not a worker's, nor that of a rank under mpiexec."""
+    return not hasattr(config, "workerinput") and not config.getoption("--with-mpi", False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed()
+    if _is_the_session(config) and RECORD not in os.environ:
+        handle, path = tempfile.mkstemp(prefix="mpp-left-out.")
+        os.close(handle)
+        os.environ[RECORD] = path
+        config.add_cleanup(lambda: (os.environ.pop(RECORD, None), Path(path).unlink(missing_ok=True)))
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    _record(str(item.path))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"{SEED}={seed()}" + (", and everything is tried" if FULL else "")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    path = os.environ.get(RECORD)
+    if not _is_the_session(config) or path is None or not Path(path).exists():
+        return
+    if lines := list(summary(Path(path).read_text())):
+        terminalreporter.section(f"a share of it, {SEED}={seed()}; all of it: MPIPLUS_TEST_FULL=1")
+        for line in lines:
+            terminalreporter.line(line)

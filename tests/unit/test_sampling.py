@@ -1,0 +1,104 @@
+"""Which share of the long tests runs: by the seed, the same on each rank, and at night all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sampling
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def sampled(expression: str, **variables: str) -> str:
+    """What a process of its own says, as a rank does."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MPIPLUS_TEST_")}
+    program = f"import sampling; print({expression})"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "PYTHONPATH": str(TESTS), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+SHARE = "sampling.share('x', list(range(100)))"
+
+
+def test_the_seed_says_what_is_chosen() -> None:
+    one, again, other = (sampled(SHARE, MPIPLUS_TEST_SEED=seed) for seed in ("1", "1", "2"))
+    assert one == again != other
+    assert len(json.loads(one)) == 10
+    assert sorted(json.loads(one)) == json.loads(one)
+
+
+def test_every_rank_finds_the_same_seed_without_being_told() -> None:
+    assert sampled("sampling.seed()") == sampled("sampling.seed()").strip()
+    assert int(sampled("sampling.seed()")) >= 0
+
+
+def test_without_a_commit_the_seed_is_of_the_files(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    file = tmp_path / "tests" / "one.py"
+    seeds = []
+    for text in ("a", "b", "a"):
+        file.write_text(text)
+        monkeypatch.delenv(sampling.SEED, raising=False)
+        sampling.seed.cache_clear()
+        seeds.append(sampling.seed())
+    sampling.seed.cache_clear()
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_everything_is_chosen_sometime(monkeypatch) -> None:
+    """A hundred seeds leave none of ten out, else a change would never meet it."""
+    monkeypatch.setattr(sampling, "FULL", False)
+    chosen, numbers = set(), set()
+    for seed in range(100):
+        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+        chosen |= set(sampling.share("x", range(10)))
+        numbers.add(sampling.number("x", 10))
+    assert chosen == numbers == set(range(10))
+
+
+def test_at_night_nothing_is_left_out() -> None:
+    both = "(sampling.share('x', list(range(50))), sampling.count('x', 70, 7))"
+    assert sampled(both, MPIPLUS_TEST_FULL="1") == str((list(range(50)), 70))
+    assert sampled("sampling.count('x', 70, 7)") == "7"
+
+
+@pytest.mark.parametrize("full", ["0", "1"])
+def test_a_session_says_its_seed_and_what_it_left_out(full: str, tmp_path) -> None:
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['sampling']\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pytest, sampling\n"
+        "@pytest.mark.parametrize('n', sampling.share('numbers', range(30)))\n"
+        "def test_number(n): pass\n"
+    )
+    # imported, but none of its tests runs
+    (tmp_path / "test_other.py").write_text("import sampling\nsampling.count('others', 9, 1)\ndef test_no(): pass\n")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MPIPLUS_TEST_", "PYTEST"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "number", str(tmp_path)],
+        env={**environment, "PYTHONPATH": str(TESTS), "MPIPLUS_TEST_SEED": "77", "MPIPLUS_TEST_FULL": full},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "MPIPLUS_TEST_SEED=77" in done.stdout
+    assert ("numbers: 3 of 30" in done.stdout) == (full == "0")
+    assert "others" not in done.stdout
+    assert f"{30 if full == '1' else 3} passed" in done.stdout
