@@ -276,11 +276,17 @@ static calls_object *ready_calls(PyObject *self) { /* a new reference */
     return NULL;
 }
 
-static int is_profiled(void) {
+/* Whether a profiler, or a TorchDispatchMode, is to see the calls of this thread. */
+static int is_watched_by_torch(void) {
     PyObject *answer = PyObject_CallNoArgs(to.is_profiled);
     int yes = answer != Py_False;
-    if (!answer) PyErr_Clear();
     Py_XDECREF(answer);
+    if (answer && !yes) {
+        answer = PyObject_CallNoArgs(to.modes);
+        yes = !answer || PyLong_AsLong(answer) != 0;
+        Py_XDECREF(answer);
+    }
+    if (yes) PyErr_Clear();
     return yes;
 }
 
@@ -300,7 +306,7 @@ PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     const mpp_method *m = (const mpp_method *)self;
     PyObject *all = PyTuple_Size(args) ? unnamed(args, named) : NULL, *work = NULL;
     call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .peer = NO_PEER};
-    int is_read = all && (c.group = ready_calls(c.self)) && !is_profiled() && m->read(&c, all);
+    int is_read = all && (c.group = ready_calls(c.self)) && !is_watched_by_torch() && m->read(&c, all);
     if (is_read) work = start(&c, m->name);
     mpp_forget(&c);
     Py_XDECREF((PyObject *)c.group);

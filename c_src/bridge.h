@@ -43,7 +43,7 @@ typedef struct {
     const dtype_facts *type;
     uintptr_t address;
     size_t count, bytes;
-    int64_t rows; /* dimension 0; 0 where there is none */
+    int64_t rows; /* dimension 0; 1 where there is none */
 } operand;
 
 typedef struct call call;
@@ -79,6 +79,17 @@ int mpp_as_int(PyObject *number, int *value);
 int mpp_read_root(call *c);
 int mpp_read_reduction(call *c, const dtype_facts *type);
 
+/* overlaps.c: whether nothing that is written to lies in memory that is read, or is written to twice. A rank's `own`
+ * tensor may be read and written in one place. `block`: one like that of `rank` in `whole`. */
+typedef struct {
+    const uintptr_t *addresses;
+    const size_t *lengths; /* in bytes */
+    int count, own;
+} mpp_tensors;
+int mpp_operands_are_apart(const operand *a, const operand *b);
+int mpp_is_apart_or_block(const operand *whole, const operand *block, int rank);
+int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
+
 /* How the arguments of a method are read: 1; or 0, without an exception, where Python is to see to the call. */
 typedef int reader(call *c, PyObject *args);
 reader *mpp_reader_of(const char *name); /* methods.c */
@@ -87,6 +98,7 @@ reader *mpp_reader_of(const char *name); /* methods.c */
 typedef struct {
     PyObject *calls, *work, *pending, *lock;  /* types */
     PyObject *is_profiled;                    /* of this thread: a function */
+    PyObject *modes;                          /* how many TorchDispatchModes it has entered: a function */
     PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
     PyObject *interrupted, *recover, *watch;  /* the engine's list of calls that an exception ended, and two methods */
     PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */

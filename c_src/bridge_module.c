@@ -164,20 +164,20 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_connected told = to;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
-                          &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
-                          &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry,
-                          &PyList_Type, &told.interrupted, &told.recover, &told.watch, &PyTuple_Type,
-                          &told.not_the_users, &PyTuple_Type, &told.front_end))
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types,
+                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
+                          &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
+                          &PyDict_Type, &told.registry, &PyList_Type, &told.interrupted, &told.recover, &told.watch,
+                          &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
     int has_tensors = capsule != Py_None;
     if (has_tensors && !mpp_know_tensors(entries, capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,     told.pending,  told.lock,          told.is_profiled,
-                        told.activity, told.recorder, told.registry,      told.interrupted,
-                        told.recover,  told.watch,    told.not_the_users, told.front_end};
+    PyObject *kept[] = {told.work,     told.pending,       told.lock,     told.is_profiled, told.modes,
+                        told.activity, told.recorder,      told.registry, told.interrupted, told.recover,
+                        told.watch,    told.not_the_users, told.front_end};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
     told.is_ready = (char)has_tensors;
     to = told;

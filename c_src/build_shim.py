@@ -16,11 +16,13 @@ from setuptools import Extension
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("reduce.c", "wire.c", "mpi_api.c", "cuda_api.c", "operation.c", "engine.c", "cuda_pool.c", "staging.c"),
+    *("reduce.c", "wire.c", "mpi_api.c", "deadline.c", "cuda_api.c", "operation.c", "activity.c", "inline_progress.c"),
+    *("engine.c", "counted.c"),
+    *("cuda_pool.c", "staging.c"),
     *("hosts.c", "flights.c", "calls.c", "shm.c", "across_copies.c", "across_sums.c", "shm_collectives.c"),
-    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "group.c", "entries.c"),
+    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "status.c", "group.c", "entries.c"),
 )
-BRIDGE = ("bridge_module.c", "bridge.c", "methods.c", "operands.c")
+BRIDGE = ("bridge_module.c", "bridge.c", "methods.c", "operands.c", "overlaps.c")
 HEADERS = ("reduce.h", "shim.h")
 
 

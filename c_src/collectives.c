@@ -16,8 +16,35 @@ static void leave_queue(mpi_collective *c) {
     c->op.group->launching = c->later;
 }
 
+static void enter_queue(mpi_collective *c) {
+    mpi_collective **end = &c->op.group->launching;
+    while (*end) end = &(*end)->later;
+    *end = c;
+}
+
+/* Where the group compares what its ranks call: MPP_DONE once all call the same. Comparisons end in the order of the
+ * calls, so that is the order in which MPI's collectives begin, on every rank. */
+static int agree(mpi_collective *c) {
+    mpp_op *agreement = c->op.agreement;
+    int state = agreement->step(agreement);
+    if (state == MPP_PENDING) return state;
+    c->agreed = 1;
+    if (state == MPP_DONE && c->calls) enter_queue(c);
+    if (state == MPP_DONE) return state;
+    memcpy(c->op.detail, agreement->detail, sizeof agreement->detail);
+    return mpp_fail(&c->op, agreement->failure, agreement->mpi_error);
+}
+
+/* Of its data nobody but MPI knows anything: never more than that a rank has come. */
+static int arrived(mpp_op *op, int rank) {
+    int there = op->agreement->arrived(op->agreement, rank);
+    return there > 1 ? 1 : there;
+}
+
 static int step(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
+    int state = c->agreed ? MPP_DONE : agree(c);
+    if (state != MPP_DONE) return state;
     for (;;) {
         if (!c->active) {
             if (c->index == c->calls) return MPP_DONE;
@@ -37,7 +64,8 @@ static int step(mpp_op *op) {
             c->active = 1;
         }
         mpi_status status;
-        int flag, state = mpp_test(op, &c->request, &status, &flag);
+        int flag;
+        state = mpp_test(op, &c->request, &status, &flag);
         if (!flag) return MPP_PENDING;
         c->active = 0;
         if (state == MPP_FAILED) {
@@ -52,35 +80,53 @@ static int step(mpp_op *op) {
 
 static void discard_buffers(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
+    if (op->agreement) mpp_discard(op->agreement);
     free(c->stage);
     free(c->stage_out);
     free(c->in_list);
     free(c->counts);
 }
 
-mpi_collective *mpp_new_collective(mpp_group *g, int (*launch)(mpi_collective *), uintptr_t staging) {
+mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*launch)(mpi_collective *), uintptr_t staging) {
     mpi_collective *c = mpp_new_op(sizeof *c, g, step, staging);
     if (!c) return NULL;
     c->op.discard = discard_buffers;
+    c->kind = kind;
     c->launch = launch;
+    c->root = -1;
     c->calls = 1;
     c->element = 1;
     return c;
 }
 
+/* Where calls are compared the others learn of it, in this call's place. */
+static uintptr_t out_of_memory(mpp_group *g) {
+    return mpp_only_compares(g) ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
+}
+
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
     if (c) mpp_discard(&c->op);
-    return mpp_out_of_memory(g);
+    return out_of_memory(g);
+}
+
+/* The comparison of this call: of what all ranks must have in common. 0: no memory. */
+static int begin_agreement(mpi_collective *c) {
+    const mpp_group *g = c->op.group;
+    size_t longest = c->total;
+    for (int r = 0; c->counts && r < g->size; r++)
+        if (c->counts[r] > longest) longest = c->counts[r];
+    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest * c->element, c->counts);
+    if (!c->op.agreement) return 0;
+    c->op.arrived = arrived;
+    return 1;
 }
 
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns) {
     mpp_group *g = c->op.group;
+    c->agreed = !mpp_only_compares(g);
+    if (!c->agreed && !begin_agreement(c)) return mpp_no_collective(c, g);
     mpp_lock();
-    if (c->calls) {
-        mpi_collective **end = &g->launching;
-        while (*end) end = &(*end)->later;
-        *end = c;
-    }
+    if (c->agreed && c->calls) enter_queue(c);
     mpp_unlock();
     return mpp_start(&c->op, wait_ns);
 }
@@ -102,7 +148,7 @@ void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int ou
 
 /* Whether the operation stays in the node's memory. What MPI takes from a device directly does not. */
 static int in_node(const mpp_group *g, uintptr_t staging) {
-    return g->channel && (!staging || mpp_through_host(staging));
+    return mpp_carries(g) && (!staging || mpp_through_host(staging));
 }
 
 /* ---- barrier ---- */
@@ -110,9 +156,10 @@ static int in_node(const mpp_group *g, uintptr_t staging) {
 static int launch_barrier(mpi_collective *c) { return mpp_mpi.Ibarrier(c->op.group->comm, &c->request); }
 
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns) {
+    mpp_note(MPP_CALL_BARRIER, 0, -1);
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_barrier(g, wait_ns);
-    mpi_collective *c = mpp_new_collective(g, launch_barrier, 0);
+    if (mpp_carries(g)) return mpp_shm_barrier(g, wait_ns);
+    mpi_collective *c = mpp_new_collective(g, MPP_BARRIER, launch_barrier, 0);
     return c ? mpp_enqueue(c, wait_ns) : mpp_no_collective(c, g);
 }
 
@@ -124,9 +171,10 @@ static int launch_broadcast(mpi_collective *c) {
 }
 
 uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_BROADCAST, bytes, root);
     mpp_group *g = (mpp_group *)group;
     if (in_node(g, staging)) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
-    mpi_collective *c = mpp_new_collective(g, launch_broadcast, staging);
+    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, launch_broadcast, staging);
     if (!c) return mpp_no_collective(c, g);
     c->in = c->out = (char *)buffer;
     c->root = root;
@@ -178,7 +226,7 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
         op = mpp_exchange((uintptr_t)g, send.addresses, send.lengths, out, bytes, -1, staging, wait_ns);
     } else {
         mpp_staging_free((mpp_staging *)staging);
-        op = mpp_out_of_memory(g);
+        op = out_of_memory(g);
     }
     free_blocks(&send);
     return op;
@@ -186,6 +234,7 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
 
 uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
                              uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
     mpp_group *g = (mpp_group *)group;
     if (in_node(g, staging)) return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
     return exchange_blocks(g, in, out, bytes, staging, wait_ns);
@@ -193,7 +242,7 @@ uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out
 
 static uintptr_t allgather_equal(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call,
                                  uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, launch_allgather, staging);
+    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, launch_allgather, staging);
     if (!c) return mpp_no_collective(c, g);
     c->in = (const char *)in;
     c->out = (char *)out;
@@ -209,6 +258,7 @@ static uintptr_t allgather_equal(mpp_group *g, uintptr_t in, uintptr_t out, size
 
 uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
                         int64_t wait_ns) {
+    mpp_note(MPP_CALL_ALL_GATHER, bytes, -1);
     mpp_group *g = (mpp_group *)group;
     if (!in_node(g, staging)) {
         size_t limit = mpp_call_limit(staging);
@@ -224,7 +274,7 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
     } else {
         int shared = in_node(g, staging);
         mpp_staging_free((mpp_staging *)staging);
-        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : out_of_memory(g);
     }
     free_blocks(&receive);
     return op;

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 
+#include "inline_progress.h"
 #include "pause.h"
 
-enum { STUCK_NS = 2000000, CROWDED_STUCK_NS = 200000, STUCK_NAP_NS = 50000, MOST_DONE = 64 };
+enum { STUCK_NAP_NS = 50000, LOOK_NS = 1000000, MOST_DONE = 64 };
 
 static struct {
     pthread_mutex_t lock;
@@ -24,7 +25,8 @@ static struct {
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;
     int running, asleep, woken;
-    clockid_t starter; /* counts what the thread that has started something last has of a core */
+    clockid_t background; /* of the progress thread */
+    clockid_t starter;    /* counts what the thread that has started something last has of a core */
     pthread_t thread;
 } engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
             .work = PTHREAD_COND_INITIALIZER,
@@ -39,7 +41,7 @@ __attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
 }
 
 void mpp_lock(void) {
-    if (pthread_mutex_trylock(&engine.lock) == 0) return;
+    if (mpp_in_child() || pthread_mutex_trylock(&engine.lock) == 0) return;
     /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
      * without this hint a starter could wait for as long as somebody polls. */
     atomic_fetch_add(&engine.starters, 1);
@@ -47,7 +49,7 @@ void mpp_lock(void) {
     atomic_fetch_sub(&engine.starters, 1);
 }
 
-void mpp_unlock(void) { pthread_mutex_unlock(&engine.lock); }
+void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&engine.lock)); }
 
 /* ---- the list of active operations (under the lock) ---- */
 
@@ -72,7 +74,7 @@ static void complete(mpp_op *op, int state) {
 static int progress_all(void) { /* how many operations have become complete, or have moved data */
     int advances = 0;
     mpp_op *previous = NULL;
-    for (mpp_op *op = engine.active, *next; op; op = next) {
+    for (mpp_op *op = mpp_in_child() ? NULL : engine.active, *next; op; op = next) {
         next = op->next;
         unsigned before = op->group->moves;
         int state = op->step(op);
@@ -133,23 +135,12 @@ static void wake_progress(void) {
     pthread_cond_signal(&engine.work);
 }
 
-/* Whether to sleep rather than yield: once the others have let a collective of ours wait for a while, and with fewer
- * cores than ranks soon. A yield gives only a part of the core to whoever else has work for it. Where each rank has a
- * scheduling group of its own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. */
-static int is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
-    unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
-    if (!*since || seen != *moves) {
-        *moves = seen;
-        *since = now;
-    }
-    return op->arrived && now - *since > (op->group->yield_early ? CROWDED_STUCK_NS : STUCK_NS);
-}
-
-/* Polls until `op` is complete, its group aborted, or the time up; what it found. Once the operation is complete, the
- * group is kept by whom the caller works for. */
-static int poll(mpp_op *op, int64_t wait_ns) {
+/* Polls until `op` is complete, its group aborted, or the time up; what it found. Nor longer than `stall_ns`, if that
+ * is not 0, without anything of the group's having moved. Once the operation is complete, the group is kept by whom the
+ * caller works for. */
+static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     mpp_group *group = op->group;
-    int64_t deadline = 0, since = 0;
+    int64_t deadline = 0, since = 0, looked = 0;
     unsigned moves = 0;
     int state, stuck = 0;
     atomic_fetch_add(&engine.waiters, 1);
@@ -173,7 +164,14 @@ static int poll(mpp_op *op, int64_t wait_ns) {
             int64_t now = now_ns();
             if (!deadline) deadline = now + wait_ns;
             else if (now >= deadline) break;
-            stuck = is_stuck(op, now, &moves, &since);
+            stuck = mpp_is_stuck(op, now, &moves, &since);
+            if (!looked) looked = now;
+            if (stuck && now - looked > LOOK_NS && pthread_mutex_trylock(&engine.lock) == 0) {
+                mpp_note_waiting(op, now - looked);
+                looked = now;
+                pthread_mutex_unlock(&engine.lock);
+            }
+            if (stall_ns && now - since >= stall_ns) break;
         }
         if (stuck) nap(STUCK_NAP_NS);
         else sched_yield();
@@ -182,9 +180,25 @@ static int poll(mpp_op *op, int64_t wait_ns) {
     return state;
 }
 
-uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
+/* Of an asynchronous call: how long it polls before it returns. Where it does, all that was left to the background
+ * moves on as well. */
+static int64_t inline_ns(const mpp_op *op) {
+    if (!op->moves || !engine.running) return 0;
+    return mpp_inline_ns(&op->group->inline_progress, op->moves, now_ns(), &engine.background);
+}
+
+static int poll_inline(mpp_op *op, int64_t wait_ns) {
+    int state = poll(op, wait_ns, MPP_INLINE_STALL_NS);
+    mpp_lock();
+    mpp_inline_note(&op->group->inline_progress, state != MPP_PENDING);
+    mpp_unlock();
+    return state;
+}
+
+uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
     mpp_lock();
     int state = op->step(op);
+    int64_t at_once_ns = 0;
     if (state == MPP_DONE && wait_ns >= 0) {
         mpp_unlock();
         mpp_discard(op);
@@ -195,14 +209,15 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
         push(&engine.active, &engine.active_tail, op);
         engine.count++;
         if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
-        if (wait_ns <= 0) wake_progress();
+        if (wait_ns == 0) at_once_ns = inline_ns(op);
+        if (wait_ns <= 0 && !at_once_ns) wake_progress();
     } else {
         complete(op, state);
     }
-    if (wait_ns <= 0) note_unclaimed(op);
+    if (wait_ns <= 0 && !at_once_ns) note_unclaimed(op);
     mpp_unlock();
-    if (wait_ns <= 0) return (uintptr_t)op;
-    if (poll(op, wait_ns) == MPP_DONE) {
+    if (wait_ns <= 0 && !at_once_ns) return (uintptr_t)op;
+    if ((at_once_ns ? poll_inline(op, at_once_ns) : poll(op, wait_ns, 0)) == MPP_DONE) {
         mpp_discard(op);
         return 0;
     }
@@ -235,13 +250,13 @@ static int state_of(const mpp_op *op) {
 
 /* The waiter will see the completion first: no need to wake the background for it. The caller watches the
  * operation again if it gives up. */
-int mpp_wait(uintptr_t handle, int64_t wait_ns) {
+int mpp_wait_uncounted(uintptr_t handle, int64_t wait_ns) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     int state = atomic_load(&op->state);
     op->notify = 0;
     mpp_unlock();
-    if (state == MPP_PENDING) state = poll(op, wait_ns);
+    if (state == MPP_PENDING) state = poll(op, wait_ns, 0);
     return state == MPP_DONE || state == MPP_FAILED ? state_of(op) : state;
 }
 
@@ -349,6 +364,7 @@ int mpp_engine_start(int background) {
         atomic_store(&engine.stopping, 0);
         error = pthread_create(&engine.thread, NULL, progress_thread, NULL);
         engine.running = !error;
+        if (!error) pthread_getcpuclockid(engine.thread, &engine.background);
     }
     mpp_unlock();
     return error;

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "activity.h"
 #include "mpi_api.h"
 #include "shim.h"
 
@@ -40,13 +41,14 @@ struct mpp_op {
     _Atomic int state;
     mpp_op *later_unclaimed;
     pthread_t starter;
-    int spins;  /* how often whoever waits looks before it yields the core */
-    int counts; /* among the group's active operations */
-    int ours;   /* a part of the engine's own memory, never Python's */
-    int holds;  /* keeps the group: from the moment that Python has the operation's handle */
-    int notify; /* report completion through mpp_next_completed */
-    int hurry;  /* and wake whoever asks that; else it may wait until the next time that something does */
-    int queued; /* stands in the list of completed operations */
+    size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
+    int spins;    /* how often whoever waits looks before it yields the core */
+    int counts;   /* among the group's active operations */
+    int ours;     /* a part of the engine's own memory, never Python's */
+    int holds;    /* keeps the group: from the moment that Python has the operation's handle */
+    int notify;   /* report completion through mpp_next_completed */
+    int hurry;    /* and wake whoever asks that; else it may wait until the next time that something does */
+    int queued;   /* stands in the list of completed operations */
     int failure;
     int mpi_error;
     int source;
@@ -60,6 +62,7 @@ struct mpp_group {
     int first_tag, tag_count;
     unsigned sequence;
     int yield_early;
+    mpp_inline inline_progress;
     int spins; /* for an operation of the group, unless it knows better */
     _Atomic int aborted;
     _Atomic int holders;              /* Python's group, and operations that Python knows */
@@ -67,11 +70,12 @@ struct mpp_group {
     _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
     _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
     mpp_channel *channel;             /* NULL where not all ranks of a node share memory */
-    struct message_op *receives;      /* the user's, not yet matched, in program order */
+    struct message_op *receives;      /* what has messages still to be matched, in program order */
     struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */
     struct mpi_collective *launching; /* collectives with calls still to make, in program order */
     struct mpp_window *windows;
     mpp_listener *listener; /* NULL until a window needs one */
+    mpp_activity *activity; /* NULL where nobody counts */
 };
 
 extern size_t mpp_chunk_limit;
@@ -83,8 +87,16 @@ enum { MPP_WINDOW_TAGS = 2 };
  * takes the core from the rank that is waited for. */
 enum { MPP_SPINS_CROWDED = 4, MPP_SPINS_NETWORK = 20, MPP_SPINS_MEMORY = 400 };
 
+/* Set in a process forked from one of MPI's: nothing here may be locked, begun or advanced there. Its parent's threads
+ * may have held the lock, and MPI would take what it says for the parent's word. Python refuses every call; this is for
+ * what nobody calls, as destructors. */
+extern _Atomic int mpp_forked;
+static inline int mpp_in_child(void) { return atomic_load_explicit(&mpp_forked, memory_order_relaxed); }
+
 #define MPP_CLOSED ((int64_t)1 << 62)
-static inline int mpp_is_closed(const mpp_group *group) { return atomic_load(&group->active) >= MPP_CLOSED; }
+static inline int mpp_is_closed(const mpp_group *group) {
+    return atomic_load(&group->active) >= MPP_CLOSED || mpp_in_child();
+}
 
 /* Looks for a message, and how many bytes it has; MPI's error. */
 int mpp_probe(const mpp_group *group, int peer, int tag, mpi_handle *message, mpi_status *status, int *length,
@@ -102,6 +114,11 @@ int mpp_is_shared(const mpp_op *op); /* by all that could not be made: nobody's 
 void mpp_let_go(mpp_group *group);
 void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
+uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns);
+int mpp_wait_uncounted(uintptr_t op, int64_t wait_ns);
+int mpp_is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since);
+/* Under the lock: for whom this rank has waited for so long, in an operation that can tell who has come. */
+void mpp_note_waiting(const mpp_op *op, int64_t ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);

@@ -1,11 +1,23 @@
 /* Groups: made, aborted, closed and released. What a group consists of is everybody's; this is above all of them. */
+#define _GNU_SOURCE
 #include <malloc.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "shm.h"
+#include "status.h"
 #include "windows.h"
 
+uintptr_t mpp_map(int descriptor, size_t bytes) {
+    int how = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, how, descriptor, 0);
+    return memory == MAP_FAILED ? 0 : (uintptr_t)memory;
+}
+
+void mpp_unmap(uintptr_t address, size_t bytes) { munmap((void *)address, bytes); }
+
 static void release(mpp_group *group) {
+    if (group->activity) mpp_forget_activity(group);
     mpp_channel_free(group->channel);
     free(group);
 }
@@ -24,6 +36,8 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     group->release = release;
     return (uintptr_t)group;
 }
+
+void mpp_group_only_compares(uintptr_t handle) { ((mpp_group *)handle)->channel->only_compares = 1; }
 
 int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
 

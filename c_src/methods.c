@@ -63,9 +63,20 @@ static int read_one(call *c, PyObject *args) {
     return 1;
 }
 
+/* Of one tensor only number 0 can be meant; Python knows the words for others. */
+static int names_only_tensor(const call *c) {
+    static PyObject *root_tensor;
+    int number;
+    if (!root_tensor && !(root_tensor = PyUnicode_InternFromString("rootTensor"))) return PyErr_Clear(), 0;
+    PyObject *given = PyObject_GetAttr(c->opts, root_tensor);
+    int is_only = mpp_as_int(given, &number) && number == 0;
+    Py_XDECREF(given);
+    return is_only;
+}
+
 static int read_broadcast(call *c, PyObject *args) {
     c->start = start_broadcast;
-    return read_one(c, args) && mpp_read_root(c);
+    return read_one(c, args) && mpp_read_root(c) && names_only_tensor(c);
 }
 
 static int read_allreduce(call *c, PyObject *args) {
@@ -75,7 +86,7 @@ static int read_allreduce(call *c, PyObject *args) {
 
 static int read_reduce(call *c, PyObject *args) {
     c->start = start_reduce;
-    return read_one(c, args) && mpp_read_root(c) && mpp_read_reduction(c, c->a.type);
+    return read_one(c, args) && mpp_read_root(c) && names_only_tensor(c) && mpp_read_reduction(c, c->a.type);
 }
 
 /* Output `b`, input `a`. */
@@ -88,7 +99,13 @@ static int read_allgather_base(call *c, PyObject *args) {
     c->start = start_allgather;
     if (!read_pair(c, args, 3)) return 0;
     c->bytes = c->b.bytes;
-    return c->b.count == c->a.count * (size_t)c->group->size;
+    return c->b.count == c->a.count * (size_t)c->group->size && mpp_is_apart_or_block(&c->b, &c->a, c->group->rank);
+}
+
+static int is_apart_from_list(const call *c, const operand *o, int is_written) {
+    const mpp_tensors one = {&o->address, &o->bytes, 1, 0};
+    const mpp_tensors list = {c->addresses, c->lengths, c->group->size, c->group->rank};
+    return is_written ? mpp_lists_are_apart(&list, &one) : mpp_lists_are_apart(&one, &list);
 }
 
 static int read_allgather(call *c, PyObject *args) {
@@ -97,7 +114,7 @@ static int read_allgather(call *c, PyObject *args) {
         !mpp_make_lists(c))
         return 0;
     return mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 1)), &c->out, &c->a.type, 0) &&
-           c->lengths[c->group->rank] == c->a.bytes;
+           c->lengths[c->group->rank] == c->a.bytes && is_apart_from_list(c, &c->a, 0);
 }
 
 static int read_reduce_scatter_base(call *c, PyObject *args) {
@@ -107,7 +124,7 @@ static int read_reduce_scatter_base(call *c, PyObject *args) {
     for (int r = 0; r < c->group->size; r++) c->lengths[r] = c->b.count;
     c->flat = 1;
     c->bytes = c->a.bytes;
-    return mpp_read_reduction(c, c->b.type);
+    return mpp_is_apart_or_block(&c->a, &c->b, c->group->rank) && mpp_read_reduction(c, c->b.type);
 }
 
 static int read_reduce_scatter(call *c, PyObject *args) {
@@ -116,6 +133,7 @@ static int read_reduce_scatter(call *c, PyObject *args) {
         !mpp_make_lists(c))
         return 0;
     if (!mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 2)), &c->in, &c->b.type, 0)) return 0;
+    if (!is_apart_from_list(c, &c->b, 1)) return 0;
     for (int r = 0; r < c->group->size; r++) c->lengths[r] /= c->b.type->size;
     return c->lengths[c->group->rank] == c->b.count && mpp_read_reduction(c, c->b.type);
 }
@@ -131,6 +149,13 @@ static int read_roots_list(call *c, PyObject *argument, side *s, const operand *
     for (int r = 0; r < size; r++)
         if (c->lengths[which * size + r] != own->bytes) return 0;
     return 1;
+}
+
+static int is_exchange_apart(const call *c) {
+    int size = c->group->size, me = c->group->rank;
+    const mpp_tensors send = {c->addresses, c->lengths, size, me},
+                      receive = {c->addresses + size, c->lengths + size, size, me};
+    return mpp_lists_are_apart(&send, &receive);
 }
 
 static void only_for_root(call *c, int which) {
@@ -149,7 +174,7 @@ static int read_gather(call *c, PyObject *args) {
         Py_INCREF(c->in.shapes);
         c->out = c->in;
     }
-    return 1;
+    return is_exchange_apart(c);
 }
 
 static int read_scatter(call *c, PyObject *args) {
@@ -159,7 +184,7 @@ static int read_scatter(call *c, PyObject *args) {
         return 0;
     if (!mpp_make_lists(c) || !read_roots_list(c, PyTuple_GetItem(args, 2), &c->in, &c->a, 0)) return 0;
     only_for_root(c, 1);
-    return c->in.tensors || mpp_make_side(&c->in, 0);
+    return is_exchange_apart(c) && (c->in.tensors || mpp_make_side(&c->in, 0));
 }
 
 static int read_splits(call *c, PyObject *sizes, const operand *o, int which) {
@@ -191,7 +216,7 @@ static int read_alltoall_base(call *c, PyObject *args) {
     if (!read_splits(c, PyTuple_GetItem(args, 4), &c->a, 0)) return 0;
     if (!read_splits(c, PyTuple_GetItem(args, 3), &c->b, 1)) return 0;
     c->bytes = c->a.bytes + c->b.bytes;
-    return c->lengths[me] == c->lengths[size + me];
+    return c->lengths[me] == c->lengths[size + me] && mpp_operands_are_apart(&c->a, &c->b);
 }
 
 static int read_alltoall(call *c, PyObject *args) {
@@ -201,7 +226,7 @@ static int read_alltoall(call *c, PyObject *args) {
     if (!mpp_read_options(c, args, 3) || mpp_length_of(inputs) != size || !mpp_make_lists(c)) return 0;
     return mpp_read_list(c, inputs, &c->in, &c->a.type, 0) &&
            mpp_read_list(c, PyTuple_GetItem(args, 1), &c->out, &c->a.type, 1) &&
-           c->lengths[me] == c->lengths[size + me];
+           c->lengths[me] == c->lengths[size + me] && is_exchange_apart(c);
 }
 
 static int read_message(call *c, PyObject *args, int has_peer) {

@@ -12,6 +12,8 @@ struct mpi_collective {
     int (*launch)(mpi_collective *);
     void (*finish)(mpi_collective *); /* may be NULL */
     mpi_handle request;
+    int kind;   /* enum mpp_call_kind, for the comparison of calls */
+    int agreed; /* all ranks call the same, or nobody compares */
     int active, last_launched;
     size_t index, calls;
     const char *in;
@@ -48,7 +50,7 @@ static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t
 }
 
 /* collectives.c */
-mpi_collective *mpp_new_collective(mpp_group *g, int (*launch)(mpi_collective *), uintptr_t staging);
+mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*launch)(mpi_collective *), uintptr_t staging);
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g);
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns);
 void mpp_split(mpi_collective *c, size_t total, size_t per_call);

@@ -54,7 +54,7 @@ static void finish_reduce(mpi_collective *c) {
 
 static uintptr_t reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
                         uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, launch_reduce, staging);
+    mpi_collective *c = mpp_new_collective(g, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, launch_reduce, staging);
     if (!c) return mpp_no_collective(c, g);
     c->in = (const char *)in;
     c->out = (char *)out;
@@ -71,15 +71,17 @@ static uintptr_t reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count,
 
 uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
                         uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
+    if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
     return reduce(g, in, out, count, how, -1, staging, wait_ns);
 }
 
 uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
                         uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_REDUCE, count * mpp_dtype_size(how->dtype), root);
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
+    if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
     return reduce(g, in, out, count, how, root, staging, wait_ns);
 }
 
@@ -158,9 +160,10 @@ static void stage_blocks(mpi_collective *c, int even) {
  * bytes are converted is each rank's own affair. */
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_REDUCE_SCATTER, mpp_sum_of(counts, ((mpp_group *)group)->size) * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
-    if (g->channel) return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, staging, wait_ns);
-    mpi_collective *c = mpp_new_collective(g, launch_reduce_scatter, staging);
+    if (mpp_carries(g)) return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, staging, wait_ns);
+    mpi_collective *c = mpp_new_collective(g, MPP_REDUCE_SCATTER, launch_reduce_scatter, staging);
     size_t size = (size_t)g->size, pieces = 0;
     if (!c) return mpp_no_collective(c, g);
     c->out = (char *)out;

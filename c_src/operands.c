@@ -14,7 +14,7 @@ static struct {
     char is_there, is_average;
     int code;             /* enum mpp_redop */
 } operations[OPERATIONS]; /* by torch's number */
-static PyObject *is_neg, *is_conj, *async_op, *reduce_op, *root_rank;
+static PyObject *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
 
 /* ---- tensors ---- */
 
@@ -48,6 +48,18 @@ static int says(PyObject *tensor, PyObject *method) { /* what a method of no arg
     if (!answer) PyErr_Clear();
     Py_XDECREF(answer);
     return yes;
+}
+
+/* Of a storage that was freed, as FSDP does it, a tensor's address is its offset alone. Few addresses are so low that
+ * it could be; these are asked. */
+static int has_memory(PyObject *tensor, const operand *o) {
+    static const uintptr_t highest_offset = (uintptr_t)1 << 38;
+    if (!o->count || o->address >= highest_offset) return 1;
+    PyObject *offset = PyObject_CallMethodObjArgs(tensor, storage_offset, NULL);
+    size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
+    Py_XDECREF(offset);
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    return o->address != elements * o->type->size;
 }
 
 static PyObject *shape_of(const dl_tensor *view, PyObject *dtype) {
@@ -87,14 +99,14 @@ static int read_tensor(PyObject *object, side *s, int i, operand *o) {
     if (!o->type || !o->type->dtype || !count_elements(&view, &o->count)) return 0;
     o->bytes = o->count * o->type->size;
     o->address = (uintptr_t)view.data + view.byte_offset;
-    o->rows = view.ndim ? view.shape[0] : 0;
-    if (o->count && !view.data) return 0;
+    o->rows = view.ndim ? view.shape[0] : 1;
     PyObject *shape = shape_of(&view, o->type->dtype);
     if (!shape) return 0;
     PyTuple_SetItem(s->shapes, i, shape);
     Py_INCREF(object);
     PyList_SetItem(s->tensors, i, object);
     /* Last: these run torch's code, after which the view would not be valid. */
+    if (!has_memory(object, o)) return 0;
     if (o->type->is_float && says(object, is_neg)) return 0;
     return !o->type->is_complex || !says(object, is_conj);
 }
@@ -249,9 +261,10 @@ int mpp_know_tensors(const mpp_entries *entries, PyObject *capsule, PyObject *ty
     tensor_types = types;
     is_neg = PyUnicode_InternFromString("is_neg");
     is_conj = PyUnicode_InternFromString("is_conj");
+    storage_offset = PyUnicode_InternFromString("storage_offset");
     async_op = PyUnicode_InternFromString("asyncOp");
     reduce_op = PyUnicode_InternFromString("reduceOp");
     root_rank = PyUnicode_InternFromString("rootRank");
-    if (!is_neg || !is_conj || !async_op || !reduce_op || !root_rank) return 0;
+    if (!is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
     return know_operations(numbers) && know_dtypes(samples);
 }

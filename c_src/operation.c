@@ -5,6 +5,10 @@
 
 size_t mpp_chunk_limit = (size_t)1 << 30;
 
+_Atomic int mpp_forked;
+
+void mpp_note_fork(void) { atomic_store(&mpp_forked, 1); }
+
 int mpp_fail(mpp_op *op, int failure, int mpi_error) {
     if (!op->failure) {
         op->failure = failure;
@@ -41,7 +45,7 @@ static void release(mpp_owned *owned) {
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging) {
     /* Counted from here on, so that the group is not closed before the operation is complete. */
     int closed = atomic_fetch_add(&group->active, 1) >= MPP_CLOSED;
-    mpp_op *op = closed ? NULL : calloc(1, size);
+    mpp_op *op = closed || mpp_in_child() ? NULL : calloc(1, size);
     if (!op) {
         atomic_fetch_sub(&group->active, 1);
         release((mpp_owned *)staging);
@@ -93,3 +97,17 @@ int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
 void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }
 size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
+
+enum { STUCK_NS = 2000000, CROWDED_STUCK_NS = 200000 };
+
+/* Whether to sleep rather than yield: once the others have let a collective of ours wait for a while, and with fewer
+ * cores than ranks soon. A yield gives only a part of the core to whoever else has work for it. Where each rank has a
+ * scheduling group of its own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. */
+int mpp_is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
+    unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
+    if (!*since || seen != *moves) {
+        *moves = seen;
+        *since = now;
+    }
+    return op->arrived && now - *since > (op->group->yield_early ? CROWDED_STUCK_NS : STUCK_NS);
+}

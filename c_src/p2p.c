@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { TO_MATCH, TO_TAKE, TO_SEND, ACTIVE, OVER };
+enum { NO_TAG = -1 }; /* of an exchange that is not to begin yet; no message has it */
 
 typedef struct {
     mpi_handle request, message; /* message: matched, and not taken yet */
@@ -27,16 +28,14 @@ typedef struct {
     int peer, lane, phase, length;
 } transfer;
 
-typedef struct message_op message_op;
-
-struct message_op {
+typedef struct message_op {
     mpp_op op;
     int count, tag;
-    int unmatched, unsent;     /* receives still to be matched, sends still to be begun */
-    message_op *later;         /* in group->receives, until all of it is matched */
-    message_op *later_to_send; /* in group->sends, until all of it is begun */
+    int unmatched, unsent;            /* receives still to be matched, sends still to be begun */
+    struct message_op *later;         /* in group->receives, until all of it is matched */
+    struct message_op *later_to_send; /* in group->sends, until all of it is begun */
     transfer *transfers;
-};
+} message_op;
 
 static size_t chunks_of(size_t bytes) { return bytes ? (bytes - 1) / mpp_chunk_limit + 1 : 1; }
 
@@ -46,10 +45,11 @@ static int status_source(const mpi_status *status) {
     return source;
 }
 
-/* ---- receives of the user's, in the order they were called ---- */
+/* ---- what waits for messages, in the order it was called ---- */
 
 static void enter_queue(message_op *m) {
     message_op **end = &m->op.group->receives;
+    if (!m->unmatched) return;
     while (*end) end = &(*end)->later;
     *end = m;
 }
@@ -62,14 +62,20 @@ static void leave_queue(message_op *m) {
     }
 }
 
-/* MPI matches posted receives in order; so must we. An earlier receive that could take the same message
- * goes first. */
-static int must_wait(const message_op *m, int peer) {
-    for (const message_op *earlier = m->op.group->receives; earlier && earlier != m; earlier = earlier->later) {
-        int other = earlier->transfers[earlier->count - 1].peer;
-        if (earlier->tag == m->tag && (other == peer || other == mpp_mpi.any_source || peer == mpp_mpi.any_source))
-            return 1;
+/* The first part of an operation that would take a message from `peer`, or whatever one that any_source stands for. */
+static transfer *part_for(const message_op *m, int tag, int peer) {
+    if (m->tag != tag) return NULL;
+    for (int i = 0; i < m->count; i++) {
+        transfer *t = &m->transfers[i];
+        if (t->phase == TO_MATCH && (t->peer == peer || t->peer == mpp_mpi.any_source)) return t;
     }
+    return NULL;
+}
+
+/* Whether an earlier receive looks for every message that this one could take, and would get it. */
+static int is_covered(const message_op *m, int peer) {
+    for (const message_op *earlier = m->op.group->receives; earlier && earlier != m; earlier = earlier->later)
+        if (part_for(earlier, m->tag, peer)) return 1;
     return 0;
 }
 
@@ -121,12 +127,16 @@ static void came_from(message_op *m, int source) {
 }
 
 /* Takes the message that was matched. One of the wrong length needs memory of our own; while there is none it stays
- * where it is, and the operation pending: what is longer than the user's buffer must not go there. */
+ * where it is, and the operation pending: what is longer than the user's buffer must not go there. The same where the
+ * device has failed, and there may be no buffer. */
 static void take(message_op *m, transfer *t) {
-    if ((size_t)t->length != t->bytes) {
+    int fits = (size_t)t->length == t->bytes;
+    if (!fits && !m->op.failure) {
         m->op.detail[0] = (int64_t)t->bytes;
         m->op.detail[1] = t->length;
         mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
+    }
+    if (!fits || m->op.failure == MPP_FAILURE_CUDA) {
         t->spill = malloc(t->length ? (size_t)t->length : 1);
         if (!t->spill) return;
     }
@@ -136,16 +146,29 @@ static void take(message_op *m, transfer *t) {
     if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
 }
 
+static void matched(message_op *m, transfer *t, int error) {
+    t->phase = error ? OVER : TO_TAKE;
+    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+    if (--m->unmatched == 0) leave_queue(m);
+}
+
+/* Looks for a message. It belongs, as MPI has it, to the first receive in the queue that could take it: where this one
+ * takes messages from anyone, that may be one before it, which waits for this sender. So a receive is held up by those
+ * before it only as far as they want the same messages. */
 static void match(message_op *m, transfer *t) {
     mpi_status status;
-    int found = 0;
-    int error = mpp_probe(m->op.group, t->peer, m->tag, &t->message, &status, &t->length, &found);
-    if (!error && !found) return;
-    m->unmatched--;
-    t->phase = OVER;
-    if (found) came_from(m, status_source(&status));
-    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
-    else t->phase = TO_TAKE;
+    mpi_handle message;
+    int found = 0, length = 0;
+    int error = mpp_probe(m->op.group, t->peer, m->tag, &message, &status, &length, &found);
+    if (!found && error) matched(m, t, error);
+    if (!found) return;
+    message_op *owner = m->op.group->receives;
+    int source = t->peer == mpp_mpi.any_source ? status_source(&status) : t->peer;
+    while (!(t = part_for(owner, m->tag, source))) owner = owner->later; /* `m` at the latest */
+    t->message = message;
+    t->length = length;
+    came_from(owner, source);
+    matched(owner, t, error);
 }
 
 static int advance(message_op *m, int i) {
@@ -153,7 +176,7 @@ static int advance(message_op *m, int i) {
     if (t->phase == TO_MATCH) {
         /* the chunks of one message, in order */
         int first = i == 0 || m->transfers[i - 1].peer != t->peer || m->transfers[i - 1].phase != TO_MATCH;
-        if (first && !must_wait(m, t->peer)) match(m, t);
+        if (first && !is_covered(m, t->peer)) match(m, t);
     }
     if (t->phase == TO_TAKE) take(m, t);
     if (t->phase == ACTIVE) {
@@ -198,19 +221,16 @@ static int agree(message_op *m) {
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    if (op->agreement && !m->tag) {
-        int state = agree(m);
-        if (state != MPP_DONE) return state;
-    }
+    int state = m->tag == NO_TAG ? agree(m) : MPP_DONE;
+    if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);
         else return MPP_PENDING;
     }
     if (m->unsent) begin_sends(m);
-    int over = 1, unmatched = m->unmatched;
+    int over = 1;
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].phase != OVER) over &= advance(m, i);
-    if (unmatched && !m->unmatched) leave_queue(m);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
@@ -288,6 +308,7 @@ static void stage_transfers(message_op *m) {
 
 uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
+    mpp_note(MPP_CALL_SEND, bytes, peer);
     message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     if (staging) {
@@ -303,6 +324,7 @@ uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
 
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
+    mpp_note(MPP_CALL_RECV, bytes, peer);
     message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
@@ -350,11 +372,12 @@ int mpp_next_tag(uintptr_t group) {
  * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_CALL_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
     mpp_group *g = (mpp_group *)group;
     const exchange x = {send, recv, send_bytes, recv_bytes};
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += chunks_of(send_bytes[r]) + chunks_of(recv_bytes[r]);
-    message_op *m = new_message_op(g, capacity, 0, staging);
+    message_op *m = new_message_op(g, capacity, NO_TAG, staging);
     int compared = g->channel && tag < 0;
     if (m && compared) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
     if (!m || (compared && !m->op.agreement)) {
@@ -373,6 +396,7 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
     if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     enter_sends(m);
+    enter_queue(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }

@@ -58,6 +58,7 @@ int mpp_load(const char *path, char *message, int length);
 int mpp_set_constant(const char *name, int index, int64_t value);
 void mpp_error_text(int code, char *text, int length);
 void mpp_own_mpi(int own);
+void mpp_note_fork(void); /* this process is a child of one in which MPI runs */
 int mpp_finalize_at_exit(void);
 void mpp_end_job_on_failure(int rank);
 uintptr_t mpp_entries_address(void); /* entries.h: for the other extension */
@@ -72,10 +73,17 @@ void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a t
 void mpp_unlock(void);
 uintptr_t mpp_next_completed(int64_t timeout_ns);
 
+/* A thread that ends the process when a call of MPI's does not come back: deadline.c */
+int mpp_deadline(const char *word, double word_after, const char *last_word, double end_after, int code);
+void mpp_deadline_over(void);
+
 /* groups */
+uintptr_t mpp_map(int descriptor, size_t bytes); /* -1: of this process's own; 0: errno says why not */
+void mpp_unmap(uintptr_t address, size_t bytes);
 uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
                      int reproducible);
+void mpp_group_only_compares(uintptr_t group); /* just after it was attached: MPI's collectives move the data */
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
@@ -131,6 +139,39 @@ uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns)
 /* An operation that was returned is unclaimed until it is claimed. */
 uintptr_t mpp_unclaimed(void);
 void mpp_claim(uintptr_t op);
+
+/* Asynchronous calls that move their data themselves: inline_progress.h. */
+enum mpp_inline_mode { MPP_INLINE_NEVER = 0, MPP_INLINE_AUTO = 1, MPP_INLINE_ALWAYS = 2 };
+
+/* What the cores of this node have been used for; zero but for the share at first. */
+typedef struct mpp_core_load {
+    double share;           /* of the node's cores, this rank's: they divided by its ranks */
+    int64_t at, used, idle; /* when last looked at, and what had been counted by then, in ns */
+    int taken;              /* no core is left for a background thread */
+} mpp_core_load;
+
+/* A group's experience; zero at first. */
+typedef struct mpp_inline {
+    unsigned misses, skip; /* tries in a row that were given up; calls until the next one */
+} mpp_inline;
+
+void mpp_set_inline(int mode, double share);
+int mpp_cores_are_taken(mpp_core_load *load, int64_t now, int64_t used, int64_t idle);
+int64_t mpp_inline_try(mpp_inline *group, size_t bytes);
+void mpp_inline_note(mpp_inline *group, int is_complete);
+
+/* Status: what a process tells of itself, status.c. */
+int mpp_group_describe(uintptr_t group, const char *about);
+int mpp_group_statistics(uintptr_t group, uint64_t *figures, int64_t *late);
+int mpp_call_kinds(void);
+const char *mpp_call_name(int kind);
+int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal);
+void mpp_status_stop(void);
+enum { MPP_WANTS_OTHERS = 1, MPP_WANTS_DUMP = 2 };
+int mpp_status_wanted(void);
+void mpp_status_give(const char *text);
+char *mpp_status_text(void);
+void mpp_free_text(char *text);
 
 /* waiting */
 int mpp_wait(uintptr_t op, int64_t wait_ns);

@@ -109,7 +109,7 @@ void mpp_channel_free(mpp_channel *c) {
 void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
     *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
     *taken += mpp_hosts_bytes(c->hosts);
-    *later = mpp_flights_to_take(c, ranks);
+    *later = c->only_compares ? 0 : mpp_flights_to_take(c, ranks);
 }
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
@@ -365,5 +365,6 @@ void mpp_take_place(shm_op *s) {
 
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
     mpp_take_place(s);
+    if (!s->op.staging) s->op.moves = (size_t)s->chunks * s->chunk_bytes;
     return mpp_start(&s->op, wait_ns);
 }

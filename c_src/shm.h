@@ -95,7 +95,12 @@ struct mpp_channel {
     const void **sources; /* scratch: one pointer per rank */
     double *factors;      /* scratch: every rank's factor of a PREMUL_SUM */
     mpp_hosts *hosts;     /* NULL: all ranks are on this one. Else size and rank are those on this host. */
+    int only_compares;    /* what the ranks call; MPI's collectives move the data */
 };
+
+/* Whether collectives go over the channel. */
+static inline int mpp_carries(const mpp_group *g) { return g->channel && !g->channel->only_compares; }
+static inline int mpp_only_compares(const mpp_group *g) { return g->channel && g->channel->only_compares; }
 
 /* ---- for whoever has an operation to do over shared memory ---- */
 
@@ -105,6 +110,8 @@ void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t
 /* An operation that an exchange steps before it begins, and owns: it is done if all ranks exchange what they expect of
  * each other. Takes the exchange's place in the order. NULL: no memory. */
 mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
+/* The same of a collective that MPI does: `lengths`, of every rank's block, or NULL. Takes its place in the order. */
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
 /* For a call over shared memory that there is no memory for. The others make it, so it takes its place in the order. */

@@ -245,12 +245,33 @@ static void find_imbalance(shm_op *s, mpp_channel *c) {
     }
 }
 
-mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+/* An operation that only compares, for another one, which is counted among the group's operations. */
+static shm_op *new_agreement(mpp_group *g) {
     shm_op *s = mpp_new_shm_op(g, 0);
+    if (!s) return NULL;
+    s->op.counts = 0;
+    atomic_fetch_sub(&g->active, 1);
+    return s;
+}
+
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths) {
+    shm_op *s = new_agreement(g);
+    if (!s) return NULL;
+    if (how) s->how = *how;
+    if (lengths && !(s->lengths = (size_t *)copy_list((const uintptr_t *)lengths, g->size))) {
+        mpp_discard(&s->op);
+        return NULL;
+    }
+    s->chunk_bytes = SIZE_MAX; /* no data: one chunk, whatever the length */
+    mpp_sign(s, kind, root, bytes);
+    mpp_take_place(s);
+    return &s->op;
+}
+
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    shm_op *s = new_agreement(g);
     size_t size = (size_t)g->size;
     if (!s) return NULL;
-    s->op.counts = 0; /* the exchange is counted among the group's operations */
-    atomic_fetch_sub(&g->active, 1);
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, send_bytes, recv_bytes);

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 from mpi_installations import find_installations
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
+#: Which share of long tests is run: its seed and its sum.
+pytest_plugins = ["sampling"]
 #: Those of one lane run one after another, beside all others. What keeps all cores busy has one lane, so that what
 #: mostly waits has the rest; hosts and clusters cannot be made twice; and the tests of one process share what they
 #: compile.
@@ -21,6 +24,7 @@ LANES = {
     "frameworks": "frameworks",
     "unit": "unit",
     "processors": "unit",
+    "fork_server": "fork_server",
 }
 
 
@@ -62,9 +66,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The MPIs are looked for once, not by each worker; those start with this environment."""
+    """The MPIs are looked for once, not by each worker; those start with this environment. One fork server does too."""
+    config.addinivalue_line("markers", "fresh(reason): its ranks are fresh processes, not forks (tests/fork_server)")
     if not config.getoption("--with-mpi") and config.getoption("numprocesses", None):
         find_installations()
+        fork_server.start()
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("fresh"):
+        monkeypatch.setenv(fork_server.FRESH, "1")
 
 
 class LaneScheduling(LoadScopeScheduling):

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 PROBE_RANKS = 2
 PROBE_SECONDS = 60.0
 PROBE = """
@@ -49,7 +51,7 @@ class Installation:
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `python arguments` on `ranks` ranks."""
-        return launch_command(self.mpiexec, self.vendor, ranks, arguments)
+        return launch_command(self.mpiexec, self.vendor, ranks, arguments, fork_server.python())
 
     def full_environment(self) -> dict[str, str]:
         """This process's environment, without a launcher's traces, with what the library needs."""
@@ -65,13 +67,15 @@ class Rejected:
     named_after_its_mpi: bool = False
 
 
-def launch_command(mpiexec: str, vendor: str, ranks: int, arguments: Sequence[str]) -> list[str]:
+def launch_command(
+    mpiexec: str, vendor: str, ranks: int, arguments: Sequence[str], python: str = sys.executable
+) -> list[str]:
     flags: list[str] = []
     if vendor == "Open MPI":  # it refuses root, and more ranks than cores, unless told
         flags.append("--oversubscribe")
         if os.geteuid() == 0:
             flags.append("--allow-run-as-root")
-    return [mpiexec, *flags, "-n", str(ranks), sys.executable, *arguments]
+    return [mpiexec, *flags, "-n", str(ranks), python, *arguments]
 
 
 #: The libraries' own checks of arguments and of what is left at MPI_Finalize, as far as a build has them.

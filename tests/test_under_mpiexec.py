@@ -20,11 +20,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "installation" not in metafunc.fixturenames:
         return
     installations, _ = find_installations()
-    pairs = [(one, n) for one in installations for n in (RANKS if FULL else RANKS_OF.get(one.vendor, RANKS))]
+    on_two = pytest.mark.fresh("once for each MPI, ranks that share no hash seed and no addresses")
+    pairs = [
+        pytest.param(one, n, marks=[on_two] if n == 2 else [])
+        for one in installations
+        for n in (RANKS if FULL else RANKS_OF.get(one.vendor, RANKS))
+    ]
     metafunc.parametrize(
         ("installation", "ranks"),
         pairs or [(None, 0)],
-        ids=[f"{one.name}-{n}ranks" for one, n in pairs] or ["no-MPI"],
+        ids=[f"{one.values[0].name}-{one.values[1]}ranks" for one in pairs] or ["no-MPI"],
     )
 
 

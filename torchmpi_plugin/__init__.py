@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from .errors import RankFailedError
-    from .faces.public import get_comm, monitored_barrier
+    from .faces.public import get_comm, monitored_barrier, prometheus, statistics
     from .lifecycle.recovery import shrink
     from .options import Options
 
@@ -22,10 +22,21 @@ _PUBLIC = {
     "RankFailedError": "errors",
     "get_comm": "faces.public",
     "monitored_barrier": "faces.public",
+    "prometheus": "faces.public",
     "shrink": "lifecycle.recovery",
+    "statistics": "faces.public",
 }
 
-__all__ = ["Options", "RankFailedError", "__version__", "get_comm", "monitored_barrier", "shrink"]
+__all__ = [
+    "Options",
+    "RankFailedError",
+    "__version__",
+    "get_comm",
+    "monitored_barrier",
+    "prometheus",
+    "shrink",
+    "statistics",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -78,11 +78,23 @@ def _integrate() -> None:
         _imported("integrations").activate(*names)
 
 
+def _replace() -> None:
+    """Names of other backends that mean mpiplus. A wrong one is an error later, as above."""
+    try:
+        names = settings.REPLACE.value()
+    except ValueError as error:
+        warnings.warn(f"mpiplus: {error}; none is replaced", stacklevel=3)
+        return
+    if names:
+        _imported("integrations.replacing").replace(names)
+
+
 def autoload() -> None:
     """Entry point of the groups ``torch.backends`` and ``torch.distributed.backends``."""
     try:
         _register()
         _integrate()
+        _replace()
     except Exception as error:
         text = f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}"
         with contextlib.suppress(Exception):

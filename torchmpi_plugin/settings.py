@@ -72,7 +72,23 @@ def _word(words: tuple[str, ...], text: str) -> str:
 _SECONDS = "a number of seconds, 0 or more"
 CUDA_PATHS = ("auto", "staged", "direct")
 COLLECTIVES_OF = ("auto", "own", "mpi")
+PROGRESS_OF = ("background", "auto", "caller")  # as enum mpp_inline_mode
 FRAMEWORKS = ("accelerate", "ignite", "transformers")
+
+
+REPLACEABLE = ("gloo", "nccl", "mpi", "ucc", "xccl", "default")
+
+
+def replaced(text: str) -> tuple[str, ...]:
+    """The names of backends in a list with commas.
+
+    Raises:
+        ValueError: another name.
+    """
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    if not set(names) <= set(REPLACEABLE):
+        raise ValueError
+    return names
 
 
 def integrations(text: str) -> tuple[str, ...]:
@@ -85,6 +101,12 @@ def integrations(text: str) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in FRAMEWORKS]:
         raise ValueError(f"there is no integration with {wrong[0]!r}, only with {', '.join(FRAMEWORKS)}")
     return names
+
+
+def _summary(text: str) -> str:
+    if text not in ("0", "1") and not text.endswith(".json"):
+        raise ValueError
+    return "" if text == "0" else text
 
 
 def _file(text: str) -> str:
@@ -110,6 +132,15 @@ COLLECTIVES = Setting(
     "`own`: mpiplus's collectives, over shared memory and [between hosts](architecture.md#between-hosts); `mpi`: those "
     "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own` on up to 16 nodes. What rank 0 of a group has "
     "counts, and `Options(collectives=...)` comes before it.",
+)
+ASYNC_PROGRESS = Setting(
+    "MPIPLUS_ASYNC_PROGRESS",
+    "auto",
+    f"one of {', '.join(PROGRESS_OF)}",
+    functools.partial(_word, PROGRESS_OF),
+    "Who moves the data of an asynchronous collective: a thread in the `background`; the `caller`, which polls for "
+    "about as long as the data needs; `auto`: the caller [where no core is idle](architecture.md#the-engine). Each "
+    "process reads it for itself, with the first group.",
 )
 TUNING = Setting(
     "MPIPLUS_TUNING",
@@ -152,6 +183,29 @@ ABORT_ON_EXCEPTION = Setting(
 WATCHDOG = Setting(
     "MPIPLUS_WATCHDOG", "60", _SECONDS, _seconds, "Seconds after which a wait is reported on stderr; `0`: never."
 )
+REPLACE = Setting(
+    "MPIPLUS_REPLACE",
+    "",
+    f"names, with commas, of {', '.join(REPLACEABLE)}",
+    replaced,
+    "Names of backends that mean `mpiplus` to `init_process_group` and `new_group`, for "
+    "[scripts that cannot be changed](usage.md#scripts-that-cannot-be-changed); `default`: where none is named.",
+)
+STATUS = Setting(
+    "MPIPLUS_STATUS",
+    "1",
+    "0 or 1",
+    _switch,
+    "`0`: this process does not answer [`mpiplus status`](status.md), which lists this user's jobs on a node.",
+)
+SUMMARY = Setting(
+    "MPIPLUS_SUMMARY",
+    "0",
+    "0, 1 or the name of a file that ends with .json",
+    _summary,
+    "`1`: when the world ends, rank 0 prints [who has waited for whom](status.md#who-was-slow); a file gets the "
+    "figures as well.",
+)
 INTEGRATIONS = Setting(
     "MPIPLUS_INTEGRATIONS",
     "",
@@ -162,20 +216,24 @@ INTEGRATIONS = Setting(
 
 #: Those that users set.
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(SHM, COLLECTIVES, TUNING, REPRODUCIBLE, CUDA),
-    *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, INTEGRATIONS),
+    *(SHM, COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, CUDA),
+    *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, REPLACE, STATUS, SUMMARY, INTEGRATIONS),
 )
 
 JOB = "MPIPLUS_JOB"
 ATTACHMENT = "MPIPLUS_ATTACHMENT"
+STATUS_DIRECTORY = "MPIPLUS_STATUS_DIRECTORY"
 RUN = "MPIPLUS_RUN"
+LEAVING = "MPIPLUS_LEAVING"
 RANK_PROCESS = "MPIPLUS_RANK_PROCESS"
 
 #: Those that mpiplus sets, for processes of its own and those that ranks start.
 INTERNAL = {
     JOB: "How the processes of `mpiplus run` find each other.",
     ATTACHMENT: "How rank 0 of `launch_subprocesses` gets its function.",
-    RUN: "`1` in the ranks that `mpiplus run` has started.",
+    STATUS_DIRECTORY: "Where the sockets for `mpiplus status` are, in tests.",
+    RUN: "In the ranks that `mpiplus run` has started: which of torch's variables it has set.",
+    LEAVING: "How a rank tells `mpiplus run` that it leaves with an error.",
     RANK_PROCESS: "Which process is a rank: a child of it, which inherits the launcher's variables, is none.",
 }
 
@@ -190,6 +248,12 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_FULL": "`1`: every number of ranks runs the whole table of operations, and the tests of the "
     "shared-memory protocol's model, of failures and of interrupts try everything, which takes long.",
     "MPIPLUS_TEST_INSTALLATIONS": "The MPIs that the tests have found, for the processes that share them.",
+    "MPIPLUS_TEST_FRESH": "`1`: the tests start each rank as a process of its own, not as a fork of one that has "
+    "imported torch.",
+    "MPIPLUS_TEST_FORK_SERVER": "Where that one is, for the processes that share the tests.",
+    "MPIPLUS_TEST_ROOM": "How many templates for ranks that one keeps open.",
+    "MPIPLUS_TEST_SEED": "Which share of the long tests runs; by default the commit says.",
+    "MPIPLUS_TEST_LEFT_OUT": "A file for what a share leaves out, which CI prints.",
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
@@ -203,6 +267,9 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_WHEELS": "A directory of wheels for other processors, for the tests that look into them.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
+    "MPIPLUS_CI_CACHE": "A directory for what CI keeps between runs.",
+    "MPIPLUS_CI_JOBS": "How many of CI's stages run side by side.",
+    "MPIPLUS_CI_UV": "`0`: CI installs with pip, not with uv.",
     "MPIPLUS_CI_RUN": "By what CI knows the processes of its run.",
 }
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from inspect import unwrap
 from types import CodeType
@@ -44,8 +45,24 @@ NEEDS = (
     Need("torch.distributed.distributed_c10d:_get_default_store", OLDEST, "shrink() of a subgroup"),
     Need("torch.distributed.distributed_c10d:_world", OLDEST, "shrink() of a subgroup"),
     Need("torch:_debug_has_internal_overlap", OLDEST, "the error for results written to expanded tensors"),
+    Need("torch:Tensor._is_zerotensor", OLDEST, "tensors of zeros that have no memory"),
+    Need("torch._C:_dispatch_keys", OLDEST, "telling wrapped tensors from those with memory"),
+    Need("torch._C:DispatchKey", OLDEST, "telling wrapped tensors from those with memory"),
+    Need("torch._C:_functorch.get_unwrapped", OLDEST, "tensors without memory of their own"),
+    Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "tensors without memory of their own"),
+    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "tensors without memory of their own"),
+    Need(f"{_C10D}:Work.boxed", OLDEST, "tensors without memory of their own"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
     Need("torch.profiler:record_function._call_end_callbacks_on_future", OLDEST, "events of asynchronous operations"),
+    Need("torch._C:_len_torch_dispatch_stack", OLDEST, "calls that a TorchDispatchMode is to see"),
+    Need("torch._C:_dispatch_tls_is_dispatch_key_excluded", OLDEST, "calls that a TorchDispatchMode is to see"),
+    Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "calls that a TorchDispatchMode is to see"),
+    Need("torch._C:_dispatch_has_computed_kernel_for_dispatch_key", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{_C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{_C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
+    Need(f"{_C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
     Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
     Need(f"{_C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
     Need(f"{_C10D}:Backend.Options", OLDEST, "the options that a group shows"),
@@ -54,6 +71,7 @@ NEEDS = (
     Need(f"{_C10D}:ProcessGroup._get_backend", OLDEST, "what torch asks a group's backend"),
     Need(f"{_C10D}:ProcessGroup._start_coalescing", OLDEST, "coalesced operations"),
     Need(f"{_C10D}:ProcessGroup._end_coalescing", OLDEST, "coalesced operations"),
+    Need("torch.distributed.distributed_c10d:_coalescing_manager", OLDEST, "the end of a coalescing block; frames"),
     Need(f"{_C10D}:ProcessGroup._register_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
     Need(f"{_C10D}:ProcessGroup._set_default_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
     Need(f"{_C10D}:ProcessGroup.register_pre_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
@@ -212,6 +230,36 @@ def make_subgroup(backend: str, ranks: list[int], rank: int, name: str, options:
     return group
 
 
+def coalescing_block(gone: Callable[[], None]) -> Any:
+    """Of ``torch.distributed._coalescing_manager``, which is calling: a weak reference to its generator, else None.
+
+    As long as that is kept, ``gone`` is called when the block is gone. An exception ends a block without a word to the
+    group, and leaves torch itself collecting operations for ever, which then never run: it stops that as well.
+    """
+    frame: Any = sys._getframe(2)  # what called the group's method: it, or a backend's method that it called
+    for _ in range(2):
+        if frame is not None and frame.f_code.co_name != "_coalescing_manager":
+            frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "_coalescing_manager" or frame.f_back is None:
+        return None
+    generator = getattr(frame.f_back.f_locals.get("self"), "gen", None)  # of contextlib, which entered it
+    group = frame.f_locals.get("group")
+
+    def over(_: Any) -> None:
+        find("torch.distributed.distributed_c10d:_world").pg_coalesce_state.pop(group, None)
+        gone()
+
+    return None if generator is None else weakref.ref(generator, over)
+
+
+def is_over(block: Any) -> bool:
+    """Whether a coalescing block has ended, although its generator may still be referred to."""
+    if block is None:
+        return False
+    generator = block()
+    return generator is None or generator.gi_frame is None
+
+
 # ---- windows ----
 
 
@@ -242,6 +290,37 @@ def shares_elements(tensor: Any) -> bool:
     return torch._debug_has_internal_overlap(tensor) == 1
 
 
+def is_zero_tensor(tensor: Any) -> bool:
+    """Whether it is a tensor of zeros that has no memory: forward-mode AD makes them."""
+    return bool(tensor._is_zerotensor())
+
+
+def are_fake(types: Iterable[type]) -> bool:
+    """Whether torch's FakeTensor, which has a shape and no elements, is among some types."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")  # torch imports it late
+    return module is not None and any(issubclass(each, module.FakeTensor) for each in types)
+
+
+@functools.cache
+def _keys_of_wrappers() -> tuple[Any, ...]:
+    keys = find("torch._C:DispatchKey")
+    return keys.Python, keys.Functionalize, keys.FuncTorchGradWrapper, keys.FuncTorchBatched
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """Whether torch's dispatcher has to take the tensor apart before a kernel can use it."""
+    found = find("torch._C:_dispatch_keys")(tensor)
+    return any(found.has(key) for key in _keys_of_wrappers())
+
+
+def inside_gradients(tensor: Any) -> Any:
+    """The tensor that those of ``torch.func.grad`` and ``jvp`` are about; any other is itself."""
+    of_gradient = find("torch._C:DispatchKey").FuncTorchGradWrapper
+    while find("torch._C:_dispatch_keys")(tensor).has(of_gradient):
+        tensor = find("torch._C:_functorch.get_unwrapped")(tensor)
+    return tensor
+
+
 def premul_factor(op: Any) -> Any:
     """The factor of a PREMUL_SUM: a number or a tensor."""
     return op.__getstate__()[1]
@@ -250,6 +329,11 @@ def premul_factor(op: Any) -> Any:
 def profiler_check() -> Callable[[], bool]:
     """A function that says whether this thread is being profiled."""
     return find("torch.autograd:_profiler_enabled")
+
+
+def mode_counter() -> Callable[[], int]:
+    """A function that says how many TorchDispatchModes this thread has entered."""
+    return find("torch._C:_len_torch_dispatch_stack")
 
 
 def tensor_exchange() -> Any:

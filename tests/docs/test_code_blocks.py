@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import fork_server
 import pytest
 from code_blocks import LANGUAGES, PAGES, ROOT, Block, all_blocks, programs, rank_numbers
 from mpi_installations import Installation, find_installations
@@ -44,7 +45,8 @@ def environment(installation: Installation) -> dict[str, str]:
     found = installation.full_environment()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # The first `python` of the path is the fork server's client.
+    path = f"{Path(fork_server.python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**found, **root, **crowded, "PATH": path, "PYTHONWARNINGS": "ignore"}
 
 
@@ -67,7 +69,7 @@ def ids(blocks: list[Block]) -> list[str]:
 @pytest.mark.parametrize("ranks", rank_numbers())
 def test_python_blocks_run(ranks: int, installation: Installation, environment: dict[str, str], checkout: Path) -> None:
     script = [str(HERE / "run_programs.py"), str(ranks)]
-    command = [sys.executable, *script] if ranks == 1 else installation.command(ranks, script)
+    command = [fork_server.python(), *script] if ranks == 1 else installation.command(ranks, script)
     outcome = run_process(command, environment, checkout, SECONDS)
     wanted = [block.place for blocks in programs(ranks) for block in blocks]
     missing = [place for place in wanted if outcome.stdout.count(f"ran {place}\n") != ranks]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from failures import ALLOCATION, FULL, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, works
 from mpi4py import MPI
 
-from torchmpi_plugin.communicator import membership, shared_memory
+from torchmpi_plugin.communicator import communicator, membership, shared_memory
 from torchmpi_plugin.communicator.steps import Steps
 from torchmpi_plugin.host import shared_files
 from torchmpi_plugin.store import checkin
@@ -22,7 +22,7 @@ from torchmpi_plugin.store import checkin
 IN_PYTHON = (
     ("os", ("open",), OSError(errno.ENOMEM, "injected")),
     ("os", ("posix_fallocate",), OSError(errno.ENOSPC, "injected")),
-    ("mmap", ("mmap",), OSError(errno.ENOMEM, "injected")),
+    ("Segment", ("Segment",), OSError(errno.ENOMEM, "injected")),
     # Not what comes between a rank's word that it is there and MPI_Comm_create_group, which has no deadline.
     ("store", ("set", "delete_key"), RuntimeError("the store is broken")),
     ("MPI", ("Iallgather", "Iallgatherv"), MPI.Exception(MPI.ERR_OTHER)),
@@ -80,11 +80,13 @@ def in_python(thing: str, failure: Failure) -> Iterator[Failure]:
         patch: AbstractContextManager[Any] = mock.patch.object(
             membership, "CheckIn", lambda store, *more: check_in(Proxy(store, failure), *more)
         )
+    elif thing == "Segment":
+        patch = mock.patch.object(communicator, thing, getattr(Proxy(communicator, failure), thing))
     elif thing == "MPI":
         patch = mock.patch.object(membership, "Steps", functools.partial(FailingSteps, failure))
     else:
         patch = ExitStack()
-        for module in (shared_memory, shared_files) if thing == "os" else (shared_memory,):
+        for module in (shared_memory, shared_files):
             patch.enter_context(mock.patch.object(module, thing, Proxy(getattr(module, thing), failure)))
     with patch:
         yield failure

@@ -11,12 +11,12 @@ Arguments: how many elements (5), and the operations' names (all).
 from __future__ import annotations
 
 import os
-import random
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import groups
@@ -41,6 +41,7 @@ from failures import (
 from making import walk_groups
 from one_sided import WINDOW
 from operation_table import BARRIER, MOVEMENT, OPERATIONS, REDUCTION
+from sampling import dice as seeded
 from started import Operation, run_case
 
 #: Rows of the table that make several calls, of which the others make the rest when one of them has failed here.
@@ -84,7 +85,7 @@ WANTED = sys.argv[2:]
 #: On rank 0: the places where calls come from, with what to run to get there; those where one has failed.
 seen: dict[Target, tuple[Operation, str]] = {}
 hit: set[Target] = set()
-dice = random.Random(1)
+dice = seeded("faults")
 
 
 def one_case(operation: Operation, group: groups.Group, mode: str, target: Target, faults: Faults) -> bool:

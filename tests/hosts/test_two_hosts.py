@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch.distributed as dist
 from mpi_installations import Installation, run_limited
@@ -29,7 +30,7 @@ def environment(installation: Installation | None) -> dict[str, str]:
 
 
 def on_both(made: Hosts, installation: Installation, arguments: list[str]) -> list[str]:
-    return launch(made, installation.mpiexec, installation.vendor, 2, [sys.executable, *arguments])
+    return launch(made, installation.mpiexec, installation.vendor, 2, [fork_server.python(), *arguments])
 
 
 def test_places(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
@@ -200,7 +201,7 @@ def test_a_function_on_other_hosts(
         "OMPI_MCA_orte_default_hostfile": str(hosts),  # before version 5
         "OMPI_MCA_plm_rsh_agent": str(two_hosts.agent),
     }
-    command = two_hosts.on("node1", [sys.executable, str(SCRIPTS / "launches.py"), str(port)])
+    command = two_hosts.on("node1", [fork_server.python(), str(SCRIPTS / "launches.py"), str(port)])
     code, output = run_limited(command, {**environment, **batch, "TMPDIR": str(two_hosts.own)}, 120)
     assert code == 0, output
     assert "from node1" in output

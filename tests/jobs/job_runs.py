@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import fork_server
 import pytest
 from mpi_installations import LEAK, Installation
 
@@ -148,14 +149,16 @@ class Job:
 
     def alone(self, script: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
         """``python scripts/script arguments``, without a launcher."""
-        return self._run([sys.executable, str(SCRIPTS / script), *map(str, arguments)], environment)
+        return self._run([fork_server.python(), str(SCRIPTS / script), *map(str, arguments)], environment)
 
     def torchrun(
         self, ranks: int, script: str, *arguments: object, environment: Mapping[str, str] | None = None
     ) -> Outcome:
         """``torchrun --nproc-per-node ranks scripts/script arguments``."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        return self._run([*command, str(SCRIPTS / script), *map(str, arguments)], environment)
+        python = fork_server.python()
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        its_ranks = {"PYTHON_EXEC": python, **(environment or {})}
+        return self._run([*command, str(SCRIPTS / script), *map(str, arguments)], its_ranks)
 
     def _run(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 
+import fork_server
 from job_runs import SCRIPTS, Job
 from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 
@@ -57,7 +57,15 @@ def test_under_mpiplus_run(job: Job) -> None:
 
 def test_under_torchrun(job: Job) -> None:
     """Its ranks are no mistake where this MPI can make a world of them."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    torchrun = [
+        fork_server.python(),
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
     outcome = job._run([*torchrun, MPIPLUS, "info"], None)
     assert outcome.stdout.count("mpiplus info\n") == 1
     if job.installation.vendor == "Open MPI":

@@ -21,6 +21,15 @@ def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
     job.run(3, "creation.py", "goes_without", where).succeeded(3)
 
 
+def test_another_build_on_one_node(job: Job) -> None:
+    outcome = job.run(3, "creation.py", "builds").came_to_an_end()
+    assert outcome.stdout.count("] end\n") == 3, outcome.output
+
+
+def test_groups_keep_no_descriptors(job: Job) -> None:
+    job.run(2, "creation.py", "descriptors").succeeded(2)
+
+
 @pytest.mark.parametrize("where", ["steps", "MPI", "world"])
 def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     """The others do not wait for it for ever. The communicator is lost to MPI, which may say so."""

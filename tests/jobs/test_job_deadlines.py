@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from job_runs import Job
+from job_runs import SOON, Job
 
 
 @pytest.mark.parametrize(
@@ -15,6 +17,29 @@ def test_a_rank_is_stopped(job: Job, who: int, how: str, shared_memory: str) -> 
     """Also rank 0, which hosts the store. Nobody continues it before the others have given up."""
     outcome = job.run(3, "deadlines.py", "stopped", job.directory, who, how, environment={"MPIPLUS_SHM": shared_memory})
     outcome.succeeded(3).says("goes on")
+
+
+def test_a_rank_is_stopped_inside_its_call(job: Job) -> None:
+    """It has arrived, and is named all the same."""
+    outcome = job.run(3, "deadlines.py", "stopped_inside", job.directory).came_to_an_end()
+    outcome.says_not("AssertionError")
+    assert len(re.findall("gave up: .*gave no answer since: rank 2", outcome.stdout)) == 2, outcome.output
+
+
+@pytest.mark.parametrize("where", ["initialised", "never", "stopped"])
+def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
+    """Who waits for it ends, with the reason, and with it the job: in MPI_Init, before there is a store, and while it
+    is made. The timeout is 5 s."""
+    outcome = job.run(3, "deadlines.py", "init_without", where, environment={"MPIPLUS_WATCHDOG": "2"})
+    reason = {
+        "initialised": "after 5 s not all of MPI's 3 ranks have called it",
+        "never": r"has waited 2 s in MPI_Init(.|\n)*MPI_Init has not come back after 5 s",
+        "stopped": "gave up after 5 s: MPI rank 1 came to the beginning, and did not go on",
+    }
+    if where == "never" and job.installation.vendor == "Open MPI":
+        # Its MPI_Init does not wait for the others; the next step does.
+        reason["never"] = f"{reason['never']}|{reason['initialised']}"
+    outcome.failed(reason[where]).says_not("came out of it").within(SOON, since=job.directory / "begins-0")
 
 
 def test_a_receives_deadline_and_a_slow_peer(job: Job) -> None:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from job_runs import Job
 
+from torchmpi_plugin.torch_internals import has_python_backends
 
+
+@pytest.mark.fresh("children of a process that was not forked itself")
 def test_forked_children(job: Job) -> None:
     job.run(2, "forks.py", "forked").succeeded(2).says_not("child failed")
 
 
+@pytest.mark.fresh("children of a process that was not forked itself")
+@pytest.mark.parametrize("face", ["plain", "backend"])
+def test_everything_that_a_child_inherits(job: Job, face: str) -> None:
+    """Each public method of each object is refused there, or needs no other process; the parents' messages come."""
+    if face == "backend" and not has_python_backends():
+        pytest.skip("this torch has no other face")
+    outcome = job.run(2, "forked_objects.py", "inherited", face).succeeded(2).says_not("child: ")
+    refused = re.findall(r"\] (\w+): (\d+) methods are refused", outcome.stdout)
+    for kind, least in (("group", 25), ("Work", 6), ("helpers", 8)):
+        assert max(int(count) for name, count in refused if name == kind) >= least, refused
+
+
+@pytest.mark.fresh("children of a process that was not forked itself")
 def test_worker_processes(job: Job) -> None:
     outcome = job.run(2, "forks.py", "worker_processes").succeeded(2)
     for method in ("fork", "spawn", "forkserver"):
         outcome.says(rf"\] {method} works", f"DataLoader works with {method}")
 
 
+@pytest.mark.fresh("children of a process that was not forked itself")
 def test_workers_that_come_to_init(job: Job) -> None:
     """MPI must not start in them: it would take them for the rank, and break that one."""
     outcome = job.run(2, "unguarded.py")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 from job_runs import Job, Outcome, run_process
@@ -44,6 +44,6 @@ def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
 @pytest.mark.parametrize(("origin", "ranks"), [("composer", 1), ("axolotl", 1), ("ml", 1), ("ml", 4)])
 def test_from_a_plain_process(job: Job, origin: str, ranks: int, output: Path) -> None:
     """Those of Composer and Axolotl are single processes then; ml's starts its ranks."""
-    command = [sys.executable, str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
+    command = [fork_server.python(), str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
     command += ["--ranks", str(ranks)] if origin == "ml" else []
     trained(run_process(command, job.installation.full_environment(), job.directory), output, origin, ranks)

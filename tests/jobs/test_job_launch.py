@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
+import fork_server
 import pytest
-from job_runs import Job, free_port, run_process
+from job_runs import SCRIPTS, Job, free_port, run_process
 
 SCRIPT = "launches.py"
 #: Everything in it is of __main__, and the ranks send it on.
-PROGRAM = """
+PROGRAM = f"""
 import sys
+sys.path.append({str(SCRIPTS)!r})
+import forked_ranks
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -63,10 +64,11 @@ def test_what_main_has_and_who_is_to_blame(job: Job, how: str) -> None:
     script.write_text(PROGRAM)
     if how == "script":  # from whose path the working directory is missing
         (job.directory / "json.py").write_text("raise RuntimeError('of the working directory')")
+    python = fork_server.python()
     command = {
-        "script": f"{sys.executable} {script} --lr 0.1",
-        "-c": f'{sys.executable} -c "$(cat {script})" --lr 0.1',
-        "stdin": f"{sys.executable} - --lr 0.1 < {script}",
+        "script": f"{python} {script} --lr 0.1",
+        "-c": f'{python} -c "$(cat {script})" --lr 0.1',
+        "stdin": f"{python} - --lr 0.1 < {script}",
     }[how]
     outcome = run_process(["sh", "-c", command], job.installation.full_environment(), job.directory)
     assert outcome.code == 0, outcome.output

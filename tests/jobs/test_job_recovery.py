@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from job_runs import SCRIPTS, Job, Outcome, run_process
 
@@ -48,7 +48,7 @@ def test_an_mpi_without_it_says_so(job: Job) -> None:
     if job.installation.vendor == "Open MPI":
         pytest.skip("Open MPI has ULFM")
     code = "import torch.distributed as d, torchmpi_plugin; d.init_process_group('mpiplus'); torchmpi_plugin.shrink()"
-    command = [sys.executable, "-c", code]
+    command = [fork_server.python(), "-c", code]
     outcome = run_process(command, {**os.environ, **job.installation.full_environment()}, job.directory)
     outcome.failed("NotImplementedError", "--with-ft ulfm")
 

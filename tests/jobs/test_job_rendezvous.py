@@ -19,6 +19,7 @@ def test_variables_that_the_user_set(job: Job) -> None:
     job.run(3, "rendezvous.py", "environment_given", free_port()).succeeded(3)
 
 
+@pytest.mark.fresh("a process that nothing has prepared")
 def test_plain_python_is_a_world_of_one(job: Job) -> None:
     job.alone("rendezvous.py", "one_process").succeeded(1)
 
@@ -52,6 +53,7 @@ def test_launched_by_another_mpi(job: Job, foreign: Installation | None) -> None
         job.run(4, "rendezvous.py", "wrong_launcher", mpiexec=foreign).succeeded(4)
 
 
+@pytest.mark.fresh("the import of torch, with the plugin and without")
 def test_gloo_keeps_torchs_own_error(job: Job) -> None:
     with_plugin = job.alone("rendezvous.py", "other_backends").succeeded(1)
     without = job.alone("rendezvous.py", "other_backends", environment=NO_PLUGIN).succeeded(1)

@@ -6,6 +6,7 @@ import pytest
 from job_runs import Job
 
 
+@pytest.mark.fresh("Python starts MPI as the first thing in its life")
 @pytest.mark.parametrize("level", ["serialized", "funneled"])
 def test_calls_of_mpi(job: Job, level: str) -> None:
     outcome = job.run(2, "thread_levels.py", level)

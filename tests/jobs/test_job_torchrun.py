@@ -23,6 +23,7 @@ def test_under_torchrun(job: Job, environment: dict[str, str]) -> None:
         outcome.failed("were not started by MPI", "Open MPI", r"mpirun -n 3 python joined.py trains")
 
 
+@pytest.mark.fresh("processes that torch spawns")
 def test_spawned_processes(job: Job) -> None:
     outcome = job.alone("joined.py", "spawned", f"file://{job.directory}/store", 2)
     if can_join(job):

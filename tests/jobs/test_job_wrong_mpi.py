@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from job_runs import Job, Outcome, run_process
 from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
@@ -46,7 +47,9 @@ def other(job: Job) -> tuple[list[str], str]:
     if mpiexec is None:
         pytest.skip("only one MPI's launcher is here; MPIPLUS_TEST_OTHER_MPIEXEC names one more")
     vendor = "MPICH" if job.installation.vendor == "Open MPI" else "Open MPI"
-    return launch_command(mpiexec, vendor, 2, []), "hydra)" if vendor == "MPICH" else "Open MPI's mpirun"
+    return launch_command(
+        mpiexec, vendor, 2, [], fork_server.python()
+    ), "hydra)" if vendor == "MPICH" else "Open MPI's mpirun"
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -72,12 +75,13 @@ def test_bench_under_another_mpis_launcher(job: Job, other: tuple[list[str], str
     names_both(outcome, job, launcher).says("Error: ").says_not("Traceback")
 
 
+@pytest.mark.fresh("variables that are there before the import of torch")
 def test_another_launchers_variables(job: Job) -> None:
     """What a launcher leaves in the environment, where there is none: in it MPICH 5 ends the process."""
     of_mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "x", "PMIX_RANK": "0"}
     of_hydra = {"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": "99", "MPI_LOCALRANKID": "0"}
     ours = job.installation.vendor == "Open MPI"
-    outcome = job._run([sys.executable, "-c", PROGRAM], of_hydra if ours else of_mpirun)
+    outcome = job._run([fork_server.python(), "-c", PROGRAM], of_hydra if ours else of_mpirun)
     names_both(outcome, job, "hydra)" if ours else "Open MPI's mpirun")
 
 
@@ -113,6 +117,7 @@ def renamed(job: Job) -> Path:
     return copy
 
 
+@pytest.mark.fresh("how the loader finds the library")
 def test_mpich_under_another_name(job: Job, renamed: Path) -> None:
     named = {"MPI4PY_LIBMPI": str(renamed)}
     outcome = job._run(job.installation.command(2, ["-c", PROGRAM]), named).succeeded(2)

@@ -73,6 +73,13 @@ def test_a_supervisor_that_is_stopped(job: Job) -> None:
     ended(outcome, 124).says(f"rank 1 on host {HOST} did not answer the order to end")
 
 
+def test_the_mpis_daemon_is_killed(job: Job) -> None:
+    """MPICH's launcher does not notice; Open MPI's is the daemon of its own host."""
+    outcome = launch(job, 2, "launched.py", "dies", "daemon").within(60).failed()
+    if job.installation.vendor != "Open MPI":
+        outcome.says("the MPI's daemon on host .* has died, which had started this rank")
+
+
 def test_a_rank_that_leaves_with_0(job: Job) -> None:
     """While the others wait for it: neither a success, nor a failure without a name."""
     outcome = launch(job, 3, "launched.py", "dies", "left")

@@ -17,6 +17,7 @@ import pytest
 from explore import Explorer, ProtocolError
 from mistakes import MISTAKES
 from protocol import NO_MEMORY, Call
+from sampling import share
 
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
@@ -86,7 +87,7 @@ def random_programs(dice: random.Random, size: int, length: int) -> list[list[Ca
     return [[call if dice.random() < agrees else dice.choice(calls) for call in agreed] for _ in range(size)]
 
 
-@pytest.mark.parametrize("seed", range(120 if FULL else 8))
+@pytest.mark.parametrize("seed", share("model: random programs", range(120), 30))
 def test_two_ranks(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(10):

@@ -17,7 +17,9 @@ import torch.distributed as dist
 from cases import Case
 from groups import RANKS, only_up_to
 from hypothesis import given, settings
+from hypothesis import seed as with_seed
 from operation_table import FACE, MOVEMENT, REDUCTION, TABLE, of_kind
+from sampling import seed, share
 from started import run_case
 from test_operations import groups_for, rows
 from test_random_arguments import CALLS, PARTS, ROWS, random_calls, right_calls, wrong_calls
@@ -32,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
 ]
 #: Of several c10d calls, or of none that C knows.
-some_calls = settings(random_calls, max_examples=max(50, CALLS // 4))
+some_calls = settings(random_calls, max_examples=max(25, CALLS // 4))
 _NOT_IN_C = ("sparse", "coalesced", "monitored")
 IN_C = [
     operation
@@ -139,6 +141,7 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 # ---- the two are the same ----
 
 
+@with_seed(seed())
 @some_calls
 @given(right_calls())
 def test_ranks_that_take_different_ways_meet(all_groups, call: dict[str, Any]) -> None:
@@ -158,6 +161,7 @@ def outcome(function: Callable[..., Any], arguments: list[Any]) -> tuple[type, s
     return type(None), ""
 
 
+@with_seed(seed())
 @some_calls
 @given(wrong_calls())
 def test_errors_are_the_same(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
@@ -278,7 +282,7 @@ def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) ->
 
 
 @only_up_to(2)
-@pytest.mark.parametrize("operation", rows(IN_C))
+@pytest.mark.parametrize("operation", rows(share("call paths: operations that leave nothing", IN_C, 4)))
 def test_nothing_is_left_behind(operation, all_groups, channel, monkeypatch) -> None:
     """Neither by calls that C carries out, nor by those it hands over after it has read half of them."""
     monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)  # which keeps some thousand entries

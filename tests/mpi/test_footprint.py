@@ -18,6 +18,8 @@ pytestmark = only_up_to(3)
 LONG = 1 << 20
 #: malloc gives a few bytes more here than there.
 OF_MALLOC = 512
+#: What it takes to compare the calls among a few ranks, which each count as a node then.
+FOR_COMPARING = 256 << 10
 
 
 @pytest.fixture
@@ -43,8 +45,10 @@ def test_a_group_without_shared_memory(world, new_group, caplog, monkeypatch) ->
     with caplog.at_level(logging.INFO, "torchmpi_plugin"):
         group = new_group(None)
     (line,) = lines_about(caplog, group.label)
-    assert "MPI's collectives: no /dev/shm, 1 KiB for this rank" in line
-    assert group.communicator.footprint.segment == group.communicator.footprint.later == 0
+    assert re.search(r"MPI's collectives: no /dev/shm, \d+ KiB for this rank$", line)
+    found = group.communicator.footprint
+    assert found.segment == found.later == 0
+    assert found.own < FOR_COMPARING
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

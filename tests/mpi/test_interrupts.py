@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import only_up_to
-from started import FULL
+from sampling import FULL, number, share
 
 import torchmpi_plugin
 from torchmpi_plugin.engine import engine
@@ -244,27 +244,30 @@ def one_interrupt(name: str, asynchronous: bool, group: Any, number: int, channe
     return interrupted, next((f"instruction {number}: {text}" for text in channel.allgather(problem) if text), "")
 
 
-#: Of how many instructions one is interrupted; the first is not the same one for each call.
-STRIDE = 1 if FULL else 31
-STRIDES = {"all_reduce": min(STRIDE, 3)}
+WAYS = {"in Python": True, "in C": False}
+HOW = {"sync": False, "async": True}
+#: Calls, ways and how, of which a change tries some; and of how many instructions one is interrupted. The seed says
+#: which calls these are, and with which instruction each begins. all_reduce, which others resemble, is always there.
+ALL = [(name, way, how) for name in CALLS for way in WAYS for how in HOW]
+SOME = [("all_reduce", way, how) for way in WAYS for how in HOW]
+CHOSEN = SOME + share("interrupts: calls", [one for one in ALL if one not in SOME], 6)
+STRIDE, STRIDE_IN_C = (1, 1) if FULL else (31, 7)
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("python_only", [True, False], ids=["in Python", "in C"])
-@pytest.mark.parametrize("name", CALLS)
-def test_interrupted_at_every_instruction(
-    name: str, python_only: bool, asynchronous: bool, new_group, channel, impatient
-) -> None:
+@pytest.mark.parametrize(("name", "way", "how"), CHOSEN)
+def test_interrupted_at_every_instruction(name: str, way: str, how: str, new_group, channel, impatient) -> None:
     """Rank 0 is interrupted at one after the other, while rank 1 has not come; what it has begun goes on."""
-    stride, most = (STRIDES.get(name, STRIDE), MOST) if python_only else (min(STRIDE, 7), MOST_IN_C)
-    group, number, until = new_group(None), 1 + len(name) % stride, time.monotonic() + 80
+    python_only = WAYS[way]
+    stride, most = (STRIDE, MOST) if python_only else (STRIDE_IN_C, MOST_IN_C)
+    group, until = new_group(None), time.monotonic() + 80
+    instruction = 1 + number(f"interrupts: {name} {way} {how}", stride)
     group._calls.python_only, interrupted, problem = python_only, True, ""
-    while interrupted and not problem and number < most and channel.bcast(time.monotonic() < until):
-        interrupted, problem = one_interrupt(name, asynchronous, group, number, channel)
-        number += stride
+    while interrupted and not problem and instruction < most and channel.bcast(time.monotonic() < until):
+        interrupted, problem = one_interrupt(name, HOW[how], group, instruction, channel)
+        instruction += stride
     assert problem == ""
-    assert not python_only or number > 60, "hardly anything was interrupted"
+    assert not python_only or instruction > 60, "hardly anything was interrupted"
 
 
 # ---- by signals ----
@@ -309,7 +312,7 @@ def alarm() -> Iterator[Alarm]:
 def test_signals_at_random_moments(count: int, new_group, channel, alarm: Alarm) -> None:
     """Timers of every length from 0 to 60 ms go off in a call whose partner comes late, some of them twice."""
     group, rank = new_group(None), dist.get_rank()
-    for turn in range(40):
+    for turn in share(f"interrupts: signals in an all_reduce of {count}", range(40), 4):
         begun, poison = 1, []
         if rank == 0:
             with counted(group) as starts:

@@ -1,7 +1,7 @@
 """Random calls: each gives the right result, or the documented error on the rank that made the mistake.
 
-All ranks draw the same examples (derandomize), so nothing is shrunk: a failure shows the example as it was.
-MPIPLUS_RANDOM_CALLS sets how many each test makes.
+All ranks draw the same examples, by the tests' seed (sampling.py), so nothing is shrunk: a failure shows the example as
+it was. MPIPLUS_RANDOM_CALLS sets how many each test makes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from cases import DTYPES, LAYOUTS, Case
 from expected import makes_sense
 from groups import RANKS
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 from operation_table import MOVEMENT, REDUCTION, TABLE, of_kind
+from sampling import count, seed
 from started import run_case
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
     pytest.mark.timeout(600),
 ]
-CALLS = int(os.environ.get("MPIPLUS_RANDOM_CALLS", "1200" if RANKS == 2 else "100"))
+IN_FULL, SOME = (1200, 120) if RANKS == 2 else (100, 25)
+CALLS = int(os.environ.get("MPIPLUS_RANDOM_CALLS", "0")) or count("random arguments: calls", IN_FULL, SOME)
 random_calls = settings(
     max_examples=CALLS,
-    derandomize=True,
     database=None,
     deadline=None,
     phases=[Phase.generate],
@@ -61,6 +63,7 @@ def right_calls(draw: Any) -> dict[str, Any]:
     }
 
 
+@with_seed(seed())
 @random_calls
 @given(right_calls())
 def test_right_calls(all_groups, call: dict[str, Any]) -> None:
@@ -169,6 +172,7 @@ def wrong_calls(draw: Any) -> tuple[str, int, dict[int, Any]]:
     return name, draw(st.integers(0, RANKS - 1)), {place: ways[place](draw) for place in sorted(places)}
 
 
+@with_seed(seed())
 @random_calls
 @given(wrong_calls())
 def test_wrong_calls(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:

@@ -29,7 +29,7 @@ SlurmctldHost={first}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket
+AuthInfo=socket={directory}/munge.socket,cred_expire=30
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none

@@ -23,6 +23,8 @@ dist.all_reduce(tensor)
 print("sum", tensor[0].item(), "of", dist.get_world_size(), "node", os.environ["NODE_RANK"], sys.argv[1:], flush=True)
 if "fail" in sys.argv and rank == 3:
     raise ArithmeticError("this one is meant")
+if "fail first" in sys.argv and rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ArithmeticError("the first start fails")
 if "wait" in sys.argv:
     open(f"{sys.argv[-1]}-{os.environ['RANK']}", "w").write(str(os.getpid()))
     if rank == 0:
@@ -91,6 +93,19 @@ def test_a_failure_under_srun(slurm: Cluster, train: str, environment: dict[str,
     code, output = slurm.submit(SCRIPTS / "slurm-srun.sh", [train, "fail"], environment, SECONDS)
     assert code != 0, output
     assert "ArithmeticError: this one is meant" in output
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_requeue(slurm: Cluster, train: str, environment: dict[str, str], launcher: str) -> None:
+    """A rank fails in the first start; Slurm starts the job again, some 30 s later, and that comes to its end."""
+    words = [train, "fail first"]
+    environment = {**environment, "LAUNCHER": launcher}
+    if launcher == "mpirun" and os.geteuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    code, output = slurm.submit(SCRIPTS / "slurm-requeue.sh", words, environment, 3 * SECONDS)
+    assert code == 0, output
+    assert "ArithmeticError: the first start fails" in output, output
+    assert output.count("sum 10.0 of 4") == 8, output
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])

@@ -21,7 +21,7 @@ _NAME = PACKAGE.name
 #: The modules that lie beside the rooms: below all of them, and the door, by which torch and users come in.
 GROUND, DOOR = "the ground", "the door"
 LOOSE = {
-    GROUND: ("names", "errors", "options", "settings", "torch_internals"),
+    GROUND: ("names", "errors", "options", "protocol", "settings", "torch_internals", "torch_operators"),
     DOOR: ("__init__", "_autoload"),
 }
 
@@ -31,15 +31,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("settings",),
     "tensors": ("settings", "torch_internals", "host"),
     "mpi": ("errors", "settings", "host", "tensors"),
-    "store": ("errors", "names", "host", "mpi"),
-    "communicator": ("errors", "names", "settings", "host", "mpi", "store"),
+    "store": ("errors", "names", "protocol", "host", "mpi"),
+    "communicator": ("errors", "names", "protocol", "settings", "host", "mpi", "store"),
     "engine": ("errors", "torch_internals", "tensors", "mpi"),
     "diagnosis": ("errors", "names", "settings", "torch_internals", "host", "tensors", "store", "engine"),
     "group": (
-        *("errors", "names", "torch_internals"),
+        *("errors", "names", "settings", "torch_internals"),
         *("host", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
     ),
-    "faces": ("errors", "torch_internals", "mpi", "group"),
+    "faces": ("errors", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
     "lifecycle": (
         *(GROUND, "host", "mpi", "store", "communicator", "engine"),
         *("diagnosis", "group", "faces"),
@@ -48,23 +48,26 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dist": ("errors", "names", "host"),
     "launch": ("errors", "host", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "host"),
-    "cli": ("options", "settings", "host", "mpi", "communicator", "jobs"),
+    "cli": ("names", "options", "settings", "host", "mpi", "communicator", "jobs"),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
 }
 
 #: The files of c_src. Each may include and call what is above it in this list.
 C_ROOMS: dict[str, tuple[str, ...]] = {
     "arithmetic": ("reduce.h", "narrow_float.h", "reduce_kernels.h", "reduce.c", "wire.h", "wire.c"),
-    "libraries found at run time": ("shim.h", "mpi_api.h", "mpi_api.c", "cuda_api.h", "cuda_api.c"),
-    "engine": ("pause.h", "engine.h", "operation.c", "engine.c"),
+    "libraries found at run time": ("shim.h", "mpi_api.h", "mpi_api.c", "deadline.c", "cuda_api.h", "cuda_api.c"),
+    "engine": (
+        *("pause.h", "activity.h", "inline_progress.h", "inline_progress.c", "engine.h", "operation.c", "activity.c"),
+        *("engine.c", "counted.c"),
+    ),
     "CUDA tensors": ("cuda_pool.h", "cuda_pool.c", "staging.h", "staging.c"),
     "between hosts": ("shm.h", "hosts.h", "hosts.c", "flights.h", "flights.c"),
     "shared memory": (
         *("calls.h", "calls.c", "shm.c", "across.h", "across_sums.c", "across_copies.c", "shm_collectives.c"),
     ),
     "MPI": ("p2p.c", "mpi_collective.h", "collectives.c", "mpi_reductions.c", "windows.h", "windows.c"),
-    "groups": ("group.c", "entries.h", "entries.c"),
-    "Python": ("dlpack.h", "bridge.h", "operands.c", "methods.c", "bridge.c", "bridge_module.c"),
+    "groups": ("status.h", "status.c", "group.c", "entries.h", "entries.c"),
+    "Python": ("dlpack.h", "bridge.h", "operands.c", "overlaps.c", "methods.c", "bridge.c", "bridge_module.c"),
 }
 
 

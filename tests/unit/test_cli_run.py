@@ -48,7 +48,12 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "2", "--lr", "0.1", "train.py"], "No such option"),
         (["--nproc-per-node", "gpu", "train.py"], "tensors on the CPU; give a number, auto or cpu"),
         (["--nproc-per-node", "x", "train.py"], "is not a valid integer"),
-        (["-n", "2", "--nnodes", "1:2", "train.py"], "elastic job"),
+        (["-n", "2", "--nnodes", "1:2", "train.py"], "needs the names of at least 1 node.s., .* give none"),
+        (["-n", "2", "--nnodes", "2:3", "--hosts", "a", "train.py"], "needs the names of at least 2 .* give 1 of them"),
+        (["-n", "2", "--nnodes", "2:1", "train.py"], "the lower number comes first"),
+        (["-n", "2", "--nnodes", "0:1", "train.py"], "0 is not in the range"),
+        (["-n", "2", "--max-restarts", "-1", "train.py"], "not in the range"),
+        (["-n", "2", "--restart-on", "signal,what", "train.py"], "'what' is no end of a job; there are any, signal"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:

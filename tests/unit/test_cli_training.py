@@ -10,16 +10,22 @@ import sys
 import pytest
 import torch
 
-from torchmpi_plugin.cli.models import TASKS
+from torchmpi_plugin.cli.models import TASKS, Transformer, TransformerStage
 from torchmpi_plugin.cli.report import open_console
 from torchmpi_plugin.cli.training_results import Row, Trained, print_rows, what_is_wrong
+from torchmpi_plugin.cli.training_turns import Turns, Usage, geometric_mean, take_turns
+from torchmpi_plugin.cli.training_ways import WAYS, left_out
 
 FALLING = [2.0, 1.8, 1.5]
 NO_DRIFT = {"mpiplus": 0.0, "gloo": 0.0}
 
 
-def trained(step: list[float], alone: list[float], all_reduce: list[float]) -> Trained:
-    return Trained(32, step, alone, all_reduce, FALLING)
+def turns(seconds: list[float]) -> Turns:
+    return Turns(seconds, [Usage(0.5 * second, 7, 3) for second in seconds])
+
+
+def trained(step: list[float], alone: list[float], all_reduce: list[float] | None) -> Trained:
+    return Trained(32, turns(step), turns(alone), all_reduce and turns(all_reduce), FALLING)
 
 
 def test_samples_are_those_of_the_median_turn() -> None:
@@ -53,30 +59,118 @@ def test_noise_is_not_taken_for_overlap() -> None:
     noisy = trained([0.10, 0.20, 0.15], [0.10] * 3, [0.02] * 3)
     assert noisy.spread == pytest.approx(0.05)
     assert not noisy.overlap_is_clear
-    assert noisy.cells()[-1] == "unclear"
-    assert trained([0.12] * 3, [0.10] * 3, [0.04] * 3).cells()[-1] == "50 ±0 %"
-    assert trained([0.12] * 2, [0.10] * 2, [0.04] * 2).cells()[-1] == "unclear"  # two turns tell nothing of noise
+    assert "unclear" in noisy.cells()
+    assert "50 ±0 %" in trained([0.12] * 3, [0.10] * 3, [0.04] * 3).cells()
+    assert "unclear" in trained([0.12] * 2, [0.10] * 2, [0.04] * 2).cells()  # two turns tell nothing of noise
+
+
+def test_a_way_without_buckets_hides_nothing_that_could_be_told() -> None:
+    found = trained([0.12] * 3, [0.10] * 3, None)
+    assert found.overlap is None
+    assert not found.overlap_is_clear
+    assert found.cells() == ["120.00", "100.00", "1.20 ±0.00", "-", "-", "7 + 3", "60.0"]
+    assert "all_reduce" not in found.to_json()["turns"]
+
+
+class TwoRanks:
+    """A clock that only calls move; the other rank takes as long, and uses nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.order = 0.0, []
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("torchmpi_plugin.cli.training_turns.used", lambda: Usage(self.now / 2, 8 * self.now, 0))
+
+    def call(self, name: str, seconds: float):
+        def call() -> None:
+            self.order.append(name)
+            self.now += seconds
+
+        return call
+
+    def synchronise(self) -> None:
+        pass
+
+    def slowest(self, seconds: float) -> float:
+        return seconds
+
+    def means(self, values):
+        return [value / 2 for value in values]
+
+
+def test_turns_are_of_one_call_and_begin_with_another_contestant(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = TwoRanks(monkeypatch)
+    calls = {"short": ranks.call("short", 1.0), "long": ranks.call("long", 4.0)}
+    found = take_turns(calls, 3, 4.0, ranks)
+    assert found["short"].seconds == pytest.approx([1.0] * 3)
+    assert found["long"].seconds == pytest.approx([4.0] * 3)
+    assert found["long"].medians() == pytest.approx({"seconds": 4, "cpu_seconds": 1, "voluntary": 16, "involuntary": 0})
+    # Four short ones fill a turn, after one outside the clock; so does one long one.
+    first, second = ["short"] * 5 + ["long"] * 2, ["long"] * 2 + ["short"] * 5
+    assert ranks.order[-21:] == first + second + first
+
+
+def test_a_ratio_and_its_inverse_have_inverse_means() -> None:
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4)
+    assert geometric_mean([0.5, 0.125]) == pytest.approx(1 / 4)
+
+
+def test_quick_is_a_part_and_says_what_it_leaves_out() -> None:
+    names = [way.name for way in WAYS]
+    assert len(set(names)) == len(names)
+    for way in WAYS:
+        assert way.quick
+        assert set(way.quick) <= set(way.rows)
+        left = {(way.name, task.name, dtype) for task, dtype in set(way.rows) - set(way.quick)}
+        assert all(f"{name} ({task}, {dtype})" in "".join(left_out([way])) for name, task, dtype in left)
+        assert bool(left) == bool(left_out([way]))
+
+
+def test_a_way_says_on_how_many_ranks_it_cannot_be() -> None:
+    (pipeline,) = (way for way in WAYS if way.name == "pipeline")
+    assert pipeline.hindrance(4) == ""
+    assert pipeline.hindrance(5) == "5 ranks are more than its 4 layers"
+
+
+def test_stages_of_a_pipeline_are_the_whole_network() -> None:
+    torch.manual_seed(0)
+    whole = Transformer()
+    text = torch.randint(1000, (2, 64))
+    for stages in (1, 2, 3, 4):
+        inner = text
+        for stage in range(stages):
+            inner = TransformerStage(whole, stage, stages)(inner)
+        torch.testing.assert_close(inner, whole(text))
 
 
 def test_what_is_printed_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     fast, slow = trained([0.1] * 3, [0.1] * 3, [0.1] * 3), trained([0.2] * 3, [0.1] * 3, [0.1] * 3)
-    rows = [Row("CNN", "float32", [8, 4], {"mpiplus": fast, "gloo": slow})]
-    print_rows(open_console(rank=0), rows)
+    rows = [Row("ddp", "CNN", "float32", [8, 4], {"mpiplus": fast, "gloo": slow})]
+    print_rows(open_console(rank=0), rows, ["fsdp2 is left out"])
     printed = capsys.readouterr().out
     (found,) = json.loads(json.dumps([row.to_json() for row in rows]))
     assert found["ratio"] == {"mpiplus/gloo": pytest.approx(2.0)}
     assert found["bucket_bytes"] == [8, 4]
     assert found["backends"]["gloo"]["waiting_share"] == pytest.approx(0.5)
-    assert found["backends"]["gloo"]["turns_seconds"]["step"] == [0.2] * 3
+    assert found["backends"]["gloo"]["turns"]["step"]["seconds"] == [0.2] * 3
+    assert found["backends"]["gloo"]["step_voluntary"] == 7
     assert all(len(line) <= 132 for line in printed.splitlines())
-    for words in ("mpiplus/gloo", "2.00", "320", "160", "50.0 ±0.0 %", "overlap"):
+    for words in (
+        "mpiplus/",
+        "2.00",
+        "200.00",
+        "2.00 ±0.00",
+        "7 + 3",
+        "hidden",
+        "fsdp2 is left out",
+        "mean of the rows: 2.00",
+    ):
         assert words in printed
 
 
 def test_one_backend_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    row = Row("CNN", "float32", [8], {"gloo": trained([0.1], [0.1], [0.1])})
+    row = Row("ddp", "CNN", "float32", [8], {"gloo": trained([0.1], [0.1], [0.1])})
     assert row.ratios() == {}
-    print_rows(open_console(rank=0), [row])
+    print_rows(open_console(rank=0), [row], [])
     assert "gloo" in capsys.readouterr().out
 
 
@@ -125,3 +219,12 @@ def test_options_of_the_table_of_operations_are_refused(option: tuple[str, ...])
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 2
     assert "does not go with --train" in result.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_way_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    """In a process of its own: the command loads MPI."""
+    command = [sys.executable, "-m", "torchmpi_plugin.cli", "bench", "--train", "ddp,fsdp1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 2
+    assert "no way fsdp1; there are" in " ".join(result.stderr.split())

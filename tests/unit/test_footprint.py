@@ -119,7 +119,10 @@ def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
     told = group.own_report()
-    assert (told["wishes"], told["problem"]) == ({"collectives": "own", "reproducible": False}, "")
+    assert (told["wishes"], told["problem"]) == (
+        {"collectives": "own", "reproducible": False, "shares": True},
+        "",
+    )
     monkeypatch.setenv("MPIPLUS_SHM", "0")
     assert group.own_report()["wishes"]["collectives"] == "mpi"
     monkeypatch.setenv("MPIPLUS_SHM", "1")

@@ -16,9 +16,10 @@ HEADER = struct.Struct(">cI")
 SUPERVISOR = """
 import os, socket, sys
 from torchmpi_plugin.jobs.loop import run
+from torchmpi_plugin.jobs.daemon import Daemon
 from torchmpi_plugin.jobs.supervisor import Supervisor
 guard_gone, keep = os.pipe()
-sys.exit(run(Supervisor(guard_gone).run(socket.socket(fileno=int(sys.argv[1])), {})))
+sys.exit(run(Supervisor(guard_gone, Daemon(os.getppid())).run(socket.socket(fileno=int(sys.argv[1])), {})))
 """
 JOB = {"command": ["sleep", "1000"], "cwd": "/", "stdout": None, "stderr": None, "grace": 1, "fields": {"rank": 0}}
 VARIABLES = {"defaults": {}, "inherited": {}, "own": {}}

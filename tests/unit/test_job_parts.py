@@ -25,8 +25,9 @@ from torchmpi_plugin.jobs.writing import Writer, destination
 
 
 def test_a_format_is_filled_in() -> None:
-    values = {"rank": 3, "local_rank": 1, "world_size": 8, "node_rank": 1, "local_world_size": 2}
-    assert expand("{rank:03d}-{local_rank}-{world_size}-{node_rank}-{local_world_size}", values) == "003-1-8-1-2"
+    values = {"rank": 3, "local_rank": 1, "world_size": 8, "node_rank": 1, "local_world_size": 2, "attempt": 4}
+    names = "{rank:03d}-{local_rank}-{world_size}-{node_rank}-{local_world_size}-{attempt}"
+    assert expand(names, values) == "003-1-8-1-2-4"
 
 
 @pytest.mark.parametrize(

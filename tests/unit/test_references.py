@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi_installations import find_installations, run_limited
+from mpi_installations import find_installations, launch_command, run_limited
 
 from torchmpi_plugin import torch_internals
 
@@ -28,8 +28,7 @@ def test_nothing_is_left_behind_or_used_too_long(python: list[str | None]) -> No
     packages = {"PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
     # mpi4py looks for MPI beside the Python that runs, and the debug build is not this environment's
     packages["MPI4PY_LIBMPI"] = mpi.library
-    command = mpi.command(1, [str(SCRIPT)])
-    at = command.index(sys.executable)
-    command[at : at + 1] = map(str, python)
+    *command, _ = launch_command(mpi.mpiexec, mpi.vendor, 1, [], "python")
+    command += [*map(str, python), str(SCRIPT)]
     code, output = run_limited(command, {**mpi.full_environment(), **packages}, 250)
     assert code == 0 and "left behind: {}" in output, output[-3000:]

@@ -18,11 +18,15 @@ WRONG = {
     "MPIPLUS_SHM": ("banana", "2", "01", "yes", "true", " "),
     "MPIPLUS_ABORT_ON_EXCEPTION": ("banana", "-1", "False"),
     "MPIPLUS_COLLECTIVES": ("ours", "Own", "1"),
+    "MPIPLUS_ASYNC_PROGRESS": ("thread", "Auto", "1"),
     "MPIPLUS_REPRODUCIBLE": ("yes", "2", "True"),
     "MPIPLUS_TUNING": ("/", "."),
     "MPIPLUS_CUDA": ("on", "Staged", "0"),
     "MPIPLUS_EXIT_GRACE": ("nan", "inf", "-5", "5 s", "banana"),
     "MPIPLUS_WATCHDOG": ("banana", "-5", "-0.1", "nan", "-inf", "1e999"),
+    "MPIPLUS_STATUS": ("banana", "2", "yes"),
+    "MPIPLUS_SUMMARY": ("banana", "2", "figures.txt"),
+    "MPIPLUS_REPLACE": ("banana", "gloo;nccl", "1", "gloo,fake"),
     "MPIPLUS_INTEGRATIONS": ("banana", "accelerate,banana", "Ignite", "accelerate;ignite", "1"),
 }
 RIGHT = (
@@ -36,6 +40,11 @@ RIGHT = (
     ("MPIPLUS_WATCHDOG", "1e3", 1000.0),
     ("MPIPLUS_INTEGRATIONS", "accelerate, ignite", ("accelerate", "ignite")),
     ("MPIPLUS_INTEGRATIONS", " ", ()),
+    ("MPIPLUS_STATUS", "0", False),
+    ("MPIPLUS_SUMMARY", "0", ""),
+    ("MPIPLUS_SUMMARY", "1", "1"),
+    ("MPIPLUS_SUMMARY", "figures.json", "figures.json"),
+    ("MPIPLUS_REPLACE", "gloo, NCCL,default", ("gloo", "nccl", "default")),
 )
 BY_NAME = {setting.name: setting for setting in settings.SETTINGS}
 
@@ -105,7 +114,7 @@ def test_nobody_is_warned_of_what_mpiplus_its_tests_and_its_build_use() -> None:
     assert settings.unknown(dict.fromkeys(settings.known(), "1")) == {}
 
 
-QUOTED = r"[\"'](MPIPLUS_[A-Z_]+)[\"'=]"
+QUOTED = r"[\"'](MPIPLUS_[A-Z_]*[A-Z])[\"'=]"
 SET_BY_A_SHELL = r"\b(MPIPLUS_[A-Z_]+)="
 
 

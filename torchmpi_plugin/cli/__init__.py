@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "bench": "torchmpi_plugin.cli.bench",
     "info": "torchmpi_plugin.cli.info",
     "run": "torchmpi_plugin.cli.run",
+    "status": "torchmpi_plugin.cli.status",
 }
 
 
@@ -28,6 +29,19 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all subcommands, in alphabetical order."""
         return sorted({*super().list_commands(ctx), *SUBCOMMANDS})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with a guess at what was meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib  # needed by few
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"A program is started by: mpiplus run -n 2 {args[0]}"
+            raise click.UsageError(f"{error.message.rstrip('.')}. {hint}", ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one subcommand, or None for an unknown name."""

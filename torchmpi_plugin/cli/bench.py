@@ -129,7 +129,15 @@ def _saying_what_is_wrong() -> Iterator[None]:
     type=click.IntRange(min=1),
     help="Turns of each contestant (11; quick: 5; --train: 21, 7).",
 )
-@click.option("--train", is_flag=True, help="Train small networks instead: see above. About 80 s; --quick: 25 s.")
+@click.option(
+    *("--train", "ways"),
+    metavar="[WAY,...]",
+    is_flag=False,
+    flag_value="all",
+    help="Instead, train small networks: see above. In all ways, or these: ddp, ddp25, at-once, no-sync, fsdp2, zero, "
+    "pipeline, tensor, sleep. Some five minutes; --quick: less than two.",
+)
+@click.option("--samples", type=click.IntRange(min=2), hidden=True, help="--train: of a rank in a step.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -145,7 +153,8 @@ def bench(
     nonblocking: bool,
     front_end: bool,
     repeats: int | None,
-    train: bool,
+    ways: str | None,
+    samples: int | None,
 ) -> None:
     """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
 
@@ -154,15 +163,16 @@ def bench(
     whole of the data: what all_gather_into_tensor gives, what reduce_scatter_tensor takes. ping_pong is there and back.
     GB/s are the bus bandwidth of nccl-tests, to be compared with the plain messages that are measured first.
 
-    With --train a CNN and a transformer are trained with DistributedDataParallel, in float32 and bfloat16, on each
-    backend in turns; their losses must agree. "waiting" is the part of a step by which it is longer than a step alone,
-    in which DDP does all but communicate, and a barrier waits for slower ranks: for data, or for the core that
-    communication takes. "overlap" is the part of the all_reduce of all buckets, timed with nothing else to do, that a
-    step does not get longer by. Both are cut off at 0 and 1.
+    With --train a CNN and a transformer are trained in several ways, on each backend in turns: with
+    DistributedDataParallel, FSDP2, ZeRO, a pipeline, and others; --train ddp,fsdp2 chooses. Losses must agree. "alone"
+    is a step that does all but communicate, and a barrier waits for slower ranks: what a step takes longer, it waits
+    for data, or for the core that communication takes. "hidden" is the part of the all_reduce of all of DDP's buckets,
+    timed with nothing else to do, that a step does not get longer by, cut off at 0 and 1. A rank has one thread, or
+    OMP_NUM_THREADS. More ranks than cores: mpirun --oversubscribe -n 4.
     """
-    if train:
+    if ways:
         _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
-        _train(backends, quick, repeats, json_file)
+        _train(parse_names(None, None, ways), backends, quick, repeats, json_file, samples)
         return
     if tuning_file:
         _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
@@ -185,13 +195,28 @@ def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
             raise click.UsageError(f"{option.opts[0]} does not go with {beside}", context)
 
 
-def _train(backends: Sequence[str], quick: bool, repeats: int | None, json_file: Path | None) -> None:
+def _train(
+    names: Sequence[str],
+    backends: Sequence[str],
+    quick: bool,
+    repeats: int | None,
+    json_file: Path | None,
+    samples: int | None,
+) -> None:
+    from .training_ways import choose
+
+    try:
+        ways = choose([] if names == ["all"] else names)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--train") from None
+
     from ..mpi import runtime
-    from . import training
 
     with _saying_what_is_wrong():
         runtime.mpi()
-    training.run(backends, quick, repeats, json_file)
+    from . import training
+
+    training.run(ways, backends, quick, repeats, json_file, samples)
 
 
 def _run(settings: Settings, files: Files) -> None:

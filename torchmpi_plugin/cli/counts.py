@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,16 +20,26 @@ class _PerNode(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class NodeRange(NamedTuple):
+    """How many nodes a job may have."""
+
+    least: int
+    most: int
+
+
 class _Nodes(click.IntRange):
-    """A number, or torchrun's ``min:max`` where both are one number."""
+    """A number, or torchrun's ``min:max``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        least: Any
+        most: Any
         least, colon, most = str(value).partition(":")
         if colon and least != most:
-            self.fail(f"{value!r} would be an elastic job, which MPI does not have; give one number", param, ctx)
-        if colon:
-            value = least
-        return super().convert(value, param, ctx)
+            numbers = NodeRange(super().convert(least, param, ctx), super().convert(most, param, ctx))
+            if numbers.least > numbers.most:
+                self.fail(f"{value!r} is no range: the lower number comes first", param, ctx)
+            return numbers
+        return super().convert(least if colon else value, param, ctx)
 
 
 PER_NODE, NODES = _PerNode(min=1), _Nodes(min=1)

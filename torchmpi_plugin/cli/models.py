@@ -1,9 +1,11 @@
-"""The two small networks that ``mpiplus bench --train`` trains: plain torch, made-up data."""
+"""The small networks that ``mpiplus bench --train`` trains: plain torch, made-up data."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 _CLASSES = 10
 _WORDS = 1000
 _CONTEXT = 64
+_ROWS, _ROW = 8, 1024**2
+#: Seconds for each of the sleeper's layers.
+SLEEP = 0.004
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -45,11 +50,77 @@ class Transformer(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Return the scores of the words, [batch, word, place]."""
-        length = text.shape[1]
-        inner = self.words(text) + self.places.weight[:length]
-        mask = torch.full((length, length), float("-inf"), dtype=inner.dtype).triu(1)
-        scores: Tensor = self.scores(self.layers(inner, mask=mask, is_causal=True))
+        inner = self.words(text) + self.places.weight[: text.shape[1]]
+        scores: Tensor = self.scores(self.layers(inner, mask=_mask(inner), is_causal=True))
         return scores.transpose(1, 2)
+
+
+def _mask(inner: Tensor) -> Tensor:
+    """Each place sees those before it."""
+    length = inner.shape[1]
+    return torch.full((length, length), float("-inf"), dtype=inner.dtype).triu(1)
+
+
+class TransformerStage(nn.Module):
+    """One of the stages of a pipeline that together are a :class:`Transformer`.
+
+    Args:
+        whole: the network; its layers become this one's.
+        stage: 0 has the embeddings, the last one the scores.
+        stages: how many there are; at most as many as layers.
+    """
+
+    def __init__(self, whole: Transformer, stage: int, stages: int) -> None:
+        super().__init__()
+        layers = list(whole.layers.layers)
+        start, end = (index * len(layers) // stages for index in (stage, stage + 1))
+        self.layers = nn.ModuleList(layers[start:end])
+        self.words = whole.words if stage == 0 else None
+        self.places = whole.places if stage == 0 else None
+        self.scores = whole.scores if stage == stages - 1 else None
+
+    def forward(self, inner: Tensor) -> Tensor:
+        """Return the scores, [batch, word, place], or what the next stage takes, [batch, place, width]."""
+        if self.words is not None and self.places is not None:
+            inner = self.words(inner) + self.places.weight[: inner.shape[1]]
+        mask = _mask(inner)
+        for layer in self.layers:
+            inner = layer(inner, src_mask=mask, is_causal=True)
+        return inner if self.scores is None else self.scores(inner).transpose(1, 2)
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Does nothing, and on the way back sleeps: a computation that leaves the core idle, as one on a GPU does."""
+
+    @staticmethod
+    def forward(ctx: Any, inner: Tensor) -> Tensor:
+        """Return the same."""
+        return inner.view_as(inner)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Sleep, and return the same."""
+        time.sleep(SLEEP)
+        return gradients[0]
+
+
+class Sleeper(nn.Module):
+    """Eight layers of 1 Mi parameters each, with hardly any computation; a sleep before each gradient.
+
+    And one after the last gradient: so all of the communication has something that it can be hidden behind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.ParameterList([torch.full((_ROW,), 1 / _ROW) for _ in range(_ROWS)])
+
+    def forward(self, data: Tensor) -> Tensor:
+        """Return scores of two classes, [1, class]: the sum of the dot products with ``data``, and nothing."""
+        inner: Tensor = data[:1].detach().requires_grad_()
+        inner = _Elsewhere.apply(inner)
+        for row in self.rows:
+            inner = _Elsewhere.apply(inner + torch.dot(row, data))
+        return torch.cat((inner, torch.zeros_like(inner))).unsqueeze(0)
 
 
 def _images(dice: torch.Generator, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,6 +131,10 @@ def _images(dice: torch.Generator, samples: int, dtype: torch.dtype) -> tuple[Te
 def _text(dice: torch.Generator, samples: int, _: torch.dtype) -> tuple[Tensor, Tensor]:
     text = torch.randint(_WORDS, (samples, _CONTEXT + 1), generator=dice)
     return text[:, :-1], text[:, 1:]
+
+
+def _numbers(dice: torch.Generator, _: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.rand(_ROW, generator=dice).to(dtype), torch.ones(1, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -81,7 +156,7 @@ class Task:
     learning_rate: float
 
 
-TASKS = (
-    Task("CNN", ConvolutionalNetwork, _images, samples=16, learning_rate=0.05),
-    Task("transformer", Transformer, _text, samples=4, learning_rate=0.1),
-)
+CNN = Task("CNN", ConvolutionalNetwork, _images, samples=16, learning_rate=0.05)
+TRANSFORMER = Task("transformer", Transformer, _text, samples=4, learning_rate=0.1)
+SLEEPER = Task("sleeper", Sleeper, _numbers, samples=1, learning_rate=1e-7)
+TASKS = (CNN, TRANSFORMER, SLEEPER)

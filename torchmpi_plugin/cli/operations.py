@@ -75,7 +75,7 @@ class Case:
     def tensors(self, ranks: int) -> tuple[Tensor, Tensor]:
         """Return this rank's tensors to send from and to receive into."""
         if not self.dtype:
-            return torch.empty(0), torch.empty(0)
+            return torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
         send = self._tensor(self.operation.send, ranks)
         return send, send if self.operation.recv is None else self._tensor(self.operation.recv, ranks)
 
@@ -83,7 +83,7 @@ class Case:
         dtype = DTYPES[self.dtype]
         whole = self.size // dtype.itemsize
         # Written to, not torch.zeros: untouched zeros are one page of the kernel's, always in the cache.
-        return torch.empty(whole if share == "whole" else whole // ranks, dtype=dtype).fill_(0)
+        return torch.empty(whole if share == "whole" else whole // ranks, dtype=dtype, device="cpu").fill_(0)
 
 
 def raw_message(tensor: Tensor) -> list[object]:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from .. import settings
 from ..host.launchers import Launch
 from ..jobs.formats import FIELDS, check_format
 from ..jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
 from ..jobs.writing import say
-from .counts import NODES, PER_NODE
+from .counts import NODES, PER_NODE, NodeRange
+from .of_torchrun import no_effect, torchrun_options
 from .started import is_shell_step, speaks, started_by
+
+if TYPE_CHECKING:
+    from ..jobs.attempts import Attempt
+    from ..jobs.outcome import JobResult
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
 _POSITIVE = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 
 
@@ -33,11 +41,18 @@ class Numbers(NamedTuple):
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node.")
+@click.option(
+    "-n", "-np", "--nproc", "nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node."
+)
 @click.option(
     "--nproc-per-node", "--nproc_per_node", type=PER_NODE, help="Ranks on each node; auto, cpu: one per core."
 )
-@click.option("--nnodes", type=NODES, help="Nodes (as many as --hosts or --hostfile name, else 1).")
+@click.option(
+    "--nnodes",
+    type=NODES,
+    metavar="N|MIN:MAX",
+    help="Nodes (as many as --hosts or --hostfile name, else 1); with MIN:MAX as many of them as answer.",
+)
 @click.option("--hosts", metavar="HOST[:N],...", help="Where: h1,h2 or h1:4,h2:4.")
 @click.option("--hostfile", type=click.Path(), help="A file with a host per line: h1, h1:4 or h1 slots=4.")
 @click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
@@ -45,7 +60,19 @@ class Numbers(NamedTuple):
 @click.option("-c", "--command", "--command_mode", is_flag=True, help="PROGRAM is a command, not a Python script.")
 @click.option("--stdout", metavar="FORMAT", help=f"Also write each rank's stdout to a file. Fields: {_FIELDS}.")
 @click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
-@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), help="End the job then.")
+@click.option(
+    "--max-restarts",
+    "--max_restarts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Start all ranks again when one fails, N times at most.",
+)
+@click.option(
+    "--restart-on", metavar="END,...", help="After which ends: any, signal, exit, lost, timeout, a code (any)."
+)
+@click.option("--attempt-timeout", metavar="SECONDS", type=_SECONDS, help="End each attempt then.")
+@click.option("--timeout", metavar="SECONDS", type=_SECONDS, help="End the job then.")
 @click.option(
     "--grace",
     metavar="SECONDS",
@@ -57,19 +84,21 @@ class Numbers(NamedTuple):
 @click.option("--prefix/--no-prefix", default=True, help='"[rank 2]" in front of each line of rank 2 (default: yes).')
 @click.option("--launcher", metavar="PROGRAM", help="mpirun, mpiexec or srun to use, if not the one that is found.")
 @click.option("--mpi-args", metavar="ARGUMENTS", multiple=True, help='For mpirun, as in --mpi-args "--mca btl tcp".')
+@click.option("--summary", is_flag=True, help="Say at the end of the world who has waited for whom.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
 @click.option("--node-rank", "--node_rank", type=int, hidden=True)
 @click.option("--master-addr", "--master_addr", hidden=True)
 @click.option("--master-port", "--master_port", type=int, hidden=True)
 @click.option("--world-size", "--world_size", type=_POSITIVE, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
+@torchrun_options
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     *,
     nproc: int | None,
     nproc_per_node: int | None,
-    nnodes: int | None,
+    nnodes: int | NodeRange | None,
     hosts: str | None,
     hostfile: str | None,
     map_by: str | None,
@@ -77,11 +106,15 @@ def run(
     command: bool,
     stdout: str | None,
     stderr: str | None,
+    max_restarts: int,
+    restart_on: str | None,
+    attempt_timeout: float | None,
     timeout: float | None,
     grace: float,
     prefix: bool,
     launcher: str | None,
     mpi_args: tuple[str, ...],
+    summary: bool,
     verbose: bool,
     node_rank: int | None,
     master_addr: str | None,
@@ -90,6 +123,7 @@ def run(
     standalone: bool,
     program: str,
     arguments: tuple[str, ...],
+    **_: object,
 ) -> None:
     """Run a program on several ranks: mpiplus run -n 4 train.py --lr 0.1
 
@@ -98,42 +132,64 @@ def run(
     Under mpirun, srun or torchrun it starts nothing, and becomes the program itself.
     """
     argv = program_command(program, arguments, module, command)
+    wanted_nodes, nnodes = nnodes, nnodes.most if isinstance(nnodes, NodeRange) else nnodes
     launch = in_place(wanted_ranks(nproc, nproc_per_node, nnodes), os.environ)
     if launch is not None:
         if speaks(os.environ):
             options = {"--stdout": stdout, "--stderr": stderr, "--timeout": timeout, "--hosts": hosts}
+            options |= {"--max-restarts": max_restarts or None, "--attempt-timeout": attempt_timeout}
             _warn([*ineffective(options), *other_number(launch, nproc, nproc_per_node, nnodes)])
         os.execvp(argv[0], argv)
+    from .restarting import ends_of, nodes_to_choose_from, spare_nodes
+
+    named = nodes_to_choose_from(wanted_nodes, bool(max_restarts), hosts, hostfile)
+    nnodes = min(nnodes, len(named)) if nnodes and named and isinstance(wanted_nodes, NodeRange) else nnodes
     numbers = count_ranks(nproc, nproc_per_node, nnodes, hosts, hostfile)
     _check(numbers, hosts, hostfile, stdout, stderr)
+    _warn(no_effect(click.get_current_context().params))
     ranks = numbers.nproc * (numbers.nnodes or 1)
     _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
+    from ..jobs.attempts import Restarts, run_attempts
     from ..jobs.job import run_job
     from ..jobs.mpirun import LauncherError
 
-    env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port}
-    try:
-        result = run_job(
+    env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port, settings.SUMMARY.name: "1" if summary else None}
+    job: Callable[..., JobResult] = functools.partial(
+        run_job,
+        map_by=map_by,
+        mpi_args=[word for text in mpi_args for word in shlex.split(text)],
+        env={name: str(value) for name, value in env.items() if value is not None},
+        grace=grace,
+        launcher=launcher,
+    )
+    shown: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "verbose": verbose, "prefix": prefix}
+
+    def start(attempt: Attempt) -> JobResult:
+        return job(
             argv,
             nproc=numbers.nproc,
-            nnodes=numbers.nnodes,
-            hosts=hosts,
-            hostfile=hostfile,
-            map_by=map_by,
-            mpi_args=[word for text in mpi_args for word in shlex.split(text)],
-            env={name: str(value) for name, value in env.items() if value is not None},
-            stdout=stdout,
-            stderr=stderr,
-            timeout=timeout,
-            grace=grace,
-            verbose=verbose,
-            prefix=prefix,
-            launcher=launcher,
+            nnodes=attempt.nnodes or numbers.nnodes,
+            hosts=attempt.hosts or hosts,
+            hostfile=None if attempt.hosts else hostfile,
+            timeout=attempt.timeout,
+            attempt=attempt.number,
+            max_restarts=max_restarts,
+            ended=attempt.ended,
+            **shown,
+        )
+
+    def tell(text: str) -> None:
+        say(sys.stderr, f"{text}\n", max(grace, _LAST_WORDS_SECONDS))
+
+    restarts = Restarts(max_restarts, ends_of(restart_on), timeout, attempt_timeout)
+    try:
+        result = run_attempts(
+            start, restarts, spare_nodes(named, numbers.nproc, numbers.nnodes, wanted_nodes, job), tell
         )
     except LauncherError as error:
         raise click.ClickException(str(error)) from None
     if result.message:
-        say(sys.stderr, f"{result.message}\n", max(grace, _LAST_WORDS_SECONDS))
+        tell(result.message)
     sys.exit(result.returncode)
 
 

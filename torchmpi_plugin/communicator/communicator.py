@@ -65,6 +65,9 @@ class Communicator:
     handle = 0
     may_be_sent_to = False
     _crowded = False
+    _told = False
+    _carries = False
+    _share: float | None = None
     freed = False
 
     def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, wishes: Wishes) -> None:
@@ -85,10 +88,11 @@ class Communicator:
             own = self._has_own_collectives(everybody[0], steps)
             offers = steps.take(lambda: self._make_group(everybody, own))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
-            if all(offers[first] is not None for first in firsts):
+            is_shared = all(offers[first] is not None for first in firsts)
+            if is_shared:
                 first = firsts[self.place.node_rank]
                 is_shared = all(steps.take(lambda: self._map(everybody[first].process.pid, offers[first])))
-                steps.take(lambda: self._attach(is_shared))
+            steps.take(lambda: self._attach(is_shared, own))
         except BaseException as error:
             # A Ctrl-C is this rank's alone.
             self.may_be_sent_to = steps.broken or not isinstance(error, DistBackendError)
@@ -96,6 +100,10 @@ class Communicator:
             raise
         finally:
             self._close_file()
+
+    def node_of(self, rank: int) -> int:
+        """The number of a rank's node."""
+        return self._places[rank].node_rank
 
     def _has_own_collectives(self, first: Member, steps: Steps) -> bool:
         """As rank 0 was asked, or as its file says."""
@@ -122,12 +130,13 @@ class Communicator:
             OWN_TAGS - WINDOW_TAGS,
             self._is_crowded(len(cpus_here)),
         )
+        self._set_inline_progress(len(cpus_here))
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if self.place.local_rank or not own:
+        if self.place.local_rank or not self.wishes.shares or (size == 1 and not own):
             return None
         try:
-            length, _ = segment_size(self._lib, self._places, self.place.local_size)
+            length, _ = segment_size(self._lib, self._places, self.place.local_size, own)
             self._descriptor = create_file(length)
         except OSError as error:
             self._do_without(error)
@@ -140,12 +149,24 @@ class Communicator:
                 f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
                 f"of MPI's own collectives are not"
             ) from error
-        log.info("mpiplus: no shared memory on this rank: %s", error)
+        if not Communicator._told:
+            Communicator._told = True
+            log.warning(
+                "mpiplus: no shared memory on this rank: %s. Groups take MPI's collectives, which are slower on one "
+                "node; see 'Small /dev/shm in containers' in docs/sharp-bits.md",
+                error,
+            )
 
     def _is_crowded(self, cpus: int) -> bool:
         """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
         Communicator._crowded = Communicator._crowded or self.place.local_size > cpus
         return Communicator._crowded
+
+    def _set_inline_progress(self, cpus: int) -> None:
+        """Tell C how many cores a rank of this node has to itself, once: in the world, which has all ranks."""
+        if Communicator._share is None:
+            Communicator._share = cpus / self.place.local_size
+            self._lib.mpp_set_inline(settings.PROGRESS_OF.index(settings.ASYNC_PROGRESS.value()), Communicator._share)
 
     def _map(self, pid: int, offered: Share | None) -> bool:
         """Whether this rank can have the file in its memory."""
@@ -153,19 +174,29 @@ class Communicator:
         try:
             if self._descriptor < 0:
                 self._descriptor = shared_files.open_share(pid, offered)
-            self._segment = Segment(self._descriptor, offered.length, self._ffi)
+            self._segment = Segment(self._lib, self._ffi, self._descriptor, offered.length)
         except OSError as error:
             self._do_without(error)
         return self._segment is not None
 
-    def _attach(self, is_shared: bool) -> None:
-        if self._segment is None:
-            return
+    def _attach(self, is_shared: bool, own: bool) -> None:
+        """Give the C group its memory. Where MPI moves the data, that is for the comparison of calls.
+
+        Ranks that cannot share memory compare by messages, each as if it were on a node of its own.
+        """
+        places, here, size = self._places, self.place.local_size, len(self._places)
         if not is_shared:
             self._unmap()
-        else:
-            memory, here = self._segment.address, self.place.local_size
-            attach(self._lib, self._ffi, self.handle, memory, self._places, here, self.wishes.reproducible)
+            own = False
+            if size == 1:
+                return
+            places, here = [node.Place(0, 1, rank) for rank in range(size)], 1
+            length, _ = segment_size(self._lib, places, here, own)
+            self._segment = Segment(self._lib, self._ffi, -1, length)
+        if self._segment is not None:
+            memory = self._segment.address
+            attach(self._lib, self._ffi, self.handle, memory, places, here, self.wishes.reproducible, own)
+            self._carries = own
 
     def _unmap(self) -> None:
         if self._segment is not None:
@@ -181,7 +212,7 @@ class Communicator:
     @property
     def shares_memory(self) -> bool:
         """Whether the group's collectives go over shared memory."""
-        return self._segment is not None
+        return self._carries
 
     def describe(self) -> str:
         """The group's shape and path in words."""
@@ -191,7 +222,9 @@ class Communicator:
     @property
     def footprint(self) -> Footprint:
         """The memory that the group has taken; not while an operation is made."""
-        return of_group(self._lib, self._ffi, self.handle, self._segment.length if self._segment else 0)
+        return of_group(
+            self._lib, self._ffi, self.handle, self._segment.length if self._carries and self._segment else 0
+        )
 
     def free(self) -> bool:
         """Give everything back; False (and nothing freed) while an operation is unfinished.
@@ -212,7 +245,7 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        if self.freed and self.handle:
+        if self.freed and self.handle and not runtime.forked:
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:

@@ -6,10 +6,13 @@ Imports neither torch nor MPI, so that ``mpiplus info`` is quick.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..host.node import Place
 from .shared_memory import SLOTS, segment_size
+
+if TYPE_CHECKING:
+    from .._shim import FFI, Lib
 
 
 class Footprint(NamedTuple):
@@ -47,27 +50,39 @@ def path(shares_memory: bool, nodes: int) -> str:
 
 
 def attach(
-    lib: Any, ffi: Any, group: int, address: int, places: Sequence[Place], here: int, reproducible: bool
+    lib: Lib,
+    ffi: FFI,
+    group: int,
+    address: int,
+    places: Sequence[Place],
+    here: int,
+    reproducible: bool,
+    carries: bool = True,
 ) -> None:
     """Give a C group the segment of its node, on which ``here`` of its ranks are.
+
+    Args:
+        carries: collectives go over it; else it is for the comparison of calls only.
 
     Raises:
         MemoryError: there is no memory for what belongs to it.
     """
     numbers = [place.node_rank for place in places]
     hosts = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
-    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here)[1], hosts, reproducible):
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], hosts, reproducible):
         raise MemoryError("no memory for a group")
+    if not carries:
+        lib.mpp_group_only_compares(group)
 
 
-def of_group(lib: Any, ffi: Any, group: int, segment: int) -> Footprint:
+def of_group(lib: Lib, ffi: FFI, group: int, segment: int) -> Footprint:
     """That of a C group with so many bytes of shared memory."""
     own, later = ffi.new("size_t *"), ffi.new("size_t *")
     lib.mpp_group_bytes(group, own, later)
     return Footprint(segment, own[0], later[0])
 
 
-def of_layout(lib: Any, ffi: Any, places: Sequence[Place], reproducible: bool = False) -> list[Footprint]:
+def of_layout(lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = False) -> list[Footprint]:
     """That of a group with shared memory and ranks in these places, by node: made without its segment, and given back.
 
     Raises:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import socket
 import zlib
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store
 
+from .. import protocol
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..store.checkin import CheckIn, Look
@@ -50,9 +53,12 @@ def create(
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
     door = CheckIn(store, "create", rank, size, look)
-    mark = f"{base.Get_rank()} {secrets.token_hex(8)}"
-    entries = [entry.split() for entry in door.gather("member", mark, timeout, doing)]
-    members = [int(mpi_rank) for mpi_rank, _ in entries]
+    mine = protocol.this(socket.gethostname())
+    mark = f"{base.Get_rank()} {secrets.token_hex(8)} {json.dumps(mine)}"
+    entries = [entry.split(" ", 2) for entry in door.gather("member", mark, timeout, doing)]
+    if different := protocol.disagreement([_build(entry) for entry in entries]):
+        raise DistBackendError(f"{doing}: {different}")
+    members = [int(entry[0]) for entry in entries]
     if len(set(members)) != size:
         raise DistBackendError(
             f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
@@ -64,6 +70,13 @@ def create(
     if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
     return Communicator(comm, base, steps, compares, wishes), checkin
+
+
+def _build(entry: list[str]) -> protocol.Build:
+    """What a member has said of its build, in words that only grow from one to the next."""
+    if len(entry) < 3:
+        return protocol.Build(protocol.UNKNOWN, "of an older version", "a node that does not say its name")
+    return protocol.Build(*json.loads(entry[2])[:3])
 
 
 def _create_group(base: Any, members: list[int], name: str, doing: str) -> Any:

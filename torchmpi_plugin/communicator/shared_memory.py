@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..host.node import Place
+
+if TYPE_CHECKING:
+    from .._shim import FFI, Lib
 
 SLOTS = 4
 SEGMENT_LIMIT = 64 << 20
@@ -24,31 +26,52 @@ def slot_bytes(size: int) -> int:
     return length
 
 
+def comparing_slot(size: int, nodes: int) -> int:
+    """The same where slots carry no data, but, on one node, two lengths for each rank, to say which do not agree."""
+    lines = -(-16 * size // 64) if nodes == 1 else 1
+    return min(slot_bytes(size), 64 * lines)
+
+
 def has_own_collectives(wanted: str, nodes: int) -> bool:
     """Whether a group on so many nodes has collectives of our own, if rank 0 wants these."""
     return wanted == "own" or (wanted == "auto" and nodes <= MOST_NODES)
 
 
-def segment_size(lib: Any, places: Sequence[Place], here: int) -> tuple[int, int]:
-    """The bytes of the segment on a node with ``here`` of the ranks, and of a slot, which is the same on all nodes."""
-    of_slot = slot_bytes(max(place.local_size for place in places))
+def segment_size(lib: Lib, places: Sequence[Place], here: int, carries: bool = True) -> tuple[int, int]:
+    """The bytes of the segment on a node with ``here`` of the ranks, and of a slot, which is the same on all nodes.
+
+    Args:
+        carries: it carries data; else it is for the comparison of calls only.
+    """
+    most, nodes = max(place.local_size for place in places), len({place.node_rank for place in places})
+    of_slot = slot_bytes(most) if carries else comparing_slot(most, nodes)
     return lib.mpp_segment_size(len(places), here, SLOTS, of_slot), of_slot
 
 
 class Segment:
-    """A file without a name in /dev/shm, mapped by all ranks of a one-node group."""
+    """A file without a name in /dev/shm, mapped by all ranks of a node; or memory that only this process has.
 
-    def __init__(self, descriptor: int, size: int, ffi: Any) -> None:
-        self.length = size
-        self._map = mmap.mmap(descriptor, size)
-        self._view: Any = ffi.from_buffer(self._map, require_writable=True)
-        self.address = int(ffi.cast("uintptr_t", self._view))
-        self._ffi = ffi
+    C maps it: Python's mmap keeps a descriptor of its own open as long as the memory.
+
+    Args:
+        lib, ffi: the shim.
+        descriptor: of the file; -1: memory of this process's own.
+        size: its length in bytes.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+    def __init__(self, lib: Lib, ffi: FFI, descriptor: int, size: int) -> None:
+        self.length, self.is_shared = size, descriptor >= 0
+        self._lib = lib
+        self.address = int(lib.mpp_map(descriptor, size))
+        if not self.address:
+            raise OSError(ffi.errno, os.strerror(ffi.errno))
 
     def close(self) -> None:
         """Unmap; nothing may use the address any more."""
-        self._ffi.release(self._view)
-        self._map.close()
+        self._lib.mpp_unmap(self.address, self.length)
 
 
 def create_file(size: int) -> int:

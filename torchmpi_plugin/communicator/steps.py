@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pickle
 import time
-from array import array
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..errors import DistBackendError
-from ..mpi import runtime
+from ..mpi import nonblocking, runtime
 from ..names import describe_ranks
 from ..store.checkin import CheckIn
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 0.0002
 _LOOK_EVERY = 1.0
 _LATE_SECONDS = 1.0  # for the other ranks that wait to say so
-#: Requests that were given up, with the buffers that MPI may still use.
-_kept: list[Any] = []
 
 
 class Steps:
@@ -83,45 +79,28 @@ class Steps:
         return [result for _, result in outcomes]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
-        comm, mpi = self.comm, runtime.mpi()
-        length, lengths = array("i", [len(mine)]), array("i", [0] * comm.Get_size())
+        look_at = time.monotonic() + _LOOK_EVERY
+
+        def check() -> None:
+            nonlocal look_at
+            if time.monotonic() > self._until:
+                raise DistBackendError(self._too_late())
+            if time.monotonic() > look_at:
+                if (gone := self._look()) is not None:
+                    raise gone
+                look_at = time.monotonic() + _LOOK_EVERY
+
         try:
-            with runtime.exclusive():
-                request = comm.Iallgather([length, mpi.INT], [lengths, mpi.INT])
-            self._wait(request, (length, lengths))
-            starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
-            everything = bytearray(sum(lengths))
-            with runtime.exclusive():
-                request = comm.Iallgatherv([mine, mpi.BYTE], [everything, (list(lengths), starts), mpi.BYTE])
-            self._wait(request, (mine, everything))
-        except mpi.Exception as error:
+            return nonblocking.all_gather(self.comm, mine, check)
+        except runtime.mpi().Exception as error:
             self.broken = True
             raise DistBackendError(f"{self._doing}: {error}") from error
-        return [bytes(everything[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
-
-    def _wait(self, request: Any, buffers: tuple[Any, ...]) -> None:
-        look_at = time.monotonic() + _LOOK_EVERY
-        try:
-            while not self._is_complete(request):
-                if time.monotonic() > self._until:
-                    raise DistBackendError(self._too_late())
-                if time.monotonic() > look_at:
-                    if (gone := self._look()) is not None:
-                        raise gone
-                    look_at = time.monotonic() + _LOOK_EVERY
-                time.sleep(_POLL_SECONDS)
         except BaseException:
             self.broken = True
-            _kept.append((request, buffers))
             raise
 
     def _look(self) -> DistBackendError | None:
         return self._checkin.gone(self._doing)
-
-    @staticmethod
-    def _is_complete(request: Any) -> bool:
-        with runtime.exclusive():
-            return bool(request.Test())
 
     def _too_late(self) -> str:
         """Those who give up say so in the store, so who does not is the one they waited for."""

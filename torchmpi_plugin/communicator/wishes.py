@@ -12,11 +12,13 @@ class Wishes(NamedTuple):
 
     Attributes:
         collectives: whose: "own", "mpi" or "auto".
+        shares: the ranks of a node may share memory.
         reproducible: sums have the same bits wherever the ranks are, which takes collectives of our own.
     """
 
     collectives: str
     reproducible: bool
+    shares: bool = True
 
 
 def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
@@ -30,7 +32,7 @@ def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()
     if not reproducible:
-        return Wishes(wanted, False)
+        return Wishes(wanted, False, shares)
     if wanted == "mpi":
         variable = f"{settings.COLLECTIVES.name}=mpi" if shares else f"{settings.SHM.name}=0"
         asked = "Options(collectives='mpi')" if shares and collectives else variable

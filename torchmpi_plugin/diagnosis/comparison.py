@@ -84,7 +84,7 @@ def record(text: str, call: Call, size: int) -> torch.Tensor:
     return torch.cat(
         [
             torch.frombuffer(bytearray(head), dtype=torch.uint8),
-            torch.tensor(lengths, dtype=torch.int64).view(torch.uint8),
+            torch.tensor(lengths, dtype=torch.int64, device="cpu").view(torch.uint8),
         ]
     )
 

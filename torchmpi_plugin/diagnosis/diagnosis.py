@@ -34,6 +34,10 @@ _LOOK_EVERY = 1.0
 _LEAVING_GRACE = 3.0
 #: So many ranks are asked what they do, and so many different calls are listed.
 _ENOUGH = 8
+#: So many of those who have come are asked whether they are still there.
+_ENOUGH_ARRIVED = 64
+#: What may be the matter with a rank that does not answer.
+_SILENT = "stopped, dead, cut off, or busy without Python"
 
 
 def _report_of(call: PendingWork) -> Report:
@@ -222,10 +226,12 @@ class Diagnosis:
         waiting = {r for r in everybody if group.has_arrived(call, r)}
         waiting |= {r for r, report in reports.items() if report.number >= call.number}
         missing = [r for r in everybody if r not in waiting]
-        answers = self._ask(missing)
+        # Those who have come are asked as well: one of them may have been stopped since.
+        others = [r for r in everybody if r in waiting and r != group.rank()]
+        answers = self._ask([*missing[:_ENOUGH], *others[:_ENOUGH_ARRIVED]])
         # A rank whose part is done, as a broadcast's root, or that has only just come, has not reported.
         calls = {r: answer.call for r, answer in answers.items() if answer is not None and answer.call is not None}
-        through = {r: last for r, last in calls.items() if last.number >= call.number}
+        through = {r: last for r, last in calls.items() if last.number >= call.number and r not in waiting}
         missing = [r for r in missing if r not in through]
         parts = []
         if missing and heard is None and not group.can_see_arrivals(call):
@@ -234,8 +240,14 @@ class Diagnosis:
             )
         elif missing:
             parts.append(f"Not arrived: {describe_ranks(missing)} ({self._in_words(missing, answers)})")
-        if waiting:
-            parts.append(f"arrived: {describe_ranks(sorted(waiting))}")
+        # With no answer at all it is the store that gives none, or the only one who could.
+        silent = [r for r in others if r in answers and answers[r] is None] if heard is not None else []
+        if well := sorted(waiting - {*silent}):
+            parts.append(f"arrived: {describe_ranks(well)}")
+        if silent:
+            parts.append(f"arrived, and gave no answer since: {describe_ranks(silent)} ({_SILENT})")
+        elif waiting and heard is None and not missing:
+            parts.append("the store does not answer, so rank 0 of the world, its host, may be stopped or cut off")
         if through:
             ranks = sorted(through)
             parts.append(f"arrived by their own account: {describe_ranks(ranks)} ({self._in_words(ranks, answers)})")
@@ -258,9 +270,9 @@ class Diagnosis:
         return ", ".join([*calls[:_ENOUGH], *more])
 
     def _ask(self, ranks: list[int]) -> dict[int, _Answer | None]:
-        """What the first few of them do; None of those that do not answer, which cannot."""
+        """What they do; None of those that do not answer, which cannot."""
         asking = monitor.monitor
-        asked = {self._group.global_rank(rank): rank for rank in ranks[:_ENOUGH] if rank >= 0}
+        asked = {self._group.global_rank(rank): rank for rank in ranks if rank >= 0}
         if asking is None or not asked:
             return {}
         nobody: dict[int, str] = {}
@@ -270,7 +282,7 @@ class Diagnosis:
     def _understood(self, answer: str | None) -> _Answer | None:
         if answer is None:
             return None
-        words, _, calls = answer.partition("\n")
+        words, calls = answer.split("\n")[:2]
         call: Any = json.loads(calls).get(self._group.group_name)
         return _Answer(words, Report(*call) if call else None)
 
@@ -281,7 +293,7 @@ class Diagnosis:
         silent = [rank for rank, answer in heard.items() if answer is None]
         parts = [f"rank {rank} {answer.words}" for rank, answer in heard.items() if answer is not None]
         if silent:
-            parts.append(f"{describe_ranks(silent)} gave no answer: stopped, dead, cut off, or busy without Python")
+            parts.append(f"{describe_ranks(silent)} gave no answer: {_SILENT}")
         text = "; ".join(parts)
         return text.removeprefix(f"rank {ranks[0]} ") if len(ranks) == 1 else text
 

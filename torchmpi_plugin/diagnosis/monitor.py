@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch.distributed import Store
 
-from ..engine import activity
+from ..engine import activity, engine
 from ..store.checkin import Report, start_thread
 from . import flight_recorder, frames
 
@@ -72,9 +72,9 @@ def describe() -> str:
 
 
 def _answer() -> str:
-    """The clause, and on a line of its own the last collective of each group."""
+    """The clause, and on lines of their own the last collective of each group, and what the thread in C tells."""
     calls = {name: call for name, diagnosis in list(diagnoses.items()) if (call := diagnosis.last_call())}
-    return f"{describe()}\n{json.dumps(calls)}"
+    return f"{describe()}\n{json.dumps(calls)}\n{engine.status_text()}"
 
 
 _ASKED = "mpiplus/status/asked"
@@ -89,12 +89,14 @@ class Monitor:
         store: the world's.
         connection: to the same store, which nobody else uses for long: a call waits for whatever else waits on it.
         rank: this process in the world.
+        elsewhere: the ranks on other nodes.
     """
 
-    def __init__(self, store: Store, connection: Store, rank: int) -> None:
+    def __init__(self, store: Store, connection: Store, rank: int, elsewhere: list[int]) -> None:
         self._store = store
         self._connection = connection
         self._rank = rank
+        self._elsewhere = elsewhere
         self._stop = threading.Event()
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
@@ -103,12 +105,26 @@ class Monitor:
         store = self._connection
         with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
             while not self._stop.wait(LOOK_EVERY):
+                self._answer_locally()
                 asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
                 if asked > answered and store.check([_DUMP]) and flight_recorder.current is not None:
                     flight_recorder.current.write_after_failure()
                 while answered < asked:  # several ranks may have asked
                     answered += 1
                     store.set(f"mpiplus/status/{answered}/{self._rank}", _answer())
+
+    def _answer_locally(self) -> None:
+        """Do for ``mpiplus status``, which has asked this process, what the thread in C cannot."""
+        lib = engine.start().lib
+        wanted = lib.mpp_status_wanted()
+        if wanted == lib.MPP_WANTS_OTHERS:
+            lib.mpp_status_give(json.dumps(self.ask(self._elsewhere)).encode())
+        elif wanted == lib.MPP_WANTS_DUMP:
+            try:
+                told = flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
+            except OSError as error:
+                told = str(error)
+            lib.mpp_status_give(told.encode())
 
     def want_traces(self) -> None:
         """Let every rank that is asked from now on write the trace of its flight recorder first."""
@@ -120,9 +136,9 @@ class Monitor:
         until = time.monotonic() + ANSWER_WITHIN
         answers: dict[int, str] = {}
         while len(answers) < len(ranks) and time.monotonic() < until:
-            for rank in ranks:
+            for rank in [rank for rank in ranks if rank not in answers]:
                 key = f"mpiplus/status/{number}/{rank}"
-                if rank not in answers and self._store.check([key]):
+                if self._store.check([key]):
                     answers[rank] = self._store.get(key).decode(errors="replace")
             time.sleep(0.05)
         return answers
@@ -139,12 +155,12 @@ monitor: Monitor | None = None
 _world: World | None = None
 
 
-def start(world: World, store: Store, connection: Store) -> None:
+def start(world: World, store: Store, connection: Store, elsewhere: list[int]) -> None:
     """Answer for this process, until ``world`` ends: see :class:`Monitor`."""
     global monitor, _world
     if _world is not None:
         stop(_world)
-    monitor, _world = Monitor(store, connection, world.rank()), world
+    monitor, _world = Monitor(store, connection, world.rank(), elsewhere), world
 
 
 def answers_for(group: World) -> bool:

@@ -15,7 +15,17 @@ from ..errors import RankFailedError
 from .barriers import barrier
 from .computing import compute_and_broadcast, gather_from_all_ranks, gather_scalar_from_all_ranks, reduce_and_broadcast
 from .objects import all_gather_object, broadcast_object_list
-from .queries import get_global_rank, get_local_rank, get_local_world_size, get_node_rank, get_world_size, is_available, is_distributed, is_initialized, is_main_process
+from .queries import (
+    get_global_rank,
+    get_local_rank,
+    get_local_world_size,
+    get_node_rank,
+    get_world_size,
+    is_available,
+    is_distributed,
+    is_initialized,
+    is_main_process,
+)
 from .sampling import get_sampler
 from .starting import initialize_dist
 from .tensors import all_gather, all_reduce, all_to_all, broadcast

@@ -11,7 +11,6 @@ from ..host import node
 from ..host.node import Place
 from . import before_init, members
 
-
 _places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()
 
 

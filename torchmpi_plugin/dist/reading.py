@@ -15,7 +15,9 @@ from .members import Members
 from .outcomes import Failure, raise_failures
 
 
-def read(doing: str, messages: Mapping[int, payloads.Message], wanted: Collection[int], members: Members) -> dict[int, Any]:
+def read(
+    doing: str, messages: Mapping[int, payloads.Message], wanted: Collection[int], members: Members
+) -> dict[int, Any]:
     """Unpickle some of the messages, and return when every rank could. Simple ones need no such agreement.
 
     Args:

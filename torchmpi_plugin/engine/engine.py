@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from .. import _bridge
 from ..mpi import runtime
@@ -270,8 +269,14 @@ _lock = threading.Lock()
 
 
 def start() -> Engine:
-    """The engine, started if need be."""
+    """The engine, started if need be.
+
+    Raises:
+        RuntimeError: this is a forked child, in which nothing may step an operation of its parent's.
+    """
     global _engine  # noqa: PLW0603
+    if runtime.forked:
+        runtime.refuse_in_forked_child("an operation of mpiplus")
     if _engine is not None:
         return _engine
     with _lock:
@@ -306,6 +311,18 @@ def set_chunk_limit(limit: int) -> Iterator[None]:
 def mpi_error_text(code: int) -> str:
     """MPI's own words for an error code."""
     lib, ffi = runtime.shim()
-    text: Any = ffi.new("char[]", 1024)
+    text = ffi.new("char[]", 1024)
     lib.mpp_error_text(code, text, 1024)
     return str(ffi.string(text).decode(errors="replace"))
+
+
+def status_text() -> str:
+    """What the thread in C tells about this process, as JSON; empty without memory."""
+    lib, ffi = runtime.shim()
+    text = lib.mpp_status_text()
+    if text == ffi.NULL:
+        return ""
+    try:
+        return str(ffi.string(text).decode(errors="replace")).strip()
+    finally:
+        lib.mpp_free_text(text)

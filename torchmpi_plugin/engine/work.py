@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from .. import _bridge
 from ..errors import DistBackendError
+from ..mpi import runtime
 from ..tensors import device
 from . import engine, typed_future
 from .contracts import Owner, Pending
@@ -49,7 +50,7 @@ class Work(dist.Work):
     _keep: Any = None
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
-    #: What resolves it: itself, but for one that C++ reads.
+    #: What resolves it: itself, but for one that C++ reads. None once somebody has taken it to do so.
     _promise: torch.futures.Future[list[torch.Tensor]] | TypedFuture | None = None
     _lock = _asking
 
@@ -70,6 +71,7 @@ class Work(dist.Work):
         if not self.finished:
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
+            self._check_process("wait()")
             if not engine.start().wait(cast(Pending, self), until):
                 raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
@@ -79,6 +81,15 @@ class Work(dist.Work):
 
     def _tell(self, error: Exception, timed_out: bool = False) -> None:
         """The user is about to hear of a failure."""
+
+    def _check_process(self, doing: str) -> None:
+        """A forked child must not ask: it would take what is sent to its parent, or wait for a lock for ever.
+
+        Raises:
+            RuntimeError: this is one.
+        """
+        if runtime.forked:
+            runtime.refuse_in_forked_child(f"{doing} of {self}")
 
     def synchronize(self) -> None:
         """The same as ``wait()``, after which the result may be used on any stream."""
@@ -90,7 +101,10 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the operation is over, for better or worse. Becomes True without any call."""
-        return self.finished or engine.start().poll(cast(Pending, self))
+        if self.finished:
+            return True
+        self._check_process("is_completed()")
+        return engine.start().poll(cast(Pending, self))
 
     def is_success(self) -> bool:
         """Whether the operation is over and went well."""
@@ -107,6 +121,7 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
+        self._check_process("get_future()")  # complete or not: the lock may have been another thread's of the parent's
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -118,9 +133,8 @@ class Work(dist.Work):
                 self._future = self._promise.future
             else:
                 self._promise = self._future = torch.futures.Future(devices=devices)
-            future, finished = self._future, self.finished
-        if finished:
-            self.resolve()
+            future = self._future
+        self.resolve()
         return future
 
     def _hurry(self) -> None:
@@ -133,13 +147,21 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def resolve(self) -> None:
-        """Set the future, if there is one. Outside the lock: this runs the user's callbacks."""
-        if self._promise is None:
+        """Set the future, if there is one and the operation is over; no matter how many threads come to do it.
+
+        Who takes the promise sets it, and nobody else: a future cannot be set twice. Outside the lock, as this runs the
+        user's callbacks.
+        """
+        with self._lock:
+            if not self.finished:
+                return
+            promise, self._promise = self._promise, None
+        if promise is None:
             return
         if self._error is not None:
-            self._promise.set_exception(self._error)  # type: ignore[arg-type]
+            promise.set_exception(self._error)  # type: ignore[arg-type]
         else:
-            self._promise.set_result(self._tensors)
+            promise.set_result(self._tensors)
 
 
 class PendingWork(Work):
@@ -325,65 +347,7 @@ class PendingWork(Work):
             error = diagnosis.timed_out(self) if late else diagnosis.look(self)
             if error is None or not self._abandon(error):
                 return
-        self._tell(error, late)
-        self.resolve()
-
-
-class CoalescedWork(dist.Work):
-    """Several operations waited for as one."""
-
-    def __init__(self, works: list[Work], tensors: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._works = works
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all of them; the first error is raised once all are over."""
-        errors = []
-        for work in self._works:
-            try:
-                work.wait(timeout)
-            except DistBackendError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return True
-
-    def synchronize(self) -> None:
-        """The same as ``wait()``."""
-        self.wait()
-
-    block_current_stream = synchronize
-
-    def is_completed(self) -> bool:
-        """Whether all are over."""
-        return all([work.is_completed() for work in self._works])
-
-    def is_success(self) -> bool:
-        """Whether all went well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """The first failure, if any."""
-        return next((error for work in self._works if (error := work.exception()) is not None), None)
-
-    def result(self) -> list[torch.Tensor]:
-        """The result tensors; waits for them."""
-        self.wait()
-        return self._tensors
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of all result tensors."""
-        tensors = self._tensors
-        if not self._works:
-            done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-            done.set_result(tensors)
-            return done
-        together = torch.futures.collect_all([work.get_future() for work in self._works])
-
-        def results(all_of_them: Any) -> list[torch.Tensor]:
-            for part in all_of_them.value():
-                part.value()  # raises a part's failure
-            return tensors
-
-        return together.then(results)
+        try:
+            self._tell(error, late)
+        finally:
+            self.resolve()

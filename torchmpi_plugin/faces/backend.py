@@ -9,7 +9,6 @@ here hands over to it.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from .. import torch_internals
 from ..errors import DistBackendError
 from ..group.process_group import ProcessGroupMPI
+from . import dispatcher
 
 #: The operations, by the names that torch's dispatcher calls them.
 OPERATIONS = (
@@ -68,14 +68,12 @@ _PROPERTIES = ("options", "supports_coalescing", "supports_shrinking", "supports
 
 #: Those below torch's wrapper of DETAIL are otherwise held by C++ alone, where a Python object is forgotten.
 _open: set[Any] = set()
-#: The Work of the operation that this thread has just handed over: torch returns a holder of it, which knows less.
-_issued = threading.local()
 
 
 def _hand_over(name: str) -> Callable[..., Any]:
     def operation(self: Any, *arguments: Any) -> Any:
-        _issued.work = getattr(ProcessGroupMPI, name)(self.group, *arguments)
-        return _issued.work
+        dispatcher.issued.work = getattr(ProcessGroupMPI, name)(self.group, *arguments)
+        return dispatcher.issued.work
 
     operation.__name__ = name
     return operation
@@ -182,9 +180,9 @@ def group_of(group: Any) -> ProcessGroupMPI | None:
 
 def _dispatch(name: str) -> Callable[..., Any]:
     def operation(self: Any, *arguments: Any, **named: Any) -> Any:
-        _issued.work = None
+        dispatcher.issued.work = None
         held = getattr(dist.ProcessGroup, name)(self, *arguments, **named)
-        work, _issued.work = _issued.work, None
+        work, dispatcher.issued.work = dispatcher.issued.work, None
         return held if work is None else work
 
     # By the code's name pybind11 sees that it is called by the very method that it would call again.
@@ -209,6 +207,7 @@ for _old, _new in ALIASES.items():
 def attach(group: ProcessGroupMPI) -> None:
     """Give a group what hooks are attached to, and let its operations run them from the first hook on."""
     group.attach, group.as_backend, group.run_hooks = attach, as_backend, _run_hooks
+    group._show_to_modes = dispatcher.show_to_modes
     torch_internals.register_backend(group, group._device_types, backend_type()(group, owned=False))
     if torch_internals.checks_for_nan():
         _run_hooks(group)

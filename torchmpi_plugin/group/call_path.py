@@ -23,6 +23,8 @@ from ..engine import activity, profiling
 from ..engine.engine import Engine
 from ..engine.work import PendingWork, Work
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
+from . import forms
+from .dispatching import through_dispatcher
 
 #: The methods, with the names of their operations.
 METHODS = {
@@ -42,24 +44,16 @@ METHODS = {
     "recv": "recv",
     "recv_anysource": "recv",
 }
-#: Other names of some of them.
-ALIASES = {
-    "all_gather_single": "_allgather_base",
-    "allgather_into_tensor": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
 def install(group_class: type) -> None:
-    """Let the methods of a class of groups begin in C, where torch shows its tensors to C."""
-    if torch_internals.tensor_exchange() is None:
-        return
-    methods = {name: _bridge.Method(getattr(group_class, name), name, METHODS[name]) for name in METHODS}
-    for name in (*METHODS, *ALIASES):
-        setattr(group_class, name, methods[ALIASES.get(name, name)])
+    """Let the methods of a class of groups take all of c10d's forms, and begin in C where torch shows C its tensors."""
+    methods = {name: forms.taking_all(name, through_dispatcher(getattr(group_class, name))) for name in forms.FORMS}
+    if torch_internals.tensor_exchange() is not None:
+        methods |= {name: _bridge.Method(methods[name], name, METHODS[name]) for name in METHODS}
+    for name in (*methods, *forms.ALIASES):
+        setattr(group_class, name, methods[forms.ALIASES.get(name, name)])
 
 
 @functools.cache
@@ -67,7 +61,7 @@ def connect(engine: Engine) -> None:
     """Tell C of the engine; once per process."""
     capsule = torch_internals.tensor_exchange()
     samples = {
-        torch.empty(1, dtype=dtype): (
+        torch.empty(1, dtype=dtype, device="cpu"): (
             *(dtype, dtype.itemsize, code),
             *(dtype.is_floating_point or dtype.is_complex, dtype.is_complex),
         )
@@ -75,7 +69,7 @@ def connect(engine: Engine) -> None:
         if dtype != torch.complex32  # torch warns of it
     }
     objects = (
-        *(Work, PendingWork, threading.RLock, profiling.wanted, vars(activity), vars(flight_recorder)),
+        *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(activity), vars(flight_recorder)),
         *(engine._registry, engine.interrupted, engine.recover, engine.watch, frames.NOT_THE_USERS),
         _front_end(),
     )

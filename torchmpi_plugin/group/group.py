@@ -12,21 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import torch_internals
 from ..communicator import cuda_path
 from ..communicator.communicator import Communicator
-from ..diagnosis import comparison, flight_recorder, monitor
+from ..diagnosis import comparison, flight_recorder
 from ..diagnosis.diagnosis import Diagnosis
 from ..diagnosis.flight_recorder import shapes_of
 from ..engine import activity, engine, grace, profiling
+from ..engine.coalesced import CoalescedWork
 from ..engine.contracts import Interrupted
 from ..engine.engine import SLICE_NS
-from ..engine.work import CoalescedWork, PendingWork, Work
+from ..engine.work import PendingWork, Work
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..store.checkin import CheckIn
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
-from . import call_path
+from . import call_path, statistics
 from .outcomes import Outcomes
 
 
@@ -64,6 +66,8 @@ class Group(Outcomes):
         self._handle = self._calls.handle = communicator.handle
         #: CUDA tensors that are only moved are handed to MPI itself.
         self._direct = cuda_path.current.direct
+        #: Of torch, that collects operations now. It does not say when an exception has ended it.
+        self._coalescing_block: Any = None
         #: Finds out why an operation takes so long.
         self.diagnosis = Diagnosis(self)
         self._closed = False
@@ -124,7 +128,7 @@ class Group(Outcomes):
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
-        if not self._closed and self._size > 1 and not self._left:
+        if not self._closed and self._size > 1 and not self._left and not runtime.forked:
             self._left = True
             self._checkin.leave(self._calls.sequence)
 
@@ -143,11 +147,9 @@ class Group(Outcomes):
             return
         self._engine.check_thread(f"destroying {self.label}")
         self.leave()
-        activity.forget(self)
-        monitor.stop(self)
+        statistics.end(self)
         self.take_back_failed()
-        # From here on no thread begins anything; what one has begun already is waited for, and C keeps the memory it
-        # needs as long as this object and its Works are there.
+        # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
         self._calls.broken = self._calls.broken or f"{self.label} is destroyed"
         closed, self._closed = self._closed, True
         if not closed:
@@ -174,15 +176,21 @@ class Group(Outcomes):
 
     def abort(self) -> None:
         """Free everybody who waits in this group on this rank; no operation can follow."""
+        runtime.refuse_in_forked_child("abort")
         self.run_abort_hooks()
         self._calls.broken = f"{self.label} was aborted"
         self._lib.mpp_group_abort(self._handle)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._calls.coalescing = []
+        self._coalescing_block = torch_internals.coalescing_block(self._forget_coalesced)
+
+    def _forget_coalesced(self) -> None:
+        self._calls.coalescing = self._coalescing_block = None
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        collected, self._calls.coalescing = self._calls.coalescing or [], None
+        collected = self._calls.coalescing or []
+        self._forget_coalesced()
         return CoalescedWork(
             [work for work, _ in collected], [tensor for _, results in collected for tensor in results]
         )
@@ -196,6 +204,8 @@ class Group(Outcomes):
         if self._calls.broken is not None:
             raise DistBackendError(f"{operation}: {self._calls.broken}; make a new group")
         activity.last = self, operation
+        if self._calls.coalescing is not None and torch_internals.is_over(self._coalescing_block):
+            self._forget_coalesced()
         if self._engine.only_thread is not None:
             self._engine.check_thread(operation)
         if profiling.wanted():
@@ -216,7 +226,7 @@ class Group(Outcomes):
         """
         text = call.describe(operation, with_device=not (call.as_messages or self.mixes_devices))
         mine = comparison.record(text, call, self._size)
-        everybody = torch.empty(self._size, mine.numel(), dtype=torch.uint8)
+        everybody = torch.empty(self._size, mine.numel(), dtype=torch.uint8, device="cpu")
         operands = self._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
         keep, name = (mine, everybody), text + comparison.COMPARING
         self._issue(name, self._lib.mpp_allgather, operands, True, [], opts, None, keep)
@@ -368,7 +378,6 @@ class Group(Outcomes):
         else:
             self._engine.watch(work)
 
-    #: How to recognise a call that is starting an operation.
     starting = frozenset((_issue.__code__, _go_on.__code__))
 
     def _reduction(self, dtype: torch.dtype, op: Any, operation: str) -> Any:

@@ -21,6 +21,10 @@ class Hooks(Identity):
 
     #: Lets the group's operations run torch's hooks; None where torch has none.
     run_hooks: Callable[[Any], None] | None = None
+    #: Makes a call by torch's dispatcher, where a TorchDispatchMode sees it; None where this torch has no way back.
+    _show_to_modes: Callable[..., Any] | None = None
+    #: Lets torch's operators work with the group; None where they do so, or cannot.
+    _allow_operators: Callable[[], None] | None = None
     _failure: Exception | None = None
     _timed_out = False
 
@@ -45,6 +49,12 @@ class Hooks(Identity):
         """
         self._want_hooks("register_post_hook")
         super().register_post_hook(hook_id, hook)  # type: ignore[misc]
+
+    def boxed(self) -> Any:
+        """The group as the operators ``torch.ops.c10d`` take it."""
+        if self._allow_operators is not None:
+            self._allow_operators()
+        return super().boxed()
 
     def _want_hooks(self, what: str) -> None:
         if self.run_hooks is None:

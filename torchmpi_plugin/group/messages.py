@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
 from ..diagnosis.comparison import Call
 from ..diagnosis.flight_recorder import tensors_in
+from ..engine.coalesced import CoalescedWork
 from ..engine.engine import SLICE_NS
-from ..engine.work import CoalescedWork, Work
-from ..tensors import arguments
-from ..tensors.arguments import Blocks, bytes_of, readable, single, writable
+from ..engine.work import Work
+from ..tensors import arguments, overlaps
+from ..tensors.arguments import Blocks, bytes_of, check, readable, single, writable
 from .group import Group
 
 ANY_SOURCE = -1
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def ends_coalescing_on_error(method: Method) -> Method:
-    """torch's coalescing manager does not call ``_end_coalescing`` when the operation it collected raises."""
-
-    @functools.wraps(method)
-    def guarded(self: Any, *arguments: Any, **named: Any) -> Any:
-        try:
-            return method(self, *arguments, **named)
-        except BaseException:
-            self._calls.coalescing = None
-            raise
-
-    return cast(Method, guarded)
-
-
-def options_of(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
-    """c10d's options of an operation, from whichever of its overloads was called: a number in their place is a root."""
-    if isinstance(given, kind):
-        return given
-    if isinstance(given, int) and "rootRank" in fields:
-        fields["rootRank"] = given
-    options = kind()
-    if timeout is not None:
-        options.timeout = timeout
-    for name, value in fields.items():
-        if value is not None:
-            setattr(options, name, value)
-    return options
 
 
 def first_of(lists: Any) -> Any:
@@ -58,8 +27,7 @@ def first_of(lists: Any) -> Any:
 class Messages(Group):
     """``send``, ``recv`` and ``recv_anysource``; isend and irecv of torch come here too."""
 
-    @ends_coalescing_on_error
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, dst: int, tag: int) -> Work:
         """Send to one rank. Complete when the tensor may be written to again."""
         tensor = single(tensors, "send")
         arguments.check_peer(dst, self._size, "send")
@@ -70,16 +38,15 @@ class Messages(Group):
         operands = group, source.data_ptr(), bytes_of(source), dst, tag, staging, 0
         return self._issue("send", self._lib.mpp_send, operands, False, [tensor], None, None, source, dst)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, src: int, tag: int) -> Work:
         """Receive from one rank a message of exactly the tensor's length."""
         arguments.check_peer(src, self._size, "recv")
         return self._recv(tensors, src, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive from whichever rank sends first; the Work's ``_source_rank()`` tells which."""
         return self._recv(tensors, ANY_SOURCE, tag)
 
-    @ends_coalescing_on_error
     def _recv(self, tensors: Any, src: int, tag: int) -> Work:
         tensor = single(tensors, "recv")
         arguments.check_tag(tag, self._communicator.largest_tag, "recv")
@@ -117,9 +84,22 @@ class Messages(Group):
         return self._issue(name, start, operands, sync, tensors, opts, finish, keep, inputs=tensors_in(keep[0]))
 
     def _each(
-        self, operation: Callable[..., Work], outputs: list[Any], inputs: list[Any], opts: Any, name: str
+        self,
+        operation: Callable[..., Work],
+        into: Callable[..., Work],
+        outputs: list[Any],
+        inputs: list[Any],
+        opts: Any,
+        name: str,
     ) -> CoalescedWork:
-        """One operation for each pair, as one Work."""
+        """One operation for each pair, as one Work; ``into``: the same where outputs overlap, with their memory."""
         arguments.check_count(len(outputs), len(inputs), "the output list", name)
-        works = [operation(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+        for tensor in [*outputs, *inputs]:
+            check(tensor, name)
+        each = [[output] for output in outputs]
+        if memories := overlaps.results_of_all(each, name):
+            works = [into(*call[:2], opts, call[2]) for call in zip(outputs, inputs, memories, strict=True)]
+        else:
+            sources = overlaps.inputs_of_all(inputs, each)
+            works = [operation(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
         return CoalescedWork(works, list(outputs))

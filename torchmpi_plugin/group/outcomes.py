@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..communicator.communicator import Communicator
 from ..engine import engine
@@ -14,14 +14,17 @@ from ..tensors import device
 from ..tensors.dtypes import describe_disagreement
 from .hooks import Hooks
 
+if TYPE_CHECKING:
+    from .._shim import FFI, Lib
+
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
 
 
 class Outcomes(Hooks):
     """Failures of a group's operations, and what they mean for the group."""
 
-    _lib: Any
-    _ffi: Any
+    _lib: Lib
+    _ffi: FFI
     _communicator: Communicator
 
     @property
@@ -53,7 +56,7 @@ class Outcomes(Hooks):
 
     def gave_up(self, call: PendingWork) -> None:
         """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
-        if not self.can_see_arrivals(call):
+        if not self._communicator.shares_memory or not self.can_see_arrivals(call):
             self._communicator.may_be_sent_to = True
 
     def take_back(self, call: PendingWork) -> None:

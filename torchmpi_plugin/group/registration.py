@@ -11,6 +11,7 @@ import torch
 
 from ..errors import DistBackendError
 from ..host.shared_files import Share
+from ..mpi import runtime
 from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Registration:
             self.peers.append(peer)
             if peer.counters is not None:
                 self._lib.mpp_window_reach(self.handle, rank, peer.counters.data_ptr())
-        return torch.tensor([peer.tensor is not None for peer in self.peers], dtype=torch.uint8)
+        return torch.tensor([peer.tensor is not None for peer in self.peers], dtype=torch.uint8, device="cpu")
 
     def listen(self) -> None:
         """Take what others send, whatever this rank does meanwhile."""
@@ -129,5 +130,5 @@ class Registration:
         return self.closed
 
     def __del__(self) -> None:
-        if self.closed and self.handle:
+        if self.closed and self.handle and not runtime.forked:
             self._lib.mpp_window_release(self.handle)

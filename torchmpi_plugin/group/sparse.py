@@ -42,7 +42,7 @@ def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, opts: Any) -> Wor
     target = base if base is not None and base.is_complex() else tensor
     mine = target.detach().coalesce()
     indices, values = mine.indices(), mine.values()
-    about = torch.tensor([mine.sparse_dim(), mine._nnz(), *mine.shape], dtype=torch.int64)
+    about = torch.tensor([mine.sparse_dim(), mine._nnz(), *mine.shape], dtype=torch.int64, device="cpu")
     headers = _agree(group, about)
     entries = [int(header[1]) for header in headers]
     all_indices = _gather(group, indices.contiguous(), [[mine.sparse_dim(), n] for n in entries])
@@ -50,7 +50,7 @@ def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, opts: Any) -> Wor
     total = torch.cat(all_values)
     if total.dtype in _LOW_PRECISION:
         total = total.float()  # one rounding, as for dense tensors
-    result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape).coalesce()
+    result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape, device=total.device).coalesce()
     if kind == AVG:
         result = _divide(result, group.size())
     with torch.no_grad():
@@ -64,12 +64,12 @@ def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:
     """Divide the entries; integers truncate toward zero, as for dense tensors."""
     exact = total.dtype.is_floating_point or total.dtype.is_complex
     values = torch.div(total.values(), divisor, rounding_mode=None if exact else "trunc")
-    return torch.sparse_coo_tensor(total.indices(), values, total.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(total.indices(), values, total.shape, device=total.device, is_coalesced=True)
 
 
 def _agree(group: dist.ProcessGroup, about: torch.Tensor) -> list[torch.Tensor]:
     """Everybody's header, or an error on every rank alike."""
-    lengths = _gather(group, torch.tensor([len(about)]), [[1]] * group.size())
+    lengths = _gather(group, torch.tensor([len(about)], dtype=torch.int64, device="cpu"), [[1]] * group.size())
     shapes = [[int(length)] for length in lengths]
     headers = _gather(group, about, shapes)
     fixed = [[int(header[0]), *header[2:].tolist()] for header in headers]

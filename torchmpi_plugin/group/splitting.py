@@ -14,7 +14,7 @@ from .. import torch_internals
 from ..communicator import membership
 from ..diagnosis import comparison
 from ..errors import DistBackendError
-from ..mpi import failures
+from ..mpi import failures, runtime
 from . import world
 from .group import Group
 
@@ -62,6 +62,7 @@ class Splitting(Group):
             ValueError: ranks that are not in the group, or named twice.
             DistBackendError: members that do not come in time.
         """
+        runtime.refuse_in_forked_child(f"splitting {self.label}")
         wrong = [rank for rank in ranks if not 0 <= rank < self._size]
         if wrong or len({*ranks}) != len(ranks):
             raise ValueError(f"{self.label} has ranks 0 to {self._size - 1}; they cannot be split as {ranks}")
@@ -102,7 +103,9 @@ class Splitting(Group):
     @property
     def supports_shrinking(self) -> bool:
         """Whether ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
-        return torch_internals.has_python_backends() and failures.supported(self._communicator.comm)
+        if not torch_internals.has_python_backends() or runtime.forked:
+            return False
+        return failures.supported(self._communicator.comm)
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
         """The other ranks as a backend, for ``torch.distributed.shrink_group``, which makes a group of it.
@@ -115,6 +118,7 @@ class Splitting(Group):
             NotImplementedError: a torch before 2.15, or an MPI without ULFM.
             DistBackendError: the other ranks did not come in time, or more ranks have died than were excluded.
         """
+        runtime.refuse_in_forked_child("shrink")
         if not self.supports_shrinking:
             raise NotImplementedError("shrink_group on mpiplus needs torch 2.15 and an MPI with ULFM (docs/usage.md)")
         if shrink_flags & _SHRINK_ABORT:

@@ -212,7 +212,7 @@ def _register(group: Windows, window: int, tensor: torch.Tensor) -> Registration
 
 def _tell(group: Windows, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
-    everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8)
+    everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
     c_group = group._begin_collective("tensor_register")
     if group._calls.compares:
         group._compare("tensor_register", Call(), None)
@@ -298,9 +298,9 @@ class Windows(Group):
         Raises:
             RuntimeError: a torch without windows.
         """
+        runtime.refuse_in_forked_child("new_window")
         if not self.supports_window:
             raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
-        runtime.refuse_in_forked_child("new_window")
         window = Window(self, self._next_window)
         if tensor is not None:
             window.tensor_register(tensor)

@@ -51,7 +51,13 @@ def adopt(group: Group) -> None:
     _processes = {group.global_rank(rank): process for rank, process in enumerate(group.communicator.processes)}
     checkin = group.checkin.connected_anew()
     if group.size() > 1:
-        monitor.start(group, group.get_group_store(), checkin.store)
+        monitor.start(group, group.get_group_store(), checkin.store, _elsewhere(group))
+
+
+def _elsewhere(group: Group) -> list[int]:
+    """The ranks on other nodes."""
+    communicator = group.communicator
+    return [rank for rank in range(group.size()) if communicator.node_of(rank) != communicator.place.node_rank]
 
 
 def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:

@@ -10,11 +10,13 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+from . import silence
+
 MESSAGE, ATTACHMENT, STDOUT, STDERR = b"J", b"A", b"1", b"2"
 _HEADER = struct.Struct(">cI")
 _LARGEST = 1 << 26  # more than that is no frame of ours
 _PIECE = 1 << 20
-_DEAD_SECONDS = 45
+_DEAD_SECONDS = silence.SECONDS
 
 
 class Frame(NamedTuple):
@@ -68,6 +70,11 @@ class Channel(asyncio.Protocol):
     def say(self, **message: Any) -> None:
         """Send a MESSAGE."""
         self.send(MESSAGE, json.dumps(message).encode())
+
+    def is_silent(self) -> bool:
+        """Whether the other kernel no longer answers: the host is cut off or dead."""
+        connection = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return connection is not None and silence.is_silent(connection)
 
     def attach(self, data: bytes) -> None:
         """Send what may be long, ahead of a MESSAGE."""

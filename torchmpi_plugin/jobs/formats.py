@@ -5,7 +5,15 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 
-FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
+FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size", "attempt")
+
+
+def torch_variables(fields: Mapping[str, int], nodes: int) -> dict[str, str]:
+    """What torchrun too would set for a rank with these fields, a job on so many nodes being one group."""
+    values = {name: fields[name] for name in FIELDS if name != "attempt"}
+    values |= {"group_rank": fields["node_rank"], "group_world_size": nodes}
+    values |= {"role_rank": fields["rank"], "role_world_size": fields["world_size"]}
+    return {name.upper(): str(value) for name, value in values.items()} | {"ROLE_NAME": "default"}
 
 
 def expand(format_: str, values: Mapping[str, int]) -> str:

@@ -54,7 +54,8 @@ def main() -> None:
         os.close(guard_gone)
         sys.exit(_guard(supervisor))
     os.close(keep)
+    guard = os.getppid()
     os.setsid()
     from .supervisor import supervise  # what the guard needs nothing of
 
-    sys.exit(supervise(json.loads(os.environ.pop(VARIABLE)), guard_gone))
+    sys.exit(supervise(json.loads(os.environ.pop(VARIABLE)), guard_gone, guard))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -13,10 +13,11 @@ from .command import asks_for_recovery, inherited, launch_command, launch_enviro
 from .formats import check_format
 from .hosts import lay_out
 from .mpirun import Launcher, find_launcher
-from .outcome import JobResult
+from .orders import Orders
+from .outcome import Ending, JobResult
 from .output import Terminal
 from .verdict import judge
-from .watch import Orders, Watch
+from .watch import Watch
 from .writing import Writer, destination
 
 
@@ -42,6 +43,9 @@ def run_job(
     err: TextIO | None = None,
     launcher: Launcher | str | None = None,
     attachment: bytes = b"",
+    attempt: int = 0,
+    max_restarts: int = 0,
+    ended: Callable[[Ending], None] = lambda _: None,
 ) -> JobResult:
     """Run a program on several ranks through the MPI's own launcher, and watch it to its end.
 
@@ -59,7 +63,7 @@ def run_job(
         mpi_args: further options for the launcher.
         env: variables for the ranks, beside this process's.
         stdout: each rank's stdout goes to this file too, with the fields {rank}, {local_rank}, {world_size},
-            {node_rank} and {local_world_size}.
+            {node_rank}, {local_world_size} and {attempt}.
         stderr: the same for stderr.
         timeout: seconds after which the job is ended; None: no limit.
         grace: seconds that ranks have between SIGTERM and SIGKILL when the job is ended.
@@ -70,6 +74,9 @@ def run_job(
         out: where the ranks' stdout goes; None: sys.stdout.
         err: where their stderr goes; None: sys.stderr.
         launcher: a launcher, or its name; None: the one that belongs to the MPI that mpi4py loads.
+        attempt: how often the job has been started before, for the ranks to know.
+        max_restarts: how often it may be started again.
+        ended: is told how it ended, with all that is known.
         attachment: what rank 0's program is to have, wherever it runs; :func:`.rank.attachment` reads it there.
 
     Returns:
@@ -96,7 +103,13 @@ def run_job(
         stderr=stderr,
         grace=grace,
         inherited={} if layout.here else inherited(full),
-        own=dict(env or {}),
+        own={
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            **(env or {}),
+        },
+        attempt=attempt,
+        wants_master=[name for name in ("MASTER_ADDR", "MASTER_PORT") if not full.get(name)],
     )
     writers: dict[object, Writer] = {}
     terminals = [
@@ -105,6 +118,7 @@ def run_job(
             prefix,
             _coloured(stream) if colour is None else colour,
             writers.setdefault(destination(stream), Writer()),
+            attempt,
         )
         for stream in (out or sys.stdout, err or sys.stderr)
     ]
@@ -112,6 +126,7 @@ def run_job(
     if verbose:
         print(f"mpiplus run: {launcher.version} ({launcher.path})", *_shown(argv), sep="\n    ", file=err or sys.stderr)
     watch.run(argv, launch_environment(launcher, layout, full))
+    ended(watch.ended())
     return judge(watch.ended(), Path(launcher.path).name, verbose)
 
 

@@ -52,6 +52,7 @@ class RankRecord:
         signal: what killed the program; 0: nothing.
         ended_by_us: its program was still running when this launcher began to end the job.
         ended_by_mpi: its program was still running when mpirun began to end this rank.
+        left_with: the exit code with which its program has said that it is leaving, before others could notice.
         gone: the connection is closed.
         silent: its supervisor did not say that it has followed the order to end.
         is_killed: that supervisor and its program were on this host, and were killed.
@@ -64,6 +65,7 @@ class RankRecord:
     signal: int = 0
     ended_by_us: bool = False
     ended_by_mpi: bool = False
+    left_with: int = 0
     gone: bool = False
     silent: bool = False
     is_killed: bool = False
@@ -93,7 +95,7 @@ class Ending:
 
     Attributes:
         records: of all ranks.
-        order: the ranks whose programs have ended, the first first.
+        order: the ranks whose programs have ended, or have said that they are about to, the first first.
         launcher_code: how mpirun ended, as the shell has it.
         noise: what mpirun itself has said.
         signalled: the signal with which somebody ended this launcher, passed on to the ranks; 0: none.

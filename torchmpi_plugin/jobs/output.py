@@ -13,6 +13,11 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 
 
+def without_torchs_prefix(rank: int, data: bytes) -> bytes:
+    """Lines without the ``[rank2]: `` that torch puts in front of tracebacks."""
+    return re.sub(rb"(?m)^\[rank%d\]: ?" % rank, b"", data)
+
+
 class LineBuffer:
     """Gathers output until lines are complete, so that those of several ranks do not mix."""
 
@@ -45,12 +50,16 @@ class Terminal:
         prefix: whether to write the rank in front of each line.
         colour: whether to colour the rank.
         writer: does the writing; shared by streams that lead to one place.
+        attempt: how often the job has been started again.
     """
 
-    def __init__(self, stream: TextIO, prefix: bool, colour: bool, writer: Writer | None = None) -> None:
+    def __init__(
+        self, stream: TextIO, prefix: bool, colour: bool, writer: Writer | None = None, attempt: int = 0
+    ) -> None:
         self._stream = stream
         self.writer = writer or Writer()
-        self._prefix = prefix
+        self.has_prefix = prefix
+        self._attempt = f", restart {attempt}" if attempt else ""
         self._colour = colour
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._unfinished: int | None = None
@@ -69,9 +78,9 @@ class Terminal:
         return text
 
     def _name(self, rank: int) -> str:
-        if not self._prefix:
+        if not self.has_prefix:
             return ""
-        name = f"[rank {rank}]"
+        name = f"[rank {rank}{self._attempt}]"
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self._colour else f"{name} "
 
     def finish(self) -> None:

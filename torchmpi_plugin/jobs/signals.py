@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 #: What a launcher, a guard and a supervisor pass on to the program.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+#: Of those: what ends the job.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: And what programs get for their own purposes, and what ends those that have made no provision.
+HARMFUL = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager

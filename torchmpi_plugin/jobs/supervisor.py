@@ -16,29 +16,33 @@ from .. import settings
 from ..host import node
 from ..host.calling import call
 from ..host.launchers import who_am_i
+from . import handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
+from .daemon import Daemon
 from .formats import expand
 from .loop import Alarm, raise_into, run
 from .output import LineBuffer
-from .signals import FORWARDED
+from .signals import FORWARDED, HARMFUL
 
 _CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
+_LOOK_SECONDS = 5.0
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
 _NO_JOB = 1  # the launcher has ended, or given up, and said why
 _BY_LAUNCHER, _BY_CONNECTION = "by the launcher", "by the connection"
 
 
-def supervise(contact: Mapping[str, Any], guard_gone: int) -> int:
+def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
     """Connect to the launcher, and do what it says; the exit code of the program, as the shell has it.
 
     Args:
         contact: where the launcher listens, and the job's secret.
         guard_gone: a pipe that ends when the guard does.
+        guard: its process.
     """
     me = who_am_i(os.environ)
     if me is None:
@@ -54,8 +58,17 @@ def supervise(contact: Mapping[str, Any], guard_gone: int) -> int:
         "node": node.identity(),
         "process": os.getpid(),
         "cores": node.cores(),
+        "master": _master(contact) if me.rank == 0 else {},
     }
-    return run(Supervisor(guard_gone).run(connection, introduction))
+    return run(Supervisor(guard_gone, Daemon(guard)).run(connection, introduction))
+
+
+def _master(contact: Mapping[str, Any]) -> dict[str, str]:
+    """Where the ranks may meet for what is not MPI: rank 0's host, and a port there that is free now."""
+    here = contact["addresses"] == [node.LOOPBACK]
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    return {"MASTER_ADDR": node.own_addresses(here)[0], "MASTER_PORT": str(port)}
 
 
 def connect(contact: Mapping[str, Any]) -> socket.socket:
@@ -93,10 +106,11 @@ class Supervisor:
 
     Args:
         guard_gone: a pipe that ends when the guard does.
+        daemon: what has started the guard.
     """
 
-    def __init__(self, guard_gone: int) -> None:
-        self._guard_gone = guard_gone
+    def __init__(self, guard_gone: int, daemon: Daemon) -> None:
+        self._guard_gone, self._daemon = guard_gone, daemon
         self._channel = Channel(self._heard, self._launcher_lost, lambda is_full: self._hold(_BY_CONNECTION, is_full))
         self._attachment: int | None = None
         self._job: Mapping[str, Any] | None = None
@@ -104,7 +118,8 @@ class Supervisor:
         self._streams: list[Stream] = []
         self._code: int | None = None
         self._ended_by_mpi = False
-        self._dismissed = False
+        self._dismissed = self._is_cut_off = False
+        self._look_around = Alarm(self._look_for_others)
         self._held: set[str] = set()
         self._drained, self._late = Alarm(self._give_up_the_streams), Alarm(self._kill)
 
@@ -118,6 +133,8 @@ class Supervisor:
         self._channel.say(**introduction)
         self._unanswered = self._loop.call_later(_ANSWER_SECONDS, self._end, _NO_JOB)
         code = await self._over
+        if self._is_cut_off:
+            self._daemon.end()
         self._channel.close()
         await self._closed.wait()
         return code
@@ -139,6 +156,7 @@ class Supervisor:
             self._end(_NO_JOB)
             return
         self._job = frame.message
+        self._look_around.set(_LOOK_SECONDS)
         for number in FORWARDED:
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_at_the_child)
@@ -151,12 +169,14 @@ class Supervisor:
     def _start(self, job: Mapping[str, Any]) -> None:
         os.chdir(job["cwd"])
         files = _open_files(job)
+        self._leaving, told = os.pipe()
+        os.set_inheritable(told, True)
         if self._attachment is not None:
             os.lseek(self._attachment, 0, os.SEEK_SET)
             os.set_inheritable(self._attachment, True)
         self._child = subprocess.Popen(
             job["command"],
-            env=_environment(job, self._attachment),
+            env=_environment(job, self._attachment) | {settings.LEAVING: str(told)},
             # mpirun's own goes to rank 0; that of the others gives neither data nor its end.
             stdin=None if job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -164,6 +184,8 @@ class Supervisor:
             close_fds=False,  # PMI_FD, and what is attached
             preexec_fn=os.setpgrp,  # noqa: PLW1509 (one thread): signals go to all that the program starts
         )
+        os.close(told)
+        self._loop.add_reader(self._leaving, self._hear_of_leaving)
         if self._attachment is not None:
             os.close(self._attachment)
         for kind, pipe, file in zip((STDOUT, STDERR), (self._child.stdout, self._child.stderr), files, strict=True):
@@ -181,6 +203,12 @@ class Supervisor:
         if self._code is None and self._child is not None and (status := self._child.poll()) is not None:
             self._ended(status)
 
+    def _hear_of_leaving(self) -> None:
+        """The program leaves with an error; the others may have failed because of that before it has ended."""
+        self._loop.remove_reader(self._leaving)
+        if (said := os.read(self._leaving, 1)) and self._code is None:
+            self._channel.say(event="leaving", code=said[0])
+
     def _ended(self, status: int) -> None:
         """Tell it at once, as who was first counts; what is still in the pipes comes after it."""
         self._code = status if status >= 0 else 128 - status
@@ -197,7 +225,11 @@ class Supervisor:
             self._look()
 
     def _signal(self, number: int) -> None:
-        if self._child is not None:
+        if self._child is not None and number in HARMFUL:
+            if not handled.pass_on(self._child.pid, number):
+                name = signal.Signals(number).name
+                self._send(STDERR, f"mpiplus run: {name} was not passed on to a program that it would end\n".encode())
+        elif self._child is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, number)
 
@@ -314,6 +346,21 @@ class Supervisor:
             self._ended_by_mpi |= number in (signal.SIGTERM, signal.SIGINT)
             self._signal(number)
 
+    def _look_for_others(self) -> None:
+        """For the launcher, and for the MPI's daemon; who is dead or cut off closes no connection."""
+        self._look_around.set(_LOOK_SECONDS)
+        if self._channel.is_silent():
+            self._look_around.cancel()
+            self._is_cut_off = True
+            self._channel.drop()
+        elif self._code is None and self._daemon.has_died():
+            self._look_around.cancel()
+            text = (
+                f"mpiplus run: the MPI's daemon on host {socket.gethostname()} has died, which had started this rank\n"
+            )
+            self._send(STDERR, text.encode())
+            self._kill()
+
     def _guard_ended(self) -> None:
         self._loop.remove_reader(self._guard_gone)
         self._late.set(_ABORT_SECONDS)
@@ -325,7 +372,8 @@ def _open_files(job: Mapping[str, Any]) -> list[BinaryIO | None]:
         if format_ and format_ not in opened:
             path = Path(expand(format_, job["fields"]))
             path.parent.mkdir(parents=True, exist_ok=True)
-            opened[format_] = path.open("wb", buffering=0)
+            # What an earlier attempt has written stays, unless the user keeps them apart by {attempt}.
+            opened[format_] = path.open("ab" if job["attempt"] else "wb", buffering=0)
     return [opened.get(format_ or "") for format_ in (job["stdout"], job["stderr"])]
 
 

@@ -41,7 +41,12 @@ def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> 
         order: the ranks whose programs have ended, in the order of their endings.
         records: all ranks.
     """
-    by_themselves = [record for record in order if record.code and not record.ended_by_us and not record.ended_by_mpi]
+    by_themselves = [
+        record
+        for record in order
+        if (record.left_with and record.code != 0)
+        or (record.code and not record.ended_by_us and not record.ended_by_mpi)
+    ]
     if by_themselves:
         return by_themselves[0]
     # MPI_Abort: mpirun kills everybody, and which rank asked for it shows in its last words only.
@@ -54,10 +59,14 @@ def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> 
 
 def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
     """What is told about the rank that failed first."""
-    code = record.code or 1
-    if record.ended_by_mpi and launcher_code:
+    code = record.left_with or record.code or 1
+    if record.ended_by_mpi and launcher_code and not record.left_with:
         code = launcher_code
-    cause = "ended the job (MPI_Abort)" if record.ended_by_mpi else describe_ending(record)
+    cause = describe_ending(record)
+    if record.left_with:
+        cause = f"exit code {record.left_with}"
+    elif record.ended_by_mpi:
+        cause = "ended the job (MPI_Abort)"
     return RankFailure(record.rank, record.host, code, record.tail.text(), cause)
 
 
@@ -108,6 +117,7 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     code = ending.launcher_code or 0
     quoted = said if verbose else ""
     if ending.trouble:
+        code = 128 + ending.signalled if ending.signalled else code
         return JobResult(code or 1, None, said + _not_started(ending, launcher, code))
     if ending.is_timeout:
         late = f"; {describe_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
@@ -124,6 +134,8 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
         name = signal_name(ending.signalled)
         unheard = 128 + signal.SIGKILL if any(record.silent for record in ending.records) else 0
         first = next((record.code for record in ending.order if record.code), unheard)
+        if first and ending.signalled == signal.SIGINT:
+            first = 128 + signal.SIGINT  # as the shell has it, whatever each rank made of it
         return JobResult(first, None, f"{quoted}mpiplus run: {name} was passed on to the ranks")
     return _judge_mpirun(ending, launcher, said, quoted)
 

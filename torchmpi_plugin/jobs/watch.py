@@ -10,41 +10,31 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import settings
 from ..host import node
 from ..host.reception import Reception
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
-from .formats import FIELDS
+from .formats import torch_variables
 from .guard import VARIABLE
 from .hosts import Layout
+from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into, run
+from .orders import Orders
 from .outcome import Ending, RankRecord
-from .output import Terminal
-from .signals import FORWARDED, caught
+from .output import Terminal, without_torchs_prefix
+from .signals import ENDING, FORWARDED, caught
 from .writing import Writer
 
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
 _ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL
 _READER_SECONDS = 1.0  # for the reader of the output to take the rest of it
+_NOISE_SECONDS = 1.0  # for a launch agent (ssh) to let go of mpirun's output once all else has ended
 _WRITING_SECONDS = 0.1  # between two looks at what the reader has taken
 _NEVER = float("inf")
-
-
-class Orders(NamedTuple):
-    """What every rank is told."""
-
-    command: Sequence[str]
-    cwd: str
-    stdout: str | None
-    stderr: str | None
-    grace: float
-    inherited: Mapping[str, str]
-    own: Mapping[str, str]
 
 
 class Member:
@@ -56,6 +46,7 @@ class Member:
         self.node = str(hello["node"])
         self.process = int(hello["process"])
         self.cores: list[int] = list(hello["cores"])
+        self.master: dict[str, str] = dict(hello["master"])
         self.dismissed = False
 
     def dismiss(self) -> None:
@@ -98,12 +89,14 @@ class Watch:
         self._channels: set[Channel] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._members: dict[int, Member] = {}
+        self._interrupted: dict[int, Interrupted] = {}
         self._ending = Ending([RankRecord(rank) for rank in range(layout.ranks)], recovers=recovers)
         self._started = self._closing = self._done = self._held = self._given_up = False
         self._timeout, self._start_timeout = timeout, start_timeout
         self._ended_at = self._read_until = _NEVER
         self._terminate = Alarm(lambda: self._end(signal.SIGTERM))
         self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
+        self._unheard = Alarm(self._give_up)
         self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
 
     def ended(self) -> Ending:
@@ -156,6 +149,8 @@ class Watch:
                 member.dismiss()
             self._process.end_in(_LAUNCHER_SECONDS)
         all_gone = all(member.record.gone or member.record.silent for member in self._members.values())
+        if self._process.code is not None and all_gone:
+            self._unheard.set(_NOISE_SECONDS)
         has_ended = self._given_up or (self._process.is_quiet and all_gone)
         if has_ended and self._all_written():
             self._over.set_result(None)
@@ -207,27 +202,34 @@ class Watch:
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
+            fields["attempt"] = self._orders.attempt
             threads = max(1, len(cores[member.node]) // place.local_size)
-            who = {name.upper(): str(fields[name]) for name in FIELDS}
+            who = torch_variables(fields, len(set(nodes)))
+            who |= {name: members[0].master[name] for name in self._orders.wants_master}
             member.channel.say(
-                **{**orders, "own": {**who, settings.RUN: "1", **self._orders.own}},
+                **{**orders, "own": {**who, settings.RUN: ",".join(who), **self._orders.own}},
                 fields=fields,
-                defaults={"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
+                defaults={"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(threads)},
             )
 
     def _heard(self, member: Member, frame: Frame) -> None:
         record = member.record
-        if frame.kind in self._terminals:
-            text = self._terminals[frame.kind].show(record.rank, frame.data)
-            if frame.kind == STDERR:
-                record.heard(text.splitlines(keepends=True), self._loop.time())
+        if frame.kind == STDOUT:
+            self._terminals[STDOUT].show(record.rank, frame.data)
+        elif frame.kind == STDERR:
+            self._heard_stderr(record, frame.data)
+        elif frame.kind == MESSAGE and frame.message.get("event") == "leaving":
+            if not record.ended_by_us and not record.ended_by_mpi:
+                record.left_with = frame.message["code"]
+                self._ending.order.append(record)
         elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
             said = frame.message
             record.code, record.signal = said["code"], said["signal"]
             record.ended_by_mpi |= said["by_mpi"]
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
-            self._ending.order.append(record)
+            if record not in self._ending.order:
+                self._ending.order.append(record)
             if record.code:
                 self._failed()
         elif frame.kind == MESSAGE and frame.message.get("event") == "told" and record.code == 0:
@@ -240,7 +242,8 @@ class Watch:
             return
         member.record.gone = True
         if member.record.code is None:
-            self._ending.order.append(member.record)
+            if member.record not in self._ending.order:
+                self._ending.order.append(member.record)
             self._failed()
         self._look_again.set(0)
 
@@ -250,6 +253,19 @@ class Watch:
             self._end(signal.SIGTERM)
 
     # ---- the output ----
+
+    def _heard_stderr(self, record: RankRecord, data: bytes) -> None:
+        """Show it without torch's prefix, which says the same as ours, and what Ctrl-C has interrupted not at all."""
+        terminal = self._terminals[STDERR]
+        bare = without_torchs_prefix(record.rank, data)
+        shown = bare if terminal.has_prefix else data
+        if self._ending.signalled == signal.SIGINT:
+            shown = self._interrupted.setdefault(record.rank, Interrupted()).without_traceback(shown)
+        text = terminal.show(record.rank, shown)
+        record.heard(
+            (text if terminal.has_prefix else bare.decode(errors="replace")).splitlines(keepends=True),
+            self._loop.time(),
+        )
 
     def _writers(self) -> set[Writer]:
         return {terminal.writer for terminal in self._terminals.values()}
@@ -270,6 +286,8 @@ class Watch:
         now = self._loop.time()
         if self._ended_at == _NEVER:
             self._ended_at = now
+            for rank, interrupted in self._interrupted.items():
+                self._terminals[STDERR].show(rank, interrupted.rest())
             for terminal in self._terminals.values():
                 terminal.finish()
         self._ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
@@ -363,7 +381,7 @@ class Watch:
     # ---- signals ----
 
     def _signalled(self, number: int) -> None:
-        if number in _ENDING_SIGNALS:
+        if number in ENDING:
             again = bool(self._ending.signalled)
             self._ending.signalled = self._ending.signalled or number
             self._end(number, 0.0 if again else None)

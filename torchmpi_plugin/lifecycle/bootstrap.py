@@ -51,7 +51,7 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     nodes = meeting.gather("node", node.identity(), timeout, _DOING)
     offer = _serve(nodes, timeout) if rank == 0 else ""
     offer = meeting.gather("server", offer, timeout, _DOING)[0]
-    _initialise(_connect(json.loads(offer), rank, timeout), rank, size)
+    _initialise(_connect(json.loads(offer), rank, timeout), rank, size, timeout.total_seconds())
     meeting.gather("world", "", timeout, _DOING)
     for what in ("node", "server"):
         meeting.forget(what)
@@ -117,7 +117,7 @@ def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:
     return connection
 
 
-def _initialise(connection: socket.socket, rank: int, size: int) -> None:
+def _initialise(connection: socket.socket, rank: int, size: int, seconds: float) -> None:
     """MPI_Init, told about its peers. The variables go again: a child process must not use our connection.
 
     Those of a launcher that started torchrun are out of MPI's sight meanwhile.
@@ -127,7 +127,7 @@ def _initialise(connection: socket.socket, rank: int, size: int) -> None:
     inherited = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_MPI_VARIABLES)}
     os.environ.update({name: str(value) for name, value in told.items()})
     try:
-        runtime.mpi()
+        runtime.start_within(seconds)
     finally:
         for name in told:
             del os.environ[name]

@@ -14,14 +14,13 @@ from ..communicator import cuda_path, membership, wishes
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
 from ..diagnosis import comparison, flight_recorder
-from ..engine import engine
-from ..faces import backend
-from ..group import world
+from ..faces import backend, dispatcher
+from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import cuda_aware, runtime
 from ..options import Options
 from ..options import among as options_among
-from . import bootstrap, rendezvous, shutdown
+from . import answering, bootstrap, rendezvous, shutdown
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -85,6 +84,9 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
             bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+        runtime.start_within(opts.timeout.total_seconds())
+        shutdown.abort_on_exception = options is None or options.abort_on_exception
+        shutdown.install()
         base = rendezvous.base_communicator(options)
         rendezvous.check_world_size(opts.group_size, base.Get_size())
     else:
@@ -102,14 +104,16 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     )
     if is_world:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
-    shutdown.install(engine.start())
+    shutdown.install()
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     world.remember(group)
+    answering.describe(group, "default_pg" if is_world else opts.group_id, ranks)
     log.info("mpiplus: %s: %s: %s", group.label, comm.describe(), comm.footprint)
     if is_world:
         flight_recorder.start(opts.group_rank)
+        statistics.begin()
+        answering.start(opts.group_rank, opts.group_size, comm.place.node_rank)
         shutdown.read_settings()
-        shutdown.abort_on_exception = options is None or options.abort_on_exception
         world.adopt(group)
         if opts.group_rank == 0:
             settings.warn_of_unknown()
@@ -130,6 +134,7 @@ def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
 def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
     """What torch gets: see docs/faces.md."""
     if not torch_internals.has_python_backends():
+        dispatcher.attach(group)
         return group
     if shared or (options is not None and options.face == "backend"):
         return backend.as_backend(group)

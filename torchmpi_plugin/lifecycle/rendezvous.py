@@ -22,8 +22,10 @@ from ..mpi import runtime
 from ..names import BACKEND
 from ..options import among
 from ..store import tcp_store
+from . import shutdown
 
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+#: What comes after the deadline of init_process_group: who has not come is asked for, and rank 0's addresses are tried.
+_STUCK_SECONDS = 20.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Rendezvous = Iterator[tuple[Store, int, int]]
@@ -159,7 +161,12 @@ def mpi_rendezvous(
     """
     settings.check()
     given = _given(url, {} if _exported_by_us() else os.environ, use_environment)
-    base = base_communicator(_request().options)
+    runtime.start_within(timeout.total_seconds())
+    options = _request().options
+    ours = among(options, shared=False)
+    shutdown.abort_on_exception = ours is None or ours.abort_on_exception
+    shutdown.install()
+    base = base_communicator(options)
     size = base.Get_size()
     if given.size is not None:
         check_world_size(given.size, size)
@@ -167,7 +174,9 @@ def mpi_rendezvous(
     if rank >= size:
         raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
     place = tcp_store.Endpoint(given.address or "", given.port or 0)
-    yield tcp_store.make_store(base, rank, place, timeout), rank, size
+    with runtime.ending("init_process_group", timeout.total_seconds() + _STUCK_SECONDS):
+        store = tcp_store.make_store(base, rank, place, timeout)
+    yield store, rank, size
     raise RuntimeError("mpi:// cannot rendezvous again: MPI's ranks are fixed at launch")
 
 
@@ -188,7 +197,12 @@ def check_world_size(asked: int, size: int) -> None:
         return
     library = runtime.library_name(runtime.mpi())
     launch = launchers.detect()
-    if size > 1:
+    if size > 1 and asked == 1:
+        cause = (
+            " Does the script read RANK and WORLD_SIZE, which mpirun does not set? mpiplus run does: "
+            f"mpiplus run -n {size} SCRIPT."
+        )
+    elif size > 1:
         cause = ""
     elif launch is not None and launchers.started_by_mpi() and launch.size == 1:
         cause = (
@@ -209,9 +223,9 @@ def check_world_size(asked: int, size: int) -> None:
 # ---- the environment after init ----
 
 # Those that `mpiplus run` has set are MPI's word, as ours are.
-_exported: dict[str, str] = (
-    {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ} if settings.RUN in os.environ else {}
-)
+_exported: dict[str, str] = {
+    name: os.environ[name] for name in os.environ.get(settings.RUN, "").split(",") if name in os.environ
+}
 
 
 def _exported_by_us() -> bool:

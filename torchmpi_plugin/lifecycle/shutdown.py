@@ -19,17 +19,20 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..diagnosis import monitor
-from ..engine import activity, grace
-from ..engine.engine import Engine
+from ..engine import grace
+from ..engine.engine import Engine, running
 from ..group import world
+from ..host import leaving
 from ..mpi import duplicates, failures, runtime
 from ..store import checkin, tcp_store
 
 _uncaught = False
-#: What the program gave to sys.exit, and the last operation it had called by then.
-_exit: tuple[int, Any] = (0, None)
+#: The exit code of a sys.exit() that ends the program; see _Exit.
+_noted_code = 0
 #: Seconds that the others get to leave too, after sys.exit with an error: less than it takes them to notice.
 _EXIT_GRACE = 1.0
+#: Seconds that MPI_Abort may take, which tells the launcher: longer than that only where that has gone.
+_ABORT_SECONDS = 20.0
 #: Seconds that an answer of the store is waited for at exit: long, for the machine may be busy.
 _STORE_GRACE = 30.0
 #: Whether an uncaught exception ends the job: the user's word, in Options, and that of the variable.
@@ -45,12 +48,15 @@ def read_settings() -> None:
 
 
 @functools.cache
-def install(engine: Engine) -> None:
-    """Register what happens at exit. mpi4py is imported by now, so ours runs before its finalize."""
+def install() -> None:
+    """Register what happens at exit, before anything of ours may fail: a rank that does must end, and the job with it.
+
+    MPI runs by now, so ours comes before mpi4py's finalize.
+    """
     read_settings()
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
-    atexit.register(_at_exit, engine)
+    atexit.register(_at_exit)
     # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
     with contextlib.suppress(AttributeError, RuntimeError):
         threading._register_atexit(_abort_after_exception)  # type: ignore[attr-defined]
@@ -62,6 +68,8 @@ def _watch_for_uncaught_exceptions() -> None:
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global _uncaught  # noqa: PLW0603
         _uncaught = True
+        if not runtime.forked:
+            leaving.tell(1)
         previous(kind, value, traceback)
 
     sys.excepthook = hook
@@ -72,18 +80,39 @@ def _watch_for_sys_exit() -> None:
 
     @functools.wraps(original)
     def noting(code: Any = None, /) -> NoReturn:
-        global _exit  # noqa: PLW0603
-        number = code if isinstance(code, int) else int(code is not None)
-        _exit = number & 0xFF, activity.last
-        original(code)
+        if threading.current_thread() is not threading.main_thread():
+            original(code)  # ends the thread; threading knows it by its exact type
+        raise _Exit(code)
 
     sys.exit = noting
 
 
-def _noted_code() -> int:
-    """What the program gave to sys.exit; 0 if nothing, or if it has called an operation since: somebody caught it."""
-    code, last = _exit
-    return code if last is activity.last else 0
+class _Exit(SystemExit):
+    """What sys.exit raises: a SystemExit that notes when the interpreter ends with it.
+
+    Only then is its code asked for with no call of Python's under way. One that is caught, or that ends a thread, says
+    nothing of how the program will end. (C sees the real exit code, but only after mpi4py has finalised MPI, if that is
+    who does: too late for a rank that would hang there.)
+    """
+
+    @property
+    def code(self) -> Any:
+        """What was given to sys.exit."""
+        given = vars(self)["given"] if "given" in vars(self) else (self.args[0] if self.args else None)
+        try:
+            sys._getframe(1)
+        except ValueError:
+            global _noted_code  # noqa: PLW0603
+            _noted_code = (given if isinstance(given, int) else int(given is not None)) & 0xFF
+        return given
+
+    @code.setter
+    def code(self, given: Any) -> None:
+        vars(self)["given"] = given
+
+
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # as tracebacks and logs call it
+_Exit.__module__ = "builtins"
 
 
 def _others_go_on() -> bool:
@@ -91,7 +120,7 @@ def _others_go_on() -> bool:
     left = world.checkin
     if left is None or left.size == 1 or not _aborts():
         return False
-    until = time.monotonic() + (_EXIT_GRACE if _noted_code() else 0.0)
+    until = time.monotonic() + (_EXIT_GRACE if _noted_code else 0.0)
     while len(left.departed()) < left.size:
         if time.monotonic() >= until:
             return True
@@ -99,12 +128,11 @@ def _others_go_on() -> bool:
     return False
 
 
-def _end_job_on_failure(engine: Engine) -> None:
+def _end_job_on_failure(pending: bool) -> None:
     """Only C will know the exit code. What the program said it would be counts where MPI's end is not ours to see."""
     ours = runtime.end_job_on_failure(runtime.mpi().COMM_WORLD.Get_rank())
-    code = _noted_code()
-    if code and (not ours or engine.pending()):
-        abort_job(f"exit code {code}, while others go on", code)
+    if _noted_code and (not ours or pending):
+        abort_job(f"exit code {_noted_code}, while others go on", _noted_code)
 
 
 def _flush() -> None:
@@ -120,7 +148,8 @@ def abort_job(reason: str, code: int = 1) -> None:
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     _flush()
     time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
-    mpi.COMM_WORLD.Abort(code)
+    with runtime.ending("MPI_Abort", _ABORT_SECONDS):
+        mpi.COMM_WORLD.Abort(code)
     os._exit(code)  # MPICH's Abort comes back where the launcher is slow to kill us
 
 
@@ -135,17 +164,20 @@ def _abort_after_exception() -> None:
         abort_job("an uncaught exception (above)")
 
 
-def _at_exit(engine: Engine) -> None:
+def _at_exit() -> None:
     global _done  # noqa: PLW0603
     if runtime.forked or _done:
         return
     _done = True
+    engine = running()
     if runtime.mpi().Is_finalized():
-        engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
+        if engine is not None:
+            engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
         if monitor.monitor is not None:
             monitor.monitor.stop()
         checkin.wait_for_threads(_STORE_GRACE)
         return
+    leaving.tell(_noted_code)
     _abort_after_exception()
     for group in world.remembered():
         group.leave()
@@ -153,13 +185,14 @@ def _at_exit(engine: Engine) -> None:
         _outlive_python(group.get_group_store())
     _outlive_python(tcp_store.kept)
     if _others_go_on():
-        _end_job_on_failure(engine)
-    _end_job_if_busy(engine)
-    engine.stop()
+        _end_job_on_failure(engine is not None and bool(engine.pending()))
+    if engine is not None:
+        _end_job_if_busy(engine)
+        engine.stop()
     for group in world.remembered():
         group.shutdown()
     duplicates.forget_all()
-    engine.lib.mpp_cuda_release()
+    runtime.shim().lib.mpp_cuda_release()
     if failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
         runtime.leave_unfinalized()
     if not checkin.wait_for_threads(max(_STORE_GRACE, grace.seconds)):

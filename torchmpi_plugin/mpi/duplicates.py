@@ -18,6 +18,7 @@ def _duplicate(base: Any, timeout: timedelta) -> Any:
     deadline = time.monotonic() + timeout.total_seconds()
     while not request.Test():
         if time.monotonic() > deadline:
+            runtime.leave_unfinalized()  # it would wait for those that have not called it
             raise DistBackendError(
                 f"init_process_group: after {timeout.total_seconds():g} s not all of MPI's {base.Get_size()} "
                 f"ranks have called it (this is MPI rank {base.Get_rank()})"
@@ -66,6 +67,16 @@ def of(base: Any, timeout: timedelta) -> Any:
         base.Set_attr(_key(), duplicate)
         _with_duplicate.append(runtime.mpi().Intracomm(base))  # the user's own object is about to be null then
     return duplicate
+
+
+def forget(base: Any) -> None:
+    """The ranks of ``base`` have lost each other on its duplicate: the next world gets another one."""
+    global _of_world  # noqa: PLW0603
+    if base == runtime.mpi().COMM_WORLD:
+        _of_world = None
+    elif base in _with_duplicate:
+        _with_duplicate.remove(base)  # not to be freed
+        base.Delete_attr(_key())
 
 
 def forget_all() -> None:

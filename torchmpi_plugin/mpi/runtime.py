@@ -6,17 +6,23 @@ import contextlib
 import ctypes
 import functools
 import logging
+import math
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .. import settings
 from ..host import launchers
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
 from . import launcher_fit
 from . import library as mpi_library
+
+if TYPE_CHECKING:
+    from .._shim import FFI, Lib
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -29,11 +35,13 @@ _LOOK_EVERY = 1.0
 class Shim(NamedTuple):
     """The compiled shim that fits the MPI at hand."""
 
-    lib: Any
-    ffi: Any
+    lib: Lib
+    ffi: FFI
 
 
 _we_finalize = False
+#: The shim's functions, once they are loaded.
+_lib: Any = None
 
 #: True in a process forked from one in which MPI runs: MPI must not be touched there.
 forked = False
@@ -43,6 +51,8 @@ def _after_fork_in_child() -> None:
     global forked  # noqa: PLW0603
     module = sys.modules.get("mpi4py.MPI")
     forked = forked or (module is not None and module.Is_initialized() and not module.Is_finalized())
+    if forked and _lib is not None:
+        _lib.mpp_note_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -87,7 +97,48 @@ def _initialise(module: Any) -> None:
 
     level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"
     _we_finalize = True
-    module.Init_thread(getattr(module, f"THREAD_{level.upper()}"))
+    waits_for = (
+        "It waits for all processes of the job: each of them must call init_process_group, or import mpi4py.MPI. One "
+        "that computes first, has failed or cannot be reached holds up all"
+    )
+    with _ending(mpi_library.import_shim(module).lib, "MPI_Init", _init_seconds, waits_for):
+        module.Init_thread(getattr(module, f"THREAD_{level.upper()}"))
+
+
+#: How long MPI_Init may take.
+_init_seconds = math.inf
+
+
+def start_within(seconds: float) -> None:
+    """Start MPI, if it is not. MPI_Init cannot be interrupted: after so long this process ends, and says why."""
+    global _init_seconds  # noqa: PLW0603
+    _init_seconds = seconds
+    mpi()
+
+
+def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Within, this process ends with the reason if it is not over in time: for calls of MPI's that do not come back.
+
+    Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
+    """
+    why = "A call of MPI's has not come back: a rank's host may be cut off"
+    return _ending(shim().lib, doing, seconds, why, has_word=False)
+
+
+@contextlib.contextmanager
+def _ending(lib: Any, doing: str, seconds: float, why: str, has_word: bool = True) -> Iterator[None]:
+    watchdog = settings.WATCHDOG.value()
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    until = f", until {seconds:g} s have passed" if seconds < math.inf else ""
+    word = f"mpiplus: {who} has waited {watchdog:g} s in {doing}, and goes on waiting{until}. {why}.\n"
+    last_word = f"mpiplus: {who} ends: {doing} has not come back after {seconds:g} s. {why}.\n"
+    word_after = watchdog if has_word and watchdog > 0 else -1.0
+    began = lib.mpp_deadline(word.encode(), word_after, last_word.encode(), seconds, 1) == 0
+    try:
+        yield
+    finally:
+        if began:
+            lib.mpp_deadline_over()
 
 
 def library_name(mpi: Any) -> str:
@@ -229,7 +280,8 @@ def shim() -> Shim:
 def _load_shim(module: Any) -> Shim:
     size = module._sizeof(module.Comm)
     extension = mpi_library.import_shim(module)
-    lib, ffi = extension.lib, extension.ffi
+    lib: Lib = extension.lib
+    ffi: FFI = extension.ffi
     if lib.mpp_handle_size() != size:
         raise RuntimeError(
             f"mpi4py loaded {library_name(module)}, whose handles take {size} bytes; the shim of torchmpi-plugin "
@@ -242,6 +294,8 @@ def _load_shim(module: Any) -> Shim:
             f"{ffi.string(message).decode(errors='replace')}. MPI 3.0 or later is needed."
         )
     _set_constants(module, lib)
+    global _lib  # noqa: PLW0603
+    _lib = lib
     if _we_finalize:
         lib.mpp_own_mpi(1)
         lib.mpp_finalize_at_exit()  # after all of Python, the user's exit handlers included
@@ -268,7 +322,7 @@ def handle_of(thing: Any) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _set_constants(module: Any, lib: Any) -> None:
+def _set_constants(module: Any, lib: Lib) -> None:
     def put(name: str, value: int, index: int = 0) -> None:
         if lib.mpp_set_constant(name.encode(), index, value):
             raise RuntimeError(f"torchmpi-plugin is damaged: its compiled part does not know the constant {name}")

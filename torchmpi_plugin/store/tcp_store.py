@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import socket
 import time
@@ -12,13 +13,16 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store, TCPStore
 
+from .. import protocol
 from ..errors import DistBackendError
 from ..host import descriptors, lookups, node
-from ..mpi import duplicates
+from ..mpi import duplicates, nonblocking, runtime
 from ..names import describe_ranks
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
+#: For the others that give up to say so.
+_LATE_SECONDS = 1.0
 #: Of each rank: torch's, one of its own to answer on, and one to see whether the address can be reached.
 _CONNECTIONS = 3
 #: So many processes are named where ranks were given twice.
@@ -58,20 +62,25 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
     """
     global kept  # noqa: PLW0603
-    comm, size = duplicates.of(base, timeout), base.Get_size()
-    everybody = comm.allgather(_Process(rank, node.identity(), socket.gethostname(), os.getpid()))
+    size, meeting = base.Get_size(), _Meeting(base, timeout)
+    host = socket.gethostname()
+    builds = [protocol.Build(*build[:3]) for build in meeting.all_gather(protocol.this(host))]
+    if different := protocol.disagreement(builds):
+        raise DistBackendError(f"init_process_group: {different}")
+    mine = _Process(rank, node.identity(), host, os.getpid())
+    everybody = [_Process(*process) for process in meeting.all_gather(mine)]
     _check_ranks(everybody)
     ranks = [process.rank for process in everybody]
     root = ranks.index(0)
     server, offer = None, None
     if rank == 0:
         server, offer = _serve(wanted, size, timeout, len({process.node for process in everybody}) == 1)
-    offer = comm.bcast(offer, root=root)
+    offer = meeting.all_gather(offer)[root]
     if isinstance(offer, str):
         raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
     addresses, port = offer
     reachable = [True] * len(addresses) if rank == 0 else [_can_connect(a, port) for a in addresses]
-    votes = comm.allgather(reachable)
+    votes = meeting.all_gather(reachable)
     good = [a for i, a in enumerate(addresses) if all(vote[i] for vote in votes)]
     if not good:
         deaf = [ranks[i] for i, vote in enumerate(votes) if not any(vote)]
@@ -84,9 +93,41 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
         with lookups.lookups_are_short(good[0]):
             store = TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
     # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
-    comm.Barrier()
+    meeting.barrier()
     kept = server
     return store
+
+
+class _Meeting:
+    """The ranks of a communicator before they have a store, with one deadline for all that they do."""
+
+    def __init__(self, base: Any, timeout: timedelta) -> None:
+        self._seconds = timeout.total_seconds()
+        self._until = time.monotonic() + self._seconds
+        self._base = base
+        self._comm = duplicates.of(base, timeout)
+
+    def all_gather(self, mine: Any) -> list[Any]:
+        """What each rank brings, as JSON has it: ranks of another build of mpiplus must be able to read it."""
+        return [json.loads(text) for text in nonblocking.all_gather(self._comm, json.dumps(mine).encode(), self._check)]
+
+    def barrier(self) -> None:
+        """Until all have come."""
+        nonblocking.barrier(self._comm, self._check)
+
+    def _check(self) -> None:
+        if time.monotonic() < self._until:
+            return
+        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        silent = nonblocking.silent_ranks(self._comm, _LATE_SECONDS)
+        duplicates.forget(self._base)  # what was begun on it goes on
+        runtime.leave_unfinalized()  # it would wait for those that do not go on
+        who = f"MPI {describe_ranks(silent)}" if silent else "some ranks"
+        raise DistBackendError(
+            f"init_process_group: MPI rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the "
+            f"beginning, and did not go on. Either the process was stopped or has failed there, or its host cannot be "
+            f"reached."
+        )
 
 
 def _check_ranks(everybody: list[_Process]) -> None:

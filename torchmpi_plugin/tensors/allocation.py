@@ -48,7 +48,7 @@ def allocate(length: int) -> torch.Tensor:
     """
     descriptor = _anonymous_file() if wanted() else None
     if descriptor is None:
-        return torch.zeros(length, dtype=torch.uint8)
+        return torch.zeros(length, dtype=torch.uint8, device="cpu")
     try:
         # Not posix_fallocate: it would find no limit, and take memory until the kernel kills somebody.
         if length > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:

@@ -17,6 +17,17 @@ from . import device
 Finish = Callable[[], None] | None
 
 
+class WithoutMemoryError(RuntimeError):
+    """A tensor whose elements are not in memory of its own: a wrapper around others, or its storage was freed.
+
+    The methods of a group catch it once, and let torch's dispatcher take the tensor apart (group/dispatching.py).
+    """
+
+
+class NotDenseError(ValueError, NotImplementedError):
+    """A tensor that is no plain array of numbers: a wrong argument; torch's dispatcher calls it not implemented."""
+
+
 def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     """The one tensor of an argument that c10d passes as a list of one, checked."""
     if isinstance(tensors, torch.Tensor):
@@ -35,14 +46,41 @@ def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
             f"{operation}: mpiplus moves CPU and CUDA tensors; this one is on {tensor.device}. Move it with .cpu(), or "
             f"use a backend for {tensor.device.type}"
         )
-    if tensor.layout is not torch.strided and not (sparse and tensor.layout is torch.sparse_coo):
-        raise ValueError(f"{operation}: expected a dense tensor, not one with layout {tensor.layout}")
+    if tensor.layout is not torch.strided:
+        if sparse and tensor.layout is torch.sparse_coo:
+            return tensor
+        raise NotDenseError(f"{operation}: expected a dense tensor, not one with layout {tensor.layout}")
+    if tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized"
+        raise NotDenseError(f"{operation}: expected a dense tensor, not a {kind} one; pass its parts")
+    if not (_has_memory(tensor) or torch_internals.is_zero_tensor(tensor)):
+        raise WithoutMemoryError(
+            f"{operation}: the tensor (a {type(tensor).__name__} of shape {tuple(tensor.shape)}) has no memory of its "
+            f"own. Was its storage freed, as untyped_storage().resize_(0) does? Pass one that has its elements"
+        )
     return tensor
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie somewhere; of a storage that was freed only the tensor's offset is left."""
+    if tensor.numel() == 0:
+        return True
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # what torch.func makes of a tensor
+        return False
+    return address != tensor.storage_offset() * tensor.element_size()
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in order in memory: itself where they are, else a copy."""
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if torch_internals.is_zero_tensor(tensor):
+        return tensor.detach().clone()  # contiguous() would leave it without memory
+    if _is_in_order(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
@@ -52,8 +90,14 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
 
     Args:
         load: the memory must hold the tensor's elements already.
+
+    Raises:
+        ValueError: several elements lie at one address.
+        RuntimeError: a tensor of zeros that torch keeps without memory, as forward-mode AD makes them.
     """
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if torch_internals.is_zero_tensor(tensor):
+        raise RuntimeError(f"{operation}: the result cannot be written to an immutable ZeroTensor; pass a .clone()")
+    if _is_in_order(tensor):
         return tensor, None
     if torch_internals.shares_elements(tensor):
         raise ValueError(
@@ -64,7 +108,9 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
     buffer = readable(target) if load else target.new_empty(target.shape)
 
     def finish() -> None:
-        device.copy(buffer, target)
+        # On whatever thread: an inference tensor can be written to in this mode only, and others can be in it too.
+        with torch.inference_mode():
+            device.copy(buffer, target)
 
     return buffer, finish
 
@@ -146,8 +192,8 @@ def check_numel(tensor: torch.Tensor, expected: int, what: str, operation: str) 
 
 
 def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: str, operation: str) -> list[int]:
-    """Elements for each rank, from rows along dimension 0 (no sizes: equal parts)."""
-    rows = tensor.shape[0] if tensor.dim() else 0
+    """Elements for each rank, from rows along dimension 0 (no sizes: equal parts); a 0-d tensor is one row."""
+    rows = tensor.shape[0] if tensor.dim() else 1
     row = tensor.numel() // rows if rows else 0
     if not sizes:
         if rows % ranks:

@@ -16,10 +16,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import cuda
+
+if TYPE_CHECKING:
+    from .._shim import FFI, Lib
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -43,14 +46,14 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
 
 
 @functools.cache
-def _load(lib: Any, ffi: Any) -> None:
+def _load(lib: Lib, ffi: FFI) -> None:
     message = ffi.new("char[]", 512)
     if lib.mpp_cuda_load(DRIVER.encode(), message, 512):
         why = ffi.string(message).decode(errors="replace")
         raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
 
 
-def stage(lib: Any, ffi: Any, tensor: torch.Tensor, direct: bool, local_rank: int) -> int:
+def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, direct: bool, local_rank: int) -> int:
     """What C wants for the next operation, whose tensors are on this one's device. C frees it with the operation.
 
     Args:
@@ -72,7 +75,7 @@ def stage(lib: Any, ffi: Any, tensor: torch.Tensor, direct: bool, local_rank: in
     return int(handle)
 
 
-def error_text(lib: Any, ffi: Any, code: int) -> str:
+def error_text(lib: Lib, ffi: FFI, code: int) -> str:
     """The driver's own words for an error code."""
     text = ffi.new("char[]", 512)
     lib.mpp_cuda_error_text(code, text, 512)

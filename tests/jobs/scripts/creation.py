@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
+from torchmpi_plugin import protocol
 from torchmpi_plugin.communicator import communicator, cuda_path, membership
 from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.store import checkin
@@ -40,13 +40,21 @@ def no_memory(*_: object) -> None:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
-def in_c(function: str, answer: int) -> contextlib.AbstractContextManager[None]:
-    """A function of the shim that fails."""
+def in_c(
+    function: str, answer: int, if_so: Callable[..., bool] = lambda *_: True
+) -> contextlib.AbstractContextManager[None]:
+    """A function of the shim that fails, with the errno that C leaves for it; if so, by its arguments."""
     shim = runtime.shim()
+
+    def fail(*arguments: Any) -> int:
+        if not if_so(*arguments):
+            return getattr(shim.lib, function)(*arguments)
+        shim.ffi.errno = errno.ENOMEM
+        return answer
 
     class Lib:
         def __getattr__(self, name: str) -> Any:
-            return (lambda *_: answer) if name == function else getattr(shim.lib, name)
+            return fail if name == function else getattr(shim.lib, name)
 
     return replaced(runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
 
@@ -56,7 +64,7 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "group": lambda: in_c("mpp_group_new", 0),
     "attach": lambda: in_c("mpp_group_attach", -1),
     "open": lambda: replaced(communicator.shared_files, "open_share", no_memory),
-    "map": lambda: replaced(mmap, "mmap", no_memory),
+    "map": lambda: in_c("mpp_map", 0, lambda descriptor, _: descriptor >= 0),  # not memory of the rank's own
 }
 
 
@@ -157,5 +165,38 @@ def killed() -> None:
     time.sleep(1000)
 
 
+def builds() -> None:
+    """One rank has another build of mpiplus: all are told of both, before anything is shared."""
+    if ME == GUILTY:
+        protocol.PROTOCOL, protocol.version = 99, lambda name: "9.9.9"
+    pattern = r"different builds of mpiplus.*\(protocol 1\).*9\.9\.9 \(protocol 99\)"
+    with raises(dist.DistBackendError, pattern, rf"rank {GUILTY}\)"):
+        dist.init_process_group("mpiplus", timeout=LONG)
+
+
+def descriptors() -> None:
+    """As many as before, however many groups there are."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    first = [dist.new_group() for _ in range(3)]
+    before = len(os.listdir("/proc/self/fd"))
+    groups = [dist.new_group() for _ in range(60)]
+    for group in groups[::20]:
+        check_works(group)
+    now = len(os.listdir("/proc/self/fd"))
+    assert now <= before + 2, (before, now)
+    del first
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    run({"fails": fails, "goes_without": goes_without, "stopped": stopped, "vanishes": vanishes, "killed": killed})
+    run(
+        {
+            "builds": builds,
+            "descriptors": descriptors,
+            "fails": fails,
+            "goes_without": goes_without,
+            "stopped": stopped,
+            "vanishes": vanishes,
+            "killed": killed,
+        }
+    )

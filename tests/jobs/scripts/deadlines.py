@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
+from torchmpi_plugin.mpi import nonblocking
+
 SHORT = timedelta(seconds=3)
 #: Nothing that has this much time may run out of it, however busy the machine.
 LONG = timedelta(seconds=90)
@@ -160,10 +162,65 @@ def no_init(directory: str) -> None:
     os._exit(5)  # MPI cannot be ended in order: half of it has begun
 
 
+def stopped_inside(directory: str) -> None:
+    """One rank is stopped after it has begun its call, in the middle of it."""
+    victim = SIZE - 1
+    dist.init_process_group("mpiplus", timeout=LONG)
+    pids = [0] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+    group = dist.new_group(timeout=SHORT)
+    check_works(group)
+    tensor = torch.ones(1 << 24)  # many times what fits into the slots: nobody can get to the end without the victim
+    if victim == ME:
+        tell(directory, "begins")
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        del work
+    else:
+        expected = rf"arrived: ranks? 0[, \d]*; arrived, and gave no answer since: rank {victim} \(stopped, dead"
+        with raises(dist.DistBackendError, "timed out", expected) as caught:
+            hear(directory, "begins")
+            time.sleep(0.5)
+            dist.all_reduce(tensor, group=group)
+        say(f"gave up: {caught[0]}")
+        tell(directory, f"gave-up-{ME}")
+        if ME == 0:
+            hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
+            os.kill(pids[victim], signal.SIGCONT)
+    say("end")
+    os._exit(0)
+
+
+def init_without(where: str) -> None:
+    """One rank sleeps: with MPI initialised, or before it is; or fails, or is stopped, while the store is made."""
+    if ME == 1 and where in ("initialised", "never"):
+        if where == "initialised":
+            from mpi4py import MPI
+
+            assert MPI.Is_initialized()
+        time.sleep(1000)
+    if ME == 1:
+        calls = 0
+
+        def fails(*arguments: object) -> list:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return original(*arguments)
+
+        original, nonblocking.all_gather = nonblocking.all_gather, fails
+    tell(".", f"begins-{ME}")
+    dist.init_process_group("mpiplus", timeout=timedelta(seconds=5))
+    say("came out of it")
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     "stopped": stopped,
     "messages": messages,
     "absent_member": absent_member,
     "no_init": no_init,
+    "stopped_inside": stopped_inside,
+    "init_without": init_without,
 }
 run(SCENARIOS)

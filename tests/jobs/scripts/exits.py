@@ -93,6 +93,8 @@ def fail() -> None:
 
 def one_exits(who: str, how: str) -> None:
     """One rank ends with an exit code while the others wait for it."""
+    if how == "mpi4py":
+        from mpi4py import MPI  # noqa: F401
     dist.init_process_group("mpiplus")
     check_works()
     if int(who) != ME:
@@ -112,14 +114,21 @@ def all_exit() -> None:
     sys.exit("nothing to do")
 
 
-def exit_caught(how: str) -> None:
+def exit_caught(how: str, whose_mpi: str = "ours", by: str = "except") -> None:
     """One rank's SystemExit does not end its program, nor the job where that rank comes to its end first."""
+    if whose_mpi == "mpi4py's":
+        from mpi4py import MPI  # noqa: F401 - initialises it, and finalises it before the exit code is known to C
     dist.init_process_group("mpiplus")
     check_works()
-    if ME == LAST:
+    if ME == LAST and by == "thread":
+        thread = threading.Thread(target=sys.exit, args=(3,))
+        thread.start()
+        thread.join()
+    elif ME == LAST:
         try:
             sys.exit(3)
-        except SystemExit:
+        except SystemExit as error:
+            assert (error.code, str(error), type(error).__name__) == (3, "3", "SystemExit")
             say("stays")
     elif how == "leaves":
         time.sleep(3)  # longer than the others get to leave, after a failure

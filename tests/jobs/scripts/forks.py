@@ -119,7 +119,9 @@ def load(method: str) -> None:
     """All batches come, with collectives between them."""
     data = TensorDataset(torch.arange(64.0).reshape(16, 4))
     total = torch.zeros(())
-    for (batch,) in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method):
+    for (batch,) in DataLoader(
+        data, batch_size=4, num_workers=2 if method == "fork" else 1, multiprocessing_context=method
+    ):
         part = batch.sum()
         dist.all_reduce(part)
         total += part

@@ -37,6 +37,11 @@ def hello(*words: str) -> None:
     os.write(1, "ümläut, and no end of line".encode())
 
 
+def master() -> None:
+    """Where other backends meet."""
+    print("master", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+
+
 def exits(code: str) -> None:
     """One rank ends with a code while the others sleep."""
     if RANK != LAST:
@@ -61,6 +66,10 @@ def dies(how: str) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
     if how == "stopped":
         os.kill(os.getppid(), signal.SIGSTOP)
+    if how == "daemon":
+        import psutil
+
+        os.kill(psutil.Process().parents()[2].pid, signal.SIGKILL)  # of the guard, whose child is the supervisor
     if how == "left":
         os._exit(0)
     if how == "launcher":

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked_ranks  # noqa: F401
 import steps
 import torch
 import torch.distributed as dist

@@ -89,7 +89,7 @@ def lengths() -> dict[str, Call]:
         "all_to_all_single: splits do not add up": lambda: dist.all_to_all_single(ones(6), ones(6), [3, 3], [3, 4]),
         "all_to_all_single: too many splits": lambda: dist.all_to_all_single(ones(6), ones(6), [2] * 3, [2] * 3),
         "all_to_all_single: negative split": lambda: dist.all_to_all_single(ones(6), ones(6), [7, -1], [3, 3]),
-        "barrier of two tensors": lambda: dist.group.WORLD.allreduce(many(2, 6)).wait(),
+        "all_reduce of two tensors": lambda: dist.group.WORLD.allreduce([ones(6), ones(5)]).wait(),
     }
 
 

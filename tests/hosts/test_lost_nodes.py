@@ -1,0 +1,70 @@
+"""`mpiplus run --max-restarts` where a node is lost: the job goes on, on those that answer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mpi_installations import Installation
+from network import Hosts, hosts, missing
+
+#: Prints, so that there is data under way which nobody acknowledges once the cable is cut.
+PROGRAM = (
+    'touch "ready-$TORCHELASTIC_RESTART_COUNT-$RANK"; '
+    "while [ $TORCHELASTIC_RESTART_COUNT = 0 ]; do sleep 0.2; echo on; done; hostname"
+)
+
+
+@pytest.fixture
+def three_hosts(tmp_path) -> Iterator[Hosts]:
+    if reason := missing():
+        pytest.skip(f"no hosts can be made here: {reason}")
+    with hosts(3, tmp_path) as made:
+        yield made
+
+
+def gone_within(made: Hosts, name: str, seconds: float) -> None:
+    """Nothing of the job is left on a host that is cut off, though nobody can tell it to end."""
+    until, left = time.monotonic() + seconds, ["?"]
+    while left and time.monotonic() < until:
+        time.sleep(0.5)
+        space = made._space(name)
+        listed = subprocess.run(["ip", "netns", "pids", space], check=True, capture_output=True, text=True).stdout
+        left = [Path(f"/proc/{pid}/cmdline").read_text() for pid in listed.split() if Path(f"/proc/{pid}").exists()]
+    assert not left, left
+
+
+@pytest.mark.parametrize(("names", "left"), [("node2,node3,node1", "node2,node1"), ("node1,node3", "node1")])
+def test_a_node_is_cut_off(
+    three_hosts: Hosts, installation: Installation, tmp_path: Path, names: str, left: str
+) -> None:
+    """A spare one takes its place; where there is none the next attempt has fewer ranks."""
+    is_open_mpi = installation.vendor == "Open MPI"
+    agent = f"--prtemca plm_ssh_agent {three_hosts.agent}" if is_open_mpi else f"-launcher-exec {three_hosts.agent}"
+    options = ["--nproc-per-node", "1", "--nnodes", "1:2", "--hosts", names, "--max-restarts", "1", "--grace", "1"]
+    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+    words = [mpiplus, "run", *options, "--mpi-args", agent, "-c", "sh", "-c", PROGRAM]
+    output_file = tmp_path / "output"
+    with output_file.open("wb") as output:
+        environment = installation.full_environment()
+        job = subprocess.Popen(
+            three_hosts.on("node1", words), env=environment, cwd=tmp_path, stdout=output, stderr=output
+        )
+        try:
+            until = time.monotonic() + 100
+            while not all((tmp_path / f"ready-0-{rank}").exists() for rank in range(2)):
+                assert time.monotonic() < until and job.poll() is None, output_file.read_text()
+                time.sleep(0.1)
+            three_hosts.cut("node3")
+            assert job.wait(150) == 0, output_file.read_text()
+            gone_within(three_hosts, "node3", 45)
+        finally:
+            job.kill()
+    told = output_file.read_text()
+    assert "node3 no longer answers and will be left out" in told
+    assert sorted(re.findall(r"\[rank \d, restart 1\] (\w+)", told)) == sorted(left.split(","))

@@ -1,0 +1,59 @@
+"""`mpiplus status` tells of ranks on other nodes too, and goes on without a node that is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpi_installations import Installation
+from network import Hosts, launch
+
+SCRIPT = Path(__file__).parents[1] / "jobs/scripts/asked.py"
+RANKS = 4
+
+
+def test_ranks_on_another_node(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
+    """The pretended hosts share their files, and must not share their sockets."""
+    command = ["sh", "-c", f'MPIPLUS_STATUS_DIRECTORY={tmp_path}/$(hostname) exec "$@"', "sh"]
+    command += [sys.executable, str(SCRIPT), "sleeps"]
+    words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
+    environment = installation.full_environment()
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+    try:
+        until = time.monotonic() + 150
+        while not all((tmp_path / f"ready-{rank}").exists() for rank in range(RANKS)):
+            assert time.monotonic() < until and job.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(2)
+        told = ask(two_hosts, installation, tmp_path)
+        assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2, 3]
+        assert [rank["answer"]["host"] for rank in told["ranks"]] == ["node1", "node1", "node2", "node2"], told
+        assert any(line.startswith("rank 1 is behind") for line in told["attention"]), told["attention"]
+        two_hosts.cut("node2")
+        told = ask(two_hosts, installation, tmp_path)
+        silent = [line for line in told["attention"] if "on another node, which may be cut off" in line]
+        assert len(silent) == 2, told["attention"]
+    finally:
+        for file in tmp_path.glob("node?/*.sock"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(20)
+
+
+def ask(made: Hosts, installation: Installation, directory: Path) -> dict:
+    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+    environment = {**installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(directory / "node1")}
+    command = made.on("node1", [mpiplus, "status", "--json"])
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr + (directory / "log").read_text()
+    answers = json.loads(done.stdout)
+    return answers if "ranks" in answers else next(iter(answers.values()))

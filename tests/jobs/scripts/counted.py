@@ -1,0 +1,49 @@
+"""Operations whose figures are known, with rank 1 late in each round."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import torchmpi_plugin
+
+ROUNDS, LATE = 10, 0.2
+
+dist.init_process_group("mpiplus")
+rank = dist.get_rank()
+group = dist.new_group()
+for _ in range(ROUNDS):
+    if rank == 1:
+        time.sleep(LATE)
+    dist.all_reduce(torch.ones(1000))
+dist.broadcast(torch.ones(3, dtype=torch.int64), src=2, group=group)
+if rank == 0:
+    dist.send(torch.ones(5), 2)
+elif rank == 2:
+    dist.recv(torch.ones(5), 0)
+found = torchmpi_plugin.statistics()
+assert found["operations"]["all_reduce"] == {"calls": ROUNDS, "bytes": 4000 * ROUNDS}, found
+assert torchmpi_plugin.statistics(group)["operations"] == {"broadcast": {"calls": 1, "bytes": 24}}, found
+messages = {0: "send", 2: "recv"}
+for name in ("send", "recv"):
+    wanted = {"calls": 1, "bytes": 20} if messages.get(rank) == name else None
+    assert found["operations"].get(name) == wanted, found
+assert f'mpiplus_calls_total{{group="0",rank="{rank}",operation="all_reduce"}} {ROUNDS}' in torchmpi_plugin.prometheus()
+if rank != 1:  # most of the time that rank 1 has slept, whatever else the machine does
+    assert found["seconds_waited_for"][1] > 0.5 * ROUNDS * LATE, found
+    assert found["seconds_in_calls"] >= found["seconds_waiting"] > 0.5 * ROUNDS * LATE, found
+try:
+    torchmpi_plugin.statistics("a group")
+except TypeError:
+    pass
+else:
+    raise AssertionError("a group of another kind")
+dist.barrier()
+print(json.dumps(found))
+print(f"[{rank}] end", flush=True)
+if "stay" not in sys.argv:
+    dist.destroy_process_group()

@@ -1,0 +1,77 @@
+"""Programs as users of other backends bring them along, for `mpiplus run`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torchmpi_plugin.lifecycle import shutdown
+
+
+def _sum() -> list[float]:
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def meets(backend: str) -> None:
+    """By env://, of which torch needs all four variables."""
+    dist.init_process_group(backend, init_method="env://")
+    print("sum", dist.get_backend(), _sum(), "port", os.environ["MASTER_PORT"])
+    subgroup = dist.new_group([0, 1], backend="gloo")
+    dist.all_reduce(torch.ones(1), group=subgroup)  # gloo is sure to be connected then
+    print("subgroup", dist.get_backend(subgroup))
+    dist.destroy_process_group()
+
+
+def leaves(code: str) -> None:
+    """Rank 1 leaves; rank 0 notices, fails of it, and its process is the first to end."""
+    dist.init_process_group("mpiplus")
+    _sum()
+    if dist.get_rank() == 1:
+        leave = shutdown._others_go_on
+        shutdown._others_go_on = lambda: time.sleep(15) or leave()  # a busy machine
+        sys.exit(int(code))
+    _sum()
+
+
+def interrupted() -> None:
+    dist.init_process_group("mpiplus")
+    _sum()
+    print("ready", file=sys.stderr)
+    Path(f"ready-{dist.get_rank()}").touch()
+    while True:
+        _sum()
+        time.sleep(0.01)
+
+
+def crashes() -> None:
+    dist.init_process_group("mpiplus")
+    _sum()
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    _sum()
+
+
+def fails() -> None:
+    dist.init_process_group("mpiplus")
+    _sum()
+    if dist.get_rank() == 1:
+        raise ArithmeticError("this one is meant")
+    _sum()
+
+
+def defaults() -> None:
+    """A script that reads torchrun's variables, and takes itself for alone without them."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group("mpiplus", rank=int(os.environ.get("RANK", "0")), world_size=size)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

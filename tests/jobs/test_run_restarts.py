@@ -1,0 +1,134 @@
+"""`mpiplus run --max-restarts`: what is started again, how often, and what ends it for good."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from job_runs import SCRIPTS, Job, Outcome, run_process
+from launch_runs import MPIPLUS, ended, launch
+
+RESUME = Path(__file__).parents[2] / "docs/examples/resume.py"
+
+
+def restarted(job: Job, how: object, times: int, *options: object) -> Outcome:
+    return launch(job, 2, "restarted.py", "fails", how, times, options=("--max-restarts", 2, *options))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "supervisor", "3"])
+def test_after_a_rank_has_failed(job: Job, how: str) -> None:
+    """The second attempt comes to its end; each line says which attempt it is of, and what had failed is told."""
+    outcome = ended(restarted(job, how, 1), 0)
+    outcome.says(r"\[rank 0\] attempt 0 of 2", r"\[rank 0, restart 1\] attempt 1 of 2", "restart 1 of at most 2")
+    outcome.says("mpiplus run: rank 1 on host .* failed first: ", r"\[rank 1, restart 1\] at the end")
+    outcome.says_not("restart 2")
+
+
+def test_the_last_restart(job: Job) -> None:
+    """The code is that of the last attempt, and each attempt's failure is told."""
+    outcome = ended(restarted(job, "3", 9), 3)
+    outcome.says("restart 1 of at most 2 in 1 s", "restart 2 of at most 2 in 2 s", "this was the last of 2 restarts")
+    assert outcome.stderr.count("rank 1 on host") >= 3, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted", "code"), [("SIGKILL", "exit,lost", 137), ("3", "signal,4", 3), ("127", "any", 127)]
+)
+def test_ends_that_are_not_worth_it(job: Job, how: str, wanted: str, code: int) -> None:
+    ended(restarted(job, how, 1, "--restart-on", wanted), code).says_not("restart 1")
+
+
+def test_ends_that_are(job: Job) -> None:
+    ended(restarted(job, "3", 1, "--restart-on", "signal,3"), 0).says(r"\[rank 1, restart 1\] at the end")
+
+
+def test_an_attempt_that_takes_too_long(job: Job) -> None:
+    """It is ended, and the next one comes; the limit of the whole ends it for good."""
+    outcome = ended(restarted(job, "sleeps", 1, "--attempt-timeout", 12, "--grace", 1), 0)
+    outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
+
+
+def test_the_time_of_the_whole(job: Job) -> None:
+    options = ("--timeout", 15, "--attempt-timeout", 10, "--grace", 1)
+    ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
+
+
+def test_files_of_attempts(job: Job) -> None:
+    """One for each, where the name has it; else all in one."""
+    options = ("--stdout", "{attempt}/{rank}.out", "--stderr", "{rank}.err")
+    ended(restarted(job, "SIGKILL", 1, *options), 0)
+    assert "attempt 0 of 2" in (job.directory / "0/1.out").read_text()
+    assert "attempt 1 of 2" in (job.directory / "1/1.out").read_text()
+    ended(restarted(job, "SIGKILL", 1, "--stdout", "{rank}.out"), 0)
+    assert re.findall("attempt .", (job.directory / "1.out").read_text()) == ["attempt 0", "attempt 1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("when", ["running", "between"])
+def test_signals_end_it_for_good(job: Job, number: int, code: int, when: str) -> None:
+    words = [SCRIPTS / "restarted.py", "waits"] if when == "running" else ["-c", "false"]
+    log = job.directory / "log"
+    with log.open("wb") as output:
+        command = [MPIPLUS, "run", "-n", "1", "--max-restarts", "9", *map(str, words)]
+        environment = job.installation.full_environment()
+        process = subprocess.Popen(command, env=environment, cwd=job.directory, stdout=output, stderr=output)
+        try:
+            until = time.monotonic() + 60
+            sign = (job.directory / "waits-0-0").exists if when == "running" else between(log)
+            while not sign():
+                assert time.monotonic() < until and process.poll() is None, log.read_text()
+                time.sleep(0.05)
+            process.send_signal(number)
+            assert process.wait(60) == code, log.read_text()
+        finally:
+            process.kill()
+    assert when == "between" or "restart" not in log.read_text()
+
+
+def between(log: Path):
+    """A wait of some seconds has begun."""
+    return lambda: "restart 3 of at most 9 in 4 s" in log.read_text()
+
+
+def losses(text: str) -> dict[int, str]:
+    """Of each step, to the bit; the last attempt's word counts."""
+    return {int(step): loss for step, loss in re.findall(r"step (\d+) loss \S+ (\S+)", text)}
+
+
+def resume(job: Job, ranks: int, *words: object, options: tuple[object, ...] = ()) -> Outcome:
+    command = [MPIPLUS, "run", "-n", ranks, *options, RESUME, *words]
+    return run_process(list(map(str, command)), job.installation.full_environment(), job.directory)
+
+
+def test_training_ends_with_the_same_losses(job: Job) -> None:
+    whole = ended(resume(job, 2, "--directory", "whole"), 0)
+    outcome = ended(resume(job, 2, "--directory", "cut", "--kill", 1, options=("--max-restarts", 1)), 0)
+    outcome.says("2 ranks begin at step 1[05]")
+    assert len(losses(whole.stdout)) == 30
+    assert losses(outcome.stdout) == losses(whole.stdout)
+    died, began = (float(text) for text in re.findall(r"(?:dies|step 1\d,) at (\S+)", outcome.stdout))
+    print(f"{began - died:.1f} s from the death to the next step", file=sys.stderr)
+
+
+def test_a_checkpoint_that_was_half_written(job: Job) -> None:
+    ended(resume(job, 2, "--at", 12, "--kill", 1), 137)
+    os.makedirs(job.directory / "checkpoints/step-25")
+    (job.directory / "checkpoints/step-25/__0_0.distcp").write_bytes(b"cut off")
+    ended(resume(job, 2), 0).says("2 ranks begin at step (5|10),")
+
+
+def test_fsdp_goes_on_with_fewer_ranks(job: Job) -> None:
+    """The shards of three ranks are read by two; sums in another order differ in their last bits."""
+    whole = losses(ended(resume(job, 3, "--fsdp", "--directory", "whole"), 0).stdout)
+    cut = ended(resume(job, 3, "--fsdp", "--kill", 1), 137)
+    outcome = ended(resume(job, 2, "--fsdp"), 0).says("2 ranks begin at step 1[05],")
+    both = {**losses(cut.stdout), **losses(outcome.stdout)}
+    assert sorted(both) == sorted(whole) == list(range(1, 31))
+    for step, loss in both.items():
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(whole[step]), rel=1e-4)

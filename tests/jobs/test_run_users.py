@@ -1,0 +1,133 @@
+"""What users of torchrun and mpirun bring along works under `mpiplus run`, or is told in a word that helps."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+import pytest
+from job_runs import SCRIPTS, Job
+from launch_runs import MPIPLUS, ended, launch, mpiplus
+
+
+def test_gloo_finds_its_ranks(job: Job) -> None:
+    """MASTER_ADDR and MASTER_PORT are there; the user's own come before."""
+    ended(launch(job, 2, "of_users.py", "meets", "gloo"), 0).says(r"\[rank 1\] sum gloo \[2.0, 2.0\] port [1-9]")
+
+
+def test_the_users_own_master(job: Job) -> None:
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23457"}
+    outcome = launch(job, 2, "launched.py", "master", environment=environment)
+    ended(outcome, 0).says(r"\[rank 1\] master 127.0.0.1 23457")
+
+
+def test_mpiplus_leaves_the_port_to_others(job: Job) -> None:
+    """A second group by env:// may listen there."""
+    outcome = ended(launch(job, 2, "of_users.py", "meets", "mpiplus"), 0)
+    outcome.says(r"sum mpiplus \[2.0, 2.0\]", "subgroup gloo")
+
+
+def test_a_variable_chooses_the_backend(job: Job) -> None:
+    environment = {"MPIPLUS_REPLACE": "nccl,gloo"}
+    outcome = ended(launch(job, 2, "of_users.py", "meets", "gloo", environment=environment), 0)
+    outcome.says(r"\[rank 0\] sum mpiplus \[2.0, 2.0\]", r"\[rank 1\] subgroup mpiplus")
+
+
+def test_who_leaves_first_is_to_blame(job: Job) -> None:
+    """Though the rank that fails because of that is the first whose process ends."""
+    outcome = ended(launch(job, 2, "of_users.py", "leaves", 3), 3)
+    outcome.says("rank 1 on host .* failed first: exit code 3", "which left this group without taking part")
+
+
+def interrupt(job: Job, words: Sequence[object], ready: str, number: int) -> tuple[int, str]:
+    """Start a job of 2 ranks, send its launcher a signal once both are ready; its code, and what it printed."""
+    with (job.directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            [MPIPLUS, "run", "-n", "2", *map(str, words)],
+            env=job.installation.full_environment(),
+            cwd=job.directory,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            until = time.monotonic() + 60
+            while not all((job.directory / f"{ready}-{rank}").exists() for rank in range(2)):
+                assert time.monotonic() < until and process.poll() is None, (job.directory / "output").read_text()
+                time.sleep(0.05)
+            process.send_signal(number)
+            code = process.wait(60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    return code, (job.directory / "output").read_text()
+
+
+def test_ctrl_c_is_one_line(job: Job) -> None:
+    code, output = interrupt(job, [SCRIPTS / "of_users.py", "interrupted"], "ready", signal.SIGINT)
+    assert sorted(output.splitlines()) == [
+        "[rank 0] ready",
+        "[rank 1] ready",
+        "mpiplus run: SIGINT was passed on to the ranks",
+    ]
+    assert code == 130
+
+
+def test_torchs_prefix_is_not_there_twice(job: Job) -> None:
+    outcome = ended(launch(job, 2, "of_users.py", "fails"), 1)
+    outcome.says(r"\[rank 1\] ArithmeticError: this one is meant", r"\n    ArithmeticError: this one is meant")
+    outcome.says_not(r"\[rank1\]")
+
+
+def test_a_crash_shows_where_python_was(job: Job) -> None:
+    outcome = ended(launch(job, 2, "of_users.py", "crashes"), 139)
+    outcome.says(r"of_users.py\", line \d+ in crashes", "rank 1 on host .* failed first: killed by SIGSEGV")
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_signal_that_nobody_prepared_for(job: Job, name: str) -> None:
+    """It ends nothing, and is told; the program goes on to its end."""
+    script = job.directory / "waits.sh"
+    script.write_text('touch waits-$RANK; for i in 1 2 3 4 5 6 7 8; do sleep 0.5; done; echo "at the end"')
+    code, output = interrupt(job, ["-c", "sh", script], "waits", signal.Signals[name])
+    assert code == 0, output
+    assert output.count("at the end") == 2
+    assert output.count(f"{name} was not passed on to a program that it would end") == 2
+
+
+def test_a_signal_goes_to_the_process_that_has_a_handler(job: Job) -> None:
+    """And not to another one of the same rank, which it would end."""
+    script = job.directory / "waits.sh"
+    program = "trap 'echo caught; exit 0' USR1; touch waits-$RANK; while :; do sleep 0.1; done"
+    script.write_text(f'sh -c "{program.replace("$", chr(92) + "$")}"; echo "the shell goes on"')
+    code, output = interrupt(job, ["-c", "sh", script], "waits", signal.SIGUSR1)
+    assert (code, output.count("caught"), output.count("the shell goes on")) == (0, 2, 2), output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("rnu", "-n", "2"), "No such command 'rnu'. Did you mean 'run'?"),
+        (("train.py",), "mpiplus run -n 2 train.py"),
+        (("run", "-n", 2, "--log-dir", "x", "train.py"), "--stdout 'logs/{rank}.out'"),
+        (("run", "-n", 2, "-t", "3", "train.py"), "--tee is torchrun's"),
+    ],
+)
+def test_words_that_help(job: Job, words: tuple[object, ...], problem: str) -> None:
+    ended(mpiplus(job, *words), 2).says(re.escape(problem))
+
+
+def test_options_of_mpirun_and_torchrun(job: Job) -> None:
+    words = ("-np", 2, "--rdzv-backend", "c10d", "--rdzv_endpoint=localhost:0")
+    outcome = ended(mpiplus(job, "run", *words, "-c", "echo", "hi"), 0).says(r"\[rank 1\] hi")
+    outcome.says("--rdzv-backend has no effect", "--rdzv-endpoint has no effect")
+
+
+def test_a_script_that_takes_itself_for_alone(job: Job) -> None:
+    """mpirun does not set what it reads; `mpiplus run` does."""
+    outcome = job.run(2, "of_users.py", "defaults")
+    outcome.failed("world_size is 1, but MPI started 2 ranks", "mpiplus run -n 2")
+    ended(launch(job, 2, "of_users.py", "defaults"), 0)

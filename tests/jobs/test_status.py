@@ -1,0 +1,165 @@
+"""`mpiplus status` answers while ranks are stuck, stopped or gone, and only to the job's user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from job_runs import SCRIPTS, Job
+from launch_runs import MPIPLUS
+
+RANKS = 3
+
+
+@contextlib.contextmanager
+def running(job: Job, command: Sequence[str], ranks: int = RANKS) -> Iterator[dict[str, str]]:
+    """A job whose ranks are ready; the environment in which to ask for it."""
+    directory = job.directory / "sockets"
+    environment = {**job.installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(directory)}
+    with (job.directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            list(command), env=environment, cwd=job.directory, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            until = time.monotonic() + 120
+            while not all((job.directory / f"ready-{rank}").exists() for rank in range(ranks)):
+                assert time.monotonic() < until and process.poll() is None, (job.directory / "log").read_text()
+                time.sleep(0.1)
+            time.sleep(2)  # until those that wait have looked for whom
+            yield environment
+        finally:
+            for file in directory.glob("*.sock"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+
+def ranks_of(job: Job, where: str) -> list[str]:
+    return job.installation.command(RANKS, [str(SCRIPTS / "asked.py"), where])
+
+
+def asked(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+    command = [MPIPLUS, "status", *map(str, words)]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("where", ["sleeps", "loops", "holds_the_gil"])
+def test_a_rank_that_others_wait_for(job: Job, where: str) -> None:
+    """Under plain mpirun. It is named first, with who waits; its stacks say where it is, whoever has the GIL."""
+    with running(job, ranks_of(job, where)) as environment:
+        told = asked(environment)
+        assert told.returncode == 0, told.stderr
+        lines = told.stdout.splitlines()
+        assert "asked.py" in lines[0] and "3 ranks on 1 node(s)" in lines[0]
+        assert re.match("  rank 1 is behind: ranks 0, 2 wait for it in group default_pg for [0-9.]+ s", lines[3])
+        assert re.search(
+            "(?m)^ +0 .* in all_reduce #51 of 8 bytes .default_pg. for [0-9.]+ s, waits for rank 1$", told.stdout
+        )
+        assert re.search("(?m)^ +1 .* elsewhere for [0-9.]+ s, after all_reduce #50 of 8 bytes", told.stdout)
+        stacks = asked(environment, "--stacks", 1).stdout
+        assert re.search(rf"asked.py\", line \d+ in {where}\n", stacks), stacks
+        assert "rank 0 (process" in asked(environment, "--stacks").stdout
+
+
+def test_a_rank_that_is_stopped(job: Job) -> None:
+    with running(job, ranks_of(job, "stops")) as environment:
+        told = json.loads(asked(environment, "--json").stdout)
+        assert re.match(r"rank 1 does not answer: process \d+: stopped", told["attention"][0])
+        assert told["attention"][1].startswith("rank 1 is behind: ranks 0, 2 wait for it")
+        assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
+        assert told["ranks"][0]["groups"][0]["missing"] == [1]
+
+
+def test_under_mpiplus_run_and_in_a_subprocess_of_torchrun(job: Job) -> None:
+    command = [MPIPLUS, "run", "-n", str(RANKS), str(SCRIPTS / "asked.py"), "sleeps"]
+    with running(job, command) as environment:
+        assert "rank 1 is behind" in asked(environment).stdout
+    for rank in range(RANKS):
+        (job.directory / f"ready-{rank}").unlink()
+    if job.installation.vendor != "Open MPI":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        with running(job, [*command, str(SCRIPTS / "asked.py"), "sleeps"]) as environment:
+            assert "rank 1 is behind" in asked(environment).stdout
+
+
+def test_two_jobs_and_one_that_ends(job: Job) -> None:
+    """Without a name both are listed; who watches sees the end."""
+    with running(job, ranks_of(job, "sleeps")) as environment:
+        for rank in range(RANKS):
+            (job.directory / f"ready-{rank}").unlink()
+        with running(job, ranks_of(job, "sleeps")):
+            listed = asked(environment).stdout
+            names = re.findall(r"(?m)^job (\d+): .*asked.py sleeps: 3 ranks", listed)
+            assert len(set(names)) == 2, listed
+            command = [MPIPLUS, "status", names[0], "--watch", "0.5"]
+            watch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            time.sleep(3)
+            assert watch.poll() is None
+        output, _ = watch.communicate(timeout=60)
+        assert watch.returncode == 0
+        assert f"job {names[0]} has ended" in output
+
+
+def test_nobody_to_ask(job: Job) -> None:
+    environment = {**job.installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(job.directory / "none")}
+    told = asked(environment)
+    assert (told.returncode, "no job of this user" in told.stdout) == (1, True)
+    assert "there is none" in asked(environment, "12345").stderr
+
+
+def test_after_destroy(job: Job) -> None:
+    """The process still answers: it has no group."""
+    with running(job, ranks_of(job, "destroyed")) as environment:
+        told = asked(environment).stdout
+        assert told.count("has no group") == RANKS, told
+
+
+def test_a_directory_that_others_may_enter(job: Job) -> None:
+    """No rank puts a socket there, and nobody believes one that is there."""
+    (job.directory / "sockets").mkdir()
+    (job.directory / "sockets").chmod(0o755)
+    with running(job, ranks_of(job, "sleeps")) as environment:
+        assert list((job.directory / "sockets").iterdir()) == []
+        told = asked(environment)
+        assert (told.returncode, "no directory of this user's alone" in told.stderr) == (1, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_told_nothing(job: Job) -> None:
+    """Neither through the directory nor, if somebody has opened that, by the process."""
+    with running(job, ranks_of(job, "sleeps")) as environment:
+        sockets = job.directory / "sockets"
+        assert sockets.stat().st_mode & 0o777 == 0o700
+        path = next(sockets.glob("*.0.*.sock"))
+        for directory in (sockets, *sockets.parents):
+            with contextlib.suppress(PermissionError):
+                directory.chmod(directory.stat().st_mode | 0o005)
+        path.chmod(0o777)
+        program = (
+            "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(10); "
+            "os.chdir(sys.argv[1]); s.connect(sys.argv[2]); s.send(b'status\\n'); print('told', s.recv(100))"
+        )
+        told = subprocess.run(
+            [sys.executable, "-S", "-c", program, str(path.parent), path.name],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert "told b''" in told.stdout or "PermissionError" in told.stderr or "ConnectionReset" in told.stderr, told
+
+
+def test_it_can_be_switched_off(job: Job) -> None:
+    command = ["env", "MPIPLUS_STATUS=0", *ranks_of(job, "sleeps")]
+    with running(job, command) as environment:
+        assert asked(environment).returncode == 1

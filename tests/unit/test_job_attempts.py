@@ -1,0 +1,177 @@
+"""When a job is started again, and where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from torchmpi_plugin.jobs import attempts
+from torchmpi_plugin.jobs.attempts import Attempt, Restarts, is_worth_another, kind_of, parse_restart_on, run_attempts
+from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
+from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes, allocated_nodes
+
+
+def ended(rank: int = 1, **more: object) -> Ending:
+    """One rank of three has failed."""
+    ending = Ending([RankRecord(number, f"h{number}", code=143, signal=15, ended_by_us=True) for number in range(3)])
+    record = ending.records[rank]
+    record.ended_by_us, record.signal = False, 0
+    for name, value in more.items():
+        setattr(record, name, value)
+    return ending
+
+
+def failed(code: int, rank: int = 1) -> JobResult:
+    return JobResult(code, RankFailure(rank, f"h{rank}", code, ""), f"rank {rank} failed")
+
+
+@pytest.mark.parametrize(
+    ("result", "ending", "kind"),
+    [
+        (JobResult(0, None), ended(), ""),
+        (failed(3), ended(code=3), "exit"),
+        (failed(137), ended(code=137, signal=9), "signal"),
+        (failed(1), ended(code=None, gone=True), "lost"),
+        (JobResult(124, None), Ending([], is_timeout=True), "timeout"),
+        (JobResult(130, None), Ending([], signalled=2), ""),
+        (failed(3), Ending(ended(code=3).records, signalled=15), ""),
+        (JobResult(1, None), Ending([], trouble="the ranks did not come up"), ""),
+        (JobResult(1, None), Ending([], trouble="not all came", missing=[2]), "lost"),
+        (JobResult(70, None), Ending([]), "exit"),
+    ],
+)
+def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> None:
+    assert kind_of(result, ending) == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "on", "wanted"),
+    [
+        ("exit", 1, "any", True),
+        ("exit", 127, "any", False),
+        ("exit", 127, "127", True),
+        ("exit", 75, "signal,75", True),
+        ("exit", 1, "signal,75", False),
+        ("lost", 1, "lost", True),
+        ("timeout", 124, "any", True),
+        ("", 130, "130,any", False),
+    ],
+)
+def test_what_the_user_wants(kind: str, code: int, on: str, wanted: bool) -> None:
+    assert is_worth_another(kind, code, parse_restart_on(on)) is wanted
+
+
+@pytest.mark.parametrize("text", ["", "all", "any,", "0", "256", "signal;lost"])
+def test_ends_that_there_are_not(text: str) -> None:
+    with pytest.raises(ValueError, match="is no end of a job"):
+        parse_restart_on(text)
+
+
+class Job:
+    """Ends as the test says, attempt by attempt."""
+
+    def __init__(self, *results: tuple[JobResult, Ending]) -> None:
+        self.results = list(results)
+        self.attempts: list[Attempt] = []
+        self.told: list[str] = []
+
+    def start(self, attempt: Attempt) -> JobResult:
+        self.attempts.append(attempt)
+        result, ending = self.results[attempt.number]
+        attempt.ended(ending)
+        return result
+
+    def run(self, most: int, nodes: SpareNodes | None = None, **more: float) -> JobResult:
+        return run_attempts(self.start, Restarts(most, **more), nodes, self.told.append)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+    monkeypatch.setattr(attempts, "pause", lambda seconds: waited.append(seconds) or 0)
+    return waited
+
+
+FAILED = (failed(3), ended(code=3))
+DONE = (JobResult(0, None), Ending([]))
+
+
+def test_fast_failures_wait_longer_each_time(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(*[FAILED] * 9)
+    assert job.run(8).returncode == 3
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    pauses.clear()
+    monkeypatch.setattr(attempts, "FAST_SECONDS", 0.0)
+    job = Job(FAILED, DONE)
+    assert job.run(8).returncode == 0
+    assert pauses == [0]
+
+
+def test_limits_of_an_attempt_and_of_the_whole(pauses: list[float]) -> None:
+    job = Job(FAILED, DONE)
+    job.run(1, timeout=100.0, attempt_timeout=60.0)
+    assert [attempt.timeout for attempt in job.attempts] == [60, 60]
+    job = Job(FAILED, DONE)
+    job.run(1, timeout=50.0, attempt_timeout=60.0)
+    assert all(49 < (attempt.timeout or 0) <= 50 for attempt in job.attempts)
+
+
+def test_the_time_of_the_whole_is_over_between_two_attempts() -> None:
+    job, began = Job(FAILED, DONE), time.monotonic()
+    assert job.run(1, timeout=0.2).returncode == 124
+    assert time.monotonic() - began < 10
+    assert len(job.attempts) == 1
+
+
+def node_choice(answering: Callable[[str], bool], least: int = 1, most: int = 2, names: str = "a b c") -> SpareNodes:
+    return SpareNodes(names.split(), 2, least, most, answering)
+
+
+def lost_on(node: int) -> tuple[JobResult, Ending]:
+    """Ranks 0 and 1 were on one node, 2 and 3 on the next."""
+    ending = Ending([RankRecord(rank, "ab"[rank // 2], code=143, ended_by_us=True) for rank in range(4)])
+    for record in ending.records[2 * node : 2 * node + 2]:
+        record.code, record.gone = None, True
+    return failed(1, 2 * node), ending
+
+
+def test_a_lost_node_is_left_out(pauses: list[float]) -> None:
+    """A spare one takes its place; without one the job is smaller."""
+    job = Job(lost_on(1), DONE)
+    assert job.run(3, node_choice(lambda name: name != "b")).returncode == 0
+    assert [(attempt.hosts, attempt.nnodes) for attempt in job.attempts] == [("a:2,b:2", 2), ("a:2,c:2", 2)]
+    assert "b no longer answers and will be left out" in job.told[0]
+    job = Job(lost_on(0), DONE)
+    job.run(3, node_choice(lambda name: name != "a", names="a b"))
+    assert [attempt.hosts for attempt in job.attempts] == ["a:2,b:2", "b:2"]
+
+
+def test_a_node_whose_ranks_were_killed_answers(pauses: list[float]) -> None:
+    job = Job(lost_on(1), DONE)
+    job.run(3, node_choice(lambda _: True))
+    assert [attempt.hosts for attempt in job.attempts] == ["a:2,b:2", "a:2,b:2"]
+
+
+def test_too_few_nodes(pauses: list[float]) -> None:
+    job = Job(lost_on(1))
+    result = job.run(3, node_choice(lambda name: name == "a", least=2, names="a b"))
+    assert result.returncode == 1
+    assert "needs 2 node(s) (--nnodes), and there are 1: a" in result.message
+    with pytest.raises(NotEnoughError):
+        node_choice(lambda _: True, least=4).choose()
+
+
+def test_ranks_that_did_not_come_up(pauses: list[float]) -> None:
+    """Because of their node, which is not what the user has said wrong."""
+    ending = Ending([RankRecord(0, "a"), RankRecord(1, "a"), RankRecord(2), RankRecord(3)], trouble="not up")
+    job = Job((JobResult(1, None), ending), DONE)
+    assert job.run(1, node_choice(lambda name: name != "b")).returncode == 0
+    assert job.attempts[1].hosts == "a:2,c:2"
+
+
+def test_nodes_of_an_allocation(tmp_path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    assert allocated_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) == ["n1", "n2"]
+    assert allocated_nodes({"PBS_NODEFILE": "nowhere"}) == allocated_nodes({}) == []

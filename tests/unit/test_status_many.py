@@ -1,0 +1,153 @@
+"""The thread in C that answers, in many processes at once, without torch and MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchmpi_plugin.cli.status_screen import attention_of, screen_of
+from torchmpi_plugin.host import status_files
+from torchmpi_plugin.jobs import asking
+from torchmpi_plugin.jobs.asking import Rank, ask, ask_job
+
+RANKS = 64
+SERVERS = """
+import json, os, sys, time
+from torchmpi_plugin import _shim_int
+from torchmpi_plugin.host import status_files
+lib, ffi = _shim_int.lib, _shim_int.ffi
+size, busy, late = int(sys.argv[1]), sys.argv[2] == "busy", int(sys.argv[3])
+for rank in range(size):
+    if os.fork() == 0:
+        about = {"job": "7", "world_rank": rank, "world_size": size, "node_rank": 0, "host": "h", "pid": os.getpid(),
+                 "program": "train.py", "attempt": "0", "since": time.time()}
+        path = status_files.socket_of("7", rank)
+        with status_files.address_of(path) as address:
+            assert lib.mpp_status_start(os.fsencode(address), json.dumps(about)[1:-1].encode(), -1, 34)
+        group = lib.mpp_group_new(0, rank, size, 0, 1, 1)
+        assert lib.mpp_group_describe(group, json.dumps({"name": "g", "ranks": list(range(size))})[1:-1].encode())
+        print(rank, flush=True)
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            if not busy:
+                time.sleep(1)
+        os._exit(0)
+os.wait()
+"""
+
+
+@contextlib.contextmanager
+def servers(directory: Path, size: int, how: str = "idle") -> Iterator[None]:
+    environment = {**os.environ, "MPIPLUS_STATUS_DIRECTORY": str(directory)}
+    command = [sys.executable, "-c", SERVERS, str(size), how, "0"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True, pass_fds=()
+    )
+    try:
+        assert process.stdout is not None
+        for _ in range(size):
+            assert process.stdout.readline()
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MPIPLUS_STATUS_DIRECTORY", str(tmp_path / "sockets"))
+    return tmp_path / "sockets"
+
+
+@pytest.mark.parametrize("how", ["idle", "busy"])
+def test_64_ranks(directory: Path, how: str) -> None:
+    """All answer at once, also where each wants a core for itself."""
+    with servers(directory, RANKS, how):
+        began = time.monotonic()
+        ranks = ask_job(status_files.sockets())
+        took = time.monotonic() - began
+    print(f"{RANKS} ranks, {how}: {1000 * took:.0f} ms", file=sys.stderr)
+    assert [rank.rank for rank in ranks if rank.answer] == list(range(RANKS))
+    assert screen_of(ranks, ranks, 1.0).count("has called nothing yet") == RANKS
+
+
+def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
+    """Those that have gone are said to be, and their sockets are removed."""
+    with servers(directory, 2):
+        sockets = status_files.sockets()
+        assert len(sockets) == 2
+    until = time.monotonic() + 20  # the kernel needs a moment to end them, and init to take notice
+    while any(asking.state_of(each.pid) != "ended" for each in sockets):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    ranks = ask_job(sockets)
+    assert all("does not answer" in rank.problem and "ended" in rank.problem for rank in ranks)
+    assert status_files.sockets() == []
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [106, 107, 108, 250])
+def test_a_path_longer_than_a_sockets_may_be(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """The kernel takes 107 bytes; a rank below a longer one answers all the same, and no descriptor is left open."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        directory = Path(short)
+        monkeypatch.setenv("MPIPLUS_STATUS_DIRECTORY", str(directory))
+        rest = length - len(str(status_files.socket_of("7", 0)))
+        assert rest > 2
+        for number in range(rest, 0, -100):  # no name may be longer than 255 bytes
+            directory /= "d" * (min(number, 100) - 1)
+        directory.mkdir(parents=True, mode=0o700)
+        monkeypatch.setenv("MPIPLUS_STATUS_DIRECTORY", str(directory))
+        assert len(str(status_files.socket_of("7", 0))) == length
+        with servers(directory, 1):
+            (each,) = status_files.sockets()
+            before = os.listdir("/proc/self/fd")
+            assert json.loads(ask([each], "status", 5.0)[0])["groups"][0]["name"] == "g"
+            assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_it_does_not_understand(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer, and the next who asks gets one."""
+    with servers(directory, 1):
+        sockets = status_files.sockets()
+        assert ask(sockets, "what", 5.0) == ask(sockets, "x" * 1000, 5.0) == ask(sockets, "", 5.0) == {}
+        assert ask(sockets, "stacks", 5.0) == {}  # there is no file for them
+        assert json.loads(ask(sockets, "status", 5.0)[0])["groups"][0]["name"] == "g"
+        monkeypatch.setattr(asking, "PYTHON_SECONDS", 8.0)
+        assert ask(sockets, "others", 8.0) == {}  # no Python answers
+        assert 0 in ask(sockets, "status", 5.0)
+
+
+def group(name: str, **more: object) -> dict:
+    plain = {"name": name, "ranks": [0, 1, 2], "rank": 0, "size": 3, "calls": 5, "bytes": 40, "number": 5, "peer": -1}
+    plain |= {"operation": "all_reduce", "length": 8, "inside": False, "pending": 0, "begun_ago": 9.0, "ended_ago": 8.9}
+    return {**plain, "in_calls": 1.0, "waited": 0.5, "missing": [], "late": {}, **more}
+
+
+def test_the_worst_comes_first() -> None:
+    ranks = [
+        Rank(0, {}, groups=[group("a", inside=True, missing=[2], begun_ago=30.0)]),
+        Rank(1, {}, groups=[group("b", inside=True, missing=[2], begun_ago=0.5)]),  # too short a time to tell
+        Rank(2, None, problem="does not answer: process 5: stopped"),
+    ]
+    assert attention_of(ranks) == [
+        "rank 2 does not answer: process 5: stopped",
+        "rank 2 is behind: rank 0 waits for it in group a for 30.0 s",
+    ]
+
+
+def test_a_directory_of_somebody_elses(directory: Path) -> None:
+    directory.symlink_to("/tmp")
+    for call in (status_files.sockets, status_files.make_directory):
+        with pytest.raises(PermissionError, match="no directory of this user's alone"):
+            call()

@@ -1,0 +1,375 @@
+"""The ways to train that ``mpiplus bench --train`` knows: one table, each row a network made ready for its steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
+
+from .models import CNN, SLEEPER, TRANSFORMER, Task, TransformerStage
+
+_SEED = 11
+_MOMENTUM = 0.9
+#: Steps without an all_reduce, and the one after them that has it.
+_ACCUMULATED = 4
+#: Samples of the pipeline's microbatches, at least, and microbatches for each stage.
+_MICROBATCHES = 2
+_BOTH = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a network is trained.
+
+    Attributes:
+        task: which network.
+        dtype: of its parameters and data.
+        group: the process group; for a step alone, a group that sends nothing.
+        making_group: one that sends, to make DDP and stages on.
+        alone: whether the step is one that does all but communicate.
+    """
+
+    task: Task
+    dtype: torch.dtype
+    group: dist.ProcessGroup
+    making_group: dist.ProcessGroup
+    alone: bool = False
+
+    @property
+    def rank(self) -> int:
+        """This process's in the group."""
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the group."""
+        return dist.get_world_size(self.group)
+
+    def network(self) -> nn.Module:
+        """Return a new one, the same on every rank."""
+        torch.manual_seed(_SEED)
+        return self.task.make().to(self.dtype)
+
+    def batch(self, samples: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Return data and targets, those of ``rank``."""
+        dice = torch.Generator().manual_seed(_SEED + 1 + rank)
+        return self.task.batch(dice, samples, self.dtype)
+
+
+@dataclass
+class Trainee:
+    """A network on one group, with this rank's batch.
+
+    Attributes:
+        step: trains one step and returns the loss before it; 0 on a rank that does not know it.
+        optimizer: what changes the parameters.
+        samples: what all ranks together take in one step.
+        copies: parameters that must be the same on all ranks.
+        buckets: the elements of each bucket of DDP, in the order of their all_reduce; only of one that is alone.
+    """
+
+    step: Callable[[], Tensor]
+    optimizer: Optimizer
+    samples: int
+    copies: Sequence[Tensor] = ()
+    buckets: list[int] = field(default_factory=list)
+
+    def stand_still(self) -> None:
+        """From now on steps take as long and change nothing: many on one batch end in numbers no training has."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+
+    def parameters(self) -> Tensor:
+        """Return a copy of all ``copies``, as one vector of float64."""
+        return torch.cat(
+            [copy.detach().double().flatten() for copy in self.copies]
+            or [torch.empty(0, dtype=torch.double, device="cpu")]
+        )
+
+
+def _loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.float(), targets)
+
+
+def _plain_step(model: nn.Module, optimizer: Optimizer, data: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
+    optimizer.zero_grad()
+    loss = _loss(model(data), targets)
+    (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call,unused-ignore]
+    optimizer.step()
+    return loss.detach()
+
+
+def _sgd(place: Place, model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=place.task.learning_rate, momentum=_MOMENTUM)
+
+
+# ---- DistributedDataParallel ----
+
+Hook = Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]
+
+
+def _done(bucket: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket)
+    return future
+
+
+def _ddp_model(place: Place, bucket_mib: int) -> tuple[DistributedDataParallel, list[int]]:
+    """Return DDP and the list that the lengths of its buckets come into, in each step, if it is alone."""
+    model = DistributedDataParallel(place.network(), process_group=place.making_group, bucket_cap_mb=bucket_mib)
+    lengths: list[int] = []
+    if place.alone:
+
+        def as_it_is(bucket: Tensor) -> torch.futures.Future[Tensor]:
+            lengths.append(bucket.numel())
+            return _done(bucket)
+
+        # Not the function itself: DDP takes no annotations that are text, as all are here.
+        model.register_comm_hook(None, lambda state, bucket: as_it_is(bucket.buffer()))
+    return model, lengths
+
+
+def _ddp(place: Place, bucket_mib: int, zero: bool = False) -> Trainee:
+    model, lengths = _ddp_model(place, bucket_mib)
+    optimizer = _zero_optimizer(place, model) if zero else _sgd(place, model)
+    data, targets = place.batch(place.task.samples, place.rank)
+
+    def step() -> Tensor:
+        lengths.clear()
+        return _plain_step(model, optimizer, data, targets)
+
+    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+
+
+def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    settings: dict[str, Any] = {"lr": place.task.learning_rate, "momentum": _MOMENTUM}
+    return ZeroRedundancyOptimizer(model.parameters(), SGD, process_group=place.group, **settings)
+
+
+def _at_once(place: Place, bucket_mib: int) -> Trainee:
+    """The gradients' all_reduce within the backward pass: what DDP costs where nothing goes on in the background."""
+    model, lengths = _ddp_model(place, bucket_mib)
+    if not place.alone:
+
+        def reduce(bucket: Tensor) -> torch.futures.Future[Tensor]:
+            dist.all_reduce(bucket, group=place.group)
+            return _done(bucket)
+
+        model.register_comm_hook(None, lambda state, bucket: reduce(bucket.buffer()))
+    optimizer = _sgd(place, model)
+    data, targets = place.batch(place.task.samples, place.rank)
+
+    def step() -> Tensor:
+        lengths.clear()
+        # DDP divides gradients by the number of ranks while it copies them, but not for a hook.
+        return _plain_step(model, optimizer, data, targets, 1 / place.size)
+
+    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+
+
+def _accumulation(place: Place, bucket_mib: int) -> Trainee:
+    model, lengths = _ddp_model(place, bucket_mib)
+    optimizer = _sgd(place, model)
+    samples = place.task.samples
+    data, targets = place.batch(samples * _ACCUMULATED, place.rank)
+    parts = list(zip(data.split(samples), targets.split(samples), strict=True))
+
+    def backward(part: tuple[Tensor, Tensor]) -> Tensor:
+        loss = _loss(model(part[0]), part[1]) / _ACCUMULATED
+        loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
+        return loss.detach()
+
+    def step() -> Tensor:
+        lengths.clear()
+        optimizer.zero_grad()
+        with model.no_sync():
+            losses = [backward(part) for part in parts[:-1]]
+        losses.append(backward(parts[-1]))
+        optimizer.step()
+        return torch.stack(losses).sum()
+
+    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+
+
+# ---- the others ----
+
+
+def _fsdp2(place: Place) -> Trainee:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    # What the network returns is a view, which nobody writes to.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    model: Any = place.network()
+    mesh = DeviceMesh.from_group(place.group, "cpu")
+    for part in (*model.layers.layers, model):
+        fully_shard(part, mesh=mesh)
+        if hasattr(part, "set_force_sum_reduction_for_comms"):
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no ReduceOp.AVG
+    optimizer = _sgd(place, model)
+    data, targets = place.batch(place.task.samples, place.rank)
+    return Trainee(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * place.size)
+
+
+def _tensor_parallel(place: Place) -> Trainee:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model: Any = place.network()
+    mesh = DeviceMesh.from_group(place.group, "cpu")
+    for layer in model.layers.layers:
+        # src_data_rank: all ranks have the same parameters already.
+        parts: Any = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
+        parallelize_module(layer, mesh, parts, src_data_rank=None)
+    optimizer = _sgd(place, model)
+    data, targets = place.batch(place.task.samples, rank=0)
+    copies = list(model.scores.parameters())
+    return Trainee(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets), copies)
+
+
+def _pipeline(place: Place) -> Trainee:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = place.rank, place.size
+    whole: Any = place.network()
+    data, targets = place.batch(place.task.samples * size, rank=0)
+    microbatches = _MICROBATCHES * size
+    module = TransformerStage(whole, rank, size)
+    stage = PipelineStage(module, rank, size, torch.device("cpu"), group=place.making_group)
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=_loss)
+    optimizer = _sgd(place, module)
+    inputs_of_step = [data] if rank == 0 else []
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if rank == size - 1:
+            schedule.step(*inputs_of_step, target=targets, losses=losses)
+        else:
+            schedule.step(*inputs_of_step)
+        optimizer.step()
+        return torch.stack(losses).mean().detach() if losses else torch.zeros((), device="cpu")
+
+    if place.alone:
+        step()  # stages tell each other their shapes and dtypes, which nobody can who is alone
+        stage.group = place.group
+    return Trainee(step, optimizer, len(data))
+
+
+# ---- the table ----
+
+
+@dataclass(frozen=True)
+class Way:
+    """One row of the table.
+
+    Attributes:
+        name: what the user calls it.
+        about: what it does, in a line.
+        make: makes a network ready.
+        rows: which networks and dtypes.
+        quick: those of them that ``--quick`` measures too.
+        most_ranks: and 0 for any number.
+    """
+
+    name: str
+    about: str
+    make: Callable[[Place], Trainee]
+    rows: tuple[tuple[Task, str], ...]
+    quick: tuple[tuple[Task, str], ...]
+    most_ranks: int = 0
+
+    def hindrance(self, ranks: int) -> str:
+        """Say why it cannot be done on so many ranks, and nothing if it can."""
+        if self.most_ranks and ranks > self.most_ranks:
+            return f"{ranks} ranks are more than its {self.most_ranks} layers"
+        return ""
+
+    def with_samples(self, samples: int | None) -> Way:
+        """The same with so many samples of a rank in one step."""
+        if samples is None:
+            return self
+        rows, quick = (
+            tuple(
+                (replace(task, samples=samples if task is not SLEEPER else task.samples), dtype)
+                for task, dtype in given
+            )
+            for given in (self.rows, self.quick)
+        )
+        return replace(self, rows=rows, quick=quick)
+
+
+_FLOAT, _BFLOAT = _BOTH
+_ALL = tuple((task, dtype) for task in (CNN, TRANSFORMER) for dtype in _BOTH)
+_FLOATS = ((CNN, _FLOAT), (TRANSFORMER, _FLOAT))
+_ONE, _TWO = ((TRANSFORMER, _FLOAT),), ((TRANSFORMER, _FLOAT), (TRANSFORMER, _BFLOAT))
+
+WAYS = (
+    Way("ddp", "DistributedDataParallel, buckets of 1 MiB", partial(_ddp, bucket_mib=1), _ALL, _ALL),
+    Way("ddp25", "the same, torch's own buckets of 25 MiB", partial(_ddp, bucket_mib=25), _ALL, _FLOATS),
+    Way(
+        "at-once",
+        "DDP with a comm hook that calls all_reduce and waits",
+        partial(_at_once, bucket_mib=1),
+        _ALL,
+        _FLOATS,
+    ),
+    Way(
+        "no-sync",
+        "DDP, gradients of 4 batches, 3 of them in no_sync()",
+        partial(_accumulation, bucket_mib=1),
+        _FLOATS,
+        _ONE,
+    ),
+    Way("fsdp2", "fully_shard of each layer", _fsdp2, _TWO, _ONE),
+    Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, bucket_mib=1, zero=True), _FLOATS, _ONE),
+    Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, most_ranks=4),
+    Way("tensor", "parallelize_module, all_reduces of 192 KiB", _tensor_parallel, _TWO, _ONE),
+    Way(
+        "sleep",
+        "DDP, buckets of 4 MiB, a backward pass that leaves the core idle",
+        partial(_ddp, bucket_mib=4),
+        ((SLEEPER, _FLOAT),),
+        ((SLEEPER, _FLOAT),),
+    ),
+)
+
+
+def choose(names: Sequence[str]) -> list[Way]:
+    """Return these ways, or all if none is named.
+
+    Raises:
+        ValueError: there is no such way.
+    """
+    known = {way.name: way for way in WAYS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no way {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in names] if names else list(WAYS)
+
+
+def planned(ways: Sequence[Way], quick: bool, samples: int | None = None) -> list[tuple[Way, Task, str]]:
+    """Return what is measured, in this order."""
+    sized = [way.with_samples(samples) for way in ways]
+    return [(way, task, dtype) for way in sized for task, dtype in (way.quick if quick else way.rows)]
+
+
+def left_out(ways: Sequence[Way]) -> list[str]:
+    """Return in words what ``--quick`` does not measure; empty if that is nothing."""
+    missing = [
+        f"{way.name} ({task.name}, {dtype})"
+        for way in ways
+        for task, dtype in way.rows
+        if (task, dtype) not in way.quick
+    ]
+    return [f"left out by --quick: {', '.join(missing)}"] if missing else []

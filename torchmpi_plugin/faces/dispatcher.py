@@ -1,0 +1,249 @@
+"""A group behind torch's dispatcher, before torch 2.15: the operators ``torch.ops.c10d.*``, and what they are good for.
+
+torch's front end calls the methods of a process group in Python directly. Two ways lead through the dispatcher instead:
+the operators themselves, which programs and C++ may call, and calls that a TorchDispatchMode such as CommDebugMode is
+to see. There torch's own kernels ask the group for a backend in C++, which ours has from torch 2.15 on only. Before
+that a kernel in Python stands in front of each: it hands over to a group of ours, and calls torch's own for all others.
+That costs these some 30 us for each operation, so the kernels are put there when a program first needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import torch_operators
+from ..group.forms import FORMS, first_form
+from ..group.process_group import ProcessGroupMPI
+from ..tensors.dtypes import PREMUL_SUM
+
+#: The methods of a group, by the names of their operators.
+OPERATORS = {
+    "allgather_": "allgather",
+    "_allgather_base_": "_allgather_base",
+    "allgather_coalesced_": "allgather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_single_coalesced",
+    "allreduce_": "allreduce",
+    "allreduce_coalesced_": "allreduce_coalesced",
+    "alltoall_": "alltoall",
+    "alltoall_base_": "alltoall_base",
+    "barrier": "barrier",
+    "broadcast_": "broadcast",
+    "gather_": "gather",
+    "recv_": "recv",
+    "recv_any_source_": "recv_anysource",
+    "reduce_": "reduce",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_single_coalesced",
+    "scatter_": "scatter",
+    "send": "send",
+}
+_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
+_UNSET_MS = -1
+#: The Work of the operation that was just begun on this thread: torch returns a holder of it, which knows less.
+issued = threading.local()
+
+
+class _Holder(dist.ProcessGroup):
+    """Gives Works to C++.
+
+    C++ keeps the C++ half of an object alone. What a process group in Python returns to it is held whole, so each Work
+    takes that way: as that of a barrier which there is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+        self._handed = threading.local()
+
+    def barrier(self, opts: Any) -> Any:
+        """Called by C++, in :meth:`hold`."""
+        return self._handed.work
+
+    def hold(self, work: Any) -> Any:
+        """A Work of C++'s that keeps one of ours, and asks it."""
+        self._handed.work = work
+        try:
+            return dist.ProcessGroup.barrier(self, dist.distributed_c10d.BarrierOptions())
+        finally:
+            del self._handed.work
+
+
+@functools.cache
+def _holder() -> _Holder:
+    return _Holder()
+
+
+# ---- from an operator to the method ----
+
+
+def _field(name: str, value: Any) -> Any:
+    """An operator's argument as the field of the options."""
+    if name == "reduce_op":
+        kind = dist.ReduceOp.RedOpType(value.op())
+        if kind == PREMUL_SUM:
+            raise ValueError(f"PREMUL_SUM: the operators of torch {torch.__version__} do not tell the factor")
+        return kind
+    return timedelta(milliseconds=value) if name == "timeout" else value
+
+
+#: Arguments of operators that are fields of the options.
+_FIELDS = {
+    "root_rank": "rootRank",
+    "root_tensor": "rootTensor",
+    "reduce_op": "reduceOp",
+    "sparse_indices": "sparseIndices",
+    "device_ids": "device_ids",
+    "async_op": "asyncOp",
+    "asyncOp": "asyncOp",
+    "timeout": "timeout",
+}
+
+
+def _begin(group: ProcessGroupMPI, operator: str, schema: Any, arguments: Sequence[Any]) -> Any:
+    """What an operator's kernel does for a group of ours: the Work."""
+    method = FORMS[OPERATORS[operator]]
+    opts = None if method.options is None else method.options()
+    operands = []
+    for i, described in enumerate(schema.arguments):
+        value = arguments[i] if i < len(arguments) else described.default_value
+        if described.name in _FIELDS:
+            if value is not None and not (described.name == "timeout" and value == _UNSET_MS):
+                setattr(opts, _FIELDS[described.name], _field(described.name, value))
+        elif described.name != "process_group" and operator != "barrier":  # whose tensor only finds the kernel
+            operands.append(value)
+    operands += [] if opts is None else [opts]
+    return first_form(ProcessGroupMPI, OPERATORS[operator])(group, *operands)
+
+
+def _ours(group: Any) -> ProcessGroupMPI | None:
+    found = torch_operators.group_of_operator(group)
+    return found if isinstance(found, ProcessGroupMPI) else None
+
+
+def _kernel(operator: str, schema: Any, original: Any) -> Callable[..., Any]:
+    place = [argument.name for argument in schema.arguments].index("process_group")
+    returns_tensors = len(schema.returns) > 1
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        group = _ours(arguments[place])
+        if group is None:
+            return original.call_boxed(keys, *arguments)
+        issued.work = work = _begin(group, operator, schema, arguments)
+        held = _holder().hold(work).boxed()
+        return (arguments[0], held) if returns_tensors else held
+
+    return kernel
+
+
+@functools.cache
+def install() -> None:
+    """Put the kernels in front of torch's."""
+    for operator in OPERATORS:
+        torch_operators.put_before_kernels("c10d", operator, functools.partial(_kernel, operator))
+
+
+# ---- functional operators that ask the group for a backend ----
+
+
+def _all_gather_out(schema: Any, original: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, tensor: torch.Tensor, size: int, group: Any, **out: torch.Tensor) -> Any:
+        if _ours(group) is not None:
+            install()  # torch's own kernel calls an operator
+        return original.call_boxed(keys, tensor, size, group, **out)
+
+    return kernel
+
+
+def _batch_p2p(schema: Any, original: Any) -> Callable[..., Any]:
+    def kernel(
+        keys: Any, names: list[str], peers: list[int], tags: list[int], tensors: list[torch.Tensor], group: Any
+    ) -> Any:
+        ours = _ours(group)
+        if ours is None:
+            return original.call_boxed(keys, names, peers, tags, tensors, group)
+        results = []
+        for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True):
+            sends = name == "isend"
+            work = (ours.send if sends else ours.recv)([tensor], peer, tag)
+            result = tensor.new_empty(0) if sends else tensor
+            torch_operators.register_work(result, _holder().hold(work))
+            results.append(result)
+        return results
+
+    return kernel
+
+
+@functools.cache
+def install_functional() -> None:
+    """The kernels of functional operators that C++ cannot carry out for a group in Python."""
+    torch_operators.put_before_kernels("_c10d_functional", "all_gather_into_tensor_out", _all_gather_out)
+    torch_operators.put_before_kernels("_c10d_functional", "batch_p2p_ops", _batch_p2p)
+
+
+def attach(group: ProcessGroupMPI) -> None:
+    """Let torch's operators work with a group that has no backend in C++, as far as this torch allows."""
+    if torch_operators.can_replace_kernels():
+        install_functional()
+        group._allow_operators, group._show_to_modes = install, show_to_modes
+
+
+# ---- from the method to the operator ----
+
+
+class _Caught(Exception):  # noqa: N818 - no error
+    """An operator as C++ called it."""
+
+    def __init__(self, function: Any, arguments: Any, named: Any) -> None:
+        self.function, self.arguments, self.named = function, arguments, named
+
+
+class _Catching(TorchDispatchMode):
+    """Keeps C++ from calling an operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            raise _Caught(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))  # barrier makes a tensor to find the kernel by
+
+
+class _Unknown(dist.ProcessGroup):
+    """A group with torch's own methods, each of which calls an operator."""
+
+
+@functools.cache
+def _unknown() -> _Unknown:
+    return _Unknown(0, 1)  # type: ignore[call-arg]
+
+
+def _operator_of(name: str, operands: tuple[Any, ...]) -> _Caught:
+    """The operator by which torch's own group carries out a method: only C++ can make all of its arguments."""
+    try:
+        with _Catching():
+            getattr(dist.ProcessGroup, name)(_unknown(), *operands)
+    except _Caught as caught:
+        return caught
+    raise RuntimeError(f"torch {torch.__version__} calls no operator for {name}")
+
+
+def show_to_modes(group: ProcessGroupMPI, name: str, *operands: Any) -> Any:
+    """Carry out a method by torch's operator, so that the TorchDispatchModes of this thread see it; its Work."""
+    if torch_operators.hides_from_modes() or not hasattr(dist.ProcessGroup, name):
+        return first_form(type(group), name)(group, *operands)
+    call = _operator_of(name, operands)
+    boxed = group.boxed()
+    arguments = [boxed if torch_operators.is_group(argument) else argument for argument in call.arguments]
+    issued.work = None
+    returned = call.function(*arguments, **call.named)
+    work, issued.work = issued.work, None
+    if work is not None:
+        return work
+    last = returned[-1] if isinstance(returned, (list, tuple)) else returned
+    return dist.Work.unbox(last)  # a mode has done something else

@@ -1,0 +1,297 @@
+"""The forms in which c10d's bound methods may be called, and how each becomes the one that the methods here take.
+
+pybind tries the overloads of a method one after the other and takes the first that the arguments fit; so does this
+module. The table is compared with the documentation of torch's own methods by ``tests/unit/test_forms.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from .. import torch_internals
+
+_INT64 = 1 << 63
+#: How many TorchDispatchModes, such as CommDebugMode, this thread has entered.
+modes = torch_internals.mode_counter()
+
+
+class MisfitError(TypeError):
+    """An argument that is not of its parameter's type."""
+
+
+# ---- what an argument becomes, as pybind converts it ----
+
+
+def _tensor(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise MisfitError
+    return value
+
+
+def _list(value: Any) -> Any:
+    """A sequence of tensors, or what can be run through once; a tensor stands for a list of one."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
+        raise MisfitError
+    return list(value)
+
+
+def _lists(value: Any) -> Any:
+    """Lists of tensors; one list stands for a list of one."""
+    lists = _list(value)
+    if len(lists) > 0 and isinstance(lists[0], torch.Tensor):
+        return [lists]
+    return [_list(each) for each in lists]
+
+
+def _int(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        if isinstance(value, float) or not hasattr(value, "__int__"):
+            raise MisfitError from None
+        number = int(value)
+    if not -_INT64 <= number < _INT64:
+        raise MisfitError
+    return number
+
+
+def _ints(value: Any) -> list[int]:
+    if value is None:  # as torch's front end has it
+        return []
+    if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
+        raise MisfitError
+    return [_int(each) for each in value]
+
+
+def _op(value: Any) -> Any:
+    if not isinstance(value, (c10d.ReduceOp, c10d.ReduceOp.RedOpType)):
+        raise MisfitError
+    return value
+
+
+def _timeout(value: Any) -> timedelta | None:
+    if value is None or isinstance(value, timedelta):
+        return value
+    if isinstance(value, float):
+        return timedelta(seconds=value)
+    raise MisfitError
+
+
+#: The kinds of parameters. A tensor in place of a list of them is the only entry of that list, and so on.
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "tensor": _tensor,
+    "list": _list,
+    "lists": _lists,
+    "int": _int,
+    "ints": _ints,
+    "tag": _int,
+}
+_DEPTHS = {"tensor": 0, "list": 1, "lists": 2}
+#: Parameters that are fields of the options, and may be left out.
+_FIELDS = {"op": ("reduceOp", _op), "timeout": ("timeout", _timeout)}
+#: A field of the options that may not.
+_ROOT = "root"
+#: An operand that may be left out: torch's own methods want it always.
+_TAG = "tag"
+
+
+class Form(NamedTuple):
+    """One overload.
+
+    Attributes:
+        kinds: of its parameters, by their names; "opts" is the options as a whole.
+        wraps: for each tensor parameter, in how many lists it is put.
+    """
+
+    kinds: dict[str, str]
+    wraps: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(self.kinds)})"
+
+
+class Method(NamedTuple):
+    """The forms of one method. The first is the one that the methods here take.
+
+    Attributes:
+        options: the type of its last argument; None: it has no options.
+    """
+
+    options: Any
+    forms: tuple[Form, ...]
+
+
+def _method(options: Any, *texts: str) -> Method:
+    forms: list[Form] = []
+    for text in texts:
+        parameters = [parameter.strip().partition(": ") for parameter in text.split(",")] if text else []
+        kinds = {name: kind or name for name, _, kind in parameters}
+        depths = [_DEPTHS[kind] for kind in kinds.values() if kind in _DEPTHS]
+        full = [_DEPTHS[kind] for kind in forms[0].kinds.values() if kind in _DEPTHS] if forms else depths
+        forms.append(Form(kinds, tuple(most - depth for most, depth in zip(full, depths, strict=True))))
+    return Method(options, tuple(forms))
+
+
+_GATHER = "output: tensor, input: tensor, opts"
+_SCATTER = "outputTensor: tensor, inputTensor: tensor, opts"
+_COALESCED = "outputs: list, inputs: list, opts"
+_ALL_TO_ALL = "output: tensor, input: tensor, output_split_sizes: ints, input_split_sizes: ints"
+
+FORMS = {
+    "barrier": _method(c10d.BarrierOptions, "opts", "timeout"),
+    "broadcast": _method(c10d.BroadcastOptions, "tensors: list, opts", "tensor: tensor, root, timeout"),
+    "allreduce": _method(
+        c10d.AllreduceOptions, "tensors: list, opts", "tensors: list, op, timeout", "tensor: tensor, op, timeout"
+    ),
+    "allreduce_coalesced": _method(c10d.AllreduceCoalescedOptions, "tensors: list, opts"),
+    "reduce": _method(c10d.ReduceOptions, "tensors: list, opts", "tensor: tensor, root, op, timeout"),
+    "allgather": _method(
+        c10d.AllgatherOptions,
+        "output_tensors: lists, input_tensors: list, opts",
+        "output_tensors: list, input_tensor: tensor, timeout",
+    ),
+    "allgather_coalesced": _method(c10d.AllgatherOptions, "output_lists: lists, input_list: list, opts"),
+    "gather": _method(
+        c10d.GatherOptions,
+        "output_tensors: lists, input_tensors: list, opts",
+        "output_tensors: list, input_tensor: tensor, root, timeout",
+    ),
+    "gather_single": _method(c10d.GatherOptions, _GATHER),
+    "scatter": _method(
+        c10d.ScatterOptions,
+        "output_tensors: list, input_tensors: lists, opts",
+        "output_tensor: tensor, input_tensors: list, root, timeout",
+    ),
+    "reduce_scatter": _method(
+        c10d.ReduceScatterOptions,
+        "output_tensors: list, input_tensors: lists, opts",
+        "output: tensor, input: list, op, timeout",
+    ),
+    "alltoall": _method(
+        c10d.AllToAllOptions,
+        "output_tensors: list, input_tensors: list, opts",
+        "output_tensors: list, input_tensors: list, timeout",
+    ),
+    "alltoall_base": _method(c10d.AllToAllOptions, f"{_ALL_TO_ALL}, opts", f"{_ALL_TO_ALL}, timeout"),
+    "_allgather_base": _method(c10d.AllgatherOptions, _GATHER),
+    "_reduce_scatter_base": _method(c10d.ReduceScatterOptions, _SCATTER),
+    "all_gather_single_coalesced": _method(c10d.AllgatherOptions, _COALESCED),
+    "reduce_scatter_single_coalesced": _method(c10d.ReduceScatterOptions, _COALESCED),
+    "send": _method(None, "tensors: list, dstRank: int, tag"),
+    "recv": _method(None, "tensors: list, srcRank: int, tag"),
+    "recv_anysource": _method(None, "arg0: list, arg1: tag"),
+}
+#: Other names of some of them.
+ALIASES = {
+    "all_gather_single": "_allgather_base",
+    "allgather_into_tensor": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "gather_into_tensor": "gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}
+
+
+# ---- from the call to the one form ----
+
+
+def _wrapped(value: Any, times: int) -> Any:
+    """In lists; a list of nothing stays one: it is no rank's."""
+    return value if times == 0 or (isinstance(value, (list, tuple)) and not value) else [value]
+
+
+def _by_name(form: Form, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    if len(arguments) > len(form.kinds):
+        raise MisfitError
+    given = dict(zip(form.kinds, arguments, strict=False))
+    if not named.keys() <= form.kinds.keys() - given.keys():
+        raise MisfitError
+    return given | named
+
+
+def _fit(method: Method, form: Form, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """The arguments of the first form, made of those of this one; or MisfitError."""
+    given = _by_name(form, arguments, named)
+    operands: list[Any] = []
+    fields: dict[str, Any] = {}
+    opts = None
+    for name, kind in form.kinds.items():
+        if kind == "opts":
+            opts = given.get(name)
+            if opts is not None and not isinstance(opts, method.options):
+                raise MisfitError
+        elif kind in _FIELDS:
+            field, read = _FIELDS[kind]
+            fields[field] = read(given[name]) if name in given else None
+        elif name not in given and kind == _TAG:
+            operands.append(0)
+        elif name not in given:
+            raise MisfitError
+        elif kind == _ROOT:
+            fields["rootRank"] = _int(given[name])
+        else:
+            value = _KINDS[kind](given[name])
+            operands.append(_wrapped(value, form.wraps[len(operands)]) if kind in _DEPTHS else value)
+    if method.options is None:
+        return operands
+    opts = method.options() if opts is None else opts
+    for field, value in fields.items():
+        if value is not None:
+            setattr(opts, field, value)
+    return [*operands, opts]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        inner = sorted({_described(each) for each in value})
+        return f"{type(value).__name__} of {' and '.join(inner)}" if inner else f"an empty {type(value).__name__}"
+    return type(value).__name__
+
+
+def read(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """The arguments of a call, in the method's first form.
+
+    Raises:
+        TypeError: they fit none of its forms.
+    """
+    method = FORMS[name]
+    for form in method.forms:
+        try:
+            return _fit(method, form, arguments, named)
+        except MisfitError:
+            pass
+    given = [_described(value) for value in arguments]
+    given += [f"{word}={_described(value)}" for word, value in named.items()]
+    forms = " or ".join(map(str, method.forms))
+    raise TypeError(f"{name}(): incompatible function arguments: ({', '.join(given)}). It takes {forms}")
+
+
+def taking_all(name: str, method: Any) -> Any:
+    """A method that takes the first form, as one that takes all."""
+
+    @functools.wraps(method)
+    def operation(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self._show_to_modes is not None and modes():
+            return self._show_to_modes(self, name, *read(name, arguments, named))
+        return method(self, *read(name, arguments, named))
+
+    operation.first_form = method  # type: ignore[attr-defined]
+    return operation
+
+
+def first_form(group_class: type, name: str) -> Any:
+    """A method of a class of groups without what :func:`taking_all` has put around it."""
+    return getattr(group_class, name).first_form

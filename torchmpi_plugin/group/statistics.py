@@ -1,0 +1,170 @@
+"""What a group's operations have taken, as C counts them; and at the world's end who has waited for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import settings
+from ..diagnosis import monitor
+from ..engine import activity, engine
+
+_NS = 1e-9
+#: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.
+_ANSWER_SECONDS = 5.0
+_KEY = "mpiplus/summary/{}"
+
+
+class Counted(Protocol):
+    """What is needed of a group."""
+
+    @property
+    def communicator(self) -> Any:
+        """With the group's handle."""
+
+    def rank(self) -> int:
+        """This process in it."""
+
+    def size(self) -> int:
+        """How many ranks it has."""
+
+    def global_rank(self, rank: int) -> int:
+        """The rank in the world of one in the group."""
+
+    def get_group_store(self) -> Any:
+        """The group's store."""
+
+
+def of(group: Counted) -> dict[str, Any]:
+    """The figures of an open group: see :func:`torchmpi_plugin.statistics`."""
+    lib, ffi = engine.start().lib, engine.start().ffi
+    kinds = lib.mpp_call_kinds()
+    figures: Any = ffi.new("uint64_t[]", 2 * kinds + 2)
+    late: Any = ffi.new("int64_t[]", group.size())
+    lib.mpp_group_statistics(group.communicator.handle, figures, late)
+    names = [ffi.string(lib.mpp_call_name(kind)).decode() for kind in range(kinds)]
+    called = {name: (int(figures[2 * kind]), int(figures[2 * kind + 1])) for kind, name in enumerate(names)}
+    return {
+        "rank": group.rank(),
+        "size": group.size(),
+        "operations": {name: {"calls": calls, "bytes": size} for name, (calls, size) in called.items() if calls},
+        "seconds_in_calls": _NS * figures[2 * kinds],
+        "seconds_waiting": _NS * figures[2 * kinds + 1],
+        "seconds_waited_for": {group.global_rank(rank): _NS * late[rank] for rank in range(group.size()) if late[rank]},
+    }
+
+
+# ---- at the end ----
+
+_began = time.monotonic()
+_seconds: Counter[str] = Counter()
+_waited_for: Counter[int] = Counter()
+
+
+def begin() -> None:
+    """A new world begins."""
+    global _began  # noqa: PLW0603
+    _began = time.monotonic()
+    _seconds.clear()
+    _waited_for.clear()
+
+
+def end(group: Any) -> None:
+    """A group is about to end, for the second time perhaps; nothing here may keep it alive."""
+    if not group.closed:
+        _collect(group)
+    activity.forget(group)
+    monitor.stop(group)
+
+
+def _collect(group: Counted) -> None:
+    """Remember its figures, and with the world report those of all ranks."""
+    with contextlib.suppress(ValueError):  # a wrong value is an error of init_process_group
+        wanted = settings.SUMMARY.value()
+        if not wanted or not group.communicator.handle:
+            return
+        found = of(group)
+        _seconds["in_calls"] += found["seconds_in_calls"]
+        _seconds["waiting"] += found["seconds_waiting"]
+        _waited_for.update(found["seconds_waited_for"])
+        if monitor.answers_for(group):  # type: ignore[arg-type]
+            _report(group, wanted)
+
+
+def _report(world: Counted, wanted: str) -> None:
+    """This rank's figures go to rank 0 through the store, and rank 0 prints all."""
+    own = {
+        "host": socket.gethostname(),
+        "seconds": time.monotonic() - _began,
+        "in_calls": _seconds["in_calls"],
+        "waiting": _seconds["waiting"],
+        "waited_for": dict(_waited_for),
+    }
+    store = world.get_group_store()
+    with contextlib.suppress(RuntimeError):  # the store has gone, with rank 0
+        if world.rank() != 0:
+            store.set(_KEY.format(world.rank()), json.dumps(own))
+            return
+        ranks = {0: own, **_of_others(store, world.size())}
+        print(table(ranks, world.size()), file=sys.stderr, flush=True)
+        if wanted != "1":
+            Path(wanted).write_text(json.dumps({str(rank): ranks[rank] for rank in sorted(ranks)}, indent=1))
+
+
+def _of_others(store: Any, size: int) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    until = time.monotonic() + _ANSWER_SECONDS
+    while len(found) < size - 1 and time.monotonic() < until:
+        for rank in range(1, size):
+            if rank not in found and store.check([_KEY.format(rank)]):
+                found[rank] = json.loads(store.get(_KEY.format(rank)))
+        time.sleep(0.02)
+    return found
+
+
+def table(ranks: dict[int, dict[str, Any]], size: int) -> str:
+    """The ranks' shares of time in communication, and who was waited for longest."""
+    waited_for: Counter[int] = Counter()
+    for figures in ranks.values():
+        waited_for.update({int(rank): seconds for rank, seconds in figures["waited_for"].items()})
+    lines = [
+        f"mpiplus: time in communication, {size} ranks, {ranks[0]['seconds']:.1f} s",
+        f"{'rank':>6} {'in calls':>9} {'waiting':>8} {'others waited for it':>21}  host",
+    ]
+    for rank in sorted(ranks):
+        of_rank = ranks[rank]
+        shares = [of_rank[name] / max(of_rank["seconds"], _NS) for name in ("in_calls", "waiting")]
+        late = f"{waited_for[rank]:.1f} s"
+        lines.append(f"{rank:>6} {shares[0]:>9.1%} {shares[1]:>8.1%} {late:>21}  {of_rank['host']}")
+    if missing := sorted(set(range(size)) - set(ranks)):
+        lines.append(f"mpiplus: no figures of {len(missing)} rank(s): {missing[:16]}")
+    if waited_for:
+        rank, seconds = waited_for.most_common(1)[0]
+        lines.append(f"mpiplus: rank {rank} was waited for longest: {seconds:.1f} s of other ranks' time in all")
+    return "\n".join(lines)
+
+
+# ---- for Prometheus ----
+
+
+def as_text(name: str, found: dict[str, Any]) -> str:
+    """Figures of a group in Prometheus' text format."""
+    labels = f'group="{name}",rank="{found["rank"]}"'
+    lines = ["# TYPE mpiplus_calls_total counter"]
+    operations = found["operations"].items()
+    lines += [f'mpiplus_calls_total{{{labels},operation="{name}"}} {one["calls"]}' for name, one in operations]
+    lines.append("# TYPE mpiplus_bytes_total counter")
+    lines += [f'mpiplus_bytes_total{{{labels},operation="{name}"}} {one["bytes"]}' for name, one in operations]
+    for figure in ("seconds_in_calls", "seconds_waiting"):
+        lines.append(f"# TYPE mpiplus_{figure}_total counter")
+        lines.append(f"mpiplus_{figure}_total{{{labels}}} {found[figure]:.6f}")
+    lines.append("# TYPE mpiplus_seconds_waited_for_total counter")
+    for late, seconds in found["seconds_waited_for"].items():
+        lines.append(f'mpiplus_seconds_waited_for_total{{{labels},late_rank="{late}"}} {seconds:.6f}')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,120 @@
+"""Where the ranks of this user on this node answer ``mpiplus status``: sockets in a directory for this user alone.
+
+Not below TMPDIR, which batch systems set for each job: who asks could not find it. Imports neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import settings
+
+_ROOT = Path("/tmp")
+#: The kernel's limit for the path of a socket: sizeof sun_path, less the zero at the end.
+_LONGEST = 107
+
+
+class RankSocket(NamedTuple):
+    """A rank's socket: ``JOB.RANK.PID.sock``."""
+
+    job: str
+    rank: int
+    pid: int
+    path: Path
+
+
+def directory() -> Path:
+    """Where the sockets are."""
+    return Path(os.environ.get(settings.STATUS_DIRECTORY) or _ROOT / f"mpiplus-{os.geteuid()}")
+
+
+def make_directory() -> Path:
+    """The directory, made if need be, and safe.
+
+    Raises:
+        OSError: it cannot be made, or others could have put something there.
+    """
+    path = directory()
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    check(path)
+    return path
+
+
+def check(path: Path) -> None:
+    """See that only this user can have put something there.
+
+    Raises:
+        PermissionError: others could.
+        FileNotFoundError: there is no such directory.
+    """
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is no directory of this user's alone (mode 0700)")
+
+
+def state_of(process: int) -> str:
+    """The letter for it in the kernel's table of processes; empty: there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def sockets() -> list[RankSocket]:
+    """Of all ranks, by job and rank. Those whose process is gone are removed.
+
+    Raises:
+        PermissionError: others could have put something there.
+    """
+    path = directory()
+    try:
+        check(path)
+    except FileNotFoundError:
+        return []
+    found = []
+    for file in path.glob("*.sock"):
+        job, rank, pid = [*file.name.split("."), "", "", ""][:3]
+        if not (rank.isdigit() and pid.isdigit()):
+            continue
+        if state_of(int(pid)) not in ("", "Z", "X"):
+            found.append(RankSocket(job, int(rank), int(pid), file))
+        else:
+            file.unlink(missing_ok=True)
+    return sorted(found)
+
+
+def socket_of(job: str, rank: int) -> Path:
+    """The path for this process, where nothing is.
+
+    Raises:
+        OSError: the directory cannot be made, or is not safe.
+    """
+    path = make_directory() / f"{job}.{rank}.{os.getpid()}.sock"
+    path.unlink(missing_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """What to bind or connect to for a socket with this path, which may be longer than the kernel takes.
+
+    A long one is named through a descriptor of its directory, which is open only inside the context. The directory is
+    not entered: other threads may rely on the working directory.
+
+    Raises:
+        OSError: there is no such directory, or no descriptor is left.
+    """
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

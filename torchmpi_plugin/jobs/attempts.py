@@ -1,0 +1,211 @@
+"""A job that is started again when a rank fails: how often, after which ends, on which nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .loop import run
+from .outcome import Ending, JobResult
+from .signals import ENDING, FORWARDED, caught
+from .spare_nodes import NotEnoughError, SpareNodes
+
+#: How an attempt may end that is worth another one.
+KINDS = ("signal", "exit", "lost", "timeout")
+_ANY = "any"
+#: A shell's codes for a program that cannot be run: another attempt will not find it either.
+_CANNOT_RUN = (126, 127)
+#: An attempt that was over earlier has hardly worked. The next ones wait, longer each time.
+FAST_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 1.0, 60.0
+
+
+class Restarts(NamedTuple):
+    """What the user wants.
+
+    Attributes:
+        most: how often to start again.
+        on: after which ends: of KINDS, or exit codes, or any.
+        timeout: seconds for the whole, all attempts together; None: no limit.
+        attempt_timeout: seconds for each attempt.
+    """
+
+    most: int = 0
+    on: frozenset[str] = frozenset({_ANY})
+    timeout: float | None = None
+    attempt_timeout: float | None = None
+
+
+class Attempt(NamedTuple):
+    """One start of the job, for whoever makes it.
+
+    Attributes:
+        number: 0 for the first.
+        timeout: seconds for it; None: no limit.
+        hosts: where, as ``--hosts`` has it; None: as the user has said.
+        nnodes: how many nodes; None: as the user has said.
+        ended: is to be told how it ended.
+    """
+
+    number: int
+    timeout: float | None
+    hosts: str | None
+    nnodes: int | None
+    ended: Callable[[Ending], None]
+
+
+def parse_restart_on(text: str) -> frozenset[str]:
+    """Split ``signal,lost,75``.
+
+    Raises:
+        ValueError: an end that there is not.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in (*KINDS, _ANY) and not (word.isdigit() and 0 < int(word) < 256):
+            raise ValueError(
+                f"{word!r} is no end of a job; there are {_ANY}, {', '.join(KINDS)} and exit codes, 1 to 255"
+            )
+    return frozenset(words)
+
+
+def kind_of(result: JobResult, ending: Ending) -> str:
+    """How an attempt ended, of KINDS; empty where another one would make no difference."""
+    if not result.returncode or ending.signalled:
+        return ""
+    if ending.trouble:
+        return "lost" if ending.missing else ""
+    if ending.is_timeout:
+        return "timeout"
+    if result.failure is None:
+        return "exit"
+    record = ending.records[result.failure.rank]
+    if record.gone_without_a_word:
+        return "lost"
+    return "signal" if record.signal else "exit"
+
+
+def is_worth_another(kind: str, code: int, on: frozenset[str]) -> bool:
+    """Whether the user wants another attempt after such an end."""
+    if str(code) in on:
+        return bool(kind)
+    return kind in on or (_ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))
+
+
+def pause_before(fast_failures: int) -> float:
+    """Seconds to wait after so many attempts in a row that were over fast."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (fast_failures - 1)) if fast_failures else 0.0
+
+
+def run_attempts(
+    start: Callable[[Attempt], JobResult],
+    restarts: Restarts,
+    nodes: SpareNodes | None,
+    tell: Callable[[str], None],
+) -> JobResult:
+    """Start a job, again and again where that is wanted, and return how its last attempt ended.
+
+    Args:
+        start: makes an attempt.
+        restarts: when to start again.
+        nodes: where it may run, if there is a choice.
+        tell: shows a line to the user. The last attempt's message is the caller's to show.
+    """
+    try:
+        return _Attempts(start, restarts, nodes, tell).run()
+    except KeyboardInterrupt:  # between two attempts, when nothing runs
+        return JobResult(128 + signal.SIGINT, None, "mpiplus run: SIGINT came between two attempts")
+
+
+class _Attempts:
+    def __init__(
+        self,
+        start: Callable[[Attempt], JobResult],
+        restarts: Restarts,
+        nodes: SpareNodes | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._start, self._restarts, self._nodes, self._tell = start, restarts, nodes, tell
+        self._number = self._fast = 0
+        self._until = None if restarts.timeout is None else time.monotonic() + restarts.timeout
+
+    def run(self) -> JobResult:
+        while True:
+            began = time.monotonic()
+            try:
+                result, ending = self._attempt()
+            except NotEnoughError as error:
+                return JobResult(1, None, f"mpiplus run: {error}")
+            kind = kind_of(result, ending)
+            if result.returncode and not ending.signalled and self._left() != 0:
+                kind = self._without_lost_nodes(kind, ending)
+            if self._left() == 0 or not is_worth_another(kind, result.returncode, self._restarts.on):
+                return result
+            if self._number == self._restarts.most:
+                return result._replace(message=self._used_up(result.message))
+            self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
+            if (ended := self._wait(result)) is not None:
+                return ended
+
+    def _attempt(self) -> tuple[JobResult, Ending]:
+        limits = [limit for limit in (self._left(), self._restarts.attempt_timeout) if limit is not None]
+        endings: list[Ending] = []
+        chosen = self._nodes.choose() if self._nodes else []
+        hosts = self._nodes.as_option(chosen) if self._nodes else None
+        attempt = Attempt(self._number, min(limits, default=None), hosts, len(chosen) or None, endings.append)
+        return self._start(attempt), endings[0]
+
+    def _left(self) -> float | None:
+        """Of the time of all attempts; None: there is no limit."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def _without_lost_nodes(self, kind: str, ending: Ending) -> str:
+        """Leave out the nodes that no longer answer; the kind of the end with that known."""
+        lost = self._nodes.leave_out_lost(ending) if self._nodes else []
+        if lost:
+            self._tell(
+                f"mpiplus run: {', '.join(lost)} no longer answer{'s' if len(lost) == 1 else ''} and will be left out"
+            )
+        return "lost" if lost else kind
+
+    def _used_up(self, message: str) -> str:
+        if not self._restarts.most:
+            return message
+        return f"{message}\nmpiplus run: this was the last of {self._restarts.most} restarts"
+
+    def _wait(self, result: JobResult) -> JobResult | None:
+        """Say what has happened and what comes, and wait for it; how the job ended where a signal comes instead."""
+        seconds = pause_before(self._fast)
+        self._number += 1
+        when = f"in {seconds:g} s" if seconds else "now"
+        self._tell(f"{result.message}\nmpiplus run: restart {self._number} of at most {self._restarts.most} {when}")
+        left = self._left()
+        number = pause(seconds if left is None else min(seconds, left))
+        if number:
+            name = signal.Signals(number).name
+            return JobResult(128 + number, None, f"mpiplus run: {name} came between two attempts")
+        if self._left() == 0:
+            return result._replace(
+                returncode=124, message="mpiplus run: the time limit has passed between two attempts"
+            )
+        return None
+
+
+def pause(seconds: float) -> int:
+    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to."""
+
+    async def wait() -> int:
+        loop = asyncio.get_running_loop()
+        came: asyncio.Future[int] = loop.create_future()
+
+        def hear(number: int) -> None:
+            if number in ENDING and not came.done():
+                came.set_result(number)
+
+        with caught(FORWARDED, loop, hear):
+            done, _ = await asyncio.wait([came], timeout=seconds)
+        return came.result() if done else 0
+
+    return run(wait())

@@ -1,0 +1,54 @@
+"""The MPI's daemon that has started this rank: it may be killed, and it may outlive a job whose launcher is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+#: By the names of their processes. Others are not ours to end: Slurm's serve more than this job.
+_NAMES = {"prted", "orted", "hydra_pmi_proxy", "hydra_pmi_prox", "prterun", "pmi_proxy"}
+_END_SECONDS = 2.0
+
+
+class Daemon:
+    """The parent of a guard.
+
+    Args:
+        guard: the process number of its child.
+    """
+
+    def __init__(self, guard: int) -> None:
+        self._guard = guard
+        self._process = _parent_of(guard)
+
+    def has_died(self) -> bool:
+        """Whether the guard has lost its parent, though it lives."""
+        now = _parent_of(self._guard)
+        return bool(self._process and now and now != self._process)
+
+    def end(self) -> None:
+        """Its launcher is gone, and so is what it has started. It waits for a connection that has died too."""
+        if self._process <= 1 or _name_of(self._process) not in _NAMES or self.has_died():
+            return
+        with contextlib.suppress(OSError):
+            os.kill(self._process, signal.SIGTERM)
+            until = time.monotonic() + _END_SECONDS
+            while time.monotonic() < until and _name_of(self._process):
+                time.sleep(0.05)
+            if _name_of(self._process) in _NAMES:
+                os.kill(self._process, signal.SIGKILL)
+
+
+def _parent_of(process: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _name_of(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""

@@ -1,0 +1,102 @@
+"""The nodes that a job may run on, and those of them that have been lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .outcome import Ending, RankRecord
+
+
+class NotEnoughError(Exception):
+    """Fewer nodes are left than the job needs."""
+
+
+def allocated_nodes(environment: Mapping[str, str]) -> list[str]:
+    """The names of the batch allocation's nodes; none where it does not tell."""
+    if nodes := environment.get("SLURM_JOB_NODELIST"):
+        try:
+            shown = subprocess.run(
+                ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, timeout=20
+            )
+            return shown.stdout.decode().split()
+        except (OSError, subprocess.SubprocessError):
+            return []
+    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+        try:
+            return list(dict.fromkeys(Path(environment[variable]).read_text().split()))
+        except (KeyError, OSError):
+            continue
+    return []
+
+
+class SpareNodes:
+    """Chooses nodes for each attempt.
+
+    Args:
+        names: of all nodes, the first to be taken first.
+        ranks: on each.
+        least, most: how many the job may have.
+        answers: whether a node can run something now.
+    """
+
+    def __init__(self, names: Sequence[str], ranks: int, least: int, most: int, answers: Callable[[str], bool]) -> None:
+        self._names, self._ranks, self._least, self._most = list(names), ranks, least, most
+        self._answers = answers
+        self._chosen: list[str] = []
+
+    def choose(self) -> list[str]:
+        """The nodes of the next attempt.
+
+        Raises:
+            NotEnoughError: there are too few.
+        """
+        if len(self._names) < self._least:
+            left = ", ".join(self._names) or "none"
+            raise NotEnoughError(
+                f"the job needs {self._least} node(s) (--nnodes), and there are {len(self._names)}: {left}"
+            )
+        self._chosen = self._names[: self._most]
+        return self._chosen
+
+    def as_option(self, nodes: Sequence[str]) -> str:
+        """As ``--hosts`` has them."""
+        return ",".join(f"{name}:{self._ranks}" for name in nodes)
+
+    def leave_out_lost(self, ending: Ending) -> list[str]:
+        """Those of the last attempt on which no rank could be reached, and which still do not answer."""
+        by_node: dict[str, list[RankRecord]] = {name: [] for name in self._chosen}
+        for record in ending.records:
+            by_node[self._node_of(record)].append(record)
+        suspects = [name for name, records in by_node.items() if all(_is_lost(record) for record in records)]
+        lost = [name for name in suspects if not self._answers(name)]
+        self._names = [name for name in self._names if name not in lost]
+        return lost
+
+    def _node_of(self, record: RankRecord) -> str:
+        """By the name that it gave, else by its place: the user may have named nodes in another way, or by address."""
+        for name in self._chosen:
+            if record.host and name.partition(".")[0] == record.host.partition(".")[0]:
+                return name
+        return self._chosen[min(record.rank // self._ranks, len(self._chosen) - 1)]
+
+
+def _is_lost(record: RankRecord) -> bool:
+    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.host
+
+
+def named_nodes(
+    hosts: str | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
+) -> list[str]:
+    """The nodes that the user names, else those of the batch allocation.
+
+    Raises:
+        ValueError: what the user names cannot be read.
+    """
+    from .hosts import parse_hosts, read_hostfile
+
+    if hosts or hostfile:
+        return [host.name for host in (parse_hosts(hosts) if hosts else read_hostfile(hostfile or ""))]
+    return allocated_nodes(environment)

@@ -1,0 +1,97 @@
+"""This process answers ``mpiplus status``: a thread in C, on a socket, from the first world to the end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..engine import engine
+from ..host import status_files
+
+log = logging.getLogger("torchmpi_plugin")
+
+#: Of the signals for applications one that is hardly in use: faulthandler writes the stacks on it.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+_path: Path | None = None
+
+
+def start(rank: int, size: int, node_rank: int) -> None:
+    """Answer for this rank of a new world; where that is impossible, say so in the log and do without."""
+    global _path  # noqa: PLW0603
+    if not settings.STATUS.value():
+        return
+    stop()
+    lib = engine.start().lib
+    port = os.environ.get("MASTER_PORT", "0")
+    about = {
+        "job": port,
+        "world_rank": rank,
+        "world_size": size,
+        "node_rank": node_rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "program": " ".join(sys.argv)[:200],
+        "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        "since": time.time(),
+    }
+    try:
+        path = status_files.socket_of(port, rank)
+        with status_files.address_of(path) as address:
+            listens = lib.mpp_status_start(os.fsencode(address), _members(about), _stacks_file(), STACK_SIGNAL)
+        if not listens:
+            raise OSError(f"nobody can listen at {path}")
+        _path = path
+        _stop_at_exit()
+    except OSError as error:
+        log.info("mpiplus: mpiplus status will not find this process: %s", error)
+
+
+def describe(group: Any, name: str, ranks: Sequence[int]) -> None:
+    """Count a group's operations from now on."""
+    about = {"name": name, "ranks": list(ranks)}
+    engine.start().lib.mpp_group_describe(group.communicator.handle, _members(about))
+
+
+def stop() -> None:
+    """No more answers."""
+    global _path  # noqa: PLW0603
+    if _path is not None:
+        engine.start().lib.mpp_status_stop()
+        with contextlib.suppress(OSError):
+            _path.unlink()
+        _path = None
+
+
+def _members(about: dict[str, Any]) -> bytes:
+    """As members of a JSON object, without its braces."""
+    return json.dumps(about)[1:-1].encode()
+
+
+@functools.cache
+def _stacks_file() -> int:
+    """A file in memory, to which faulthandler writes all threads' stacks on a signal; -1: it cannot."""
+    try:
+        descriptor = os.memfd_create("mpiplus-stacks")
+        faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
+    except (OSError, RuntimeError, ValueError):
+        return -1
+    return descriptor
+
+
+@functools.cache
+def _stop_at_exit() -> None:
+    owner = os.getpid()
+    atexit.register(lambda: stop() if os.getpid() == owner else None)

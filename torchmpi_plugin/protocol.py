@@ -1,0 +1,56 @@
+"""What a build of mpiplus takes for granted of the builds on other nodes, as one number.
+
+It stands for all that ranks tell each other: over MPI (tags, agreements between nodes, pieces of long operations), in
+shared memory (counters, slots), and over the store. CONTRIBUTING.md says when to raise it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from .names import describe_ranks
+
+PROTOCOL = 1
+#: Of a build that does not say, since it is older than the number.
+UNKNOWN = 0
+
+
+class Build(NamedTuple):
+    """What a rank says of its mpiplus."""
+
+    protocol: int
+    version: str
+    host: str
+
+    def __str__(self) -> str:
+        number = f"protocol {self.protocol}" if self.protocol != UNKNOWN else "a protocol without number"
+        return f"mpiplus {self.version} ({number})"
+
+
+def this(host: str) -> Build:
+    """This rank's, which is on ``host``."""
+    try:
+        found = version("torchmpi-plugin")
+    except PackageNotFoundError:  # run from a directory
+        found = "of no known version"
+    return Build(PROTOCOL, found, host)
+
+
+def disagreement(builds: Sequence[Build]) -> str:
+    """What is to be said of ranks with these builds, by rank; nothing if they understand each other."""
+    if len({build.protocol for build in builds}) < 2:
+        return ""
+    kinds: dict[tuple[int, str], list[int]] = {}
+    for rank, build in enumerate(builds):
+        kinds.setdefault((build.protocol, build.version), []).append(rank)
+    who = []
+    for ranks in kinds.values():
+        hosts = list(dict.fromkeys(builds[rank].host for rank in ranks))
+        more = f" and {len(hosts) - 4} more" if len(hosts) > 4 else ""
+        who.append(f"{builds[ranks[0]]} on {', '.join(hosts[:4])}{more} ({describe_ranks(ranks)})")
+    return (
+        f"the nodes have different builds of mpiplus, which do not understand each other: {'; '.join(who)}. Install "
+        f"the same one on all nodes"
+    )
