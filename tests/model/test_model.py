@@ -43,7 +43,7 @@ COMPARED = {
     "step": "eadf2fb148c5",
     "step_refusal": "70c69719f102",
     "mpp_shm_out_of_memory": "6828cfa147d9",
-    "mpp_enqueue_shm": "57ee80980fce",
+    "mpp_enqueue_shm": "c5446268ee41",
 }
 
 

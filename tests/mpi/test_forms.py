@@ -191,7 +191,10 @@ def test_as_over_gloo(case: str, gloo, group, world) -> None:
     got = made(group, make(world.rank, world.size))
     assert len(got) == len(wanted)
     for mine, its in zip(got, wanted, strict=True):
-        assert torch.equal(mine, its), (mine, its)
+        # A product of floats is rounded in the order of its factors, which nobody promises.
+        torch.testing.assert_close(
+            mine, its, rtol=None if "PRODUCT" in case else 0, atol=None if "PRODUCT" in case else 0
+        )
 
 
 @pytest.mark.mpi(min_size=2)

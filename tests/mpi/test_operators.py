@@ -310,6 +310,7 @@ def fresh_compiler(world, tmp_path, monkeypatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.timeout(400)  # every rank compiles C++; 24 s on three ranks and two idle cores
 @pytest.mark.parametrize(
     ("compiler", "how"), [("eager", "as it is"), ("aot_eager", "as it is"), *(("inductor", how) for how in SETTINGS)]
 )
@@ -323,6 +324,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, gloo, group)
         assert not compare(wanted, gathers(group, compiler), how)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_compiled_messages_as_over_gloo(compiler: str, gloo, group) -> None:
     import torch._dynamo.config as dynamo

@@ -20,7 +20,10 @@ dist.init_process_group("mpiplus")
 rank = dist.get_rank()
 tensor = torch.full((4,), float(rank + 1))
 dist.all_reduce(tensor)
-print("sum", tensor[0].item(), "of", dist.get_world_size(), "node", os.environ["NODE_RANK"], sys.argv[1:], flush=True)
+# In one piece, as the ranks share what they print to; and before a rank fails, which ends the others.
+words = ("sum", tensor[0].item(), "of", dist.get_world_size(), "node", os.environ["NODE_RANK"], sys.argv[1:])
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+dist.barrier()
 if "fail" in sys.argv and rank == 3:
     raise ArithmeticError("this one is meant")
 if "fail first" in sys.argv and rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

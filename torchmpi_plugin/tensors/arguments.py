@@ -63,13 +63,11 @@ def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether the elements lie somewhere; of a storage that was freed only the tensor's offset is left."""
-    if tensor.numel() == 0:
-        return True
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # what torch.func makes of a tensor
+    except RuntimeError:  # what torch.func makes of a tensor, also where it has no elements
         return False
-    return address != tensor.storage_offset() * tensor.element_size()
+    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()
 
 
 def _is_in_order(tensor: torch.Tensor) -> bool:
