@@ -41,14 +41,16 @@ int mpp_cores_are_taken(mpp_core_load *l, int64_t now, int64_t used, int64_t idl
     return l->taken;
 }
 
-/* ns; of all cores together, since the machine started. -1: the kernel does not say. */
+/* ns; of all cores together, since the machine started. -1: the kernel does not say. Opened each time: a program may
+ * close every descriptor that it has not opened itself. */
 static int64_t idle_ns(void) {
-    static int file = -2;
-    if (file == -2) file = open("/proc/uptime", O_RDONLY | O_CLOEXEC);
+    int file = open("/proc/uptime", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return -1;
     char text[64] = "";
     double up, idle;
-    if (file < 0 || pread(file, text, sizeof text - 1, 0) <= 0 || sscanf(text, "%lf %lf", &up, &idle) != 2) return -1;
-    return (int64_t)(idle * 1e9);
+    ssize_t got = read(file, text, sizeof text - 1);
+    close(file);
+    return got > 0 && sscanf(text, "%lf %lf", &up, &idle) == 2 ? (int64_t)(idle * 1e9) : -1;
 }
 
 /* How long this call may poll, after those before it were complete in time or not. The more often the others did not

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from .. import settings
 from ..host import launchers
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
-from . import launcher_fit
+from . import launcher_fit, pmi
 from . import library as mpi_library
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _initialise(module: Any) -> None:
         "It waits for all processes of the job: each of them must call init_process_group, or import mpi4py.MPI. One "
         "that computes first, has failed or cannot be reached holds up all"
     )
-    with _ending(mpi_library.import_shim(module).lib, "MPI_Init", _init_seconds, waits_for):
+    with pmi.memory_of_zeros(), _ending(mpi_library.import_shim(module).lib, "MPI_Init", _init_seconds, waits_for):
         module.Init_thread(getattr(module, f"THREAD_{level.upper()}"))
 
 
