@@ -227,7 +227,8 @@ def _tensor_parallel(place: Place) -> Trainee:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     model: Any = place.network()
-    mesh = DeviceMesh.from_group(place.group, "cpu")
+    # Meshes of the same ranks and names are equal, and DTensor takes for each operation the first that it has seen.
+    mesh = DeviceMesh.from_group(place.group, "cpu", mesh_dim_names=(place.group.group_name,))
     for layer in model.layers.layers:
         # src_data_rank: all ranks have the same parameters already.
         parts: Any = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
