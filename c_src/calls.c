@@ -98,10 +98,14 @@ static void ask_hosts(shm_op *s, mpp_channel *c) {
     atomic_store_explicit(&c->counters[0].agreed, s->first + 1, memory_order_release);
 }
 
+static int has_agreed(const shm_op *s, mpp_channel *c) {
+    return atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) > s->first;
+}
+
 static int check_with_hosts(shm_op *s, mpp_channel *c) {
     const mpp_opinion *all = &c->counters[0].opinion;
-    if (c->rank == 0) ask_hosts(s, c);
-    if (atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) <= s->first) return MPP_PENDING;
+    if (c->rank == 0 && !has_agreed(s, c)) ask_hosts(s, c);
+    if (!has_agreed(s, c)) return MPP_PENDING;
     s->checked = !all->differ;
     if (s->checked) return MPP_PENDING;
     int other = all->signature[0] != s->signature ? 0 : 1;
@@ -109,6 +113,11 @@ static int check_with_hosts(shm_op *s, mpp_channel *c) {
     s->op.detail[1] = s->lengths ? (int64_t)s->lengths[all->rank[other]] : -1;
     s->theirs = all->call[other];
     return pass_over(s, c, all->most);
+}
+
+int mpp_ask_early(shm_op *s, mpp_channel *c) {
+    if (c->rank == 0 && !has_agreed(s, c)) ask_hosts(s, c);
+    return has_agreed(s, c) && !c->counters[0].opinion.differ;
 }
 
 int mpp_check_calls(shm_op *s, mpp_channel *c) {

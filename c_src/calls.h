@@ -9,5 +9,7 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
 /* Whether they agree, which `checked` says then, also with the other hosts: MPP_FAILED if not, and pending until that
  * is known. */
 int mpp_check_calls(shm_op *s, mpp_channel *c);
+/* Between hosts: goes on asking them about a call whose turn has not come; whether all have made this one. */
+int mpp_ask_early(shm_op *s, mpp_channel *c);
 
 #endif

@@ -193,30 +193,41 @@ static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
 /* Whether this rank's data of the next chunk has come from the device it may be on. */
 static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
 
-static int fly(shm_op *s, mpp_channel *c) {
+/* Whether a chunk was there to be sent, or has come. */
+static int send_and_receive(shm_op *s) {
     int moved = 0;
     for (; s->launched < s->written && all_written(s, s->launched); s->launched++, moved = 1)
         mpp_launch(s, s->launched);
-    if (s->reduced == s->launched || !mpp_land(s)) return moved;
-    atomic_store_explicit(&c->counters[c->rank].reduced, s->first + s->reduced, memory_order_release);
+    return (s->reduced < s->launched && mpp_land(s)) || moved;
+}
+
+static int fly(shm_op *s, mpp_channel *c) {
+    _Atomic uint64_t *reduced = &c->counters[c->rank].reduced;
+    int moved = send_and_receive(s);
+    uint64_t come = s->first + s->reduced; /* some of them before it was the operation's turn */
+    if (come <= atomic_load_explicit(reduced, memory_order_relaxed)) return moved;
+    atomic_store_explicit(reduced, come, memory_order_release);
+    return 1;
+}
+
+static int write_next(shm_op *s, mpp_channel *c) {
+    rank_counters *mine = &c->counters[c->rank];
+    uint64_t number = s->first + s->written;
+    if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s)) return 0;
+    if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
+    s->written++;
+    mine->signature[number % (uint64_t)c->ring] = s->signature;
+    if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
+    atomic_store_explicit(&mine->in, number + 1, memory_order_release);
     return 1;
 }
 
 /* One round over write, reduce, read; whether anything moved. */
 static int advance(shm_op *s, mpp_channel *c) {
     rank_counters *mine = &c->counters[c->rank];
-    int moved = 0;
-    uint64_t number = s->first + s->written;
-    if (s->written < s->chunks && may_write(s, c, number) && is_loaded(s)) {
-        if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
-        s->written++;
-        mine->signature[number % (uint64_t)c->ring] = s->signature;
-        if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
-        atomic_store_explicit(&mine->in, number + 1, memory_order_release);
-        moved = 1;
-    }
+    int moved = write_next(s, c);
     if (!s->checked) return moved;
-    number = s->first + s->reduced;
+    uint64_t number = s->first + s->reduced;
     if (s->route && s->route->first_leg) {
         moved |= fly(s, c);
     } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
@@ -270,11 +281,43 @@ static int move(shm_op *s, mpp_channel *c) {
 
 static int is_aborted(const mpp_op *op) { return atomic_load_explicit(&op->group->aborted, memory_order_relaxed); }
 
+static int overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    uintptr_t first = (uintptr_t)a, second = (uintptr_t)b;
+    return a && b && first < second + b_bytes && second < first + a_bytes;
+}
+
+/* Whether an operation's data may be touched before the one in front of it is done: those of lists are not compared. */
+static int is_apart(const shm_op *s, const shm_op *before) {
+    const void *mine[] = {s->in, s->out}, *theirs[] = {before->in, before->out};
+    if (s->in_list || s->out_list || before->in_list || before->out_list) return 0;
+    for (int i = 0; i < 4; i++)
+        if (overlaps(mine[i / 2], s->bytes, theirs[i % 2], before->bytes)) return 0;
+    return 1;
+}
+
+/* Between hosts the next operation is agreed about, and its chunks are sent, while the last ones of the operation
+ * before are under way: an answer takes its time, in which the network would have nothing to do. Nobody reads what has
+ * come, and no call is refused, before it is the operation's turn. Not for one that can fail on this rank alone, as its
+ * data come from a device: a failure takes back what is expected. */
+static void look_ahead(shm_op *s, mpp_channel *c) {
+    const shm_op *before = c->head;
+    if (before->later != s || before->written < before->chunks || !before->checked) return;
+    if (before->op.failure || s->op.failure || before->op.staging || s->op.staging) return;
+    if (before->how.has_premul || s->how.has_premul) return; /* their factors have one place in the channel */
+    if (before->refused || c->refused || is_aborted(&s->op) || !is_apart(s, before)) return;
+    if (s->checked || !s->written) write_next(s, c);
+    if (s->checked && s->route && s->route->first_leg) send_and_receive(s);
+    else if (!s->checked && s->written && all_written(s, 0)) s->checked = mpp_ask_early(s, c);
+}
+
 static int step(mpp_op *op) {
     shm_op *s = (shm_op *)op;
     mpp_channel *c = op->group->channel;
     int state;
-    if (c->head != s) return MPP_PENDING;
+    if (c->head != s) {
+        if (c->hosts) look_ahead(s, c);
+        return MPP_PENDING;
+    }
     if (is_aborted(op)) {
         if (c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
         state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
