@@ -86,6 +86,8 @@ int mpp_broadcast_across(shm_op *s) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
     }
+    const mpp_hosts *h = mpp_hosts_of(s);
+    if (h->count == 2 && h->lanes == 1 && s->chunk_bytes > MPP_EAGER) s->chunk_bytes = MPP_EAGER;
     if (mpp_goes_directly(s)) s->write = NULL;
     else if (reads) s->read = root_host(s) == mpp_hosts_of(s)->here ? read_from_root_here : mpp_read_lanes;
     return mpp_fly(s, &flying);

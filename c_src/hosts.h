@@ -52,8 +52,11 @@ struct mpp_hosts {
     mpp_flight flights[MAX_RING];
 };
 
-/* The most that rides with an agreement; and of what is sent whole at every level, as with Open MPI messages of more
- * than 64 KiB over TCP wait for an answer first. */
+/* A chunk that goes to another host whole has at most this length: with Open MPI a message of more than 64 KiB over
+ * TCP, its header included (btl_tcp_eager_limit), waits for an answer first. */
+enum { MPP_EAGER = 60 << 10 };
+
+/* The most that rides with an agreement; and of what is sent whole at every level, for the same reason. */
 enum { MPP_PAYLOAD = 64 << 10, MPP_WHOLE_PAYLOAD = 32 << 10, MPP_HOST_TAGS = 16 };
 
 static inline int mpp_local_count(const mpp_hosts *h, int host) { return h->first[host + 1] - h->first[host]; }

@@ -42,7 +42,8 @@ _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_L
 /* How much of a block from another host one chunk brings; the same on all hosts. */
 static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
     size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
-    return most > slot_bytes ? slot_bytes : most < CACHE_LINE ? CACHE_LINE : most;
+    size_t at_most = slot_bytes < MPP_EAGER ? slot_bytes : MPP_EAGER;
+    return most > at_most ? at_most : most < CACHE_LINE ? CACHE_LINE : most;
 }
 
 /* For a group of `ranks`, of which `here` are on this host. */

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 LINE = 64
 OPINION = 192  # bytes: what a host's ranks call
 PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that rides with it; and of what is sent whole at every level
+EAGER = 60 << 10  # the most of a chunk that goes to another host whole
 RING = 4
 INBOXES = 16 << 20
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -106,7 +107,7 @@ class Group:
     @property
     def inbox(self) -> int:
         """How much of each block from another host a chunk of an all_gather carries."""
-        return max(LINE, min(self.slot, INBOXES // (self.ranks * RING) // LINE * LINE))
+        return max(LINE, min(self.slot, EAGER, INBOXES // (self.ranks * RING) // LINE * LINE))
 
 
 # ---- with the agreement ----
@@ -234,7 +235,8 @@ def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
     host, hosts = group.host_of[rank], group.hosts
     if group.on_host[host].index(rank) >= group.lanes:
         return Sent()
-    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.lanes * (hosts - 1))
+    chunks = math.ceil(nbytes / chunk_bytes(group, "broadcast"))
+    piece = nbytes / (group.lanes * (hosts - 1))
     to = hosts - 1 if host == group.host_of[root] else hosts - 2
     return Sent(chunks * to, to * piece)
 
@@ -297,7 +299,12 @@ def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
 
 def chunk_bytes(group: Group, operation: str) -> int:
     """How much one chunk carries of the tensor, or of each block."""
-    pieces = {"all_gather": group.inbox, "reduce_scatter": group.slot // group.window // LINE * LINE}
+    goes_whole = group.hosts == 2 and group.lanes == 1
+    pieces = {
+        "all_gather": group.inbox,
+        "reduce_scatter": group.slot // group.window // LINE * LINE,
+        "broadcast": min(group.slot, EAGER) if goes_whole else group.slot,
+    }
     return pieces.get(operation, group.slot)
 
 

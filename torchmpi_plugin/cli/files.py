@@ -43,7 +43,7 @@ class Files:
             try:
                 import matplotlib  # noqa: F401
             except ImportError as error:
-                return f"--plot needs matplotlib ({error}): pip install 'torchmpi-plugin[plot]'"
+                return f"--plot needs matplotlib ({error}): pip install matplotlib"
         return tune.hindrance(hosts) if self.tuning else ""
 
     def write(self, report: Report, hosts: Sequence[str], console: Console) -> None:

