@@ -402,10 +402,10 @@ class Group(Outcomes):
             return how
         code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
         if code is None or operation_code is None:
-            raise TypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
+            raise arguments.ArgumentTypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
         boolean_sum = dtype is torch.bool and kind in (AVG, PREMUL_SUM)
         if boolean_sum or not self._lib.mpp_reduction_supported(code, operation_code):
-            raise ValueError(f"{operation}: {kind.name} makes no sense for {dtype}")
+            raise arguments.ArgumentError(f"{operation}: {kind.name} makes no sense for {dtype}")
         how = self._ffi.new("mpp_reduction *")
         how.dtype, how.op, how.premul, how.divisor = code, operation_code, 1.0, 1
         if kind == AVG:
