@@ -258,13 +258,25 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[Any, int], Any]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_send_nothing(case: str, group, world) -> None:
+def test_wrong_arguments_send_nothing(case: str, gloo, group, world) -> None:
+    """Who catches what gloo raises catches this too."""
     kind, words, call = WRONG[case]
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as ours:
         call(group, world.size)
+    with pytest.raises(Exception) as theirs:
+        call(gloo, world.size)
+    assert isinstance(ours.value, RuntimeError) or not isinstance(theirs.value, RuntimeError)
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == world.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_root_of_another_group(new_group, world) -> None:
+    group = new_group([0])
+    if world.rank == 0:
+        with pytest.raises(ValueError, match="not part of group"):
+            dist.broadcast(torch.ones(1), 1, group=group)
 
 
 @pytest.mark.mpi(min_size=2)
