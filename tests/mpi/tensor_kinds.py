@@ -82,6 +82,11 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
     return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
 
+def conjugate(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of memory that holds the conjugate."""
+    return torch.conj_physical(tensor).conj()
+
+
 def read_only(tensor: torch.Tensor) -> torch.Tensor:
     """In memory that nobody can write to."""
     values = tensor.contiguous().numpy()
@@ -200,4 +205,4 @@ def content(tensor: Any) -> torch.Tensor:
         return tensor.inside
     if isinstance(tensor, AsyncCollectiveTensor):
         return tensor.elem
-    return tensor.detach().as_subclass(torch.Tensor).resolve_neg()
+    return tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()

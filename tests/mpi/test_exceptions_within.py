@@ -16,7 +16,8 @@ from groups import FACE
 from operation_table import TABLE
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from torchmpi_plugin import torch_internals
+from torchmpi_plugin import engine, torch_internals
+from torchmpi_plugin.mpi import runtime
 
 pytestmark = pytest.mark.skipif(FACE != "process_group", reason="asks the group itself")
 OPERATIONS = 1000
@@ -75,6 +76,25 @@ def ends_in_a_turn(group: Any) -> None:
         raise StopError
 
 
+def ends_in_a_turn_of_its_node(group: Any) -> None:
+    from torchmpi_plugin.dist import run_local_rank_zero_first
+
+    with run_local_rank_zero_first(group):
+        raise StopError
+
+
+def ends_in_chunks(group: Any) -> None:
+    with engine.set_chunk_limit(64):
+        dist.all_reduce(torch.ones(100), group=group)
+        raise StopError
+
+
+def ends_with_mpi_to_itself(group: Any) -> None:
+    """Of the lock, which the engine's threads need afterwards."""
+    with runtime.exclusive():
+        raise StopError
+
+
 def ends_in_inference_mode(group: Any) -> None:
     with torch.inference_mode():
         dist.all_reduce(torch.ones(2), group=group)
@@ -90,6 +110,7 @@ def ends_on_another_device(group: Any) -> None:
 BLOCKS = (
     *(ends, ends_later, ends_in_an_operation, ends_in_a_batch, ends_within_another),
     *(ends_in_a_profile, ends_in_a_turn, ends_in_inference_mode, ends_on_another_device),
+    *(ends_in_a_turn_of_its_node, ends_in_chunks, ends_with_mpi_to_itself),
 )
 
 
@@ -112,6 +133,7 @@ def operate(group: Any) -> None:
 def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_group, monkeypatch) -> None:
     # It keeps some thousand entries.
     monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)
+    limit = runtime.shim().lib.mpp_get_chunk_limit()
     group = new_group(None)
     operate(group)
     with contextlib.suppress(StopError, ValueError, RuntimeError):
@@ -124,6 +146,7 @@ def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_gro
     operate(group)
     gc.collect()
     assert group._calls.coalescing is None
+    assert runtime.shim().lib.mpp_get_chunk_limit() == limit
     assert descriptors() <= opened
     assert len(group._engine._registry) <= pending
     assert len(gc.get_objects()) - blocks < OPERATIONS / 4

@@ -176,6 +176,8 @@ def made(group: Any, call: Call) -> list[torch.Tensor]:
 
 def wanted_of(gloo: Any, call: Call) -> list[torch.Tensor]:
     try:
+        if call.method in ("gather", "scatter") and torch.__version__ < "2.13" and "root" in call.named:
+            raise TypeError("gloo wants no list on the other ranks, and this torch makes one of it")
         return made(gloo, call)
     except TypeError:  # an older torch has fewer forms
         assert torch.__version__ < "2.13"
@@ -186,6 +188,8 @@ def wanted_of(gloo: Any, call: Call) -> list[torch.Tensor]:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("case", [*FORMS, *SEVERAL])
 def test_as_over_gloo(case: str, gloo, group, world) -> None:
+    if case.startswith("reduce_scatter") and "op" in case and torch.__version__ < "2.13":
+        pytest.skip("older gloo adds, whatever the operation")
     make = {**FORMS, **SEVERAL}[case]
     wanted = wanted_of(gloo, make(world.rank, world.size))
     got = made(group, make(world.rank, world.size))

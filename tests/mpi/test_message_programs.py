@@ -1,12 +1,10 @@
 """Random programs of messages and collectives that must complete, as MPI's rules have it, do so with the right values.
 
-MPIPLUS_TEST_SEED is where the dice begin, MPIPLUS_TEST_FULL=1 asks for thousands. A program that fails is made smaller
-as long as it goes on failing.
+The seed is where the dice begin. A program that fails is made smaller as long as it goes on failing.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -14,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sampling
 import torch
 import torch.distributed as dist
 from groups import FACE, RANKS
@@ -37,9 +36,8 @@ pytestmark = [
     pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
     pytest.mark.timeout(1800),
 ]
-SEED = os.environ.get("MPIPLUS_TEST_SEED", "1")
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
-PROGRAMS = 3000 if FULL else 200
+SEED = sampling.seed()
+PROGRAMS = sampling.count("random programs of messages: of each placement", 3000, 200)
 SECONDS = 10  # until a program counts as one that hangs; a busy machine takes its time
 MOST_TRIES = 25
 #: Elements of all messages of a program: those that MPI sends at once, and those that wait for their receiver.

@@ -300,7 +300,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fresh_compiler(world, tmp_path, monkeypatch) -> Iterator[None]:
     if world.size > 3:
         pytest.skip("what is compiled on three ranks is compiled on more")
@@ -314,7 +314,7 @@ def fresh_compiler(world, tmp_path, monkeypatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("compiler", "how"), [("eager", "as it is"), ("aot_eager", "as it is"), *(("inductor", how) for how in SETTINGS)]
 )
-def test_compiled_collectives_as_over_gloo(compiler: str, how: str, gloo, group) -> None:
+def test_compiled_collectives_as_over_gloo(compiler: str, how: str, gloo, group, fresh_compiler) -> None:
     import torch._inductor.config as inductor
 
     settings = {name: value for name, value in SETTINGS[how].items() if hasattr(inductor, name)}
@@ -326,7 +326,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, gloo, group)
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-def test_compiled_messages_as_over_gloo(compiler: str, gloo, group) -> None:
+def test_compiled_messages_as_over_gloo(compiler: str, gloo, group, fresh_compiler) -> None:
     import torch._dynamo.config as dynamo
 
     if not hasattr(dynamo, "enable_p2p_compilation"):

@@ -2,18 +2,18 @@
 results were written in the order of their list.
 
 Each case is drawn from a seed, for each rank another layout within one storage; and every rank works out what all of
-them have. MPIPLUS_TEST_SEED is where the dice begin, MPIPLUS_TEST_FULL=1 asks for more cases.
+them have. The seed is where the dice begin.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import sampling
 import torch
 import torch.distributed as dist
 from groups import FACE
@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
     pytest.mark.timeout(900),
 ]
-SEED = os.environ.get("MPIPLUS_TEST_SEED", "1")
-CASES = 4000 if os.environ.get("MPIPLUS_TEST_FULL") == "1" else 150
+SEED = sampling.seed()
+CASES = sampling.count("overlaps: cases of each operation", 4000, 150)
 #: Elements: in one slot, and in several, of shared memory.
 SHORT, LONG = (0, 1, 2, 5), (9000,)
 Views = list[torch.Tensor]

@@ -41,7 +41,7 @@ class Shim(NamedTuple):
 
 _we_finalize = False
 #: The shim's functions, once they are loaded.
-_lib: Any = None
+_lib: Lib | None = None
 
 #: True in a process forked from one in which MPI runs: MPI must not be touched there.
 forked = False
@@ -126,7 +126,7 @@ def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None
 
 
 @contextlib.contextmanager
-def _ending(lib: Any, doing: str, seconds: float, why: str, has_word: bool = True) -> Iterator[None]:
+def _ending(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = True) -> Iterator[None]:
     watchdog = settings.WATCHDOG.value()
     who = f"process {os.getpid()} on {socket.gethostname()}"
     until = f", until {seconds:g} s have passed" if seconds < math.inf else ""

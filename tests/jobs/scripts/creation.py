@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
@@ -84,10 +86,21 @@ def fails(where: str) -> None:
 def goes_without(where: str) -> None:
     """Shared memory that one rank cannot have is none for all, and no error."""
     dist.init_process_group("mpiplus", timeout=LONG)
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = told.append
+    logging.getLogger("torchmpi_plugin").addHandler(handler)
     with FAULTS[where]() if ME == GUILTY else contextlib.nullcontext():
-        group = dist.new_group()
-    assert not group.communicator.shares_memory
-    check_works(group)
+        groups = [dist.new_group() for _ in range(3)]
+    words = [record.getMessage() for record in told if "no shared memory on this rank" in record.getMessage()]
+    assert len(words) == (ME == GUILTY), words  # once, where it is so
+    for group in groups:
+        assert not group.communicator.shares_memory
+        check_works(group)
+    # Calls are compared all the same.
+    with raises(dist.DistBackendError, "all_reduce", rf"rank {GUILTY}\b"):
+        dist.all_reduce(torch.ones(8 if ME == GUILTY else 4), group=groups[0])
+    check_works(groups[1])
     dist.destroy_process_group()
 
 
@@ -167,9 +180,9 @@ def killed() -> None:
 
 def builds() -> None:
     """One rank has another build of mpiplus: all are told of both, before anything is shared."""
+    pattern = rf"different builds of mpiplus.*\(protocol {protocol.PROTOCOL}\).*9\.9\.9 \(protocol 99\)"
     if ME == GUILTY:
         protocol.PROTOCOL, protocol.version = 99, lambda name: "9.9.9"
-    pattern = r"different builds of mpiplus.*\(protocol 1\).*9\.9\.9 \(protocol 99\)"
     with raises(dist.DistBackendError, pattern, rf"rank {GUILTY}\)"):
         dist.init_process_group("mpiplus", timeout=LONG)
 
