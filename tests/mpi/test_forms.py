@@ -267,9 +267,10 @@ def test_wrong_arguments_send_nothing(case: str, gloo, group, world) -> None:
     kind, words, call = WRONG[case]
     with pytest.raises(kind, match=words) as ours:
         call(group, world.size)
-    with pytest.raises(Exception) as theirs:
-        call(gloo, world.size)
-    assert isinstance(ours.value, RuntimeError) or not isinstance(theirs.value, RuntimeError)
+    if case != "sizes that do not add up":  # which gloo begins, with memory that is not the tensor's
+        with pytest.raises(Exception) as theirs:
+            call(gloo, world.size)
+        assert isinstance(ours.value, RuntimeError) or not isinstance(theirs.value, RuntimeError)
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == world.size
