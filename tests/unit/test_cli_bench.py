@@ -14,13 +14,22 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin import cli
-from torchmpi_plugin.cli import measure
-from torchmpi_plugin.cli.bench import parse_names, parse_sizes
-from torchmpi_plugin.cli.files import Files
-from torchmpi_plugin.cli.measure import Timing, calls_per_block, interleave
-from torchmpi_plugin.cli.report import Report, format_us, in_words, open_console, table_cells, table_header
-from torchmpi_plugin.cli.results import FRONT_END, NONBLOCKING, RAW, SMALL, Link, Overlap, Row, bus_factor, comparisons
-from torchmpi_plugin.cli.sizes import fit_size, format_size, parse_size
+from torchmpi_plugin.cli.bench.command import measure, parse_names, parse_sizes
+from torchmpi_plugin.cli.bench.files import Files
+from torchmpi_plugin.cli.bench.measure import Timing, calls_per_block, interleave
+from torchmpi_plugin.cli.bench.report import Report, format_us, in_words, open_console, table_cells, table_header
+from torchmpi_plugin.cli.bench.results import (
+    FRONT_END,
+    NONBLOCKING,
+    RAW,
+    SMALL,
+    Link,
+    Overlap,
+    Row,
+    bus_factor,
+    comparisons,
+)
+from torchmpi_plugin.cli.bench.sizes import fit_size, format_size, parse_size
 
 ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)
 LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.34, size=16 * 1024**2, exchange_us=16777.216)
@@ -262,7 +271,7 @@ def test_an_unknown_subcommand_is_refused() -> None:
 def test_operations_may_have_mpis_names_and_others_are_refused() -> None:
     # In a process of its own: the table of operations imports mpi4py, and that starts MPI.
     program = (
-        "from torchmpi_plugin.cli import bench, main; "
+        "from torchmpi_plugin.cli import main; from torchmpi_plugin.cli.bench import command as bench; "
         "print(*bench.parse_operations(None, None, 'all_gather,barrier,reduce_scatter'), flush=True); main()"
     )
     command = [sys.executable, "-c", program, "bench", "--ops", "all_reduce,all_shuffle"]

@@ -10,8 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.cli.counts import NODES, PER_NODE
-from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, other_number, program_command
+from torchmpi_plugin.cli.run.command import (
+    Numbers,
+    contradictions,
+    count_ranks,
+    in_place,
+    other_number,
+    program_command,
+)
+from torchmpi_plugin.cli.run.counts import NODES, PER_NODE
 from torchmpi_plugin.cli.started import speaks, started_by
 from torchmpi_plugin.host.node import cores
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.survey import group
+from torchmpi_plugin.cli.info import group
 from torchmpi_plugin.communicator import footprint, shared_memory
 from torchmpi_plugin.host import node
 

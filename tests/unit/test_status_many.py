@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.status_screen import attention_of, screen_of
+from torchmpi_plugin.cli.status.screen import attention_of, screen_of
 from torchmpi_plugin.host import status_files
 from torchmpi_plugin.jobs import asking
 from torchmpi_plugin.jobs.asking import Rank, ask, ask_job

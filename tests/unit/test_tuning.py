@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchmpi_plugin.cli import tune
-from torchmpi_plugin.cli.results import Row
+from torchmpi_plugin.cli.bench import tune
+from torchmpi_plugin.cli.bench.results import Row
 from torchmpi_plugin.communicator import tuning
 from torchmpi_plugin.communicator.tuning import Tuning
 

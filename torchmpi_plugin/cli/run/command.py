@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .. import settings
-from ..host.launchers import Launch
-from ..jobs.formats import FIELDS, check_format
-from ..jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
-from ..jobs.writing import say
+from ... import settings
+from ...host.launchers import Launch
+from ...jobs.formats import FIELDS, check_format
+from ...jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
+from ...jobs.writing import say
+from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
 from .of_torchrun import no_effect, torchrun_options
-from .started import is_shell_step, speaks, started_by
 
 if TYPE_CHECKING:
-    from ..jobs.attempts import Attempt
-    from ..jobs.outcome import JobResult
+    from ...jobs.attempts import Attempt
+    from ...jobs.outcome import JobResult
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
 _POSITIVE = click.IntRange(min=1)
@@ -149,9 +149,9 @@ def run(
     _warn(no_effect(click.get_current_context().params))
     ranks = numbers.nproc * (numbers.nnodes or 1)
     _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
-    from ..jobs.attempts import Restarts, run_attempts
-    from ..jobs.job import run_job
-    from ..jobs.mpirun import LauncherError
+    from ...jobs.attempts import Restarts, run_attempts
+    from ...jobs.job import run_job
+    from ...jobs.mpirun import LauncherError
 
     env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port, settings.SUMMARY.name: "1" if summary else None}
     job: Callable[..., JobResult] = functools.partial(

@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .results import comparisons
-from .training_turns import Turns, geometric_mean
-from .training_ways import WAYS
+from ..results import comparisons
+from .turns import Turns, geometric_mean
+from .ways import WAYS
 
 #: How far two backends' losses may lie apart, as a part of the loss: sums are taken in other orders.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .measure import Call, Ranks, calls_per_block
+from ..measure import Call, Ranks, calls_per_block
 
 
 class Usage(NamedTuple):

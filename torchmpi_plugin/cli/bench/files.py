@@ -55,7 +55,7 @@ class Files:
 
             draw(report, self.plot)
         if self.tuning:
-            from ..mpi import runtime
+            from ...mpi import runtime
             from . import tune
 
             tuning = tune.verdict(report.rows, hosts, runtime.mpi().get_vendor())

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ...communicator.footprint import in_words
 from ...mpi.library import Library
-from .host import of_launcher
+from .machine import of_launcher
 
 _WIDTH = 132
 _SHOWN_NODES = 16

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .front_end import EmptyGroup
+from ..front_end import EmptyGroup
 
 _NAME = "mpiplus-alone"
 

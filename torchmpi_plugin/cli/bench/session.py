@@ -13,7 +13,7 @@ import click
 import torch.distributed as dist
 from mpi4py import MPI
 
-from ..host import node
+from ...host import node
 from .front_end import new_empty_group
 from .measure import Call, Timing, interleave
 from .operations import Case, Raw
@@ -86,7 +86,7 @@ class Session:
         return calls, refusals
 
     def measure(self, calls: Mapping[str, Call], repeats: int, block_seconds: float) -> dict[str, Timing]:
-        """Time ``calls`` in turns; see :func:`~torchmpi_plugin.cli.measure.interleave`."""
+        """Time ``calls`` in turns; see :func:`~torchmpi_plugin.cli.bench.measure.interleave`."""
         return interleave(calls, repeats, block_seconds, self)
 
     def measure_case(self, case: Case, repeats: int, block_seconds: float) -> Row:

@@ -10,10 +10,10 @@ from dataclasses import asdict
 
 import click
 
-from ..host import status_files
-from ..host.status_files import RankSocket
-from ..jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask, ask_job
-from .status_screen import attention_of, job_line, screen_of
+from ...host import status_files
+from ...host.status_files import RankSocket
+from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask, ask_job
+from .screen import attention_of, job_line, screen_of
 
 _ALL = "all"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import torch.distributed as dist
 
-from .. import settings
-from ..communicator.tuning import CHOICES, Tuning
-from ..options import Options
+from ... import settings
+from ...communicator.tuning import CHOICES, Tuning
+from ...options import Options
 from .results import Row
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")

@@ -9,7 +9,7 @@ from ...communicator import footprint, shared_memory
 from ...communicator.wishes import Wishes, wishes
 from ...host import node
 from ...mpi import library as mpi_library
-from . import host
+from . import machine
 
 
 def own_report() -> dict[str, Any]:
@@ -18,7 +18,7 @@ def own_report() -> dict[str, Any]:
         wanted, problem = wishes(None, None)._asdict(), ""
     except ValueError as error:
         wanted, problem = {}, str(error)
-    here = host.shared_memory()
+    here = machine.shared_memory()
     return {"wishes": wanted, "problem": problem, "free_bytes": here["free_bytes"] if here["usable"] else 0}
 
 

@@ -11,7 +11,7 @@ within, so these are timed in turns:
 - with DDP the all_reduce of all buckets, at once and with nothing else to do.
 
 What a step takes longer than one alone, it waits for communication, or lacks the core that this takes. What the
-all_reduce takes and the step does not get longer by has been hidden. The ways are in ``training_ways.py``.
+all_reduce takes and the step does not get longer by has been hidden. The ways are in ``ways.py``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from .files import Files
-from .measure import Call
+from ..files import Files
+from ..measure import Call
+from ..operations import DTYPES
+from ..report import open_console, print_facts
+from ..session import Session, new_groups, open_session
+from .alone import new_alone_group
 from .models import Task
-from .operations import DTYPES
-from .report import open_console, print_facts
-from .session import Session, new_groups, open_session
-from .training_alone import new_alone_group
-from .training_results import Row, Trained, print_rows, what_is_wrong
-from .training_turns import take_turns
-from .training_ways import Place, Trainee, Way, left_out, planned
+from .results import Row, Trained, print_rows, what_is_wrong
+from .turns import take_turns
+from .ways import Place, Trainee, Way, left_out, planned
 
 _CHECKED_STEPS = 6
 #: After the first one DDP makes its buckets anew, in the order in which gradients came.

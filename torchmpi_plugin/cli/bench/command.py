@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ..mpi import library as mpi_library
+from ...mpi import library as mpi_library
 from .files import Files
 from .results import NONBLOCKING, RAW
 from .sizes import parse_size
@@ -203,24 +203,24 @@ def _train(
     json_file: Path | None,
     samples: int | None,
 ) -> None:
-    from .training_ways import choose
+    from .training.ways import choose
 
     try:
         ways = choose([] if names == ["all"] else names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--train") from None
 
-    from ..mpi import runtime
+    from ...mpi import runtime
 
     with _saying_what_is_wrong():
         runtime.mpi()
-    from . import training
+    from .training import training
 
     training.run(ways, backends, quick, repeats, json_file, samples)
 
 
 def _run(settings: Settings, files: Files) -> None:
-    from ..mpi import runtime
+    from ...mpi import runtime
     from . import tune
     from .limit import measure_link
     from .operations import OPERATIONS, plan

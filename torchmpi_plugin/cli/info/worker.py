@@ -19,7 +19,7 @@ from . import group, library
 from .pairs import Talk, failed_pairs
 
 _GROUPS = "groups"
-_WORK = "from torchmpi_plugin.cli.survey.worker import main; main()"
+_WORK = "from torchmpi_plugin.cli.info.worker import main; main()"
 
 
 def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str, Any], str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from ..jobs.attempts import parse_restart_on
-from ..jobs.outcome import JobResult
-from ..jobs.spare_nodes import SpareNodes, named_nodes
+from ...jobs.attempts import parse_restart_on
+from ...jobs.outcome import JobResult
+from ...jobs.spare_nodes import SpareNodes, named_nodes
 from .counts import NodeRange
 
 _ANSWER_SECONDS = 20.0  # for a node that may be lost to start something

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from ..host.launchers import who_am_i
-from ..mpi.library import Library
-from .started import TORCHRUN, started_by
+from ...host.launchers import who_am_i
+from ...mpi.library import Library
+from ..started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
 
@@ -41,7 +41,7 @@ def info(*, verbose: bool, job: bool, as_json: bool, timeout: float) -> None:
         if as_json:
             click.echo(json.dumps(facts, indent=2))
         else:
-            from .survey import report
+            from . import report
 
             report.show(facts, verbose)
         sys.stdout.flush()
@@ -50,13 +50,13 @@ def info(*, verbose: bool, job: bool, as_json: bool, timeout: float) -> None:
 
 def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
     """Find everything out, within a time; with ``groups`` also what a group of all ranks costs."""
-    from .survey import advice, host
-    from .survey.report import nodes_of
-    from .survey.worker import ask_mpi
+    from . import advice, machine
+    from .report import nodes_of
+    from .worker import ask_mpi
 
     launch = started_by(os.environ)
     me = who_am_i(os.environ)
-    facts: dict[str, Any] = {"versions": host.versions(), "host": host.describe()}
+    facts: dict[str, Any] = {"versions": machine.versions(), "host": machine.describe()}
     facts["started_by"] = f"{launch.launcher}, {launch.size} ranks ({launch.variable})" if launch else ""
     answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE, groups)
     reports = answers.pop("reports", {})
@@ -72,8 +72,8 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
     facts["prints"] = rank == 0
     if facts["prints"]:
         facts.update(_launcher(answers.get("library")))
-    facts["variables"] = host.variables(os.environ)
-    facts["mpi_wheels"] = host.mpi_wheels()
+    facts["variables"] = machine.variables(os.environ)
+    facts["mpi_wheels"] = machine.mpi_wheels()
     facts["problems"] = [found._asdict() for found in advice.advise(facts, launch, os.environ)]
     if not facts.pop("met", True) and not facts["problems"]:
         facts["problems"] = [{"text": "rank 0 has found pairs of ranks that cannot talk", "serious": True}]
@@ -83,7 +83,7 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
 
 
 def _launcher(library: dict[str, Any] | None) -> dict[str, Any]:
-    from ..jobs.mpirun import LauncherError, find_launcher
+    from ...jobs.mpirun import LauncherError, find_launcher
 
     try:
         return {"launcher": asdict(find_launcher(library=Library(**library) if library else None))}
