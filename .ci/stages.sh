@@ -160,7 +160,7 @@ stage_mpich() {
         once+=(--ignore tests/model --ignore tests/processors)
         for name in unit/test_{reduce_kernels,conversions,many_ranks,layout,release,reproducible_sums,message_counts} \
             jobs/test_{bench,bench_training,info} \
-            jobs/test_job_{arguments,diagnosis,faces,fork,helper_examples,torchrun,variables}; do
+            jobs/test_job_{arguments,diagnosis,api_modes,fork,helper_examples,torchrun,variables}; do
             once+=(--ignore "tests/$name.py")
         done
         echo "for the night: under MPICH as well ${once[*]:2}"
@@ -185,7 +185,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     cd "$suite"
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited 1500 "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
-        tests/jobs/test_job_faces.py
+        tests/jobs/test_job_api_modes.py
     limited 1500 "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" --mpi-keyword "$3"
 }
 
@@ -209,10 +209,10 @@ stage_newest_torch() { # what a user's pip brings: several gigabytes. Not skippe
     torch_tests "$newest/.venv/bin" "$(full "2ranks or 3ranks" 2ranks)" \
         "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled"
     echo "all operations, through torch's own process group"
-    MPIPLUS_TEST_FACE=backend limited 600 "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
+    MPIPLUS_TEST_API_MODE=dispatcher limited 600 "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
     echo "the documentation's examples that need this torch"
-    limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or faces or debugging"
+    limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or modes or debugging"
 }
 
 stage_oldest_torch() { # the version in the metadata

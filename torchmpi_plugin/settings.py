@@ -256,7 +256,8 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_LEFT_OUT": "A file for what a share leaves out, which CI prints.",
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
-    "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
+    "MPIPLUS_TEST_API_MODE": "In which [API mode](api-modes.md) the groups of the tests under mpiexec are: "
+    "`dispatcher`, or the usual.",
     "MPIPLUS_TEST_HOST_OF": "The numbers of the hosts on which the ranks of the tests under mpiexec believe to be, as "
     "`0,0,1`.",
     "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",

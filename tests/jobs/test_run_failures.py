@@ -19,7 +19,7 @@ def last_line(outcome) -> str:
 
 
 def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
-    """The others wait in a collective; the traceback stands last, above the verdict."""
+    """The others wait in a collective; the traceback stands last, above the report."""
     outcome = ended(launch(job, 3, "exits.py", "one_raises", "alone"), 1)
     assert re.match(f"mpiplus run: rank 2 on host {HOST} failed first", last_line(outcome)), outcome.output
     told = outcome.stderr[outcome.stderr.index("the last lines of rank 2") :]

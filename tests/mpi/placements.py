@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 #: By shared memory; by MPI's own collectives; and as if the ranks were on two nodes in turn.
 PLACEMENTS = ("one node", "MPI", "two nodes")

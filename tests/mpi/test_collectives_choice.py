@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import communicator, shared_memory, tuning
+from torchmpi_plugin.communicator.config import GroupConfig
 from torchmpi_plugin.communicator.tuning import Tuning
-from torchmpi_plugin.communicator.wishes import Wishes
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -68,7 +68,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
     check(group, True)
-    assert group._communicator.wishes == Wishes("own", True)
+    assert group._communicator.config == GroupConfig("own", True)
 
 
 @pytest.mark.parametrize(("option", "variables", "named"), [
@@ -111,8 +111,8 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
 def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkeypatch) -> None:
     monkeypatch.setenv("MPIPLUS_SHM", "1")
     parent = new_group(None, pg_options=Options(reproducible=True))
-    part = parent.part(dist.PrefixStore("wishes/", parent._store), list(range(world.size)), "wishes", None)
-    assert part._communicator.wishes == Wishes("own", True)
+    part = parent.part(dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
+    assert part._communicator.config == GroupConfig("own", True)
     dist.barrier(group=parent)
     part._communicator.free()
 

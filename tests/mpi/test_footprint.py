@@ -11,8 +11,8 @@ import torch.distributed as dist
 from groups import only_up_to
 
 from torchmpi_plugin.communicator import footprint
-from torchmpi_plugin.host import node
 from torchmpi_plugin.mpi import runtime
+from torchmpi_plugin.node import node
 
 pytestmark = only_up_to(3)
 LONG = 1 << 20

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from groups import FACE, RANKS
+from groups import API_MODE, RANKS
 from message_model import (
     ANY,
     COLLECTIVE,
@@ -34,7 +34,7 @@ from message_model import (
 from placements import PLACEMENTS, group_placed
 
 pytestmark = [
-    pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
+    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
     pytest.mark.timeout(1800),
 ]
 SEED = os.environ.get("MPIPLUS_TEST_SEED", "1")

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin import cli
-from torchmpi_plugin.cli.bench.command import measure, parse_names, parse_sizes
+from torchmpi_plugin.cli.bench import measure
+from torchmpi_plugin.cli.bench.command import parse_names, parse_sizes
 from torchmpi_plugin.cli.bench.files import Files
 from torchmpi_plugin.cli.bench.measure import Timing, calls_per_block, interleave
 from torchmpi_plugin.cli.bench.report import Report, format_us, in_words, open_console, table_cells, table_header

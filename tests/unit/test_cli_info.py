@@ -8,11 +8,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from torchmpi_plugin.cli.info.advice import advise
 from torchmpi_plugin.cli.info import machine, report
+from torchmpi_plugin.cli.info.advice import advise
 from torchmpi_plugin.cli.info.pairs import failed_pairs
-from torchmpi_plugin.host.launchers import Launch
 from torchmpi_plugin.mpi.library import Library
+from torchmpi_plugin.node.launchers import Launch
 
 GIB = 1 << 30
 HOST = {

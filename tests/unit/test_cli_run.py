@@ -20,7 +20,7 @@ from torchmpi_plugin.cli.run.command import (
 )
 from torchmpi_plugin.cli.run.counts import NODES, PER_NODE
 from torchmpi_plugin.cli.started import speaks, started_by
-from torchmpi_plugin.host.node import cores
+from torchmpi_plugin.node.node import cores
 
 
 @pytest.fixture(autouse=True)

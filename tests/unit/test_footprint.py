@@ -10,7 +10,7 @@ import pytest
 
 from torchmpi_plugin.cli.info import group
 from torchmpi_plugin.communicator import footprint, shared_memory
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 KIB, MIB = 1 << 10, 1 << 20
 #: malloc gives a few bytes more here than there.
@@ -91,7 +91,7 @@ def report(host: str, wants: str = "auto", problem: str = "") -> dict:
     return {
         "host": host,
         "node": f"{host} boot",
-        "wishes": {"collectives": wants, "reproducible": False},
+        "config": {"collectives": wants, "reproducible": False},
         "problem": problem,
         "free_bytes": 5,
     }
@@ -119,12 +119,12 @@ def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
     told = group.own_report()
-    assert (told["wishes"], told["problem"]) == (
+    assert (told["config"], told["problem"]) == (
         {"collectives": "own", "reproducible": False, "shares": True},
         "",
     )
     monkeypatch.setenv("MPIPLUS_SHM", "0")
-    assert group.own_report()["wishes"]["collectives"] == "mpi"
+    assert group.own_report()["config"]["collectives"] == "mpi"
     monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
     assert "MPIPLUS_COLLECTIVES" in group.own_report()["problem"]

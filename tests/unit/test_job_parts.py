@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchmpi_plugin.host import node
-from torchmpi_plugin.host.launchers import Identity, who_am_i
-from torchmpi_plugin.host.node import Place, cores, identity, places
 from torchmpi_plugin.jobs.formats import check_format, expand
 from torchmpi_plugin.jobs.hosts import Host, allocated_ranks, lay_out, parse_hosts, read_hostfile
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal
 from torchmpi_plugin.jobs.writing import Writer, destination
+from torchmpi_plugin.node import node
+from torchmpi_plugin.node.launchers import Identity, who_am_i
+from torchmpi_plugin.node.node import Place, cores, identity, places
 
 # ---- file names ----
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 from torchmpi_plugin.errors import DistBackendError
-from torchmpi_plugin.host import lookups
 from torchmpi_plugin.lifecycle import rendezvous
+from torchmpi_plugin.node import lookups
 from torchmpi_plugin.store import tcp_store
 
 

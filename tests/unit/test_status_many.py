@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from torchmpi_plugin.cli.status.screen import attention_of, screen_of
-from torchmpi_plugin.host import status_files
 from torchmpi_plugin.jobs import asking
 from torchmpi_plugin.jobs.asking import Rank, ask, ask_job
+from torchmpi_plugin.node import status_files
 
 RANKS = 64
 SERVERS = """

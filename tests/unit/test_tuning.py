@@ -118,7 +118,7 @@ def row(own: float, mpi: float) -> Row:
 )
 def test_the_winner(times: list[tuple[float, float]], winner: str, ratio: float) -> None:
     refused = Row("all_reduce", "bfloat16", 8, 2, {"own": 1.0}, {}, {"mpi": "no"})
-    found = tune.verdict([*(row(*pair) for pair in times), refused], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
+    found = tune.choose([*(row(*pair) for pair in times), refused], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
     assert (found.collectives, found.ratio) == (winner, pytest.approx(ratio, rel=1e-3))
     assert (found.hosts, list(found.ranks_per_host), found.mpi, found.mpi_version) == (2, [2, 1], "MPICH", "5.0.2")
     assert len(found.medians_us) == len(times)

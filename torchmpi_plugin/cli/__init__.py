@@ -5,7 +5,7 @@ Subcommands are imported only when they are asked for.
 A subcommand is a package of this one with a click command of its own name in ``command.py``, and a line in
 ``SUBCOMMANDS``.
 
-Uses ``jobs``, ``mpi``, ``host`` and ``communicator``. Start with ``run/command.py``; ``started.py`` is what ``run`` and
+Uses ``jobs``, ``mpi``, ``node`` and ``communicator``. Start with ``run/command.py``; ``started.py`` is what ``run`` and
 ``info`` share.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..host.node import Place
+from ..node.node import Place
 from .shared_memory import SLOTS, segment_size
 
 if TYPE_CHECKING:

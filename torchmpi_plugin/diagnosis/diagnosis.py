@@ -15,9 +15,9 @@ import torch
 from .. import settings
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError
-from ..host import peers
-from ..host.peers import Process
 from ..names import describe_ranks
+from ..node import peers
+from ..node.peers import Process
 from ..store.checkin import CheckIn, Report
 from . import comparison, monitor
 from .flight_recorder import Entry

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from . import members as groups
 from . import payloads
-from .outcomes import Attempt, Failure, raise_failed, raise_failures
+from .failures import Attempt, Failure, raise_failed, raise_failures
 from .reading import read
 
 T = TypeVar("T")

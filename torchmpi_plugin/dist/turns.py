@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 
 from . import members as groups
+from .failures import Failure, raise_failures
 from .meetings import Meeting
-from .outcomes import Failure, raise_failures
 from .queries import is_main_process, place
 
 P = ParamSpec("P")

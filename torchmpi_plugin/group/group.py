@@ -29,7 +29,7 @@ from ..store.checkin import CheckIn
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
 from . import call_path, statistics
-from .outcomes import Outcomes
+from .failures import Failures
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Extension:
     first: Work | None = None
 
 
-class Group(Outcomes):
+class Group(Failures):
     """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all

@@ -6,8 +6,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from ..host import node
-from ..host.python import python_command
+from ..node import node
+from ..node.python import python_command
 from .guard import VARIABLE
 from .hosts import Layout
 from .mpirun import Launcher, LauncherError
@@ -15,7 +15,7 @@ from .mpirun import Launcher, LauncherError
 _SUPERVISE = "from torchmpi_plugin.jobs.guard import main; main()"
 # What Open MPI must hand on to other hosts for the supervisor to start. It gets the rest from the launcher.
 _NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", VARIABLE)
-# These say something of the process or host they were set for, not of the user's wishes.
+# These say something of the process or host they were set for, not of what the user wants.
 _LOCAL_PREFIXES = ("PMIX_", "PMI_", "PRTE_", "OMPI_", "HYDRA_", "SLURM", "PALS_", "FLUX_", "SSH_", "XDG_", "DBUS_")
 _LOCAL = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "TMPDIR", VARIABLE}
 # Of an srun step in which mpirun is to start others: it would take itself for the step's rank.

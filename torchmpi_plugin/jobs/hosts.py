@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host import node
+from ..node import node
 
 
 class Host(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .tail import TRACEBACK, Tail
+from .stderr_tail import TRACEBACK, StderrTail
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankRecord:
     silent: bool = False
     is_killed: bool = False
     complained: float = 0.0
-    tail: Tail = field(default_factory=Tail)
+    stderr_tail: StderrTail = field(default_factory=StderrTail)
 
     @property
     def gone_without_a_word(self) -> bool:
@@ -82,7 +82,7 @@ class RankRecord:
         if not self.complained and any(_is_complaint(line) for line in lines):
             self.complained = now
         for line in lines:
-            self.tail.add(line)
+            self.stderr_tail.add(line)
 
 
 def _is_complaint(line: str) -> bool:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .. import settings
-from ..host import node
-from ..host.calling import call
-from ..host.launchers import who_am_i
+from ..node import node
+from ..node.calling import call
+from ..node.launchers import who_am_i
 from . import handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..dist import before_init
 from ..dist.members import initialized
-from ..host import launchers
+from ..node import launchers
 
 _MISSING = (None, "", "???")  # omegaconf's MISSING is the last
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..dist.outcomes import Failure
+from ..dist.failures import Failure
 from ..errors import RankFailedError
-from ..host.python import python_command
 from ..jobs import JobResult, RankFailure, run_job
+from ..node.python import python_command
 from .config import MultiprocessConfig, job_size
 from .payload import Payload
 from .rank import INTERRUPTED, exit_code

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from ..host.reception import Reception
+from ..node.reception import Reception
 
 
 class Rank:

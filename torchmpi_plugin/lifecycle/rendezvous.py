@@ -17,9 +17,9 @@ from torch.distributed.constants import default_pg_timeout
 from .. import settings, torch_internals
 from ..communicator.steps import Steps
 from ..errors import DistBackendError
-from ..host import launchers, lookups, node
 from ..mpi import runtime
 from ..names import BACKEND
+from ..node import launchers, lookups, node
 from ..options import among
 from ..store import tcp_store
 from . import shutdown

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import settings
-from ..host import launchers
+from ..node import launchers
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
 from . import launcher_fit, pmi
 from . import library as mpi_library

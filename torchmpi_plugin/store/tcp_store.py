@@ -15,9 +15,9 @@ from torch.distributed import Store, TCPStore
 
 from .. import protocol
 from ..errors import DistBackendError
-from ..host import descriptors, lookups, node
 from ..mpi import duplicates, nonblocking, runtime
 from ..names import describe_ranks
+from ..node import descriptors, lookups, node
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 hosts, *words = sys.argv[1:]
 here = hosts.split(",")[MPI.COMM_WORLD.rank]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 HERE = sys.argv[1:][MPI.COMM_WORLD.rank]
 COUNTS = (1, 2, 7, 1000, 4095, 4097, 16_385, 100_003, 1_000_001)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 torch.set_num_threads(1)
 hosts, me, size = int(sys.argv[1]), MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

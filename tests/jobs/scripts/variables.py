@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 COMPLETE = {"RANK": str(ME), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -58,6 +58,6 @@ class Files:
             from ...mpi import runtime
             from . import tune
 
-            tuning = tune.verdict(report.rows, hosts, runtime.mpi().get_vendor())
+            tuning = tune.choose(report.rows, hosts, runtime.mpi().get_vendor())
             self.tuning.write_text(tuning.text())
             console.print(tune.in_words(tuning, self.tuning), soft_wrap=True, markup=False)  # a path

@@ -13,7 +13,7 @@ import click
 import torch.distributed as dist
 from mpi4py import MPI
 
-from ...host import node
+from ...node import node
 from .front_end import new_empty_group
 from .measure import Call, Timing, interleave
 from .operations import Case, Raw

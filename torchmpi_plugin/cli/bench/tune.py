@@ -43,7 +43,7 @@ def new_groups() -> dict[str, dist.ProcessGroup]:
     return groups
 
 
-def verdict(rows: Sequence[Row], hosts: Sequence[str], mpi: tuple[str, Sequence[int]]) -> Tuning:
+def choose(rows: Sequence[Row], hosts: Sequence[str], mpi: tuple[str, Sequence[int]]) -> Tuning:
     """Say which is faster: the one with the smaller times in the geometric mean, where each row counts alike.
 
     Args:

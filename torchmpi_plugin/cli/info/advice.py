@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...communicator.footprint import in_words
-from ...host.launchers import Launch
 from ...mpi import launcher_fit
 from ...mpi.library import Library
+from ...node.launchers import Launch
 from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from ...host.launchers import who_am_i
 from ...mpi.library import Library
+from ...node.launchers import who_am_i
 from ..started import TORCHRUN, started_by
 
-_PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the verdict each have deadlines made of it
+_PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result each have deadlines made of it
 
 
 @click.command()

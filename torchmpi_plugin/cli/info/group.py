@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...communicator import footprint, shared_memory
-from ...communicator.wishes import Wishes, wishes
-from ...host import node
+from ...communicator.config import GroupConfig, group_config
 from ...mpi import library as mpi_library
+from ...node import node
 from . import machine
 
 
 def own_report() -> dict[str, Any]:
     """What rank 0 has to know of this rank."""
     try:
-        wanted, problem = wishes(None, None)._asdict(), ""
+        wanted, problem = group_config(None, None)._asdict(), ""
     except ValueError as error:
         wanted, problem = {}, str(error)
     here = machine.shared_memory()
-    return {"wishes": wanted, "problem": problem, "free_bytes": here["free_bytes"] if here["usable"] else 0}
+    return {"config": wanted, "problem": problem, "free_bytes": here["free_bytes"] if here["usable"] else 0}
 
 
 def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
         return {"problem": problems[0]}
     places = node.places([report["node"] for report in in_order])
     firsts = [report for report, place in zip(in_order, places, strict=True) if not place.local_rank]
-    wanted = Wishes(**in_order[0]["wishes"])
+    wanted = GroupConfig(**in_order[0]["config"])
     is_own = shared_memory.has_own_collectives(wanted.collectives, len(firsts))
     nodes = []
     if is_own:

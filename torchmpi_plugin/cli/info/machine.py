@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import settings
-from ...host import node
+from ...node import node
 
 _RELEVANT = re.compile(
     r"(MPIPLUS|MPI4PY|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPICH|MPIR_CVAR|I_MPI|MV2|HYDRA|UCX|FI|PSM2)_.*"

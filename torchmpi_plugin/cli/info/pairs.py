@@ -79,7 +79,7 @@ class Talk:
         return found
 
     def agree(self, good: bool) -> bool:
-        """Rank 0's verdict, on every rank; False where it does not come."""
+        """Rank 0's result, on every rank; False where it does not come."""
         if self.rank == 0:
             for peer in range(1, self.size) if good else ():
                 self._post(peer, b"g", _VERDICT)

@@ -11,10 +11,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from ...host import node
-from ...host.python import python_command
 from ...mpi import launcher_fit
 from ...mpi import library as mpi_library
+from ...node import node
+from ...node.python import python_command
 from . import group, library
 from .pairs import Talk, failed_pairs
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ... import settings
-from ...host.launchers import Launch
 from ...jobs.formats import FIELDS, check_format
 from ...jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
 from ...jobs.writing import say
+from ...node.launchers import Launch
 from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
 from .of_torchrun import no_effect, torchrun_options

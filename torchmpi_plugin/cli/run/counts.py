@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ...host import node
+from ...node import node
 
 
 class _PerNode(click.IntRange):

@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 import click
 
-from ...host import status_files
-from ...host.status_files import RankSocket
 from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask, ask_job
+from ...node import status_files
+from ...node.status_files import RankSocket
 from .screen import attention_of, job_line, screen_of
 
 _ALL = "all"

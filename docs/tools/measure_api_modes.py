@@ -1,6 +1,6 @@
-"""What a call costs through each face of the backend: writes the table in docs/faces.md.
+"""What a call costs through each API mode: writes the table in docs/api-modes.md.
 
-    python docs/tools/measure_faces.py
+    python docs/tools/measure_api_modes.py
 
 One rank, so nothing is sent. Each line is measured in a process of its own, in turns; medians.
 """
@@ -15,28 +15,28 @@ import sys
 import time
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "faces.md"
-MARKED = re.compile(r"(?<=<!-- faces -->\n).*?(?=<!-- /faces -->)", re.S)
+PAGE = Path(__file__).parents[1] / "api-modes.md"
+MARKED = re.compile(r"(?<=<!-- api modes -->\n).*?(?=<!-- /api modes -->)", re.S)
 TURNS, CALLS, REPEATS = 5, 2000, 7
-#: What is measured: in words, the face, a hook or none, and the size of the flight recorder.
+#: What is measured: in words, the API mode, a hook or none, and the size of the flight recorder.
 LINES = (
-    ("a process group", "process_group", False, "2000"),
-    ("a process group, no flight recorder", "process_group", False, "0"),
-    ("a process group with a hook, no flight recorder", "process_group", True, "0"),
-    ("a process group with a hook", "process_group", True, "2000"),
-    ("a backend, no flight recorder", "backend", False, "0"),
-    ("a backend", "backend", False, "2000"),
+    ("direct", "direct", False, "2000"),
+    ("direct, no flight recorder", "direct", False, "0"),
+    ("direct with a hook, no flight recorder", "direct", True, "0"),
+    ("direct with a hook", "direct", True, "2000"),
+    ("dispatcher, no flight recorder", "dispatcher", False, "0"),
+    ("dispatcher", "dispatcher", False, "2000"),
 )
 
 
-def measure(face: str, hooked: bool) -> float:
+def measure(api_mode: str, hooked: bool) -> float:
     """Microseconds of an 8-byte all_reduce in this process."""
     import torch
     import torch.distributed as dist
 
     from torchmpi_plugin import Options
 
-    dist.init_process_group("mpiplus", pg_options=Options(face=face))
+    dist.init_process_group("mpiplus", pg_options=Options(api_mode=api_mode))
     if hooked:
         dist.group.WORLD.register_pre_hook(1, lambda call: None)
     tensor, times = torch.ones(2), []
@@ -49,8 +49,8 @@ def measure(face: str, hooked: bool) -> float:
     return statistics.median(times)
 
 
-def in_a_process(face: str, hooked: bool, entries: str) -> float:
-    command = [sys.executable, __file__, face, "hooked" if hooked else ""]
+def in_a_process(api_mode: str, hooked: bool, entries: str) -> float:
+    command = [sys.executable, __file__, api_mode, "hooked" if hooked else ""]
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": entries}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300)
     return float(done.stdout.split()[-1])
@@ -62,12 +62,12 @@ def main() -> None:
     from torchmpi_plugin import torch_internals
 
     newer = torch_internals.has_python_backends()
-    lines = [line for line in LINES if newer or (line[1] == "process_group" and not line[2])]
+    lines = [line for line in LINES if newer or (line[1] == "direct" and not line[2])]
     times: dict[str, list[float]] = {words: [] for words, *_ in lines}
     for _ in range(TURNS):
         for words, *how in lines:
             times[words].append(in_a_process(*how))
-    table = ["| face | us | times the first |", "|---|---|---|"]
+    table = ["| API mode | us | times the first |", "|---|---|---|"]
     first = statistics.median(times[lines[0][0]])
     for words, found in times.items():
         table.append(f"| {words} | {statistics.median(found):.1f} | {statistics.median(found) / first:.2f} |")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from torchmpi_plugin.jobs.failure_report import describe_ending, find_culprit, judge, signal_name
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
-from torchmpi_plugin.jobs.tail import Tail
-from torchmpi_plugin.jobs.verdict import describe_ending, find_culprit, judge, signal_name
+from torchmpi_plugin.jobs.stderr_tail import StderrTail
 from torchmpi_plugin.names import describe_ranks
 
 
@@ -153,12 +153,12 @@ def test_the_last_words_start_at_the_traceback() -> None:
     record = RankRecord(0)
     record.heard(["noise\n"] * 100, 1.0)
     record.heard(["Traceback (most recent call last)\n", "  File\n", "ValueError\n"], 2.0)
-    assert record.tail.text() == "Traceback (most recent call last)\n  File\nValueError\n"
+    assert record.stderr_tail.text() == "Traceback (most recent call last)\n  File\nValueError\n"
     assert record.complained == 2.0
 
 
 def tail_of(text: str) -> str:
-    tail = Tail()
+    tail = StderrTail()
     for line in text.splitlines(keepends=True):
         tail.add(line)
     return tail.text()

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from .. import settings
-from ..host import node
-from ..host.reception import Reception
+from ..node import node
+from ..node.reception import Reception
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
 from .formats import torch_variables
 from .guard import VARIABLE
@@ -68,7 +68,7 @@ class Member:
                 self.record.is_killed = True
 
 
-class Watch:
+class JobMonitor:
     """Runs mpirun and watches the ranks. After ``run``, ``ended`` says how it ended."""
 
     def __init__(

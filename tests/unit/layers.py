@@ -1,6 +1,6 @@
-"""The rooms of the house, from the ground up: where each module is, and what it may import; the same for the C files.
+"""The layers of the package, from the ground up: where each module is, what it may import; the same for the C files.
 
-``test_layout.py`` reads the code and compares; ``python tests/unit/rooms.py`` draws them into docs/architecture.md.
+``test_layout.py`` reads the code and compares; ``python tests/unit/layers.py`` draws them into docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ C_SRC = ROOT / "c_src"
 PAGE = ROOT / "docs" / "architecture.md"
 _NAME = PACKAGE.name
 
-#: The modules that lie beside the rooms: below all of them, and the door, by which torch and users come in.
+#: The modules that lie beside the layers: below all of them, and the door, by which torch and users come in.
 GROUND, DOOR = "the ground", "the door"
 LOOSE = {
     GROUND: ("names", "errors", "options", "protocol", "settings", "torch_internals", "torch_operators"),
     DOOR: ("__init__", "_autoload"),
 }
 
-#: What each room may import: a room, one of the modules on the ground, or one module of a room.
-ROOMS: dict[str, tuple[str, ...]] = {
+#: What each layer may import: a layer, one of the modules on the ground, or one module of a layer.
+LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
-    "host": ("settings",),
-    "tensors": ("settings", "torch_internals", "host"),
-    "mpi": ("errors", "settings", "host", "tensors"),
-    "store": ("errors", "names", "protocol", "host", "mpi"),
-    "communicator": ("errors", "names", "protocol", "settings", "host", "mpi", "store"),
+    "node": ("settings",),
+    "tensors": ("settings", "torch_internals", "node"),
+    "mpi": ("errors", "settings", "node", "tensors"),
+    "store": ("errors", "names", "protocol", "node", "mpi"),
+    "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "torch_internals", "tensors", "mpi"),
-    "diagnosis": ("errors", "names", "settings", "torch_internals", "host", "tensors", "store", "engine"),
+    "diagnosis": ("errors", "names", "settings", "torch_internals", "node", "tensors", "store", "engine"),
     "group": (
         *("errors", "names", "settings", "torch_internals"),
-        *("host", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
+        *("node", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
     ),
-    "faces": ("errors", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
+    "api": ("errors", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
     "lifecycle": (
-        *(GROUND, "host", "mpi", "store", "communicator", "engine"),
-        *("diagnosis", "group", "faces"),
+        *(GROUND, "node", "mpi", "store", "communicator", "engine"),
+        *("diagnosis", "group", "api"),
     ),
-    "jobs": ("names", "settings", "host", "mpi.library"),
-    "dist": ("errors", "names", "host"),
-    "launch": ("errors", "host", "mpi", "jobs", "dist"),
-    "integrations": ("names", "settings", "host"),
-    "cli": ("names", "options", "settings", "host", "mpi", "communicator", "jobs"),
-    DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
+    "jobs": ("names", "settings", "node", "mpi.library"),
+    "dist": ("errors", "names", "node"),
+    "launch": ("errors", "node", "mpi", "jobs", "dist"),
+    "integrations": ("names", "settings", "node"),
+    "cli": ("names", "options", "settings", "node", "mpi", "communicator", "jobs"),
+    DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
 }
 
 #: The files of c_src. Each may include and call what is above it in this list.
@@ -76,7 +76,7 @@ C_ROOMS: dict[str, tuple[str, ...]] = {
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """All modules, by their names within the package; a room itself is its ``__init__``."""
+    """All modules, by their names within the package; a layer itself is its ``__init__``."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -84,12 +84,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def room_of(module: str) -> str | None:
+def layer_of(module: str) -> str | None:
     """Where a module is; None if it is nowhere."""
     first, _, rest = module.partition(".")
-    if first in ROOMS and (rest or module in modules()):
+    if first in LAYERS and (rest or module in modules()):
         return first
-    return next((room for room, names in LOOSE.items() if module in names), None)
+    return next((layer for layer, names in LOOSE.items() if module in names), None)
 
 
 def imports(module: str, text: str, known: frozenset[str]) -> Iterator[str]:
@@ -108,7 +108,7 @@ def imports(module: str, text: str, known: frozenset[str]) -> Iterator[str]:
             continue
         for name in names:
             inside = name.removeprefix(f"{_NAME}.")
-            while inside != name and inside:  # a name in a module, else the module or room itself
+            while inside != name and inside:  # a name in a module, else the module or layer itself
                 if inside in known:
                     yield inside
                     break
@@ -117,11 +117,11 @@ def imports(module: str, text: str, known: frozenset[str]) -> Iterator[str]:
 
 def is_allowed(importer: str, imported: str) -> bool:
     """Whether the list says so."""
-    from_room, to_room = room_of(importer), room_of(imported)
-    if from_room == to_room:
+    from_layer, to_layer = layer_of(importer), layer_of(imported)
+    if from_layer == to_layer:
         return True
-    allowed = ROOMS[from_room or DOOR]
-    return to_room in allowed or imported in allowed
+    allowed = LAYERS[from_layer or DOOR]
+    return to_layer in allowed or imported in allowed
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
@@ -170,29 +170,29 @@ def c_uses(texts: dict[str, str]) -> dict[str, set[str]]:
 
 # ---- the picture ----
 
-_BEGIN, _END = "<!-- drawn by tests/unit/rooms.py -->", "<!-- end of the drawing -->"
+_BEGIN, _END = "<!-- drawn by tests/unit/layers.py -->", "<!-- end of the drawing -->"
 
 
-def _reached(room: str) -> set[str]:
-    direct = {name.partition(".")[0] for name in ROOMS[room]} & set(ROOMS)
+def _reached(layer: str) -> set[str]:
+    direct = {name.partition(".")[0] for name in LAYERS[layer]} & set(LAYERS)
     return direct.union(*(_reached(other) for other in direct)) if direct else set()
 
 
-def _purpose(room: str) -> str:
-    path = PACKAGE / room / "__init__.py"
+def _purpose(layer: str) -> str:
+    path = PACKAGE / layer / "__init__.py"
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return text.partition("\n")[0].rstrip(".").replace("``", "")
 
 
 def picture() -> str:
-    """The rooms as Mermaid draws them: an arrow to each room that is not reached by way of another one."""
+    """The layers as Mermaid draws them: an arrow to each layer that is not reached by way of another one."""
     lines = [_BEGIN, "```mermaid", "flowchart TD"]
-    inside = [room for room in ROOMS if room not in LOOSE]
-    lines += [f'    {room}["<b>{room}</b><br/>{_purpose(room)}"]' for room in reversed(inside)]
-    for room in reversed(inside):
-        direct = {name.partition(".")[0] for name in ROOMS[room]} & set(inside)
+    inside = [layer for layer in LAYERS if layer not in LOOSE]
+    lines += [f'    {layer}["<b>{layer}</b><br/>{_purpose(layer)}"]' for layer in reversed(inside)]
+    for layer in reversed(inside):
+        direct = {name.partition(".")[0] for name in LAYERS[layer]} & set(inside)
         beyond = set().union(*(_reached(other) for other in direct)) if direct else set()
-        lines += [f"    {room} --> {other}" for other in inside if other in direct - beyond]
+        lines += [f"    {layer} --> {other}" for other in inside if other in direct - beyond]
     return "\n".join([*lines, "```", _END])
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
 
 
-class Outcomes(Hooks):
+class Failures(Hooks):
     """Failures of a group's operations, and what they mean for the group."""
 
     _lib: Lib

@@ -8,7 +8,7 @@ _TRACEBACK_LINES, _FIRST_LINES = 400, 100  # of a longer one the middle is left 
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-class Tail:
+class StderrTail:
     """Keeps what may be the rank's last words, while it writes on."""
 
     def __init__(self) -> None:

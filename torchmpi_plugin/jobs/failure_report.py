@@ -1,4 +1,4 @@
-"""The verdict on a job: which rank is to blame, and the words for it."""
+"""How a job ended: which rank failed first, and the words for it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
         cause = f"exit code {record.left_with}"
     elif record.ended_by_mpi:
         cause = "ended the job (MPI_Abort)"
-    return RankFailure(record.rank, record.host, code, record.tail.text(), cause)
+    return RankFailure(record.rank, record.host, code, record.stderr_tail.text(), cause)
 
 
 def describe_failure(failure: RankFailure, others: int) -> str:
-    """The launcher's last words on a failed job, the traceback first and the verdict last."""
+    """The launcher's last words on a failed job, the traceback first and the report last."""
     name = f"rank {failure.rank} on host {failure.host}"
     lines = []
     if failure.traceback:
@@ -177,7 +177,7 @@ def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
     if len(left) > 1:
         return None
     cause = "ended with exit code 0, but without MPI_Finalize"
-    return RankFailure(left[0].rank, left[0].host, _LEFT, left[0].tail.text(), cause)
+    return RankFailure(left[0].rank, left[0].host, _LEFT, left[0].stderr_tail.text(), cause)
 
 
 def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:

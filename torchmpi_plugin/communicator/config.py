@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .. import settings
 
 
-class Wishes(NamedTuple):
+class GroupConfig(NamedTuple):
     """What the group is to be like; those of its rank 0 count.
 
     Attributes:
@@ -21,7 +21,7 @@ class Wishes(NamedTuple):
     shares: bool = True
 
 
-def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
+def group_config(collectives: str | None, reproducible: bool | None) -> GroupConfig:
     """From what the user's ``Options`` say; None: what the variable says.
 
     Raises:
@@ -32,7 +32,7 @@ def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()
     if not reproducible:
-        return Wishes(wanted, False, shares)
+        return GroupConfig(wanted, False, shares)
     if wanted == "mpi":
         variable = f"{settings.COLLECTIVES.name}=mpi" if shares else f"{settings.SHM.name}=0"
         asked = "Options(collectives='mpi')" if shares and collectives else variable
@@ -41,4 +41,4 @@ def wishes(collectives: str | None, reproducible: bool | None) -> Wishes:
             f"where the ranks are. Leave one of the two out: of sums, Options(reproducible=False) or "
             f"{settings.REPRODUCIBLE.name}=0"
         )
-    return Wishes("own", True)
+    return GroupConfig("own", True)

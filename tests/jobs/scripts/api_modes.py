@@ -1,4 +1,4 @@
-"""Both faces of the backend, and what torch 2.15 asks of a group."""
+"""Both API modes, and what torch 2.15 asks of a group."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def shared(backends: str, own: str) -> None:
 
 def chosen() -> None:
     """The user's choice: torch's own process group above ours."""
-    with raises(ValueError, "face", "process_group.*backend", "'neither'"):
-        Options(face="neither")
-    dist.init_process_group("mpiplus", pg_options=Options(face="backend"))
+    with raises(ValueError, "api_mode", "direct.*dispatcher", "'neither'"):
+        Options(api_mode="neither")
+    dist.init_process_group("mpiplus", pg_options=Options(api_mode="dispatcher"))
     assert type(dist.group.WORLD) is dist.ProcessGroup
     check_everything()
     check_training()
-    half = dist.new_group(pg_options=Options(face="backend"))
+    half = dist.new_group(pg_options=Options(api_mode="dispatcher"))
     check_everything(half)
     dist.destroy_process_group(half)
     check_works()
@@ -105,10 +105,10 @@ def a_device(kind: str) -> None:
     dist.destroy_process_group()
 
 
-def split(face: str) -> None:
+def split(api_mode: str) -> None:
     """torch.distributed.split_group, with ranks that are in no part."""
-    dist.init_process_group("mpiplus", pg_options=Options(face=face))
-    if face == "backend" and ME == 2:
+    dist.init_process_group("mpiplus", pg_options=Options(api_mode=api_mode))
+    if api_mode == "dispatcher" and ME == 2:
         with raises(NotImplementedError, "split_group", "rank 2", "new_group"):
             dist.split_group(split_ranks=[[1, 0]])
     else:
@@ -123,9 +123,9 @@ def split(face: str) -> None:
     dist.destroy_process_group()
 
 
-def hooks(face: str) -> None:
+def hooks(api_mode: str) -> None:
     """Hooks see every operation, and the operations stay what they are."""
-    dist.init_process_group("mpiplus", pg_options=Options(face=face))
+    dist.init_process_group("mpiplus", pg_options=Options(api_mode=api_mode))
     group, seen = dist.group.WORLD, []
     check_everything()
     group.register_pre_hook(1, lambda call: seen.append(("pre", call.name.name, call.op_id)))
@@ -133,7 +133,7 @@ def hooks(face: str) -> None:
     dist.all_reduce(torch.ones(2))
     work = dist.all_reduce(torch.ones(2), async_op=True)
     work.wait()
-    assert face == "backend" or work.is_completed()
+    assert api_mode == "dispatcher" or work.is_completed()
     names = [(when, name) for when, name, _ in seen]
     assert names == [("pre", "ALLREDUCE"), ("post", "ALLREDUCE")] * 2, seen
     check_everything()

@@ -1,4 +1,4 @@
-"""The other face of mpiplus: a backend below torch's own process group.
+"""``api_mode="dispatcher"``: a backend below torch's own process group.
 
 From torch 2.15 on a backend may be a Python subclass of c10d's Backend. torch's process group, which is C++, then runs
 the hooks and hands each operation to the backend of the tensor's device. That is how mpiplus shares a group with other
