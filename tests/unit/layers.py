@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 
 #: The files of c_src. Each may include and call what is above it in this list.
-C_ROOMS: dict[str, tuple[str, ...]] = {
+C_LAYERS: dict[str, tuple[str, ...]] = {
     "arithmetic": ("reduce.h", "narrow_float.h", "reduce_kernels.h", "reduce.c", "wire.h", "wire.c"),
     "libraries found at run time": ("shim.h", "mpi_api.h", "mpi_api.c", "deadline.c", "cuda_api.h", "cuda_api.c"),
     "engine": (
@@ -149,7 +149,7 @@ def _without_comments(text: str) -> str:
 
 def c_order() -> list[str]:
     """All files, from the ground up."""
-    return list(itertools.chain(*C_ROOMS.values()))
+    return list(itertools.chain(*C_LAYERS.values()))
 
 
 #: The beginning of a function, or of a variable with a value, that other files know.
