@@ -172,9 +172,9 @@ stage_own_collectives() { # the operation table again, over MPI's own collective
     local mpi bin code=0
     for mpi in openmpi mpich; do
         bin=$(installed "$mpi")
-        echo "MPIPLUS_SHM=0, $mpi"
+        echo "MPIPLUS_COLLECTIVES=mpi-only, $mpi"
         # Of three ranks all of it, of four, which are MPICH's, a share.
-        (cd "$suite" && MPIPLUS_SHM=0 limited 900 "$bin/python" -m pytest tests/test_under_mpiexec.py \
+        (cd "$suite" && MPIPLUS_COLLECTIVES=mpi-only limited 900 "$bin/python" -m pytest tests/test_under_mpiexec.py \
             -k "3ranks or 4ranks" --mpi-keyword test_operations) || code=1
     done
     return $code

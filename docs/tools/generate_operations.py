@@ -3,8 +3,8 @@
     mpirun -n 2 python docs/tools/generate_operations.py            # writes the page
     mpirun -n 2 python docs/tools/generate_operations.py --check    # compares with the page, writes nothing
 
-Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_SHM=0), with 5 and with
-40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of the result.
+Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_COLLECTIVES=mpi-only), with
+5 and with 40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of the result.
 Works on any number of ranks from 2. The exit code is 1 when an operation failed or, with --check, the page differs.
 """
 
@@ -540,7 +540,7 @@ class Trial:
     def make_groups() -> list[Any]:
         """Two groups of all ranks: over shared memory, and over MPI's own collectives."""
         shared = dist.new_group(timeout=TIMEOUT)
-        with environment("MPIPLUS_SHM", "0"):
+        with environment("MPIPLUS_COLLECTIVES", "mpi-only"):
             messages = dist.new_group(timeout=TIMEOUT)
         return [shared, messages]
 

@@ -108,7 +108,7 @@ def test_tuning(mpi: Installation, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("ranks", "hosts", "variables"),
-    [(17, 17, {}), (3, 0, {"MPIPLUS_SHM": "0"}), (4, 2, {"MPIPLUS_COLLECTIVES": "mpi"})],
+    [(17, 17, {}), (3, 0, {"MPIPLUS_COLLECTIVES": "mpi-only"}), (4, 2, {"MPIPLUS_COLLECTIVES": "mpi"})],
     ids=["17 hosts", "no shared memory", "by choice"],
 )
 def test_disagreements_where_mpi_moves_the_data(

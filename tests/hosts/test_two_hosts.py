@@ -49,7 +49,7 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
 
 def test_what_a_group_costs(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """`mpiplus info --job` looks at each host; what the group then says of itself is the same."""
-    environment = {**environment, "MPIPLUS_SHM": "1"}
+    environment = {**environment, "MPIPLUS_COLLECTIVES": "auto"}
     command = on_both(two_hosts, installation, ["-m", "torchmpi_plugin.cli", "info", "--job"])
     code, output = run_limited(command, environment, 120)
     assert code == 0, output

@@ -14,7 +14,7 @@ PLACEMENTS = ("one node", "MPI", "two nodes")
 
 def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monkeypatch: Any) -> Any:
     """Through the fixtures of a test."""
-    monkeypatch.setenv("MPIPLUS_SHM", "0" if placement == "MPI" else "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
     if placement != "MPI":
         host = rank % 2 if placement == "two nodes" else 0
         monkeypatch.setattr(node, "identity", lambda: f"host {host}")

@@ -32,7 +32,6 @@ def check(group: dist.ProcessGroup, own: bool) -> None:
 
 @pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
 def test_an_option(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi" if wanted == "own" else "own")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted != "mpi")
 
@@ -40,19 +39,18 @@ def test_an_option(world, new_group, monkeypatch, wanted: str) -> None:
 @pytest.mark.parametrize("wanted", ["own", "mpi"])
 def test_a_variable_of_rank_0(world, new_group, monkeypatch, wanted: str) -> None:
     other = {"own": "mpi", "mpi": "own"}[wanted]
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", wanted if world.rank == 0 else other)
     check(new_group(None), wanted == "own")
 
 
 def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "0" if world.rank == 0 else "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if world.rank == 0 else "auto")
     check(new_group(None, pg_options=Options(collectives="own")), False)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "own"])
 def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
@@ -61,7 +59,7 @@ def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> None:
     """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
@@ -74,13 +72,13 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
 @pytest.mark.parametrize(("option", "variables", "named"), [
     ({"collectives": "mpi"}, {}, r"Options\(collectives='mpi'\)"),
     ({}, {"MPIPLUS_COLLECTIVES": "mpi"}, "MPIPLUS_COLLECTIVES=mpi"),
-    ({}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
-    ({"collectives": "own"}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
+    ({}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
+    ({"collectives": "own"}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
 ])  # fmt: skip
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: str, by: str) -> None:
     """An error on each rank that is asked for both, before it goes to the others."""
-    for name, value in {"MPIPLUS_SHM": "1", **variables}.items():
+    for name, value in {"MPIPLUS_COLLECTIVES": "auto", **variables}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", str(int(by == "variable")))
     asked = True if by == "option" else None
@@ -89,7 +87,7 @@ def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: 
 
 
 def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1")
     check(new_group(None, pg_options=Options(reproducible=False, collectives="mpi")), False)
 
@@ -100,7 +98,7 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     def full(size: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     with monkeypatch.context() as patched:
         patched.setattr(communicator, "create_file", full)
         with pytest.raises(dist.DistBackendError, match=r"No space left on device.*reproducible"):
@@ -108,8 +106,8 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     check(new_group(None, pg_options=Options(reproducible=True)), True)
 
 
-def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkeypatch) -> None:
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     parent = new_group(None, pg_options=Options(reproducible=True))
     part = parent.part(dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
     assert part._communicator.config == GroupConfig("own", True)
@@ -120,7 +118,6 @@ def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkey
 @pytest.fixture
 def two_hosts(world, monkeypatch) -> None:
     """The ranks believe to be on two."""
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.delenv("MPIPLUS_COLLECTIVES", raising=False)
     monkeypatch.setattr(tuning, "_warned", set())
     monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")

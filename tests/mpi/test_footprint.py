@@ -25,7 +25,7 @@ FOR_COMPARING = 4 * (65 << 10)
 
 @pytest.fixture
 def own_collectives(monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
 
 
@@ -42,7 +42,7 @@ def test_one_line_for_a_group(world, new_group, caplog, own_collectives) -> None
 
 
 def test_a_group_without_shared_memory(world, new_group, caplog, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     with caplog.at_level(logging.INFO, "torchmpi_plugin"):
         group = new_group(None)
     (line,) = lines_about(caplog, group.label)

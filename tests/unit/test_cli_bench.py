@@ -319,5 +319,5 @@ def test_one_host_has_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.Monkey
     files = Files(None, None, tmp_path / "tuning.json")
     assert "all ranks are on one" in files.hindrance(["a", "a"])
     assert files.hindrance(["a", "b"]) == ""
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
-    assert "MPIPLUS_SHM=0 forbids" in files.hindrance(["a", "b"])
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
+    assert "MPIPLUS_COLLECTIVES=mpi-only forbids" in files.hindrance(["a", "b"])

@@ -116,15 +116,13 @@ def test_a_rank_whose_variable_is_wrong() -> None:
 
 
 def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
     told = group.own_report()
     assert (told["config"], told["problem"]) == (
         {"collectives": "own", "reproducible": False, "shares": True},
         "",
     )
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     assert group.own_report()["config"]["collectives"] == "mpi"
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
     assert "MPIPLUS_COLLECTIVES" in group.own_report()["problem"]

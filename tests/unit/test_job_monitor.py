@@ -201,7 +201,7 @@ def test_a_signal_while_the_launcher_is_stopped(stopped: tuple[subprocess.Popen[
 HALF_OPEN = """
 import json, os, socket, sys, time
 sys.path[:0] = {path!r}
-from torchmpi_plugin.host.calling import call
+from torchmpi_plugin.node.calling import call
 job = json.loads(os.environ["MPIPLUS_JOB"])
 connection = call(job["addresses"], job["port"], job["secret"], 30)
 {says}

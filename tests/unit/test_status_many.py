@@ -24,7 +24,7 @@ RANKS = 64
 SERVERS = """
 import json, os, sys, time
 from torchmpi_plugin import _shim_int
-from torchmpi_plugin.host import status_files
+from torchmpi_plugin.node import status_files
 lib, ffi = _shim_int.lib, _shim_int.ffi
 size, busy, late = int(sys.argv[1]), sys.argv[2] == "busy", int(sys.argv[3])
 for rank in range(size):

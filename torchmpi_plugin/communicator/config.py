@@ -27,15 +27,15 @@ def group_config(collectives: str | None, reproducible: bool | None) -> GroupCon
     Raises:
         ValueError: reproducible sums over collectives that can give none.
     """
-    shares = settings.SHM.value()
-    wanted = (collectives or settings.COLLECTIVES.value()) if shares else "mpi"
+    unshared = settings.unshared()
+    wanted = "mpi" if unshared else collectives or settings.COLLECTIVES.value()
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()
     if not reproducible:
-        return GroupConfig(wanted, False, shares)
+        return GroupConfig(wanted, False, not unshared)
     if wanted == "mpi":
-        variable = f"{settings.COLLECTIVES.name}=mpi" if shares else f"{settings.SHM.name}=0"
-        asked = "Options(collectives='mpi')" if shares and collectives else variable
+        variable = unshared or f"{settings.COLLECTIVES.name}=mpi"
+        asked = "Options(collectives='mpi')" if collectives and not unshared else variable
         raise ValueError(
             f"{asked} and reproducible sums exclude each other: the order in which MPI's collectives add depends on "
             f"where the ranks are. Leave one of the two out: of sums, Options(reproducible=False) or "

@@ -116,7 +116,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         shutdown.read_settings()
         world.adopt(group)
         if opts.group_rank == 0:
-            settings.warn_of_unknown()
+            settings.warn_of_names()
     return _face_of(group, shared, options)
 
 

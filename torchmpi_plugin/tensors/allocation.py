@@ -23,7 +23,7 @@ _shares: dict[int, Share] = {}
 
 def wanted() -> bool:
     """Whether the user lets processes share memory."""
-    return settings.SHM.value()
+    return not settings.unshared()
 
 
 def _anonymous_file() -> int | None:

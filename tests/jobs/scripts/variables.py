@@ -41,7 +41,7 @@ def check_mpi_is_not_running() -> None:
 WRONG_SETTINGS = {
     "MPIPLUS_WATCHDOG": "banana",
     "MPIPLUS_EXIT_GRACE": "nan",
-    "MPIPLUS_SHM": "banana",
+    "MPIPLUS_COLLECTIVES": "banana",
     "MPIPLUS_ABORT_ON_EXCEPTION": "banana",
     "MPIPLUS_CUDA": "banana",
 }
@@ -60,7 +60,7 @@ def wrong_settings(directory: str) -> None:
     # Ways of torch's own: there it is noticed when the group is made, on the rank that is wrong.
     store = dist.FileStore(f"{directory}/store", SIZE)
     if ME == 0:
-        with variables(MPIPLUS_SHM="banana"), raises(ValueError, "MPIPLUS_SHM must be 0 or 1, not 'banana'"):
+        with variables(MPIPLUS_CUDA="banana"), raises(ValueError, "MPIPLUS_CUDA must be one of .*, not 'banana'"):
             dist.init_process_group("mpiplus", store=store, rank=0, world_size=SIZE)
     else:
         with raises(dist.DistBackendError, "rank 0 did not come"):

@@ -25,8 +25,8 @@ def hindrance(hosts: Sequence[str]) -> str:
             "--tune compares collectives between hosts, and all ranks are on one: start it on those that it is for, "
             "as in mpirun --host node1:2,node2:2 -n 4 mpiplus bench --tune"
         )
-    if not settings.SHM.value():
-        return f"--tune compares with mpiplus's own collectives, which {settings.SHM.name}=0 forbids: unset it"
+    if variable := settings.unshared():
+        return f"--tune compares with mpiplus's own collectives, which {variable} forbids: unset it"
     return ""
 
 
