@@ -141,8 +141,8 @@ TUNING = Setting(
     "",
     "the path of a file",
     _file,
-    "The file of [`mpiplus bench --tune`](tuning.md#between-hosts), which `auto` above follows in groups on as many "
-    "hosts. What rank 0 of a group has counts, and only its host needs the file.",
+    "The file of [`mpiplus bench --tune`](tuning.md#between-nodes), which `auto` above follows in groups on as many "
+    "nodes. What rank 0 of a group has counts, and only its node needs the file.",
 )
 REPRODUCIBLE = Setting(
     "MPIPLUS_REPRODUCIBLE",
@@ -256,9 +256,9 @@ DEVELOPMENT = {
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_API_MODE": "In which [API mode](api-modes.md) the groups of the tests under mpiexec are: "
     "`dispatcher`, or the usual.",
-    "MPIPLUS_TEST_HOST_OF": "The numbers of the hosts on which the ranks of the tests under mpiexec believe to be, as "
+    "MPIPLUS_TEST_HOST_OF": "The numbers of the nodes on which the ranks of the tests under mpiexec believe to be, as "
     "`0,0,1`.",
-    "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
+    "MPIPLUS_TEST_HOSTS": "Set: the tests on two nodes run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",

@@ -76,7 +76,7 @@ def test_under_torchrun(job: Job) -> None:
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:
     outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "18"]), None)
-    outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on host .* talks to no other rank")
+    outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on node .* talks to no other rank")
     assert outcome.stdout.count("mpiplus info") == 1
 
 

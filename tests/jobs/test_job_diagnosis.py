@@ -14,7 +14,7 @@ def test_ranks_that_call_different_things(job: Job, collectives: str) -> None:
 
 
 def test_calls_are_compared_if_one_rank_was_asked_to(job: Job) -> None:
-    """Variables of one host do not reach the others."""
+    """Variables of one node do not reach the others."""
     job.run(3, "diagnosis.py", "detail", "on one rank").succeeded(3)
 
 

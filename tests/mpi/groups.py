@@ -26,11 +26,11 @@ KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 def pretend_hosts() -> None:
-    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these hosts, in turn, and cannot see the others'."""
+    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these nodes, in turn, and cannot see the others'."""
     if hosts := os.environ.get("MPIPLUS_TEST_HOST_OF"):
         names = hosts.split(",")
         rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-        node.identity = lambda: f"host {names[rank % len(names)]}"
+        node.identity = lambda: f"node {names[rank % len(names)]}"
 
 
 def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **options: Any) -> Any:

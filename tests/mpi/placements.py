@@ -17,7 +17,7 @@ def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monke
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
     if placement != "MPI":
         host = rank % 2 if placement == "two nodes" else 0
-        monkeypatch.setattr(node, "identity", lambda: f"host {host}")
+        monkeypatch.setattr(node, "identity", lambda: f"node {host}")
     group = new_group(None, pg_options=Options(collectives=None if placement == "MPI" else "own"))
     assert group._communicator.shares_memory == (placement != "MPI")
     return group

@@ -52,7 +52,7 @@ def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
 def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
 
 
@@ -62,7 +62,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
     check(group, True)
@@ -120,7 +120,7 @@ def two_hosts(world, monkeypatch) -> None:
     """The ranks believe to be on two."""
     monkeypatch.delenv("MPIPLUS_COLLECTIVES", raising=False)
     monkeypatch.setattr(tuning, "_warned", set())
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
 
 
 def tuning_file(directory: Path, collectives: str, vendor: str, hosts: int = 2) -> str:
@@ -154,7 +154,7 @@ def test_what_is_asked_for_comes_before_a_tuning_file(two_hosts, new_group, monk
 
 
 def test_a_tuning_file_is_not_read_on_one_host(two_hosts, new_group, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(node, "identity", lambda: "one host")
+    monkeypatch.setattr(node, "identity", lambda: "one node")
     monkeypatch.setenv("MPIPLUS_TUNING", str(tmp_path / "missing"))
     check(new_group(None), True)
 
@@ -168,7 +168,7 @@ def test_a_tuning_file_of_another_shape(
     monkeypatch.setenv("MPIPLUS_TUNING", file)
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
         check(new_group(None), True)
-    told = [record for record in caplog.records if "says nothing of a group on 2 hosts" in record.getMessage()]
+    told = [record for record in caplog.records if "says nothing of a group on 2 nodes" in record.getMessage()]
     assert len(told) == (world.rank == 0)
 
 

@@ -77,7 +77,7 @@ def test_sampler(world) -> None:
 
 # ---- several nodes ----
 #
-# Two hosts are two names here: what tells nodes apart is replaced while the group is made.
+# Two nodes are two names here: what tells nodes apart is replaced while the group is made.
 
 
 @pytest.fixture(params=["mpiplus", "gloo"])

@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "2", "--nproc-per-node", "2", "train.py"], "exclude each other"),
         (["-n", "2", "--stdout", "{who}", "train.py"], "unknown field {who}"),
         (["-n", "2", "--stderr", "one-file", "train.py"], "same file"),
-        (["-n", "2", "--hosts", "a:x", "train.py"], "is no host"),
+        (["-n", "2", "--hosts", "a:x", "train.py"], "is no node"),
         (["-n", "9", "--hosts", "a:2", "train.py"], "do not fit"),
         (["-n", "2", "--hostfile", "nowhere", "train.py"], "cannot be read"),
         (["-n", "2", "--timeout", "0", "train.py"], "not in the range"),

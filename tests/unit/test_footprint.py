@@ -52,7 +52,7 @@ def data_bytes() -> int:
 
 
 def test_what_is_thought_of_is_given_back(shim) -> None:
-    hosts = [f"host {rank % 5}" for rank in range(8)]
+    hosts = [f"node {rank % 5}" for rank in range(8)]
     (first, *_) = cost(shim, *hosts)
     before = data_bytes()
     for _ in range(200):
@@ -70,7 +70,7 @@ def test_in_words(length: int, words: str) -> None:
 
 def test_every_part_is_told() -> None:
     assert str(footprint.Footprint(514 * KIB, 50 * KIB, 0)) == (
-        "514 KiB of /dev/shm for the ranks of this host, 50 KiB for this rank"
+        "514 KiB of /dev/shm for the ranks of this node, 50 KiB for this rank"
     )
     assert str(footprint.Footprint(0, 200, 2 * MIB)) == (
         "no /dev/shm, 1 KiB for this rank, and 2,048 KiB more from the first long collective on"
@@ -99,7 +99,7 @@ def report(host: str, wants: str = "auto", problem: str = "") -> dict:
 
 def test_what_info_makes_of_it() -> None:
     found = group.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
-    assert found["path"] == "shared memory, and messages of our own between hosts"
+    assert found["path"] == "shared memory, and messages of our own between nodes"
     assert [place["host"] for place in found["nodes"]] == ["a", "b"]
     assert [place["free_bytes"] for place in found["nodes"]] == [5, 5]
     assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]

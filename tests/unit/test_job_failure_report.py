@@ -14,7 +14,7 @@ from torchmpi_plugin.names import describe_ranks
 
 
 def records(count: int = 3) -> list[RankRecord]:
-    return [RankRecord(rank, host=f"h{rank}") for rank in range(count)]
+    return [RankRecord(rank, node=f"h{rank}") for rank in range(count)]
 
 
 def ending(found: list[RankRecord], order: list[int], **more) -> Ending:
@@ -37,8 +37,8 @@ def test_the_first_to_fail_is_to_blame() -> None:
     result = judge(ending(found, [0, 2, 1]), "mpirun")
     assert result.returncode == 3
     assert result.failure is not None
-    assert (result.failure.rank, result.failure.host, result.failure.exit_code) == (2, "h2", 3)
-    assert result.message.endswith("rank 2 on host h2 failed first: exit code 3; the other 2 ranks were ended")
+    assert (result.failure.rank, result.failure.node, result.failure.exit_code) == (2, "h2", 3)
+    assert result.message.endswith("rank 2 on node h2 failed first: exit code 3; the other 2 ranks were ended")
 
 
 def test_an_abort_is_known_by_its_last_words() -> None:
@@ -52,7 +52,7 @@ def test_an_abort_is_known_by_its_last_words() -> None:
     assert result.failure is not None
     assert (result.failure.rank, result.failure.exit_code) == (1, 6)
     assert result.failure.traceback.endswith("ValueError: no\n")
-    assert result.message.splitlines()[-1].startswith("mpiplus run: rank 1 on host h1 failed first: ended the job")
+    assert result.message.splitlines()[-1].startswith("mpiplus run: rank 1 on node h1 failed first: ended the job")
 
 
 def test_a_lost_host() -> None:
@@ -89,11 +89,11 @@ def test_a_rank_that_leaves_with_0_while_others_wait() -> None:
     result = left_early(1)
     assert result.returncode == 70
     assert result.failure is not None
-    assert (result.failure.rank, result.failure.host, result.failure.exit_code) == (1, "h1", 70)
-    assert "rank 1 on host h1 ended with exit code 0, but without MPI_Finalize" in result.message
+    assert (result.failure.rank, result.failure.node, result.failure.exit_code) == (1, "h1", 70)
+    assert "rank 1 on node h1 ended with exit code 0, but without MPI_Finalize" in result.message
     several = left_early(0, 2)
     assert (several.returncode, several.failure) == (70, None)
-    assert "rank 0 on host h0, rank 2 on host h2 ended with exit code 0, one of them without" in several.message
+    assert "rank 0 on node h0, rank 2 on node h2 ended with exit code 0, one of them without" in several.message
 
 
 def test_an_mpirun_that_is_killed_after_ranks_have_ended() -> None:
@@ -105,11 +105,11 @@ def test_ranks_that_do_not_answer() -> None:
     for record in found:
         record.ended_by_us = True
     found[1].silent = found[2].silent = True
-    found[1].host = found[2].host = "far"
+    found[1].node = found[2].node = "far"
     found[3].silent = found[3].is_killed = True
     message = judge(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
-    assert "ranks 1, 2 on host far did not answer the order to end (the host cannot be reached" in message
-    assert "rank 3 on host h3 did not answer the order to end (stopped?), and was killed" in message
+    assert "ranks 1, 2 on node far did not answer the order to end (the node cannot be reached" in message
+    assert "rank 3 on node h3 did not answer the order to end (stopped?), and was killed" in message
 
 
 def test_output_that_nobody_has_read() -> None:
@@ -126,7 +126,7 @@ def test_survivors_count_where_mpi_recovers(codes: tuple[int, ...], expected: in
     result = judge(ending(found, order, recovers=True, launcher_code=137), "mpirun")
     assert result.returncode == expected
     if not expected:
-        assert "rank 1 on host h1 was killed by SIGKILL" in result.message
+        assert "rank 1 on node h1 was killed by SIGKILL" in result.message
 
 
 def test_the_time_limit_and_signals() -> None:
@@ -142,10 +142,10 @@ def test_the_time_limit_and_signals() -> None:
 
 
 def test_a_job_that_did_not_start() -> None:
-    told = Ending(records(), launcher_code=1, trouble="the ranks did not come up", noise="no such host", missing=[1, 2])
+    told = Ending(records(), launcher_code=1, trouble="the ranks did not come up", noise="no such node", missing=[1, 2])
     result = judge(told, "mpirun")
     assert result.returncode == 1
-    for words in ("no such host", "did not start", "ranks 1, 2 did not", "mpiplus info"):
+    for words in ("no such node", "did not start", "ranks 1, 2 did not", "mpiplus info"):
         assert words in result.message
 
 

@@ -88,7 +88,7 @@ def test_a_launcher_that_goes_away(talk: Talk) -> None:
 
 def test_a_program_that_is_none(talk: Talk) -> None:
     talk.say({**JOB, **VARIABLES, "command": [os.devnull]})
-    assert b"cannot start on host" in talk.hear(b"2")
+    assert b"cannot start on node" in talk.hear(b"2")
     assert json.loads(talk.hear())["code"] == 127
 
 

@@ -1,4 +1,4 @@
-"""The file by which ``auto`` chooses whose collectives a group has between hosts."""
+"""The file by which ``auto`` chooses whose collectives a group has between nodes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_another_group_is_told_once_and_does_not(
         assert [tuning.choice(str(path), hosts, mpi) for _ in range(2)] == [None, None]
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 hosts under Open MPI, and says nothing of a group on "
-        f"{hosts} hosts under {mpi}; write one with `mpiplus bench --tune`, or unset MPIPLUS_TUNING"
+        f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 nodes under Open MPI, and says nothing of a group on "
+        f"{hosts} nodes under {mpi}; write one with `mpiplus bench --tune`, or unset MPIPLUS_TUNING"
     )
 
 

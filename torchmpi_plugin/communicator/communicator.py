@@ -79,7 +79,7 @@ class Communicator:
         self._descriptor = -1
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
-            # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
+            # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
             everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, config, file))
             nodes = [member.process.node for member in everybody]
@@ -216,7 +216,7 @@ class Communicator:
 
     def describe(self) -> str:
         """The group's shape and path in words."""
-        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} host(s)"
+        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} node(s)"
         return f"{ranks}, {path(self.shares_memory, self.node_count)}"
 
     @property

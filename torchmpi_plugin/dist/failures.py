@@ -23,7 +23,7 @@ class Failure(NamedTuple):
 
     summary: str
     traceback: str
-    host: str
+    node: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -91,7 +91,7 @@ def raise_failures(doing: str, failures: Mapping[int, Failure], own: BaseExcepti
         text = f"{doing}: rank {ranks[0]} failed: {first.summary}"
     else:
         text = f"{doing}: {describe_ranks(ranks)} failed: {told}"
-    raise RankFailedError(text, ranks=ranks, host=first.host, traceback=first.traceback) from own
+    raise RankFailedError(text, ranks=ranks, node=first.node, traceback=first.traceback) from own
 
 
 def raise_failed(doing: str, messages: Mapping[int, Message], own: BaseException | None) -> None:

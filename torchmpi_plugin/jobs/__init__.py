@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .mpirun import Launcher, LauncherError, find_launcher
     from .outcome import JobResult, RankFailure
 
-# Loaded when asked for: the supervisors, of which there may be many on a host, need none of it.
+# Loaded when asked for: the supervisors, of which there may be many on a node, need none of it.
 _PUBLIC = {
     "JobResult": "outcome",
     "Launcher": "mpirun",

@@ -31,7 +31,7 @@ def describe_ending(record: RankRecord) -> str:
         return f"killed by {signal_name(record.signal)}{hint}"
     if record.code is not None:
         return f"exit code {record.code}"
-    return "lost without a word: its supervisor was killed, or its host or the network is down"
+    return "lost without a word: its supervisor was killed, or its node or the network is down"
 
 
 def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> RankRecord | None:
@@ -67,12 +67,12 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
         cause = f"exit code {record.left_with}"
     elif record.ended_by_mpi:
         cause = "ended the job (MPI_Abort)"
-    return RankFailure(record.rank, record.host, code, record.stderr_tail.text(), cause)
+    return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause)
 
 
 def describe_failure(failure: RankFailure, others: int) -> str:
     """The launcher's last words on a failed job, the traceback first and the report last."""
-    name = f"rank {failure.rank} on host {failure.host}"
+    name = f"rank {failure.rank} on node {failure.node}"
     lines = []
     if failure.traceback:
         lines += [f"mpiplus run: the last lines of {name} on stderr:"]
@@ -97,17 +97,17 @@ def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
 
 def _left_behind(ending: Ending) -> Iterator[str]:
     """What the job has left: ranks that may still run, output that nobody has read."""
-    by_host: dict[tuple[str, bool], list[int]] = {}
+    by_node: dict[tuple[str, bool], list[int]] = {}
     for record in ending.records:
         if record.silent:
-            by_host.setdefault((record.host, record.is_killed), []).append(record.rank)
-    for (host, is_killed), ranks in by_host.items():
+            by_node.setdefault((record.node, record.is_killed), []).append(record.rank)
+    for (node, is_killed), ranks in by_node.items():
         what = (
             "(stopped?), and was killed"
             if is_killed
-            else "(the host cannot be reached, or the process was stopped); what still runs there must be ended by hand"
+            else "(the node cannot be reached, or the process was stopped); what still runs there must be ended by hand"
         )
-        yield f"mpiplus run: {describe_ranks(ranks)} on host {host} did not answer the order to end {what}"
+        yield f"mpiplus run: {describe_ranks(ranks)} on node {node} did not answer the order to end {what}"
     if ending.unread:
         yield f"mpiplus run: the last {ending.unread} characters of output are lost: their reader did not take them"
 
@@ -177,11 +177,11 @@ def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
     if len(left) > 1:
         return None
     cause = "ended with exit code 0, but without MPI_Finalize"
-    return RankFailure(left[0].rank, left[0].host, _LEFT, left[0].stderr_tail.text(), cause)
+    return RankFailure(left[0].rank, left[0].node, _LEFT, left[0].stderr_tail.text(), cause)
 
 
 def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:
-    names = ", ".join(f"rank {record.rank} on host {record.host}" for record in left[:_SHOWN])
+    names = ", ".join(f"rank {record.rank} on node {record.node}" for record in left[:_SHOWN])
     others = ranks - len(left)
     return (
         f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "
@@ -200,5 +200,5 @@ def _has_recovered(records: Sequence[RankRecord]) -> bool:
 
 def _describe_recovery(records: Sequence[RankRecord]) -> str:
     dead = [record for record in records if record.code != 0]
-    lines = [f"rank {record.rank} on host {record.host} was {describe_ending(record)}" for record in dead]
+    lines = [f"rank {record.rank} on node {record.node} was {describe_ending(record)}" for record in dead]
     return "\n".join(f"mpiplus run: {line}; the others went on, and ended well" for line in lines)

@@ -12,8 +12,8 @@ from typing import TextIO
 from .command import asks_for_recovery, inherited, launch_command, launch_environment
 from .failure_report import judge
 from .formats import check_format
-from .hosts import lay_out
 from .job_monitor import JobMonitor
+from .layout import lay_out
 from .mpirun import Launcher, find_launcher
 from .orders import Orders
 from .outcome import Ending, JobResult
@@ -57,7 +57,7 @@ def run_job(
         command: the program that each rank runs, and its arguments.
         nproc: how many ranks; with ``nnodes`` how many on each node.
         nnodes: how many nodes.
-        hosts: ``h1:2,h2:2`` or ``h1,h2``; None: those of the batch allocation, or this host.
+        hosts: ``h1:2,h2:2`` or ``h1,h2``; None: those of the batch allocation, or this node.
         hostfile: a file with the same.
         map_by: the launcher's own option of this name.
         mpi_args: further options for the launcher.

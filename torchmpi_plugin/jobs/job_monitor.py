@@ -18,10 +18,10 @@ from ..node.reception import Reception
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
 from .formats import torch_variables
 from .guard import VARIABLE
-from .hosts import Layout
 from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
+from .layout import Layout
 from .loop import Alarm, raise_into, run
 from .orders import Orders
 from .outcome import Ending, RankRecord
@@ -56,7 +56,7 @@ class Member:
             self.channel.say(dismissed=True)
 
     def kill(self, secret: str) -> None:
-        """What is left of a silent one, if it is on this host: a supervisor that was stopped, and its program."""
+        """What is left of a silent one, if it is on this node: a supervisor that was stopped, and its program."""
         if self.node != node.identity():
             return
         import psutil
@@ -172,17 +172,17 @@ class JobMonitor:
         try:
             hello = frame.message
             rank, size = int(hello["rank"]), int(hello["size"])
-            host = str(hello["host"])
+            name = str(hello["hostname"])
             ranks = self._layout.ranks
             if rank in self._members or not 0 <= rank < ranks or (size and size != ranks):
                 channel.drop()
-                self._fail(f"a process on host {host} says it is rank {rank} of {size}, in a job of {ranks}")
+                self._fail(f"a process on node {name} says it is rank {rank} of {size}, in a job of {ranks}")
                 return
             member = Member(self._ending.records[rank], channel, hello)
         except (ValueError, KeyError, TypeError):
             channel.drop()
             return
-        member.record.host = host
+        member.record.node = name
         self._members[rank] = member
         channel.heard, channel.lost = partial(self._heard, member), partial(self._lost, member)
         if len(self._members) == ranks:
@@ -351,7 +351,7 @@ class JobMonitor:
         self._silence.set(_ANSWER_SECONDS)
 
     def _give_up_the_silent(self) -> None:
-        """Do without those that have not ended: stopped supervisors, or hosts that cannot be reached."""
+        """Do without those that have not ended: stopped supervisors, or nodes that cannot be reached."""
         for member in self._running():
             member.record.silent = True
             member.kill(self._secret)

@@ -15,14 +15,14 @@ class RankFailure:
 
     Attributes:
         rank: its number in MPI_COMM_WORLD.
-        host: where it ran.
+        node: where it ran.
         exit_code: as the shell has it: 1 to 255, or 128 + the number of the signal that killed it.
         traceback: the last lines it wrote to stderr, from its traceback on if they have one.
         cause: in words: how it ended.
     """
 
     rank: int
-    host: str
+    node: str
     exit_code: int
     traceback: str
     cause: str = ""
@@ -55,12 +55,12 @@ class RankRecord:
         left_with: the exit code with which its program has said that it is leaving, before others could notice.
         gone: the connection is closed.
         silent: its supervisor did not say that it has followed the order to end.
-        is_killed: that supervisor and its program were on this host, and were killed.
+        is_killed: that supervisor and its program were on this node, and were killed.
         complained: when its stderr first showed an uncaught exception or an abort; 0: never.
     """
 
     rank: int
-    host: str = ""
+    node: str = ""
     code: int | None = None
     signal: int = 0
     ended_by_us: bool = False

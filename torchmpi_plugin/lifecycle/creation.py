@@ -117,7 +117,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         world.adopt(group)
         if opts.group_rank == 0:
             settings.warn_of_names()
-    return _face_of(group, shared, options)
+    return _in_api_mode(group, shared, options)
 
 
 def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
@@ -131,7 +131,7 @@ def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
         raise
 
 
-def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
+def _in_api_mode(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
     """What torch gets: see docs/api-modes.md."""
     if not torch_internals.has_python_backends():
         dispatcher.attach(group)

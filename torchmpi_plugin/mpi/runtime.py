@@ -121,7 +121,7 @@ def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None
 
     Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
     """
-    why = "A call of MPI's has not come back: a rank's host may be cut off"
+    why = "A call of MPI's has not come back: a rank's node may be cut off"
     return _ending(shim().lib, doing, seconds, why, has_word=False)
 
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 CHALLENGE_BYTES = PROOF_BYTES = 32
-HOST, CALLER = b"host", b"caller"
-_HOST_SECONDS = 5.0  # for whoever listens to prove itself, and for a connection to be made
+LISTENER, CALLER = b"listener", b"caller"
+_LISTENER_SECONDS = 5.0  # for whoever listens to prove itself, and for a connection to be made
 _RETRY_SECONDS = 0.1
 
 
@@ -52,7 +52,7 @@ def call(addresses: Sequence[str], port: int, secret: str, seconds: float) -> so
 
 
 def _call(address: str, port: int, secret: str) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=_HOST_SECONDS)
+    connection = socket.create_connection((address, port), timeout=_LISTENER_SECONDS)
     try:
         _prove(connection, secret)
     except BaseException:
@@ -63,12 +63,12 @@ def _call(address: str, port: int, secret: str) -> socket.socket:
 
 
 def _prove(connection: socket.socket, secret: str) -> None:
-    until = time.monotonic() + _HOST_SECONDS
+    until = time.monotonic() + _LISTENER_SECONDS
     called, own = connection.getpeername(), secrets.token_bytes(CHALLENGE_BYTES)
     challenges = _receive(connection, CHALLENGE_BYTES, until) + own
     connection.sendall(own + proof(secret, CALLER, called, challenges))
     answer = _receive(connection, PROOF_BYTES, until)
-    if not hmac.compare_digest(answer, proof(secret, HOST, called, challenges)):
+    if not hmac.compare_digest(answer, proof(secret, LISTENER, called, challenges)):
         raise ConnectionError("a stranger listens there, who does not know the job's secret")
 
 

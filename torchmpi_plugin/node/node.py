@@ -1,4 +1,4 @@
-"""This host: its identity, its addresses, its cores, the processes of a session. Imports neither torch nor MPI."""
+"""This node: its identity, its addresses, its cores, the processes of a session. Imports neither torch nor MPI."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def places(nodes: Sequence[str]) -> list[Place]:
 
 @functools.cache
 def identity() -> str:
-    """Equal on two processes exactly if they run on one host: its name, and this boot of its kernel.
+    """Equal on two processes exactly if they run on one node: its name, and this boot of its kernel.
 
     The name alone is not enough ("localhost" on every node), the boot alone neither (containers and test
-    hosts that share a kernel but not their memory file systems have names of their own).
+    nodes that share a kernel but not their memory file systems have names of their own).
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -49,12 +49,12 @@ def identity() -> str:
 
 
 def own_addresses(one_node: bool) -> list[str]:
-    """Where the ranks of a job may find this host, the likeliest first; ``one_node``: all of them are on it."""
+    """Where the ranks of a job may find this node, the likeliest first; ``one_node``: all of them are on it."""
     return [LOOPBACK] if one_node else addresses()
 
 
 def addresses(of_all_interfaces: bool = False) -> list[str]:
-    """Where other hosts may find this one, the likeliest first."""
+    """Where other nodes may find this one, the likeliest first."""
     name = socket.gethostname()
     found: list[str] = []
     with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def addresses(of_all_interfaces: bool = False) -> list[str]:
 
 
 def _interface_addresses() -> list[str]:
-    """Of all interfaces that are up: a host may have no default route and no entry for its own name."""
+    """Of all interfaces that are up: a node may have no default route and no entry for its own name."""
     import psutil  # when it is needed: it takes as long as the rest of a supervisor
 
     found = []
@@ -81,7 +81,7 @@ def _interface_addresses() -> list[str]:
 
 def cores(cpus: Sequence[int] | None = None) -> list[int]:
     """The cores this process may run on, each by the lowest of its hardware threads."""
-    # psutil counts those of the whole host, whatever this process may use.
+    # psutil counts those of the whole node, whatever this process may use.
     found = set()
     for cpu in os.sched_getaffinity(0) if cpus is None else cpus:
         siblings = str(cpu)
@@ -91,10 +91,10 @@ def cores(cpus: Sequence[int] | None = None) -> list[int]:
     return sorted(found)
 
 
-def is_local(host: str) -> bool:
-    """Whether a host's name means this machine."""
+def is_local(name: str) -> bool:
+    """Whether a node's name means this machine."""
     own = socket.gethostname()
-    return host in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
+    return name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 
 
 def kill_session(session: int) -> None:

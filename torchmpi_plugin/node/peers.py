@@ -1,4 +1,4 @@
-"""Whether other ranks' processes are still there, as far as this host's table of processes tells."""
+"""Whether other ranks' processes are still there, as far as this node's table of processes tells."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def this() -> Process:
 
 
 def if_visible(process: Process) -> Process | None:
-    """None for a process on another host, or behind a wall such as a container's."""
+    """None for a process on another node, or behind a wall such as a container's."""
     here = process.node == node.identity()
     return process if here and process.started and process.started == _started(process.pid) else None
 

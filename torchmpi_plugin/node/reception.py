@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from . import descriptors
-from .calling import CALLER, CHALLENGE_BYTES, HOST, PROOF_BYTES, proof
+from .calling import CALLER, CHALLENGE_BYTES, LISTENER, PROOF_BYTES, proof
 
 _CALLER_SECONDS = 10.0  # for a caller to prove itself
 # How many connections that have proved nothing there may be, beside those that are expected.
@@ -100,7 +100,7 @@ class Reception:
             called, challenges = connection.getsockname(), challenge + own
             if not hmac.compare_digest(answer, proof(self._secret, CALLER, called, challenges)):
                 raise ConnectionError("a stranger")
-            await self._loop.sock_sendall(connection, proof(self._secret, HOST, called, challenges))
+            await self._loop.sock_sendall(connection, proof(self._secret, LISTENER, called, challenges))
         finally:
             deadline.cancel()
 

@@ -1,4 +1,4 @@
-"""Files in memory that one process of a host opens and others map: they have no name, and go with their last user.
+"""Files in memory that one process of a node opens and others map: they have no name, and go with their last user.
 
 Others open them as ``/proc/PID/fd/N``, which the kernel lets processes of the same user do.
 """

@@ -103,7 +103,7 @@ def wrong_torch_variables() -> None:
                     dist.init_process_group("mpiplus")
             with (
                 variables(MASTER_ADDR="nosuchhost.invalid"),
-                raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a host that is not known here: "),
+                raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a name that is not known here: "),
             ):
                 dist.init_process_group("mpiplus")
     with variables(**{**COMPLETE, "RANK": "7"}), raises(ValueError, f"rank 7 is out of range for {SIZE} ranks"):
@@ -118,7 +118,7 @@ def wrong_torch_variables() -> None:
 
 
 def same_rank(directory: str) -> None:
-    """Everybody is told who has it: MPI rank, process and host."""
+    """Everybody is told who has it: MPI rank, process and node."""
     Path(directory, f"pid-{ME}").write_text(str(os.getpid()))
     with variables(RANK="0"), raises(dist.DistBackendError, "rank 0 given to several processes") as caught:
         dist.init_process_group("mpiplus")
@@ -156,7 +156,7 @@ def fewer_than_said() -> None:
 
 
 def loopback() -> None:
-    """Ranks on one node: other hosts cannot reach the store."""
+    """Ranks on one node: other nodes cannot reach the store."""
     dist.init_process_group("mpiplus")
     check_works()
     store = dist.distributed_c10d._get_default_store()

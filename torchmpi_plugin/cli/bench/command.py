@@ -112,7 +112,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
     metavar="[FILE]",
     is_flag=False,
     flag_value=_TUNING_FILE,
-    help="Instead, measure MPI's collectives between hosts against mpiplus's, and write there which are faster, for "
+    help="Instead, measure MPI's collectives between nodes against mpiplus's, and write there which are faster, for "
     f"MPIPLUS_TUNING ({_TUNING_FILE}).",
 )
 @click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")
@@ -245,4 +245,4 @@ def _run(settings: Settings, files: Files) -> None:
     report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link)
     report.print(console)
     if session.rank == 0:
-        files.write(report, session.hosts, console)
+        files.write(report, session.nodes, console)

@@ -28,11 +28,11 @@ class Files:
     plot: Path | None
     tuning: Path | None
 
-    def hindrance(self, hosts: Sequence[str]) -> str:
+    def hindrance(self, nodes: Sequence[str]) -> str:
         """Say why something could not be written after minutes of measuring, and nothing where all is well.
 
         Args:
-            hosts: where each rank is.
+            nodes: where each rank is.
         """
         from . import tune
 
@@ -44,9 +44,9 @@ class Files:
                 import matplotlib  # noqa: F401
             except ImportError as error:
                 return f"--plot needs matplotlib ({error}): pip install matplotlib"
-        return tune.hindrance(hosts) if self.tuning else ""
+        return tune.hindrance(nodes) if self.tuning else ""
 
-    def write(self, report: Report, hosts: Sequence[str], console: Console) -> None:
+    def write(self, report: Report, nodes: Sequence[str], console: Console) -> None:
         """Write what was asked for, and say so."""
         if self.json:
             self.json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
@@ -58,6 +58,6 @@ class Files:
             from ...mpi import runtime
             from . import tune
 
-            tuning = tune.choose(report.rows, hosts, runtime.mpi().get_vendor())
+            tuning = tune.choose(report.rows, nodes, runtime.mpi().get_vendor())
             self.tuning.write_text(tuning.text())
             console.print(tune.in_words(tuning, self.tuning), soft_wrap=True, markup=False)  # a path

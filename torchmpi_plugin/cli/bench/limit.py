@@ -1,4 +1,4 @@
-"""What plain messages reach between two hosts, beside which the operations are to be seen."""
+"""What plain messages reach between two nodes, beside which the operations are to be seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMALL, _LARGE = 8, 16 * 1024**2
 
 
 def measure_link(session: Session, repeats: int, block_seconds: float) -> Link | None:
-    """Measure messages of rank 0 and the first rank of another host, or rank 1 where all are on one.
+    """Measure messages of rank 0 and the first rank of another node, or rank 1 where all are on one.
 
     Args:
         repeats, block_seconds: as for the operations.
@@ -22,8 +22,8 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
     """
     if session.size == 1:
         return None
-    hosts = session.hosts
-    peer = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
+    nodes = session.nodes
+    peer = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), 1)
     nothing: dict[str, Call] = {"ping_pong": lambda: None, "exchange": lambda: None}
     calls = _calls(session.comm, peer) if session.rank in (0, peer) else nothing
     timings = session.measure(calls, repeats, block_seconds)

@@ -105,7 +105,7 @@ class Report:
         contestants: raw MPI if it was measured, then the groups.
         rows: the times of the operations.
         overlaps: the asynchronous operations; none on one rank.
-        link: plain messages between two hosts, or two ranks; None on one rank.
+        link: plain messages between two nodes, or two ranks; None on one rank.
     """
 
     facts: Mapping[str, str | int]
@@ -154,7 +154,7 @@ class Report:
 
 def in_words(link: Link) -> str:
     """Return what was measured between two ranks, as one line."""
-    ranks = " and ".join(f"rank {rank} on {host}" for rank, host in zip(link.ranks, link.hosts, strict=True))
+    ranks = " and ".join(f"rank {rank} on {node}" for rank, node in zip(link.ranks, link.hosts, strict=True))
     return (
         f"plain messages of MPI, {ranks}: {format_us(link.latency_us)} us for 8 B; {link.gb_per_s:.2f} GB/s each way "
         f"at once ({format_size(link.size)})"

@@ -142,7 +142,7 @@ class Link:
 
     Attributes:
         ranks: the two.
-        hosts: where each of them is; the same name twice if all ranks are on one host.
+        hosts: where each of them is; the same name twice if all ranks are on one node.
         latency_us: of a message of 8 bytes, half the time there and back, in microseconds.
         size: of the large message, in bytes.
         exchange_us: how long both take to send each other one of these at once, in microseconds.

@@ -35,15 +35,15 @@ class Session:
     Attributes:
         rank: this process's.
         size: how many there are.
-        hosts: where each rank is; the names are mpiplus's own and long.
+        nodes: where each rank is; the names are mpiplus's own and long.
         comm: the communicator of the raw calls, and of the timer between its turns.
         groups: by contestant, a process group of all ranks.
         contestants: what is compared: raw MPI if wanted, then the groups.
     """
 
-    def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], raw: Sequence[str], groups: Groups) -> None:
+    def __init__(self, comm: MPI.Intracomm, nodes: Sequence[str], raw: Sequence[str], groups: Groups) -> None:
         self.comm = comm
-        self.hosts = hosts
+        self.nodes = nodes
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.groups = groups
@@ -62,7 +62,7 @@ class Session:
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
         library = MPI.Get_library_version().partition("\n")[0].partition(",")[0]
-        return machine_facts(self.size, len(set(self.hosts)), " ".join(library.split()))
+        return machine_facts(self.size, len(set(self.nodes)), " ".join(library.split()))
 
     def calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
         """Return what to call for ``case`` by contestant, and for those that cannot, why; the same on every rank."""
@@ -132,11 +132,11 @@ def open_session(
         SystemExit: there is such a reason, which rank 0 has told.
     """
     comm = MPI.COMM_WORLD.Dup()
-    hosts = comm.allgather(node.identity())
-    if reason := comm.bcast(hindrance(hosts) if comm.rank == 0 else ""):
+    nodes = comm.allgather(node.identity())
+    if reason := comm.bcast(hindrance(nodes) if comm.rank == 0 else ""):
         _refuse(comm, reason)
     try:
-        yield Session(comm, hosts, raw, make_groups())
+        yield Session(comm, nodes, raw, make_groups())
     except click.ClickException as error:  # on every rank
         dist.destroy_process_group()
         _refuse(comm, error.message)

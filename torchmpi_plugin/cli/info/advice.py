@@ -86,27 +86,27 @@ def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
 
 def _talking(facts: Mapping[str, Any]) -> list[Advice]:
     pairs, size = list(facts.get("failed_pairs", [])), facts.get("size", 1)
-    hosts = {rank: host for pair in pairs for rank, host in zip(pair["ranks"], pair["hosts"], strict=True)}
-    silent = [rank for rank in hosts if size > 2 and sum(rank in pair["ranks"] for pair in pairs) == size - 1]
+    node_of = {rank: name for pair in pairs for rank, name in zip(pair["ranks"], pair["hosts"], strict=True)}
+    silent = [rank for rank in node_of if size > 2 and sum(rank in pair["ranks"] for pair in pairs) == size - 1]
     found = [
-        Advice(f"rank {rank} on host {hosts[rank]} talks to no other rank: it is stuck, or its host is cut off", True)
+        Advice(f"rank {rank} on node {node_of[rank]} talks to no other rank: it is stuck, or its node is cut off", True)
         for rank in silent
     ]
     others = [pair for pair in pairs if not set(silent) & set(pair["ranks"])]
     for pair in others[:_SHOWN_PAIRS]:
-        (one, other), (host, other_host) = pair["ranks"], pair["hosts"]
-        names = f"rank {one} on host {host} and rank {other} on host {other_host}"
-        found.append(Advice(f"{names} cannot talk ({pair['why']}). {_pair_cure(host, other_host)}", True))
+        (one, other), (node, other_node) = pair["ranks"], pair["hosts"]
+        names = f"rank {one} on node {node} and rank {other} on node {other_node}"
+        found.append(Advice(f"{names} cannot talk ({pair['why']}). {_pair_cure(node, other_node)}", True))
     if len(others) > _SHOWN_PAIRS:
         found.append(Advice(f"{len(others) - _SHOWN_PAIRS} more pairs cannot talk; --json has all", True))
     return found
 
 
-def _pair_cure(host: str, other_host: str) -> str:
-    if host == other_host:
-        return "On one host this is mostly shared memory: see /dev/shm and CMA above"
+def _pair_cure(node: str, other_node: str) -> str:
+    if node == other_node:
+        return "On one node this is mostly shared memory: see /dev/shm and CMA above"
     return (
-        "Between hosts it is a firewall, or MPI has chosen a network that does not connect them: name the right one "
+        "Between nodes it is a firewall, or MPI has chosen a network that does not connect them: name the right one "
         "(Open MPI: --mca btl_tcp_if_include eth0; MPICH: FI_TCP_IFACE=eth0 or UCX_NET_DEVICES=eth0)"
     )
 
@@ -120,7 +120,7 @@ def _start(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Adv
         return []
     return [
         Advice(
-            "Open MPI may spend a second of MPI_Init looking for fabrics: on one host export OMPI_MCA_btl=^ofi "
+            "Open MPI may spend a second of MPI_Init looking for fabrics: on one node export OMPI_MCA_btl=^ofi "
             "(mpiplus run does)",
             False,
         )
@@ -170,7 +170,7 @@ def _memory(facts: Mapping[str, Any]) -> list[Advice]:
     if not cma["usable"]:
         found.append(
             Advice(
-                f"long messages between ranks of one host are copied twice, or fail with some MPIs: {cma['why']} "
+                f"long messages between ranks of one node are copied twice, or fail with some MPIs: {cma['why']} "
                 f"(Docker: --cap-add=SYS_PTRACE; host: sysctl kernel.yama.ptrace_scope=0)",
                 False,
             )

@@ -1,4 +1,4 @@
-"""What can be told of this host and this environment without MPI."""
+"""What can be told of this node and this environment without MPI."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def of_launcher(name: str) -> bool:
 
 
 def describe() -> dict[str, Any]:
-    """This host: cores, shared memory, and reading other processes' memory."""
+    """This node: cores, shared memory, and reading other processes' memory."""
     cpus = sorted(os.sched_getaffinity(0))
     return {
         "name": socket.gethostname(),

@@ -114,8 +114,8 @@ def failed_pairs(reports: Mapping[int, Mapping[str, Any]], size: int) -> list[di
     for rank in range(size):
         if rank not in reports:
             pairs.setdefault((0, rank), "rank 0: no report came from it")
-    host = {rank: report["host"] for rank, report in reports.items()}
+    names = {rank: report["host"] for rank, report in reports.items()}
     return [
-        {"ranks": list(pair), "hosts": [host.get(rank, "unknown") for rank in pair], "why": why}
+        {"ranks": list(pair), "hosts": [names.get(rank, "unknown") for rank in pair], "why": why}
         for pair, why in sorted(pairs.items())
     ]

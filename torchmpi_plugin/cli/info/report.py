@@ -85,11 +85,11 @@ def _launcher_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "launcher", "none that belongs to the library"
 
 
-def _host_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    host = facts["host"]
-    threads = f"{host['hardware_threads']} of {host['hardware_threads_of_host']} hardware threads"
-    yield "host", f"{host['name']}: this process may use {host['cores']} core(s), {threads}"
-    shared, cma = host["shared_memory"], host["cma"]
+def _node_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    here = facts["host"]
+    threads = f"{here['hardware_threads']} of {here['hardware_threads_of_host']} hardware threads"
+    yield "node", f"{here['name']}: this process may use {here['cores']} core(s), {threads}"
+    shared, cma = here["shared_memory"], here["cma"]
     if shared["usable"]:
         size = f"{shared['bytes'] / (1 << 30):.1f} GiB, {shared['free_bytes'] / (1 << 30):.1f} free"
         yield "/dev/shm", size
@@ -147,7 +147,7 @@ def show(facts: Mapping[str, Any], verbose: bool = False) -> None:
     table.add_column(overflow="fold")
     for name, value in facts["versions"].items():
         table.add_row(name, Text(value))
-    about = (_mpi_rows(facts), _launcher_rows(facts), _host_rows(facts), _job_rows(facts), _group_rows(facts))
+    about = (_mpi_rows(facts), _launcher_rows(facts), _node_rows(facts), _job_rows(facts), _group_rows(facts))
     for name, value in itertools.chain(*about, _variable_rows(facts, verbose)):
         table.add_row(name, Text(value))
     console.print("mpiplus info", table)

@@ -44,16 +44,16 @@ def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str
     facts: dict[str, Any] = {}
     for line in lines:
         facts.update(json.loads(line))
-    stage = facts.pop("stage", "the start")
+    phase = facts.pop("phase", "the start")
     if late:
         child.kill()
     code = child.wait()
     if "error" in facts:
         return facts, str(facts.pop("error"))
     if late:
-        return facts, f"{stage} has not come to an end within {seconds:g} s"
+        return facts, f"{phase} has not come to an end within {seconds:g} s"
     if code:
-        return facts, f"the process ended in {stage} ({'signal' if code < 0 else 'exit code'} {abs(code)})"
+        return facts, f"the process ended in {phase} ({'signal' if code < 0 else 'exit code'} {abs(code)})"
     return facts, ""
 
 
@@ -91,21 +91,21 @@ def main() -> None:
 
 
 def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
-    tell(stage="loading the MPI library")
+    tell(phase="loading the MPI library")
     mpi = mpi_library.load()
     found = mpi_library.describe(mpi)
     tell(library=asdict(found))
     launcher_fit.check(found)
-    tell(stage="MPI_Init")
+    tell(phase="MPI_Init")
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
     tell(mpi=library.describe(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
     good = True
     if mpi.COMM_WORLD.Get_size() > 1:
-        tell(stage="the exchange between all pairs of ranks")
+        tell(phase="the exchange between all pairs of ranks")
         good = _meet(mpi, tell, pair_seconds, groups)
     tell(met=good)
     if good:
-        tell(stage="MPI_Finalize")
+        tell(phase="MPI_Finalize")
         mpi.Finalize()
     return good
 
@@ -113,9 +113,9 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
 def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:
     talk = Talk(module, pair_seconds)
     failed = talk.try_all()
-    host = os.uname().nodename
+    name = os.uname().nodename
     cpus = sorted(os.sched_getaffinity(0))
-    about = {"host": host, "node": node.identity(), "cpus": cpus, "cores": node.cores(cpus), "all": os.cpu_count()}
+    about = {"host": name, "node": node.identity(), "cpus": cpus, "cores": node.cores(cpus), "all": os.cpu_count()}
     if groups:
         about |= group.own_report()
     reports = talk.gather({**about, "failed": {str(peer): why for peer, why in failed.items()}})

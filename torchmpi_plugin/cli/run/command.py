@@ -16,7 +16,7 @@ import click
 
 from ... import settings
 from ...jobs.formats import FIELDS, check_format
-from ...jobs.hosts import allocated_ranks, lay_out, parse_hosts, read_hostfile
+from ...jobs.layout import allocated_ranks, lay_out, parse_nodes, read_hostfile
 from ...jobs.writing import say
 from ...node.launchers import Launch
 from ..started import is_shell_step, speaks, started_by
@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
     help="Nodes (as many as --hosts or --hostfile name, else 1); with MIN:MAX as many of them as answer.",
 )
 @click.option("--hosts", metavar="HOST[:N],...", help="Where: h1,h2 or h1:4,h2:4.")
-@click.option("--hostfile", type=click.Path(), help="A file with a host per line: h1, h1:4 or h1 slots=4.")
+@click.option("--hostfile", type=click.Path(), help="A file with a node per line: h1, h1:4 or h1 slots=4.")
 @click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
 @click.option("-m", "--module", "--module_mode", is_flag=True, help="PROGRAM is a Python module.")
 @click.option("-c", "--command", "--command_mode", is_flag=True, help="PROGRAM is a command, not a Python script.")
@@ -128,7 +128,7 @@ def run(
     """Run a program on several ranks: mpiplus run -n 4 train.py --lr 0.1
 
     Uses the mpirun or mpiexec that belongs to the MPI which mpi4py loads. Shows each rank's output with the rank in
-    front, and says at the end which rank failed first, on which host, and with what. The exit code is that rank's.
+    front, and says at the end which rank failed first, on which node, and with what. The exit code is that rank's.
     Under mpirun, srun or torchrun it starts nothing, and becomes the program itself.
     """
     argv = program_command(program, arguments, module, command)
@@ -289,7 +289,7 @@ def count_ranks(
         raise click.UsageError("-n and --nproc-per-node exclude each other")
     if per_node is not None:
         try:
-            named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+            named = parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         return Numbers(per_node, nnodes or len(named) or 1)
@@ -329,7 +329,7 @@ def contradictions(
     if world_size is not None and world_size != ranks:
         lines.append(f"--world-size {world_size} is ignored: -n and --nnodes make {ranks} ranks")
     if standalone_with_hosts:
-        lines.append("--standalone has no effect: the ranks run on the hosts that are named")
+        lines.append("--standalone has no effect: the ranks run on the nodes that are named")
     if master_addr is not None:
         lines.append(f"--master-addr {master_addr} is passed on as MASTER_ADDR, where rank 0 must run; MPI needs none")
     return lines

@@ -1,4 +1,4 @@
-"""Which hosts a job runs on, and how many ranks each gets."""
+"""Which nodes a job runs on, and how many ranks each gets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ..node import node
 
 
-class Host(NamedTuple):
-    """A host, and how many ranks it may have; None where the user does not say."""
+class Node(NamedTuple):
+    """A node, and how many ranks it may have; None where the user does not say."""
 
     name: str
     slots: int | None
@@ -22,60 +22,60 @@ class Layout(NamedTuple):
 
     Attributes:
         ranks: all of them.
-        per_node: how many on each host, if the user wants a certain number.
-        nodes: how many hosts, if the user wants a certain number.
-        hosts: with the ranks of each; none: mpirun's choice, from the batch system's allocation or this host alone.
-        one_host: all ranks share one host.
-        here: and that host is this one.
+        per_node: how many on each node, if the user wants a certain number.
+        node_count: how many nodes, if the user wants a certain number.
+        nodes: with the ranks of each; none: mpirun's choice, from the batch system's allocation or this node alone.
+        one_node: all ranks share one node.
+        here: and that node is this one.
     """
 
     ranks: int
     per_node: int | None
-    nodes: int | None
-    hosts: Sequence[tuple[str, int]]
-    one_host: bool
+    node_count: int | None
+    nodes: Sequence[tuple[str, int]]
+    one_node: bool
     here: bool
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_nodes(text: str) -> list[Node]:
     """Split ``h1:2,h2:2`` or ``h1,h2``.
 
     Raises:
         ValueError: an empty name, or a number of ranks that is none.
     """
-    hosts = []
+    named = []
     for part in text.split(","):
         name, colon, slots = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")
         if not name or (colon and not (slots.isdigit() and int(slots))):
-            raise ValueError(f"{part.strip()!r} is no host; hosts look like h1,h2 or h1:4,h2:4")
-        hosts.append(Host(name, int(slots) if colon else None))
-    return hosts
+            raise ValueError(f"{part.strip()!r} is no node; nodes look like h1,h2 or h1:4,h2:4")
+        named.append(Node(name, int(slots) if colon else None))
+    return named
 
 
-def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
+def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
     """Read a hostfile: Open MPI's ``h1 slots=2``, MPICH's ``h1:2``, or a name per line, repeated or not.
 
     Raises:
-        ValueError: no such file, or no host in it.
+        ValueError: no such file, or no node in it.
     """
     try:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise ValueError(f"the hostfile {str(path)!r} cannot be read: {error.strerror}") from None
-    hosts = []
+    named = []
     for line in lines:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        host = parse_hosts(words[0])[0]
+        each = parse_nodes(words[0])[0]
         slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
-        hosts.append(Host(host.name, int(slots[0])) if slots and slots[0].isdigit() else host)
-    if not hosts:
-        raise ValueError(f"the hostfile {str(path)!r} names no host")
-    names = [host.name for host in hosts]
+        named.append(Node(each.name, int(slots[0])) if slots and slots[0].isdigit() else each)
+    if not named:
+        raise ValueError(f"the hostfile {str(path)!r} names no node")
+    names = [each.name for each in named]
     if len(set(names)) == len(names):
-        return hosts
-    return [Host(name, names.count(name)) for name in dict.fromkeys(names)]  # PBS: a line per rank
+        return named
+    return [Node(name, names.count(name)) for name in dict.fromkeys(names)]  # PBS: a line per rank
 
 
 def allocation(environment: Mapping[str, str]) -> str:
@@ -124,8 +124,8 @@ def lay_out(
     """
     environment = os.environ if environment is None else environment
     if hosts and hostfile:
-        raise ValueError("give the hosts on the command line or in a hostfile, not both")
-    named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+        raise ValueError("give the nodes on the command line or in a hostfile, not both")
+    named = parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
     ranks = nproc * (nnodes or 1)
     batch = allocation(environment)
     if named:
@@ -134,24 +134,24 @@ def lay_out(
         return Layout(ranks, nproc if nnodes else None, nnodes, spread, len(spread) == 1, here)
     if nnodes and nnodes > 1 and not batch:
         raise ValueError(f"{nnodes} nodes, but which? Name them (--hosts h1,h2), or run inside a batch allocation")
-    one_host = not batch or environment.get("SLURM_JOB_NUM_NODES") == "1" or nnodes == 1
-    return Layout(ranks, nproc if nnodes else None, nnodes, (), one_host, not batch)
+    one_node = not batch or environment.get("SLURM_JOB_NUM_NODES") == "1" or nnodes == 1
+    return Layout(ranks, nproc if nnodes else None, nnodes, (), one_node, not batch)
 
 
-def _spread(hosts: Sequence[Host], nproc: int, nnodes: int | None) -> list[tuple[str, int]]:
-    """The ranks of each host, the first ones filled first."""
+def _spread(named: Sequence[Node], nproc: int, nnodes: int | None) -> list[tuple[str, int]]:
+    """The ranks of each node, the first ones filled first."""
     if nnodes is not None:
-        if nnodes > len(hosts):
-            raise ValueError(f"{nnodes} nodes, but only {len(hosts)} host(s) named")
-        return [(host.name, nproc) for host in hosts[:nnodes]]
-    even = -(-nproc // len(hosts))
+        if nnodes > len(named):
+            raise ValueError(f"{nnodes} nodes, but only {len(named)} node(s) named")
+        return [(each.name, nproc) for each in named[:nnodes]]
+    even = -(-nproc // len(named))
     left = nproc
     spread = []
-    for host in hosts:
-        share = min(left, even if host.slots is None else host.slots)
+    for each in named:
+        share = min(left, even if each.slots is None else each.slots)
         if share:
-            spread.append((host.name, share))
+            spread.append((each.name, share))
         left -= share
     if left:
-        raise ValueError(f"{nproc} ranks do not fit: the hosts named have room for {nproc - left}")
+        raise ValueError(f"{nproc} ranks do not fit: the nodes named have room for {nproc - left}")
     return spread
