@@ -37,7 +37,8 @@ STAYS = re.compile(
     "|".join(
         (
             # Beside a device.
-            r"host memory|memory of the host|driven by the host|the host that waits|runs on the host|tensors in host$",
+            r"host memory|memory of the host|driven by the host|the host that waits",
+            r"\*host\* waits|runs on the host|tensors in host$",
             # The network's, and of containers.
             r"host names?|/etc/hosts|list of hosts|://host:|[-=]host\b|host: sysctl",
             # Of launchers' options and ours.

@@ -103,7 +103,7 @@ class Meeting:
         except RuntimeError as error:
             raise DistBackendError(
                 f"{doing}: rank {self._members.rank} lost the store while it waited: {str(error).splitlines()[0]}; its "
-                f"node, rank 0 as a rule, may have ended"
+                f"process, rank 0's as a rule, may have ended"
             ) from error
 
     def _give_up(self, doing: str, waited: float) -> None:

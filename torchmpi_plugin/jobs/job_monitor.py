@@ -43,7 +43,7 @@ class Member:
     def __init__(self, record: RankRecord, channel: Channel, hello: Mapping[str, Any]) -> None:
         self.record = record
         self.channel = channel
-        self.node = str(hello["node"])
+        self.identity = str(hello["node"])
         self.process = int(hello["process"])
         self.cores: list[int] = list(hello["cores"])
         self.master: dict[str, str] = dict(hello["master"])
@@ -57,7 +57,7 @@ class Member:
 
     def kill(self, secret: str) -> None:
         """What is left of a silent one, if it is on this node: a supervisor that was stopped, and its program."""
-        if self.node != node.identity():
+        if self.identity != node.identity():
             return
         import psutil
 
@@ -193,17 +193,17 @@ class JobMonitor:
         self._started = True
         self._reception.close()
         members = [self._members[rank] for rank in range(self._layout.ranks)]
-        nodes = [member.node for member in members]
+        nodes = [member.identity for member in members]
         cores: dict[str, set[int]] = {}
         for member in members:
-            cores.setdefault(member.node, set()).update(member.cores)
+            cores.setdefault(member.identity, set()).update(member.cores)
         orders = self._orders._asdict()
         members[0].channel.attach(self._attachment)
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
             fields["attempt"] = self._orders.attempt
-            threads = max(1, len(cores[member.node]) // place.local_size)
+            threads = max(1, len(cores[member.identity]) // place.local_size)
             who = torch_variables(fields, len(set(nodes)))
             who |= {name: members[0].master[name] for name in self._orders.wants_master}
             member.channel.say(

@@ -69,7 +69,7 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
         ranks: whether RANK and WORLD_SIZE count.
 
     Raises:
-        ValueError: no number, a number that cannot be, or a node that nobody knows.
+        ValueError: no number, a number that cannot be, or a name that nobody knows.
     """
     arguments = dict(parse_qsl(urlparse(url).query))
 
