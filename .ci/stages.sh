@@ -161,7 +161,7 @@ stage_mpich() {
         once+=(--ignore tests/model --ignore tests/processors)
         for name in unit/test_{reduce_kernels,conversions,many_ranks,layout,release,reproducible_sums,message_counts} \
             jobs/test_{bench,bench_training,info} \
-            jobs/test_job_{arguments,diagnosis,faces,fork,helper_examples,torchrun,variables}; do
+            jobs/test_job_{arguments,diagnosis,api_modes,fork,helper_examples,torchrun,variables}; do
             once+=(--ignore "tests/$name.py")
         done
         for_the_night "under MPICH as well ${once[*]:2}"
@@ -174,9 +174,9 @@ stage_own_collectives() { # the operation table again, over MPI's own collective
     for_the_night "on 4 ranks all cases of the table; here a share"
     for mpi in openmpi mpich; do
         bin=$(installed "$mpi")
-        echo "MPIPLUS_SHM=0, $mpi"
+        echo "MPIPLUS_COLLECTIVES=mpi-only, $mpi"
         # Of three ranks all of it, of four, which are MPICH's, a share.
-        (cd "$suite" && MPIPLUS_SHM=0 limited "$(full 6000 900)" "$bin/python" -m pytest tests/test_under_mpiexec.py \
+        (cd "$suite" && MPIPLUS_COLLECTIVES=mpi-only limited "$(full 6000 900)" "$bin/python" -m pytest tests/test_under_mpiexec.py \
             -k "3ranks or 4ranks" --mpi-keyword test_operations) || code=1
     done
     return $code
@@ -187,7 +187,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     cd "$suite"
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
-        tests/unit/test_forms.py tests/jobs/test_job_faces.py
+        tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
     limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" --mpi-keyword "$3"
 }
 
@@ -213,10 +213,10 @@ stage_newest_torch() { # what a user's pip brings: several gigabytes. Not skippe
             test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
     for_the_night "the same on 3 ranks"
     echo "all operations, through torch's own process group"
-    MPIPLUS_TEST_FACE=backend limited "$(full 6000 600)" "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
+    MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
     echo "the documentation's examples that need this torch"
-    limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or faces or debugging"
+    limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or modes or debugging"
 }
 
 stage_oldest_torch() { # the version in the metadata

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 #: Which share of long tests is run: its seed and its sum.
 pytest_plugins = ["sampling"]
 #: Those of one lane run one after another, beside all others. What keeps all cores busy has one lane, so that what
-#: mostly waits has the rest; hosts and clusters cannot be made twice; and the tests of one process share what they
+#: mostly waits has the rest; nodes and clusters cannot be made twice; and the tests of one process share what they
 #: compile.
 LANES = {
     "test_under_mpiexec.py": "ranks",

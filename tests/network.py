@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces on a bridge, each with a host name of its own.
+"""Nodes on one machine: network namespaces on a bridge, each with a host name of its own.
 
 Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), and ``ip``, ``unshare`` and ``nsenter``. What it makes, it removes.
 """
@@ -19,7 +19,7 @@ TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 
 def missing() -> str:
-    """Why there can be no hosts here; empty if there can."""
+    """Why there can be no nodes here; empty if there can."""
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)} (Debian: iproute2, util-linux)"
@@ -38,7 +38,7 @@ def _do(*command: object) -> None:
 
 
 class Hosts:
-    """Hosts named node1, node2, ..., which can reach each other and nothing else."""
+    """Nodes named node1, node2, ..., which can reach each other and nothing else."""
 
     def __init__(self, count: int, directory: Path) -> None:
         self._mark = f"mpp{uuid.uuid4().hex[:5]}"
@@ -46,7 +46,7 @@ class Hosts:
         self.names = [f"node{index + 1}" for index in range(count)]
         self.agent = directory / "launch-agent"
         self._resolver = directory / "resolv.conf"
-        #: A directory that hosts do not share.
+        #: A directory that nodes do not share.
         self.own = directory / "own"
 
     def _space(self, name: str) -> str:
@@ -80,11 +80,11 @@ class Hosts:
         _do("unshare", f"--uts={names}", "hostname", name)
 
     def cut(self, name: str) -> None:
-        """Unplug a host."""
+        """Unplug a node."""
         _do("ip", "-n", self._space(name), "link", "set", "eth0", "down")
 
     def silence_names(self) -> None:
-        """From now on every host asks a name server that never answers, and is patient: 30 s, five times."""
+        """From now on every node asks a name server that never answers, and is patient: 30 s, five times."""
         server = f"{SUBNET}.250"
         for name in self.names:
             # A neighbour that is not there: packets to it get lost without an error.
@@ -103,15 +103,15 @@ class Hosts:
         )
 
     def on(self, name: str, command: list[str]) -> list[str]:
-        """The command line that runs a command on a host."""
+        """The command line that runs a command on a node."""
         return ["sh", "-c", f'exec {self._enter(name)} "$@"', "sh", *command]
 
     def _agent_text(self) -> str:
-        """What a launcher runs in place of ssh: options, the host, the command."""
+        """What a launcher runs in place of ssh: options, the node, the command."""
         cases = "\n".join(f'    {name}) exec {self._enter(name)} sh -c "$*" ;;' for name in self.names)
         return (
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-            f'case "$host" in\n{cases}\n    *) echo "no host $host" >&2; exit 1 ;;\nesac\n'
+            f'case "$host" in\n{cases}\n    *) echo "no node $host" >&2; exit 1 ;;\nesac\n'
         )
 
     def remove(self) -> None:
@@ -131,7 +131,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int, directory: Path) -> Iterator[Hosts]:
-    """Hosts that exist as long as the block lasts."""
+    """Nodes that exist as long as the block lasts."""
     made = Hosts(count, directory)
     try:
         made.make()
@@ -141,13 +141,13 @@ def hosts(count: int, directory: Path) -> Iterator[Hosts]:
 
 
 def launch(made: Hosts, mpiexec: str, vendor: str, ranks_per_host: int, command: list[str]) -> list[str]:
-    """The launcher's command line, run on the first host, for so many ranks on each host."""
+    """The launcher's command line, run on the first node, for so many ranks on each node."""
     places = ",".join(f"{name}:{ranks_per_host}" for name in made.names)
     ranks = ["-n", str(ranks_per_host * len(made.names))]
     if vendor == "Open MPI":
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         forward = [word for name in sorted(os.environ) if name.startswith("MPIPLUS_") for word in ("-x", name)]
-        # It forwards neither these nor Python's variables to other hosts by itself.
+        # It forwards neither these nor Python's variables to other nodes by itself.
         forward += [word for name in ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE") for word in ("-x", name)]
         options = [
             "--prtemca",

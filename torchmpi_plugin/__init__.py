@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from .api.public import get_comm, monitored_barrier, prometheus, statistics
     from .errors import RankFailedError
-    from .faces.public import get_comm, monitored_barrier, prometheus, statistics
     from .lifecycle.recovery import shrink
     from .options import Options
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Options": "options",
     "RankFailedError": "errors",
-    "get_comm": "faces.public",
-    "monitored_barrier": "faces.public",
-    "prometheus": "faces.public",
+    "get_comm": "api.public",
+    "monitored_barrier": "api.public",
+    "prometheus": "api.public",
     "shrink": "lifecycle.recovery",
-    "statistics": "faces.public",
+    "statistics": "api.public",
 }
 
 __all__ = [

@@ -7,6 +7,7 @@ that the state forbids raises ``RuntimeError``; whatever goes wrong between rank
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from torch.distributed import DistBackendError
@@ -20,7 +21,7 @@ class RankFailedError(DistBackendError):
     Attributes:
         ranks: the ranks that failed, by their global ranks; none where it is not known which.
         rank: the first of them, or None.
-        host: where that one ran, if known.
+        node: where that one ran, if known.
         exit_code: of its process, where it ended with one.
         traceback: of its exception, as text.
     """
@@ -30,13 +31,19 @@ class RankFailedError(DistBackendError):
         message: str,
         *,
         ranks: Sequence[int] = (),  # a default, or it could not be unpickled
-        host: str | None = None,
+        node: str | None = None,
         exit_code: int | None = None,
         traceback: str | None = None,
     ) -> None:
         super().__init__(message)
         self.ranks = list(ranks)
         self.rank = self.ranks[0] if self.ranks else None
-        self.host = host
+        self.node = node
         self.exit_code = exit_code
         self.traceback = traceback
+
+    @property
+    def host(self) -> str | None:
+        """Deprecated: ``node`` under its old name."""
+        warnings.warn("RankFailedError.host is deprecated: use RankFailedError.node", FutureWarning, stacklevel=2)
+        return self.node

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from . import settings, torch_internals
+
+API_MODES = ("direct", "dispatcher")
+#: Of version 0.2, which the next one still takes.
+_OLD_API_MODES = {"process_group": "direct", "backend": "dispatcher"}
 
 
 @dataclass
@@ -26,27 +31,40 @@ class Options:
             16 nodes; None: as the variable ``MPIPLUS_COLLECTIVES`` says. Of a group; what its rank 0 has counts.
         reproducible: sums have the same bits wherever the ranks are: see docs/sharp-bits.md. Always over mpiplus's
             collectives. None: as the variable ``MPIPLUS_REPRODUCIBLE`` says. Of a group; what its rank 0 has counts.
-        face: "process_group": torch calls mpiplus directly, which is fastest; "backend" (from torch 2.15 on): through
-            its own process group and dispatcher, as it calls backends in C++. See docs/faces.md. In a group with other
-            backends it is always the latter.
+        api_mode: "direct": torch calls mpiplus directly, which is fastest; "dispatcher" (from torch 2.15 on): through
+            its own process group and dispatcher, as it calls backends in C++. See docs/api-modes.md. In a group with
+            other backends it is always the latter.
+        face: deprecated: ``api_mode`` under its old name, with its old values "process_group" and "backend".
     """
 
     comm: Any = None
     abort_on_exception: bool = True
     cuda: str | None = None
-    face: str = "process_group"
+    api_mode: str = "direct"
     collectives: str | None = None
     reproducible: bool | None = None
+    face: str | None = None
 
     def __post_init__(self) -> None:
-        if self.face not in ("process_group", "backend"):
-            raise ValueError(f"Options(face=...) is 'process_group' or 'backend', not {self.face!r}")
+        if self.face is not None or self.api_mode in _OLD_API_MODES:
+            self._take_over_old_names()
+        if self.api_mode not in API_MODES:
+            raise ValueError(f"Options(api_mode=...) is 'direct' or 'dispatcher', not {self.api_mode!r}")
         if self.collectives not in (None, *settings.COLLECTIVES_OF):
             raise ValueError(f"Options(collectives=...) is 'auto', 'own' or 'mpi', not {self.collectives!r}")
         if self.reproducible not in (None, False, True):
             raise TypeError(f"Options(reproducible=...) is True, False or None, not {self.reproducible!r}")
-        if self.face == "backend" and not torch_internals.has_python_backends():
-            raise ValueError("Options(face='backend') needs torch 2.15, which knows backends in Python")
+        if self.api_mode == "dispatcher" and not torch_internals.has_python_backends():
+            raise ValueError("Options(api_mode='dispatcher') needs torch 2.15, which knows backends in Python")
+
+    def _take_over_old_names(self) -> None:
+        given = self.api_mode if self.face is None else self.face
+        self.api_mode, self.face = _OLD_API_MODES.get(given, given), None
+        warnings.warn(
+            f"Options(face=...) and its values are deprecated: use Options(api_mode={self.api_mode!r})",
+            FutureWarning,
+            stacklevel=4,
+        )
 
 
 def among(given: Any, shared: bool) -> Options | None:

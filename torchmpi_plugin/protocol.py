@@ -22,20 +22,20 @@ class Build(NamedTuple):
 
     protocol: int
     version: str
-    host: str
+    node: str
 
     def __str__(self) -> str:
         number = f"protocol {self.protocol}" if self.protocol != UNKNOWN else "a protocol without number"
         return f"mpiplus {self.version} ({number})"
 
 
-def this(host: str) -> Build:
-    """This rank's, which is on ``host``."""
+def this(node: str) -> Build:
+    """This rank's, which is on ``node``."""
     try:
         found = version("torchmpi-plugin")
     except PackageNotFoundError:  # run from a directory
         found = "of no known version"
-    return Build(PROTOCOL, found, host)
+    return Build(PROTOCOL, found, node)
 
 
 def disagreement(builds: Sequence[Build]) -> str:
@@ -47,9 +47,9 @@ def disagreement(builds: Sequence[Build]) -> str:
         kinds.setdefault((build.protocol, build.version), []).append(rank)
     who = []
     for ranks in kinds.values():
-        hosts = list(dict.fromkeys(builds[rank].host for rank in ranks))
-        more = f" and {len(hosts) - 4} more" if len(hosts) > 4 else ""
-        who.append(f"{builds[ranks[0]]} on {', '.join(hosts[:4])}{more} ({describe_ranks(ranks)})")
+        nodes = list(dict.fromkeys(builds[rank].node for rank in ranks))
+        more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+        who.append(f"{builds[ranks[0]]} on {', '.join(nodes[:4])}{more} ({describe_ranks(ranks)})")
     return (
         f"the nodes have different builds of mpiplus, which do not understand each other: {'; '.join(who)}. Install "
         f"the same one on all nodes"

@@ -72,6 +72,7 @@ def _word(words: tuple[str, ...], text: str) -> str:
 _SECONDS = "a number of seconds, 0 or more"
 CUDA_PATHS = ("auto", "staged", "direct")
 COLLECTIVES_OF = ("auto", "own", "mpi")
+MPI_ONLY = "mpi-only"
 PROGRESS_OF = ("background", "auto", "caller")  # as enum mpp_inline_mode
 FRAMEWORKS = ("accelerate", "ignite", "transformers")
 
@@ -115,23 +116,16 @@ def _file(text: str) -> str:
     return text
 
 
-SHM = Setting(
-    "MPIPLUS_SHM",
-    "1",
-    "0 or 1",
-    _switch,
-    "`0`: groups use MPI's collectives rather than shared memory, on one node and on several. What rank 0 of a group "
-    "has counts, when the group is made. Nor do [windows](windows.md#mapped-or-by-messages) share memory then; for "
-    "these each rank reads it for itself.",
-)
 COLLECTIVES = Setting(
     "MPIPLUS_COLLECTIVES",
     "auto",
-    f"one of {', '.join(COLLECTIVES_OF)}",
-    functools.partial(_word, COLLECTIVES_OF),
-    "`own`: mpiplus's collectives, over shared memory and [between hosts](architecture.md#between-hosts); `mpi`: those "
+    f"one of {', '.join((*COLLECTIVES_OF, MPI_ONLY))}",
+    functools.partial(_word, (*COLLECTIVES_OF, MPI_ONLY)),
+    "`own`: mpiplus's collectives, over shared memory and [between nodes](architecture.md#between-hosts); `mpi`: those "
     "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own` on up to 16 nodes. What rank 0 of a group has "
-    "counts, and `Options(collectives=...)` comes before it.",
+    "counts, and `Options(collectives=...)` comes before it. `mpi-only`: those of the MPI library whatever the options "
+    "say, and mpiplus shares no memory at all, for [windows](windows.md#mapped-or-by-messages) neither; for these each "
+    "rank reads it for itself.",
 )
 ASYNC_PROGRESS = Setting(
     "MPIPLUS_ASYNC_PROGRESS",
@@ -147,8 +141,8 @@ TUNING = Setting(
     "",
     "the path of a file",
     _file,
-    "The file of [`mpiplus bench --tune`](tuning.md#between-hosts), which `auto` above follows in groups on as many "
-    "hosts. What rank 0 of a group has counts, and only its host needs the file.",
+    "The file of [`mpiplus bench --tune`](tuning.md#between-nodes), which `auto` above follows in groups on as many "
+    "nodes. What rank 0 of a group has counts, and only its node needs the file.",
 )
 REPRODUCIBLE = Setting(
     "MPIPLUS_REPRODUCIBLE",
@@ -216,9 +210,13 @@ INTEGRATIONS = Setting(
 
 #: Those that users set.
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(SHM, COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, CUDA),
+    *(COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, CUDA),
     *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, REPLACE, STATUS, SUMMARY, INTEGRATIONS),
 )
+
+#: Says what COLLECTIVES says, and goes with the next release.
+SHM = Setting("MPIPLUS_SHM", "1", "0 or 1", _switch, f"in place of 0 set {COLLECTIVES.name}={MPI_ONLY}")
+DEPRECATED: tuple[Setting[Any], ...] = (SHM,)
 
 JOB = "MPIPLUS_JOB"
 ATTACHMENT = "MPIPLUS_ATTACHMENT"
@@ -256,10 +254,11 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_LEFT_OUT": "A file for what a share leaves out, which CI prints.",
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",
     "MPIPLUS_SOAK_SEED": "What their dice begin with.",
-    "MPIPLUS_TEST_FACE": "Which [face](faces.md) the groups of the tests under mpiexec have: `backend`, or the usual.",
-    "MPIPLUS_TEST_HOST_OF": "The numbers of the hosts on which the ranks of the tests under mpiexec believe to be, as "
+    "MPIPLUS_TEST_API_MODE": "In which [API mode](api-modes.md) the groups of the tests under mpiexec are: "
+    "`dispatcher`, or the usual.",
+    "MPIPLUS_TEST_HOST_OF": "The numbers of the nodes on which the ranks of the tests under mpiexec believe to be, as "
     "`0,0,1`.",
-    "MPIPLUS_TEST_HOSTS": "Set: the tests on two hosts run all operations.",
+    "MPIPLUS_TEST_HOSTS": "Set: the tests on two nodes run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",
@@ -281,7 +280,7 @@ def check(environment: Mapping[str, str] | None = None) -> None:
         ValueError: a value that is not allowed.
     """
     problems = []
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *DEPRECATED):
         try:
             setting.value(environment)
         except ValueError as error:
@@ -307,14 +306,29 @@ def unknown(environment: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def known() -> frozenset[str]:
     """All names of all tables."""
-    return frozenset({setting.name for setting in SETTINGS} | {*INTERNAL, *DEVELOPMENT})
+    return frozenset({setting.name for setting in (*SETTINGS, *DEPRECATED)} | {*INTERNAL, *DEVELOPMENT})
+
+
+def unshared() -> str:
+    """The variable and value by which the user forbids shared memory; empty if none does.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+    if not SHM.value():
+        return f"{SHM.name}=0"
+    return f"{COLLECTIVES.name}={MPI_ONLY}" if COLLECTIVES.value() == MPI_ONLY else ""
 
 
 _warned: set[str] = set()
 
 
-def warn_of_unknown() -> None:
-    """Say once of each name that is in no table that nobody reads it."""
+def warn_of_names() -> None:
+    """Say once of each name that is in no table that nobody reads it, and of each deprecated one what replaces it."""
+    for setting in DEPRECATED:
+        if os.environ.get(setting.name) and setting.name not in _warned:
+            _warned.add(setting.name)
+            log.warning("mpiplus: the variable %s is deprecated: %s", setting.name, setting.meaning)
     for name, near in unknown(os.environ).items():
         if name not in _warned:
             _warned.add(name)

@@ -10,6 +10,6 @@
 #   module load openmpi
 #   source "$HOME/venv/bin/activate"
 
-# The host file has a line per slot (-n 4, two on each host), so it says how many ranks and where. An MPI built for LSF
-# starts them through LSF; others, such as those from PyPI, through ssh between the hosts.
+# The node file has a line per slot (-n 4, two on each node), so it says how many ranks and where. An MPI built for LSF
+# starts them through LSF; others, such as those from PyPI, through ssh between the nodes.
 exec mpiplus run --hostfile "$LSB_DJOB_HOSTFILE" train.py --lr 0.1

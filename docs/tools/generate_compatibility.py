@@ -65,8 +65,8 @@ def probe() -> dict[str, str]:
     from mpi4py import MPI  # not before: it would start MPI, which torchrun's ranks cannot
 
     found = {"name": " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].split())}
-    for way, shared in (("on one node", "1"), ("over MPI", "0")):
-        os.environ["MPIPLUS_SHM"] = shared
+    for way, collectives in (("on one node", "auto"), ("over MPI", "mpi-only")):
+        os.environ["MPIPLUS_COLLECTIVES"] = collectives
         group = dist.new_group()
         for name, trial in {"reductions": reductions, "exchanges": exchanges}.items():
             found[f"{name} {way}"] = outcome(trial)

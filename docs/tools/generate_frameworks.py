@@ -22,7 +22,7 @@ from test_examples import SCRIPTS  # noqa: E402
 INTRODUCTION = """# What was tried
 
 `docs/tools/generate_frameworks.py` writes this page from a run of `tests/frameworks`: torch {torch}, {mpi}, two
-ranks on one host without a GPU, each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same
+ranks on one node without a GPU, each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same
 losses.
 
 | framework | version | script | outcome |
@@ -36,7 +36,7 @@ The [names in their lists](index.md#by-name), with the integrations and without:
 """
 
 
-def outcomes(results: Path) -> dict[str, str]:
+def found_in(results: Path) -> dict[str, str]:
     """What became of each test, by its name with its parameters."""
     found = {}
     for case in ElementTree.parse(results).iter("testcase"):
@@ -62,7 +62,7 @@ def page(results: dict[str, str]) -> str:
 
 
 def main() -> None:
-    results = outcomes(Path(sys.argv[1]))
+    results = found_in(Path(sys.argv[1]))
     text = page(results)
     if sys.argv[2:] == ["-"]:
         print(text)

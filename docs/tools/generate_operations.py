@@ -3,9 +3,10 @@
     mpirun -n 2 python docs/tools/generate_operations.py            # writes the page
     mpirun -n 2 python docs/tools/generate_operations.py --check    # compares with the page, writes nothing
 
-Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_SHM=0), with 5 and with
-40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of the result.
-Works on any number of ranks from 2. The exit code is 1 when an operation failed or, with --check, the page differs.
+Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_COLLECTIVES=mpi-only),
+with 5 and with 40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of
+the result. Works on any number of ranks from 2. The exit code is 1 when an operation failed or, with --check, the page
+differs.
 """
 
 import argparse
@@ -540,7 +541,7 @@ class Trial:
     def make_groups() -> list[Any]:
         """Two groups of all ranks: over shared memory, and over MPI's own collectives."""
         shared = dist.new_group(timeout=TIMEOUT)
-        with environment("MPIPLUS_SHM", "0"):
+        with environment("MPIPLUS_COLLECTIVES", "mpi-only"):
             messages = dist.new_group(timeout=TIMEOUT)
         return [shared, messages]
 
@@ -549,9 +550,9 @@ class Trial:
         found: set[tuple[str, str]] = set()
         for group, count, asynchronous in product(self.groups, COUNTS, (False, True)):
             case = Case(group, self.rank, self.size, dtype, count, asynchronous, kind)
-            outcomes = set(self.comm.allgather(outcome_of(operation, case)))
-            found |= outcomes
-            if any(outcome == FAIL for outcome, _ in outcomes):
+            everywhere = set(self.comm.allgather(outcome_of(operation, case)))
+            found |= everywhere
+            if any(outcome == FAIL for outcome, _ in everywhere):
                 self.groups = self.make_groups()  # what failed may be out of step
         words = {outcome for outcome, _ in found}
         answer = words.pop() if len(words) == 1 else FAIL

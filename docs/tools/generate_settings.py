@@ -20,18 +20,20 @@ The variables of mpiplus. `docs/tools/generate_settings.py` writes this page fro
 |---|---|---|---|
 {{rows}}
 
-- **When they are read.** `{settings.SHM.name}`, `{settings.COLLECTIVES.name}`, `{settings.TUNING.name}`,
-  `{settings.REPRODUCIBLE.name}` and `{settings.WATCHDOG.name}` when a group is made, `{settings.INTEGRATIONS.name}` by
+- **When they are read.** `{settings.COLLECTIVES.name}`, `{settings.TUNING.name}`, `{settings.REPRODUCIBLE.name}`
+  and `{settings.WATCHDOG.name}` when a group is made, `{settings.INTEGRATIONS.name}` by
   `import torch`, the others when the world is made, so a program may set them itself. An empty variable is one that is
   not set.
 - **A wrong value** is a `ValueError` from `init_process_group`, or `new_group`, on the rank that has it. It names the
   variable, the value and what is allowed.
-- **A name that means nothing**, such as `{settings.SHM.name}M`, is reported once, by rank 0, with the nearest right
+- **A name that means nothing**, such as `{settings.CUDA.name}A`, is reported once, by rank 0, with the nearest right
   one.
-- **Other hosts.** Launchers differ in whether they hand variables on: Open MPI wants `mpirun -x {settings.SHM.name}=0`.
+- **Other nodes.** Launchers differ in whether they hand variables on: Open MPI wants
+  `mpirun -x {settings.COLLECTIVES.name}=mpi`.
+- **Deprecated**: `{settings.SHM.name}`; {settings.SHM.meaning}.
 
 To see what shared memory does for your messages, run `mpirun -n 2 mpiplus bench` with and without
-`{settings.SHM.name}=0`. What else mpiplus reads, and what it sets, is in
+`{settings.COLLECTIVES.name}={settings.MPI_ONLY}`. What else mpiplus reads, and what it sets, is in
 [Environment variables](environment-variables.md).
 
 ## Set by mpiplus

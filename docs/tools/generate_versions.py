@@ -33,7 +33,7 @@ What works with which torch, on 2 ranks. Written by a run that installs each:
 python docs/tools/generate_versions.py
 ```
 
-"no" is an error that says so; what is missing there is missing in torch. [Both faces](faces.md) explains the terms.
+"no" is an error that says so; what is missing there is missing in torch. [API modes](api-modes.md) explains the terms.
 
 """
 
@@ -104,8 +104,8 @@ def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
         dist.group.WORLD._add_ephemeral_timeout(timedelta(seconds=1))
         dist.barrier()
 
-    def backend_face() -> None:
-        group = dist.new_group(pg_options=Options(face="backend"))
+    def dispatcher_mode() -> None:
+        group = dist.new_group(pg_options=Options(api_mode="dispatcher"))
         dist.all_reduce(torch.ones(2), group=group)
 
     def mixed() -> None:
@@ -126,7 +126,7 @@ def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
         "pre and post hooks": hooks,
         "flight recorder through torch's functions": recorder,
         "windows": window,
-        '`Options(face="backend")`': backend_face,
+        '`Options(api_mode="dispatcher")`': dispatcher_mode,
         "a group with other backends": mixed,
     }
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))

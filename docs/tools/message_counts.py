@@ -1,4 +1,4 @@
-"""What the collectives between hosts send, and the memory they take: the formulas of docs/scaling.md.
+"""What the collectives between nodes send, and the memory they take: the formulas of docs/scaling.md.
 
 ``tests/unit/test_message_counts.py`` holds what the engine does to them; ``loggp.py`` makes times of them.
 """
@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 
 LINE = 64
-OPINION = 192  # bytes: what a host's ranks call
+OPINION = 192  # bytes: what a node's ranks call
 PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that rides with it; and of what is sent whole at every level
-EAGER = 60 << 10  # the most of a chunk that goes to another host whole
+EAGER = 60 << 10  # the most of a chunk that goes to another node whole
 RING = 4
 INBOXES = 16 << 20
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -24,12 +24,12 @@ OPERATIONS = ("barrier", "all_reduce", "reduce", "broadcast", "all_gather", "red
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What one rank sends to ranks on other hosts.
+    """What one rank sends to ranks on other nodes.
 
     Attributes:
         messages: how many.
         bytes: in all of them; those of a long operation but for the rounding of each to whole cache lines.
-        local: messages to ranks on its own host, which MPI carries.
+        local: messages to ranks on its own node, which MPI carries.
     """
 
     messages: int = 0
@@ -42,12 +42,12 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Ranks on hosts.
+    """Ranks on nodes.
 
     Attributes:
-        host_of: the number of each rank's host, by their first ranks.
+        host_of: the number of each rank's node, by their first ranks.
         slot: bytes of a slot of shared memory.
-        reproducible: sums have the bits of one host.
+        reproducible: sums have the bits of one node.
     """
 
     host_of: tuple[int, ...]
@@ -61,7 +61,7 @@ class Group:
 
     @functools.cached_property
     def on_host(self) -> list[list[int]]:
-        """The ranks of each host; p of the formulas is how many there are."""
+        """The ranks of each node; p of the formulas is how many there are."""
         found: list[list[int]] = [[] for _ in range(max(self.host_of) + 1)]
         for rank, host in enumerate(self.host_of):
             found[host].append(rank)
@@ -79,7 +79,7 @@ class Group:
 
     @functools.cached_property
     def parts(self) -> list[int]:
-        """q of the formulas: how many sums each host has to send."""
+        """q of the formulas: how many sums each node has to send."""
         counts = [0] * self.hosts
         for host in self._owners(0, self.ranks):
             counts[host] += 1
@@ -93,7 +93,7 @@ class Group:
 
     @functools.cached_property
     def is_tree(self) -> bool:
-        """Whether the hosts are the leaves of the ranks' tree, or of one of their own: sums are added on the way."""
+        """Whether the nodes are the leaves of the ranks' tree, or of one of their own: sums are added on the way."""
         sizes = [len(ranks) for ranks in self.on_host]
         whole = len(self._owners(0, self.ranks)) == self.hosts
         alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
@@ -106,7 +106,7 @@ class Group:
 
     @property
     def inbox(self) -> int:
-        """How much of each block from another host a chunk of an all_gather carries."""
+        """How much of each block from another node a chunk of an all_gather carries."""
         return max(LINE, min(self.slot, EAGER, INBOXES // (self.ranks * RING) // LINE * LINE))
 
 
@@ -114,7 +114,7 @@ class Group:
 
 
 def levels(hosts: int) -> int:
-    """How many messages come one after the other until all hosts know what all call."""
+    """How many messages come one after the other until all nodes know what all call."""
     return (hosts - 1).bit_length()
 
 
@@ -123,7 +123,7 @@ class Riding:
     """What travels with an agreement.
 
     Attributes:
-        of_host: bytes that each host brings along.
+        of_host: bytes that each node brings along.
         way: they lie "side by side", or are "added" up on the way, or that "by halves".
     """
 
@@ -139,14 +139,14 @@ class Riding:
         return max(self.of_host)
 
     def length(self, begin: int, end: int) -> float:
-        """Of what the hosts from one to another one send, bytes."""
+        """Of what the nodes from one to another one send, bytes."""
         if self.way == "side by side":
             return self._before[end] - self._before[begin]
         return self._most / (2 * (end - begin) if self.way == "by halves" else 1)
 
 
 def _agreement(group: Group, riding: Riding) -> list[Sent]:
-    """By host, for its first rank: a message of its part of the hosts to the part beside it, at each level."""
+    """By node, for its first rank: a message of its part of the nodes to the part beside it, at each level."""
     sent = []
     for host in range(group.hosts):
         total = Sent()
@@ -160,7 +160,7 @@ def _agreement(group: Group, riding: Riding) -> list[Sent]:
 
 
 def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> Riding | None:
-    """What each host has to say in an operation that is short enough; None: it is not."""
+    """What each node has to say in an operation that is short enough; None: it is not."""
     nobody = [0.0] * group.hosts
     if operation == "barrier" or not nbytes:
         return Riding(nobody)
@@ -189,12 +189,12 @@ def _payload_of_sums(group: Group, operation: str, nbytes: int, wide: int) -> Ri
 
 
 def _ends_with_shares(operation: str, riding: Riding | None) -> bool:
-    """Whether hosts send each other their shares of a sum when they have agreed."""
+    """Whether nodes send each other their shares of a sum when they have agreed."""
     return riding is not None and riding.way == "by halves" and operation != "reduce_scatter"
 
 
 def share_bytes(group: Group, nbytes: int) -> int:
-    """Of a tensor whose sum rides by halves, what a host has of it before the shares are sent to who wants them."""
+    """Of a tensor whose sum rides by halves, what a node has of it before the shares are sent to who wants them."""
     return math.ceil(nbytes / LINE / group.hosts) * LINE
 
 
@@ -202,12 +202,12 @@ def share_bytes(group: Group, nbytes: int) -> int:
 
 
 def _sums(group: Group, host: int, wide: int) -> int:
-    """Bytes of a host's sums for each byte of the tensor: a host with one rank sends its elements as they are."""
+    """Bytes of a node's sums for each byte of the tensor: a node with one rank sends its elements as they are."""
     return 1 if len(group.on_host[host]) == 1 else wide * group.parts[host]
 
 
 def _takers(group: Group, host: int, root: int | None) -> int:
-    """How many other hosts want a result of which this one has a piece."""
+    """How many other nodes want a result of which this one has a piece."""
     return group.hosts - 1 if root is None else int(host != group.host_of[root])
 
 
@@ -323,7 +323,7 @@ def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root
 
 
 def segment_bytes(group: Group, host: int) -> int:
-    """Of the file in /dev/shm that a host's ranks share, less their counters, some 1 KiB each."""
+    """Of the file in /dev/shm that a node's ranks share, less their counters, some 1 KiB each."""
     here = len(group.on_host[host])
     return RING * (here * group.slot + ((group.ranks - here) * group.inbox if group.hosts > 1 else 0))
 
@@ -335,7 +335,7 @@ def agreement_bytes(group: Group) -> int:
 
 
 def flight_bytes(group: Group, rank: int) -> float:
-    """Of a rank's own memory from its first long operation on, but for less than 1 KiB for each host and rank."""
+    """Of a rank's own memory from its first long operation on, but for less than 1 KiB for each node and rank."""
     host = group.host_of[rank]
     here, of_block = len(group.on_host[host]), group.slot / group.ranks
     of_blocks = of_block * sum(math.ceil(len(there) / here) for there in group.on_host)

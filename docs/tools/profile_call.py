@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import torchmpi_plugin  # noqa: F401 - registers the backend
 from torchmpi_plugin import _bridge
-from torchmpi_plugin.cli.front_end import new_empty_group
+from torchmpi_plugin.cli.bench.front_end import new_empty_group
 from torchmpi_plugin.engine import profiling
 from torchmpi_plugin.engine.work import Work
 

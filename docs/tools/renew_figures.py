@@ -5,7 +5,7 @@
     python docs/tools/renew_figures.py --only calls,training    # some of FIGURES
 
 A table stands between <!-- figures: NAME --> and <!-- /figures -->. The last block of commands before it measures it,
-and is what runs here; tables with the same command are of one run. docs/faces.md has a script of its own, which runs
+and is what runs here; tables with the same command are of one run. docs/api-modes.md has its own script, which runs
 here too. Not renewed: figures within sentences, and tables without such marks, as those of training in performance.md.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchmpi_plugin.cli import report, sizes
+from torchmpi_plugin.cli.bench import report, sizes
 
 ROOT = Path(__file__).parents[2]
 NODES = "node1,node2"  # as they stand in the commands
@@ -78,7 +78,7 @@ class Figure(NamedTuple):
     of: Callable[[dict[str, Any]], str]
 
 
-README, PERFORMANCE, FACES = ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "faces.md"
+README, PERFORMANCE, FACES = ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "api-modes.md"
 FIGURES = {
     "training": Figure(README, training),
     "training-nodes": Figure(README, training),
@@ -120,13 +120,13 @@ def main() -> None:
     """Measure, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="", help="two nodes, with a comma")
-    parser.add_argument("--only", default=",".join((*FIGURES, "faces")), help="names, with commas")
+    parser.add_argument("--only", default=",".join((*FIGURES, "api-modes")), help="names, with commas")
     options, of, found = parser.parse_args(), commit(), {}
     if not Path(report.__file__).is_relative_to(ROOT):
         sys.exit(f"the package is that of {report.__file__}, not this checkout's: pip install -e .")
     for name in options.only.split(","):
-        if name == "faces":  # writes its table by itself, where torch has what it measures
-            subprocess.run([sys.executable, ROOT / "docs" / "tools" / "measure_faces.py"], check=True)
+        if name == "api-modes":  # writes its table by itself, where torch has what it measures
+            subprocess.run([sys.executable, ROOT / "docs" / "tools" / "measure_api_modes.py"], check=True)
             FACES.write_text(FACES.read_text().replace("\nMedians of one run, torch", f"\nCommit {of}; medians, torch"))
             continue
         command = find(name)[1].partition("  #")[0].strip()

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from torchmpi_plugin.communicator import communicator, membership, shared_memory
 from torchmpi_plugin.communicator.steps import Steps
-from torchmpi_plugin.host import shared_files
+from torchmpi_plugin.node import shared_files
 from torchmpi_plugin.store import checkin
 
 #: What fails, of what, and how.

@@ -1,4 +1,4 @@
-"""Every test on several hosts runs under each MPI of this machine."""
+"""Every test on several nodes runs under each MPI of this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def two_hosts(tmp_path) -> Iterator[Hosts]:
-    """Two hosts on one network."""
+    """Two nodes on one network."""
     if reason := missing():
-        pytest.skip(f"no hosts can be made here: {reason}")
+        pytest.skip(f"no nodes can be made here: {reason}")
     with hosts(2, tmp_path) as made:
         yield made

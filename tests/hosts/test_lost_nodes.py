@@ -23,13 +23,13 @@ PROGRAM = (
 @pytest.fixture
 def three_hosts(tmp_path) -> Iterator[Hosts]:
     if reason := missing():
-        pytest.skip(f"no hosts can be made here: {reason}")
+        pytest.skip(f"no nodes can be made here: {reason}")
     with hosts(3, tmp_path) as made:
         yield made
 
 
 def gone_within(made: Hosts, name: str, seconds: float) -> None:
-    """Nothing of the job is left on a host that is cut off, though nobody can tell it to end."""
+    """Nothing of the job is left on a node that is cut off, though nobody can tell it to end."""
     until, left = time.monotonic() + seconds, ["?"]
     while left and time.monotonic() < until:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Groups of many shapes: ranks of one machine that believe to be on different hosts, and send each other messages."""
+"""Groups of many shapes: ranks of one machine that believe to be on different nodes, and send each other messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpi_installations import Installation, run_limited
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
-#: Hosts with one rank and several, ranks not in the order of the hosts, numbers of hosts that are no powers of two.
+#: Nodes with one rank and several, ranks not in the order of the nodes, numbers of nodes that are no powers of two.
 ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
 SHAPES = {"Open MPI": ("0,1,1,0,1",), "MPICH": ("0,1,1,2",)}
 REPRODUCIBLE = {"Open MPI": ("1,0,0,1,1",), "MPICH": ("0,1,0,1",)}
@@ -55,7 +55,7 @@ def bits(mpi: Installation, hosts: str, reproducible: bool = False) -> str:
 
 @pytest.mark.timeout(900)
 def test_the_same_bits_wherever_the_ranks_are(mpi: Installation) -> None:
-    """If each host has an aligned block of 2^k ranks; and the same again in the next run, on every rank."""
+    """If each node has an aligned block of 2^k ranks; and the same again in the next run, on every rank."""
     one_host = bits(mpi, "0,0,0,0")
     for hosts in ("0,0,1,1", "0,1,2,3", "0,0,1,2") if FULL else ("0,0,1,2",):
         assert bits(mpi, hosts) == one_host
@@ -74,7 +74,7 @@ def test_the_same_bits_on_any_layout(mpi: Installation) -> None:
 
 
 def believing(mpi: Installation, directory: Path, hosts: str, *words: str, tuning: str = "") -> str:
-    """What a job on pretended hosts says, in this directory."""
+    """What a job on pretended nodes says, in this directory."""
     command = mpi.command(len(hosts.split(",")), [str(SCRIPTS / "believing.py"), hosts, *words])
     environment = {**mpi.full_environment(), "MPIPLUS_TUNING": tuning}
     code, output = run_limited(command, environment, 200, cwd=directory)
@@ -84,7 +84,7 @@ def believing(mpi: Installation, directory: Path, hosts: str, *words: str, tunin
 
 @pytest.mark.timeout(600)
 def test_tuning(mpi: Installation, tmp_path: Path) -> None:
-    """What `mpiplus bench --tune` finds is what a world on as many hosts follows, whatever it is."""
+    """What `mpiplus bench --tune` finds is what a world on as many nodes follows, whatever it is."""
     words = ("bench", "--tune", "--sizes", "8,64K", "--repeats", "2", "--json", "bench.json")
     output = believing(mpi, tmp_path, "0,0,1", *words)
     file = tmp_path / "mpiplus-tuning.json"
@@ -95,7 +95,7 @@ def test_tuning(mpi: Installation, tmp_path: Path) -> None:
     assert all(row["own"] > 0 and row["mpi"] > 0 for row in found["medians_us"])
     measured = json.loads((tmp_path / "bench.json").read_text())
     assert measured["contestants"] == ["own", "mpi"]
-    assert measured["point_to_point"]["ranks"] == [0, 2]  # the first rank of another host
+    assert measured["point_to_point"]["ranks"] == [0, 2]  # the first rank of another node
     assert found["collectives"] == ("own" if found["ratio"] <= 1 else "mpi")
     assert f"MPIPLUS_TUNING={file}" in output
     other = {"own": "mpi", "mpi": "own"}[found["collectives"]]
@@ -108,8 +108,8 @@ def test_tuning(mpi: Installation, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("ranks", "hosts", "variables"),
-    [(17, 17, {}), (3, 0, {"MPIPLUS_SHM": "0"}), (4, 2, {"MPIPLUS_COLLECTIVES": "mpi"})],
-    ids=["17 hosts", "no shared memory", "by choice"],
+    [(17, 17, {}), (3, 0, {"MPIPLUS_COLLECTIVES": "mpi-only"}), (4, 2, {"MPIPLUS_COLLECTIVES": "mpi"})],
+    ids=["17 nodes", "no shared memory", "by choice"],
 )
 def test_disagreements_where_mpi_moves_the_data(
     mpi: Installation, ranks: int, hosts: int, variables: dict[str, str]

@@ -19,7 +19,7 @@ RANKS = 4
 
 
 def test_ranks_on_another_node(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
-    """The pretended hosts share their files, and must not share their sockets."""
+    """The pretended nodes share their files, and must not share their sockets."""
     command = ["sh", "-c", f'MPIPLUS_STATUS_DIRECTORY={tmp_path}/$(hostname) exec "$@"', "sh"]
     command += [sys.executable, str(SCRIPT), "sleeps"]
     words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)

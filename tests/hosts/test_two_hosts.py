@@ -1,4 +1,4 @@
-"""Two hosts with two ranks each, over TCP."""
+"""Two nodes with two ranks each, over TCP."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
 
 
 def test_what_a_group_costs(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """`mpiplus info --job` looks at each host; what the group then says of itself is the same."""
-    environment = {**environment, "MPIPLUS_SHM": "1"}
+    """`mpiplus info --job` looks at each node; what the group then says of itself is the same."""
+    environment = {**environment, "MPIPLUS_COLLECTIVES": "auto"}
     command = on_both(two_hosts, installation, ["-m", "torchmpi_plugin.cli", "info", "--job"])
     code, output = run_limited(command, environment, 120)
     assert code == 0, output
-    assert "a group of all  shared memory, and messages of our own between hosts" in output
+    assert "a group of all  shared memory, and messages of our own between nodes" in output
     told = re.findall(r"(node\d): (\S+ .iB) of /dev/shm \(.*\); .* for each rank, and (\S+ .iB) more", output)
     assert [host for host, *_ in told] == ["node1", "node2"]
     code, output = run_limited(on_both(two_hosts, installation, [str(SCRIPTS / "logged.py")]), environment, 120)
     assert code == 0, output
-    logged = re.findall(r"logged: .*rank \d of 4 on 2 host\(s\).*: (\S+ .iB) of /dev/shm.*, and (\S+ .iB) more", output)
+    logged = re.findall(r"logged: .*rank \d of 4 on 2 node\(s\).*: (\S+ .iB) of /dev/shm.*, and (\S+ .iB) more", output)
     assert logged == [tuple(sizes) for _, *sizes in told] * 2
 
 
 def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """torch looks up names for its log: nobody waits for that, on one host or several."""
+    """torch looks up names for its log: nobody waits for that, on one node or several."""
     two_hosts.silence_names()
     patient = {name: value for name, value in environment.items() if name != "RES_OPTIONS"}
     # The launchers look up names too, but only those of the list of hosts.
@@ -75,7 +75,7 @@ def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, en
 
 
 def test_windows(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """Each rank maps the tensors on its own host (U), sends the others messages (S), and need not wait for either."""
+    """Each rank maps the tensors on its own node (U), sends the others messages (S), and need not wait for either."""
     if not hasattr(dist, "_new_window"):
         pytest.skip("this torch has no windows: they come with 2.15")
     command = on_both(two_hosts, installation, [str(SCRIPTS / "windows.py")])
@@ -130,12 +130,12 @@ def test_a_host_is_cut_off(
         text = (tmp_path / f"error-{rank}").read_text()
         others = "2, 3" if rank < 2 else "0, 1"
         assert re.search(rf"all_reduce.* timed out on rank {rank} after", text), text
-        told = rf"ranks {others}\b" if rank < 2 else "rank 0, its host, may be the one"
+        told = rf"ranks {others}\b" if rank < 2 else "rank 0, which holds it, may be the one"
         assert re.search(told, text), text
 
 
 def mpiplus_run(made: Hosts, installation: Installation, *words: object) -> list[str]:
-    """`mpiplus run` on the first host, with a rank on each."""
+    """`mpiplus run` on the first node, with a rank on each."""
     is_open_mpi = installation.vendor == "Open MPI"
     agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
     options = ["-n", "2", "--hosts", "node1:1,node2:1", "--mpi-args", agent]
@@ -144,7 +144,7 @@ def mpiplus_run(made: Hosts, installation: Installation, *words: object) -> list
 
 
 def test_the_secret_of_mpiplus_run(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """It is on no command line, which every user of a host can see, and programs do not get it."""
+    """It is on no command line, which every user of a node can see, and programs do not get it."""
     command = mpiplus_run(two_hosts, installation, SCRIPTS / "secrets_seen.py")
     code, output = run_limited(command, environment, 120)
     assert code == 0, output
@@ -169,7 +169,7 @@ def test_mpiplus_run_without_a_host_that_is_cut_off(
         finally:
             end(job)
     assert code == 143, output_file.read_text()
-    assert re.search("rank 1 on host node2 did not answer .*cannot be reached", output_file.read_text())
+    assert re.search("rank 1 on node node2 did not answer .*cannot be reached", output_file.read_text())
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def wait_for(files: list[Path], seconds: float) -> None:
 
 
 def end(job: subprocess.Popen) -> None:
-    """The launcher cannot reach the other host any more; some never notice."""
+    """The launcher cannot reach the other node any more; some never notice."""
     job.terminate()
     try:
         job.wait(10)

@@ -63,6 +63,6 @@ def test_a_directory_that_is_not_there(job: Job) -> None:
 
 
 def test_tuning_on_one_host(job: Job) -> None:
-    outcome = ended(bench(job, "--quick", "--tune"), 1).says("Error: --tune compares collectives between hosts")
+    outcome = ended(bench(job, "--quick", "--tune"), 1).says("Error: --tune compares collectives between nodes")
     outcome.says_not("Traceback", "plain messages")
     assert not (job.directory / "mpiplus-tuning.json").exists()

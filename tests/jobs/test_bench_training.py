@@ -8,7 +8,7 @@ import math
 from job_runs import Job, Outcome
 from launch_runs import MPIPLUS_MODULE, ended
 
-from torchmpi_plugin.cli.training_ways import WAYS
+from torchmpi_plugin.cli.bench.training.ways import WAYS
 
 TRAIN = ("bench", "--train", "--quick", "--repeats", "1", "--samples", "2")
 POSITIVE = ("samples_per_second", "step_seconds", "alone_seconds", "step_over_alone", "step_cpu_seconds")

@@ -33,7 +33,7 @@ def test_under_a_launcher(job: Job) -> None:
 def test_what_a_group_costs(job: Job) -> None:
     """For the layout of the job that it is started in, and the way that its variables choose."""
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info", "--job", "--json"])
-    shared, asked = {"MPIPLUS_SHM": "1"}, {"MPIPLUS_SHM": "1", "MPIPLUS_COLLECTIVES": "mpi"}
+    shared, asked = {"MPIPLUS_COLLECTIVES": "auto"}, {"MPIPLUS_COLLECTIVES": "mpi"}
     (place,) = json.loads(ended(job._run(command, shared), 0).stdout)["group"]["nodes"]
     assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
     assert 0 < place["rank_bytes"] < 4 << 10
@@ -76,7 +76,7 @@ def test_under_torchrun(job: Job) -> None:
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:
     outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "18"]), None)
-    outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on host .* talks to no other rank")
+    outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on node .* talks to no other rank")
     assert outcome.stdout.count("mpiplus info") == 1
 
 

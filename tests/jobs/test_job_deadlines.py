@@ -9,13 +9,15 @@ from job_runs import SOON, Job
 
 
 @pytest.mark.parametrize(
-    ("who", "how", "shared_memory"),
-    [(0, "sync", "1"), (2, "async", "1"), (2, "sync", "0"), (0, "sync", "0")],
+    ("who", "how", "collectives"),
+    [(0, "sync", "auto"), (2, "async", "auto"), (2, "sync", "mpi-only"), (0, "sync", "mpi-only")],
     ids=["rank0", "rank2-async", "rank2-without-shm", "rank0-without-shm"],
 )
-def test_a_rank_is_stopped(job: Job, who: int, how: str, shared_memory: str) -> None:
+def test_a_rank_is_stopped(job: Job, who: int, how: str, collectives: str) -> None:
     """Also rank 0, which hosts the store. Nobody continues it before the others have given up."""
-    outcome = job.run(3, "deadlines.py", "stopped", job.directory, who, how, environment={"MPIPLUS_SHM": shared_memory})
+    outcome = job.run(
+        3, "deadlines.py", "stopped", job.directory, who, how, environment={"MPIPLUS_COLLECTIVES": collectives}
+    )
     outcome.succeeded(3).says("goes on")
 
 

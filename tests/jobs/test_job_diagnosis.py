@@ -8,20 +8,20 @@ from job_runs import SCRIPTS, SOON, Job
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
-def test_ranks_that_call_different_things(job: Job, shared_memory: str) -> None:
-    job.run(3, "diagnosis.py", "detail", environment={**DETAIL, "MPIPLUS_SHM": shared_memory}).succeeded(3)
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
+def test_ranks_that_call_different_things(job: Job, collectives: str) -> None:
+    job.run(3, "diagnosis.py", "detail", environment={**DETAIL, "MPIPLUS_COLLECTIVES": collectives}).succeeded(3)
 
 
 def test_calls_are_compared_if_one_rank_was_asked_to(job: Job) -> None:
-    """Variables of one host do not reach the others."""
+    """Variables of one node do not reach the others."""
     job.run(3, "diagnosis.py", "detail", "on one rank").succeeded(3)
 
 
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
-def test_different_calls_at_a_timeout(job: Job, shared_memory: str) -> None:
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
+def test_different_calls_at_a_timeout(job: Job, collectives: str) -> None:
     """The last rank does not come, so that neither MPI nor the shared memory can tell."""
-    outcome = job.run(3, "diagnosis.py", "disagree", job.directory, environment={"MPIPLUS_SHM": shared_memory})
+    outcome = job.run(3, "diagnosis.py", "disagree", job.directory, environment={"MPIPLUS_COLLECTIVES": collectives})
     outcome.failed().says_not("AssertionError", "Segmentation")
     # Not by what they print: the launcher may drop that, as no rank ends in order.
     assert all((job.directory / f"told-{rank}").exists() for rank in range(2)), outcome.output
@@ -29,7 +29,7 @@ def test_different_calls_at_a_timeout(job: Job, shared_memory: str) -> None:
 
 def test_different_calls_over_mpi(job: Job) -> None:
     """Compared before anything is sent, as in shared memory (tests/mpi/test_disagreements.py)."""
-    job.run(2, "diagnosis.py", "unlike", environment={"MPIPLUS_SHM": "0"}).succeeded(2)
+    job.run(2, "diagnosis.py", "unlike", environment={"MPIPLUS_COLLECTIVES": "mpi-only"}).succeeded(2)
 
 
 @pytest.mark.parametrize("where", ["computing", "receiving", "other group"])

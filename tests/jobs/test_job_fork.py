@@ -16,12 +16,12 @@ def test_forked_children(job: Job) -> None:
 
 
 @pytest.mark.fresh("children of a process that was not forked itself")
-@pytest.mark.parametrize("face", ["plain", "backend"])
-def test_everything_that_a_child_inherits(job: Job, face: str) -> None:
+@pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
+def test_everything_that_a_child_inherits(job: Job, api_mode: str) -> None:
     """Each public method of each object is refused there, or needs no other process; the parents' messages come."""
-    if face == "backend" and not has_python_backends():
-        pytest.skip("this torch has no other face")
-    outcome = job.run(2, "forked_objects.py", "inherited", face).succeeded(2).says_not("child: ")
+    if api_mode == "dispatcher" and not has_python_backends():
+        pytest.skip("this torch has the direct mode only")
+    outcome = job.run(2, "forked_objects.py", "inherited", api_mode).succeeded(2).says_not("child: ")
     refused = re.findall(r"\] (\w+): (\d+) methods are refused", outcome.stdout)
     for kind, least in (("group", 25), ("Work", 6), ("helpers", 8)):
         assert max(int(count) for name, count in refused if name == kind) >= least, refused

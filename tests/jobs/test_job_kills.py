@@ -29,24 +29,24 @@ def check_nothing_left(before: set[str]) -> None:
 
 
 @pytest.mark.parametrize("turn", range(3))
-@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
-def test_the_job_ends(job: Job, shared_memory: str, turn: int) -> None:
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])
+def test_the_job_ends(job: Job, collectives: str, turn: int) -> None:
     before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
     arguments = "../../soak/programs.py", 600, seed, turn % 3, at
-    outcome = job.run(3, *arguments, environment={"MPIPLUS_SHM": shared_memory})
+    outcome = job.run(3, *arguments, environment={"MPIPLUS_COLLECTIVES": collectives})
     outcome.failed().says_not("Segmentation", "Fatal Python error", r"soak: \d+").within(BOUND + at + 30)
     check_nothing_left(before)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
-def test_survivors_say_why(job: Job, shared_memory: str, victim: int) -> None:
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])
+def test_survivors_say_why(job: Job, collectives: str, victim: int) -> None:
     """Where the launcher leaves them alone, they find out by themselves, and end with a message.
 
     With ULFM it ends before them all, and in about one run of ten with exit code 0: neither is ours to change.
     """
     before, seed, at = segments(), random.randrange(1000), 0.2 + 2 * random.random()
-    arguments, environment = (600, seed, victim, at), {"MPIPLUS_SHM": shared_memory}
+    arguments, environment = (600, seed, victim, at), {"MPIPLUS_COLLECTIVES": collectives}
     outcome = job.surviving(3, PROGRAMS, *arguments, environment=environment, grace=BOUND)
     outcome.came_to_an_end().says("has ended without a word|has died|which left this group|ends the job")
     outcome.within(BOUND + at + 30)

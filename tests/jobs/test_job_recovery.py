@@ -21,10 +21,10 @@ def with_ulfm(job: Job, ranks: int, script: Path, *arguments: str, **environment
     return outcome
 
 
-@pytest.mark.parametrize(("victim", "shared_memory"), [(0, "1"), (2, "0")])
-def test_training_goes_on(job: Job, victim: int, shared_memory: str) -> None:
+@pytest.mark.parametrize(("victim", "collectives"), [(0, "auto"), (2, "mpi-only")])
+def test_training_goes_on(job: Job, victim: int, collectives: str) -> None:
     """Rank 0 hosts the store; the new world has one of its own."""
-    outcome = with_ulfm(job, 3, EXAMPLE, "--kill", str(victim), MPIPLUS_SHM=shared_memory)
+    outcome = with_ulfm(job, 3, EXAMPLE, "--kill", str(victim), MPIPLUS_COLLECTIVES=collectives)
     outcome.says(rf"rank {victim}\b.*(has ended|has died)", "rank 0 of 2: accuracy 0.9", "rank 1 of 2: accuracy 0.9")
 
 
@@ -33,9 +33,9 @@ def test_a_second_death(job: Job) -> None:
     outcome.says(r"rank 2\b.*has ended", r"rank 0\b.*has ended", "rank 0 of 2: accuracy 0.9", "rank 1 of 2: accuracy")
 
 
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
-def test_a_subgroup_goes_on(job: Job, shared_memory: str) -> None:
-    outcome = with_ulfm(job, 4, SCRIPTS / "recovery.py", "subgroup", MPIPLUS_SHM=shared_memory)
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
+def test_a_subgroup_goes_on(job: Job, collectives: str) -> None:
+    outcome = with_ulfm(job, 4, SCRIPTS / "recovery.py", "subgroup", MPIPLUS_COLLECTIVES=collectives)
     outcome.says(*(rf"\[{rank}\] end" for rank in (0, 1, 3)))
 
 

@@ -17,14 +17,21 @@ def test_a_wrong_setting_ends_the_job(job: Job) -> None:
 
 
 def test_a_misspelt_setting_is_told_once(job: Job) -> None:
-    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_SHMM": "0"}).succeeded(2)
-    told = re.findall("the variable MPIPLUS_SHMM means nothing: did you mean MPIPLUS_SHM[?]", outcome.output)
+    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_CUDAA": "0"}).succeeded(2)
+    told = re.findall("the variable MPIPLUS_CUDAA means nothing: did you mean MPIPLUS_CUDA[?]", outcome.output)
+    if len(told) != 1:
+        outcome.problem(f"it was told {len(told)} times")
+
+
+def test_a_deprecated_setting_is_told_once(job: Job) -> None:
+    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_SHM": "0"}).succeeded(2)
+    told = re.findall("MPIPLUS_SHM is deprecated: in place of 0 set MPIPLUS_COLLECTIVES=mpi-only", outcome.output)
     if len(told) != 1:
         outcome.problem(f"it was told {len(told)} times")
 
 
 def test_nothing_is_told_of_the_right_ones(job: Job) -> None:
-    right = {"MPIPLUS_SHM": "0", "MPIPLUS_WATCHDOG": "", "MPIPLUS_CI_RUN": "x"}
+    right = {"MPIPLUS_COLLECTIVES": "mpi-only", "MPIPLUS_WATCHDOG": "", "MPIPLUS_CI_RUN": "x"}
     job.run(2, "variables.py", "misspelt", environment=right).succeeded(2).says_not("means nothing")
 
 

@@ -19,9 +19,9 @@ def last_line(outcome) -> str:
 
 
 def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
-    """The others wait in a collective; the traceback stands last, above the verdict."""
+    """The others wait in a collective; the traceback stands last, above the report."""
     outcome = ended(launch(job, 3, "exits.py", "one_raises", "alone"), 1)
-    assert re.match(f"mpiplus run: rank 2 on host {HOST} failed first", last_line(outcome)), outcome.output
+    assert re.match(f"mpiplus run: rank 2 on node {HOST} failed first", last_line(outcome)), outcome.output
     told = outcome.stderr[outcome.stderr.index("the last lines of rank 2") :]
     assert "Traceback (most recent call last)" in told
     assert "ArithmeticError: this one is meant" in told
@@ -32,23 +32,23 @@ def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
 def test_an_exit_code(job: Job, code: int) -> None:
     outcome = ended(launch(job, 3, "launched.py", "exits", code), code)
     assert f"failed first: exit code {code}; the other 2 ranks were ended" in last_line(outcome)
-    outcome.says(f"rank 2 on host {HOST}", r"\n    the last words\n")
+    outcome.says(f"rank 2 on node {HOST}", r"\n    the last words\n")
 
 
 def test_a_signal(job: Job) -> None:
     outcome = ended(launch(job, 3, "launched.py", "dies", "killed"), 137)
-    assert re.search(f"rank 2 on host {HOST} failed first: killed by SIGKILL", last_line(outcome)), outcome.output
+    assert re.search(f"rank 2 on node {HOST} failed first: killed by SIGKILL", last_line(outcome)), outcome.output
 
 
 def test_mpi_abort(job: Job) -> None:
     outcome = ended(launch(job, 3, "launched.py", "dies", "aborts"), 5)
-    outcome.says(f"rank 2 on host {HOST} failed first", r"\n    this is why\n")
+    outcome.says(f"rank 2 on node {HOST} failed first", r"\n    this is why\n")
 
 
 def test_a_supervisor_that_is_killed(job: Job) -> None:
     """Nothing is known of its program, which must not go on."""
     outcome = launch(job, 2, "launched.py", "dies", "supervisor")
-    ended(outcome, 1).says(f"rank 1 on host {HOST} failed first: lost without a word")
+    ended(outcome, 1).says(f"rank 1 on node {HOST} failed first: lost without a word")
 
 
 def test_a_launcher_that_is_killed(job: Job) -> None:
@@ -59,7 +59,7 @@ def test_a_launcher_that_is_killed(job: Job) -> None:
 def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
     """Ranks that ignore SIGTERM, and their children."""
     outcome = launch(job, 2, "launched.py", "leaves_a_child", options=("--grace", 0.5))
-    ended(outcome, 4).says("rank 1 on host .* failed first: exit code 4")
+    ended(outcome, 4).says("rank 1 on node .* failed first: exit code 4")
 
 
 def test_the_time_limit(job: Job) -> None:
@@ -70,20 +70,20 @@ def test_the_time_limit(job: Job) -> None:
 def test_a_supervisor_that_is_stopped(job: Job) -> None:
     """It obeys no order. The job ends without it, and it is ended too."""
     outcome = launch(job, 2, "launched.py", "dies", "stopped", options=("--timeout", 12, "--grace", 1))
-    ended(outcome, 124).says(f"rank 1 on host {HOST} did not answer the order to end")
+    ended(outcome, 124).says(f"rank 1 on node {HOST} did not answer the order to end")
 
 
 def test_the_mpis_daemon_is_killed(job: Job) -> None:
-    """MPICH's launcher does not notice; Open MPI's is the daemon of its own host."""
+    """MPICH's launcher does not notice; Open MPI's is the daemon of its own node."""
     outcome = launch(job, 2, "launched.py", "dies", "daemon").within(60).failed()
     if job.installation.vendor != "Open MPI":
-        outcome.says("the MPI's daemon on host .* has died, which had started this rank")
+        outcome.says("the MPI's daemon on node .* has died, which had started this rank")
 
 
 def test_a_rank_that_leaves_with_0(job: Job) -> None:
     """While the others wait for it: neither a success, nor a failure without a name."""
     outcome = launch(job, 3, "launched.py", "dies", "left")
-    ended(outcome, 70).says(f"rank 2 on host {HOST} ended with exit code 0, but without MPI_Finalize")
+    ended(outcome, 70).says(f"rank 2 on node {HOST} ended with exit code 0, but without MPI_Finalize")
 
 
 def test_a_deep_traceback(job: Job) -> None:
@@ -97,7 +97,7 @@ def test_a_deep_traceback(job: Job) -> None:
 def test_survivors_go_on_where_the_user_asks_for_it(job: Job) -> None:
     option = "--with-ft ulfm" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
     outcome = launch(job, 3, "launched.py", "one_goes_on", options=("--mpi-args", option))
-    ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on host .* was killed by SIGKILL")
+    ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on node .* was killed by SIGKILL")
 
 
 @pytest.mark.parametrize("streams", ["stdout", "both"])

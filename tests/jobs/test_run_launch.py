@@ -99,7 +99,7 @@ def test_a_file_per_rank(job: Job) -> None:
 def test_a_file_that_cannot_be_written(job: Job) -> None:
     (job.directory / "logs").write_text("a file where a directory is needed")
     outcome = launch(job, 2, "launched.py", "hello", options=("--stdout", "logs/{rank}"))
-    ended(outcome, 127).says("cannot start on host .*logs").says_not("Traceback")
+    ended(outcome, 127).says("cannot start on node .*logs").says_not("Traceback")
 
 
 def test_in_place_under_a_launcher(job: Job) -> None:
@@ -122,7 +122,7 @@ def test_verbose_says_how_it_starts(job: Job) -> None:
 
 
 def test_hosts_and_arguments_for_mpirun(job: Job) -> None:
-    """This host by name takes as many ranks as it is said to have; the rest of the command line is mpirun's."""
+    """This node by name takes as many ranks as it is said to have; the rest of the command line is mpirun's."""
     argument = "--mca mpi_show_handle_leaks 0" if job.installation.vendor == "Open MPI" else "-genv EXTRA 1"
     options = ("--hosts", "localhost:3", "--mpi-args", argument)
     ended(launch(job, 3, "launched.py", "hello", options=options), 0).says(r"\[rank 2\] hello 2 3 0")

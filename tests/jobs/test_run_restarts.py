@@ -26,7 +26,7 @@ def test_after_a_rank_has_failed(job: Job, how: str) -> None:
     """The second attempt comes to its end; each line says which attempt it is of, and what had failed is told."""
     outcome = ended(restarted(job, how, 1), 0)
     outcome.says(r"\[rank 0\] attempt 0 of 2", r"\[rank 0, restart 1\] attempt 1 of 2", "restart 1 of at most 2")
-    outcome.says("mpiplus run: rank 1 on host .* failed first: ", r"\[rank 1, restart 1\] at the end")
+    outcome.says("mpiplus run: rank 1 on node .* failed first: ", r"\[rank 1, restart 1\] at the end")
     outcome.says_not("restart 2")
 
 
@@ -34,7 +34,7 @@ def test_the_last_restart(job: Job) -> None:
     """The code is that of the last attempt, and each attempt's failure is told."""
     outcome = ended(restarted(job, "3", 9), 3)
     outcome.says("restart 1 of at most 2 in 1 s", "restart 2 of at most 2 in 2 s", "this was the last of 2 restarts")
-    assert outcome.stderr.count("rank 1 on host") >= 3, outcome.stderr
+    assert outcome.stderr.count("rank 1 on node") >= 3, outcome.stderr
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_variable_chooses_the_backend(job: Job) -> None:
 def test_who_leaves_first_is_to_blame(job: Job) -> None:
     """Though the rank that fails because of that is the first whose process ends."""
     outcome = ended(launch(job, 2, "of_users.py", "leaves", 3), 3)
-    outcome.says("rank 1 on host .* failed first: exit code 3", "which left this group without taking part")
+    outcome.says("rank 1 on node .* failed first: exit code 3", "which left this group without taking part")
 
 
 def interrupt(job: Job, words: Sequence[object], ready: str, number: int) -> tuple[int, str]:
@@ -84,7 +84,7 @@ def test_torchs_prefix_is_not_there_twice(job: Job) -> None:
 
 def test_a_crash_shows_where_python_was(job: Job) -> None:
     outcome = ended(launch(job, 2, "of_users.py", "crashes"), 139)
-    outcome.says(r"of_users.py\", line \d+ in crashes", "rank 1 on host .* failed first: killed by SIGSEGV")
+    outcome.says(r"of_users.py\", line \d+ in crashes", "rank 1 on node .* failed first: killed by SIGSEGV")
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])

@@ -53,7 +53,8 @@ def world(channel) -> Iterator[groups.Group]:
     """The default process group, initialised with nothing but the backend's name."""
     torch.set_num_threads(1)
     groups.pretend_hosts()
-    options = Options(face=groups.FACE) if groups.FACE == "backend" else None  # else with nothing but the name
+    # With nothing but the name, unless the mode is another one.
+    options = Options(api_mode=groups.API_MODE) if groups.API_MODE == "dispatcher" else None
     dist.init_process_group(groups.BACKEND, timeout=groups.GROUP_TIMEOUT, pg_options=options)
     assert dist.get_world_size() == channel.size
     yield groups.Group("world", dist.group.WORLD, tuple(range(channel.size)), dist.get_rank())

@@ -83,5 +83,5 @@ def expect_failure(guilty: int, words: str, call: Callable[[], Any]) -> RankFail
     assert caught.value.ranks == [guilty]
     assert f"rank {guilty}" in str(caught.value)
     assert words in str(caught.value)
-    assert caught.value.host
+    assert caught.value.node
     return caught.value

@@ -13,24 +13,24 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 # The environment of a rank, as MPI has not started when this is read.
 RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
 BACKEND = "mpiplus"
-#: Which face torch calls (docs/faces.md): all groups have the same.
-FACE = os.environ.get("MPIPLUS_TEST_FACE", "process_group")
+#: The API mode (docs/api-modes.md): all groups have the same.
+API_MODE = os.environ.get("MPIPLUS_TEST_API_MODE", "direct")
 GROUP_TIMEOUT = timedelta(seconds=30)
 # Older torch sorts a new group's ranks always, newer torch unless told otherwise.
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 def pretend_hosts() -> None:
-    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these hosts, in turn, and cannot see the others'."""
+    """``MPIPLUS_TEST_HOST_OF=0,0,1``: the ranks believe to be on these nodes, in turn, and cannot see the others'."""
     if hosts := os.environ.get("MPIPLUS_TEST_HOST_OF"):
         names = hosts.split(",")
         rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-        node.identity = lambda: f"host {names[rank % len(names)]}"
+        node.identity = lambda: f"node {names[rank % len(names)]}"
 
 
 def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **options: Any) -> Any:
@@ -87,9 +87,9 @@ def families(world: int) -> dict[str, list[list[int]]]:
 def new_group_in_order(ranks: list[int], timeout: timedelta) -> Any:
     """A group whose ranks are in the given order, as far as this torch lets one have it."""
     if KEEPS_ORDER:
-        return dist.new_group(ranks, timeout=timeout, sort_ranks=False, pg_options=Options(face=FACE))
+        return dist.new_group(ranks, timeout=timeout, sort_ranks=False, pg_options=Options(api_mode=API_MODE))
     ranks.sort()
-    return dist.new_group(ranks, timeout=timeout, pg_options=Options(face=FACE))
+    return dist.new_group(ranks, timeout=timeout, pg_options=Options(api_mode=API_MODE))
 
 
 def make_groups(timeout: timedelta = GROUP_TIMEOUT) -> dict[str, Group]:

@@ -10,7 +10,7 @@ import point_to_point as p2p
 import reducing_operations as reducing
 import torch
 from expected import REDUCE_OPS
-from groups import FACE
+from groups import API_MODE
 from started import ASYNC, SYNC, Operation
 
 MOVEMENT, REDUCTION, OBJECTS, BARRIER = "movement", "reduction", "objects", "barrier"
@@ -31,7 +31,7 @@ def reduction(start, op_names=REDUCE_OPS, **options) -> Operation:
     return Operation(start.__name__, start, REDUCTION, op_names=op_names, **options)
 
 
-# Below torch's own group nobody can say who sent (docs/faces.md).
+# Below torch's own group nobody can say who sent (docs/api-modes.md).
 FROM_ANY_SOURCE = (
     movement(p2p.recv_any_source, modes=SYNC, min_size=2),
     movement(p2p.irecv_any_source, modes=ASYNC, min_size=2),
@@ -40,7 +40,7 @@ OPERATIONS = (
     movement(p2p.send_recv, modes=SYNC, min_size=2),
     movement(p2p.isend_irecv, modes=ASYNC),
     movement(p2p.isend_irecv_tags, modes=ASYNC),
-    *(FROM_ANY_SOURCE if FACE == "process_group" else ()),
+    *(FROM_ANY_SOURCE if API_MODE == "direct" else ()),
     movement(p2p.batch_isend_irecv, modes=ASYNC),
     movement(moving.broadcast),
     movement(moving.all_gather),

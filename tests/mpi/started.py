@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from cases import Case, gaps_untouched
 from expected import as_bytes, difference
-from groups import FACE
+from groups import API_MODE
 from torch.distributed import DistBackendError
 
 COMPLETION_SECONDS = 20.0
@@ -26,8 +26,8 @@ FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SHARES = (1, 2, 4, 5)
 
 SYNC = ("sync",)
-# Below torch's own group a Work cannot be asked whether it is complete (docs/faces.md).
-ASYNC = ("wait", "poll", "future") if FACE == "process_group" else ("wait", "future")
+# Below torch's own group a Work cannot be asked whether it is complete (docs/api-modes.md).
+ASYNC = ("wait", "poll", "future") if API_MODE == "direct" else ("wait", "future")
 MODES = (*SYNC, *ASYNC)
 
 Lazy = torch.Tensor | Callable[[], torch.Tensor]

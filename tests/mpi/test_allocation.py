@@ -57,7 +57,7 @@ def test_only_on_the_cpu(group) -> None:
 
 def test_more_than_there_is(group) -> None:
     if not SHARES:
-        pytest.skip("MPIPLUS_SHM=0: ordinary memory")
+        pytest.skip("MPIPLUS_COLLECTIVES=mpi-only: ordinary memory")
     before = len(descriptors())
     with pytest.raises(MemoryError, match="ranks can share"):
         group.allocate_tensor(1 << 60, dtype=torch.float32, device="cpu")

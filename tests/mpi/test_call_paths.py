@@ -18,7 +18,7 @@ from cases import Case
 from groups import RANKS, only_up_to
 from hypothesis import given, settings
 from hypothesis import seed as with_seed
-from operation_table import FACE, MOVEMENT, REDUCTION, TABLE, of_kind
+from operation_table import API_MODE, MOVEMENT, REDUCTION, TABLE, of_kind
 from sampling import seed, share
 from started import run_case
 from test_operations import groups_for, rows
@@ -31,7 +31,7 @@ from torchmpi_plugin.engine.work import Work
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
     pytest.mark.skipif(torch_internals.tensor_exchange() is None, reason="this torch does not show its tensors to C"),
-    pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
+    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
 ]
 #: Of several c10d calls, or of none that C knows.
 some_calls = settings(random_calls, max_examples=max(25, CALLS // 4))

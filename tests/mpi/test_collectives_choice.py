@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import communicator, shared_memory, tuning
+from torchmpi_plugin.communicator.config import GroupConfig
 from torchmpi_plugin.communicator.tuning import Tuning
-from torchmpi_plugin.communicator.wishes import Wishes
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -32,7 +32,6 @@ def check(group: dist.ProcessGroup, own: bool) -> None:
 
 @pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
 def test_an_option(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi" if wanted == "own" else "own")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted != "mpi")
 
@@ -40,47 +39,46 @@ def test_an_option(world, new_group, monkeypatch, wanted: str) -> None:
 @pytest.mark.parametrize("wanted", ["own", "mpi"])
 def test_a_variable_of_rank_0(world, new_group, monkeypatch, wanted: str) -> None:
     other = {"own": "mpi", "mpi": "own"}[wanted]
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", wanted if world.rank == 0 else other)
     check(new_group(None), wanted == "own")
 
 
 def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "0" if world.rank == 0 else "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if world.rank == 0 else "auto")
     check(new_group(None, pg_options=Options(collectives="own")), False)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "own"])
 def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> None:
     """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
     monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
     check(group, True)
-    assert group._communicator.wishes == Wishes("own", True)
+    assert group._communicator.config == GroupConfig("own", True)
 
 
 @pytest.mark.parametrize(("option", "variables", "named"), [
     ({"collectives": "mpi"}, {}, r"Options\(collectives='mpi'\)"),
     ({}, {"MPIPLUS_COLLECTIVES": "mpi"}, "MPIPLUS_COLLECTIVES=mpi"),
-    ({}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
-    ({"collectives": "own"}, {"MPIPLUS_SHM": "0"}, "MPIPLUS_SHM=0"),
+    ({}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
+    ({"collectives": "own"}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
 ])  # fmt: skip
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: str, by: str) -> None:
     """An error on each rank that is asked for both, before it goes to the others."""
-    for name, value in {"MPIPLUS_SHM": "1", **variables}.items():
+    for name, value in {"MPIPLUS_COLLECTIVES": "auto", **variables}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", str(int(by == "variable")))
     asked = True if by == "option" else None
@@ -89,7 +87,7 @@ def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: 
 
 
 def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1")
     check(new_group(None, pg_options=Options(reproducible=False, collectives="mpi")), False)
 
@@ -100,7 +98,7 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     def full(size: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     with monkeypatch.context() as patched:
         patched.setattr(communicator, "create_file", full)
         with pytest.raises(dist.DistBackendError, match=r"No space left on device.*reproducible"):
@@ -108,11 +106,11 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     check(new_group(None, pg_options=Options(reproducible=True)), True)
 
 
-def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkeypatch) -> None:
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     parent = new_group(None, pg_options=Options(reproducible=True))
-    part = parent.part(dist.PrefixStore("wishes/", parent._store), list(range(world.size)), "wishes", None)
-    assert part._communicator.wishes == Wishes("own", True)
+    part = parent.part(dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
+    assert part._communicator.config == GroupConfig("own", True)
     dist.barrier(group=parent)
     part._communicator.free()
 
@@ -120,10 +118,9 @@ def test_a_group_split_off_has_the_wishes_of_its_parent(world, new_group, monkey
 @pytest.fixture
 def two_hosts(world, monkeypatch) -> None:
     """The ranks believe to be on two."""
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.delenv("MPIPLUS_COLLECTIVES", raising=False)
     monkeypatch.setattr(tuning, "_warned", set())
-    monkeypatch.setattr(node, "identity", lambda: f"host {world.rank % 2}")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
 
 
 def tuning_file(directory: Path, collectives: str, vendor: str, hosts: int = 2) -> str:
@@ -157,7 +154,7 @@ def test_what_is_asked_for_comes_before_a_tuning_file(two_hosts, new_group, monk
 
 
 def test_a_tuning_file_is_not_read_on_one_host(two_hosts, new_group, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(node, "identity", lambda: "one host")
+    monkeypatch.setattr(node, "identity", lambda: "one node")
     monkeypatch.setenv("MPIPLUS_TUNING", str(tmp_path / "missing"))
     check(new_group(None), True)
 
@@ -171,7 +168,7 @@ def test_a_tuning_file_of_another_shape(
     monkeypatch.setenv("MPIPLUS_TUNING", file)
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
         check(new_group(None), True)
-    told = [record for record in caplog.records if "says nothing of a group on 2 hosts" in record.getMessage()]
+    told = [record for record in caplog.records if "says nothing of a group on 2 nodes" in record.getMessage()]
     assert len(told) == (world.rank == 0)
 
 

@@ -52,17 +52,17 @@ def on_few_ranks(request, world) -> None:
 @pytest.fixture(scope="session")
 def over_mpi(all_groups) -> dict[str, Group]:
     """Groups that use MPI's own collectives, as between nodes."""
-    before = os.environ.get("MPIPLUS_SHM")
-    os.environ["MPIPLUS_SHM"] = "0"
+    before = os.environ.get("MPIPLUS_COLLECTIVES")
+    os.environ["MPIPLUS_COLLECTIVES"] = "mpi-only"
     made = {}
     for family in ("world", "reversed"):
         ranks = list(all_groups[family].ranks)
         group = dist.new_group(ranks, timeout=timedelta(seconds=30))
         made[family] = Group(f"{family} over MPI", group, tuple(sorted(ranks)), dist.get_rank(group))
     if before is None:
-        del os.environ["MPIPLUS_SHM"]
+        del os.environ["MPIPLUS_COLLECTIVES"]
     else:
-        os.environ["MPIPLUS_SHM"] = before
+        os.environ["MPIPLUS_COLLECTIVES"] = before
     return made
 
 
@@ -233,7 +233,7 @@ def test_host_and_device_on_the_two_sides(all_groups, driver: Driver) -> None:
         received = torch.empty(100_000)
         dist.recv(received, 0)
         assert torch.equal(received, numbers)
-    if os.environ.get("MPIPLUS_SHM") == "0":
+    if os.environ.get("MPIPLUS_COLLECTIVES") == "mpi-only":
         return  # between nodes collectives are cut up differently
     tensor = torch.ones(100_000) if group.rank else on_device(driver, torch.ones(100_000))
     dist.all_reduce(tensor)

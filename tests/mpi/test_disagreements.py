@@ -224,7 +224,7 @@ def test_lists_that_differ_in_a_third_ranks_block(new_group) -> None:
     group, rank, size = new_group(None), dist.get_rank(), dist.get_world_size()
     counts = [7] * (size - 1) + [8 if rank == 1 else 9]
     match = "rank 1 .* has other lengths in its list"
-    if group_spans_hosts(group):  # of the other hosts only two calls are known that differ
+    if group_spans_hosts(group):  # of the other nodes only two calls are known that differ
         match = "has other lengths in its list|for which the list of this rank has"
     elif rank == 1:
         match = f"rank {size - 1} .* its own of 36, for which the list of this rank has 32"

@@ -12,7 +12,7 @@ from groups import only_up_to
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.dist import meetings, queries
 from torchmpi_plugin.errors import RankFailedError
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 pytestmark = [pytest.mark.timeout(60), only_up_to(4)]
 
@@ -77,7 +77,7 @@ def test_sampler(world) -> None:
 
 # ---- several nodes ----
 #
-# Two hosts are two names here: what tells nodes apart is replaced while the group is made.
+# Two nodes are two names here: what tells nodes apart is replaced while the group is made.
 
 
 @pytest.fixture(params=["mpiplus", "gloo"])

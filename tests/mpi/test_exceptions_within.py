@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from groups import FACE
+from groups import API_MODE
 from operation_table import TABLE
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from torchmpi_plugin import engine, torch_internals
 from torchmpi_plugin.mpi import runtime
 
-pytestmark = pytest.mark.skipif(FACE != "process_group", reason="asks the group itself")
+pytestmark = pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself")
 OPERATIONS = 1000
 CPU = torch.device("cpu")
 

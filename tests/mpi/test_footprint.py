@@ -11,8 +11,8 @@ import torch.distributed as dist
 from groups import only_up_to
 
 from torchmpi_plugin.communicator import footprint
-from torchmpi_plugin.host import node
 from torchmpi_plugin.mpi import runtime
+from torchmpi_plugin.node import node
 
 pytestmark = only_up_to(3)
 LONG = 1 << 20
@@ -25,7 +25,7 @@ FOR_COMPARING = 4 * (65 << 10)
 
 @pytest.fixture
 def own_collectives(monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
 
 
@@ -37,12 +37,12 @@ def test_one_line_for_a_group(world, new_group, caplog, own_collectives) -> None
     with caplog.at_level(logging.INFO, "torchmpi_plugin"):
         group = new_group(None)
     (line,) = lines_about(caplog, group.label)
-    assert re.search(rf"rank {world.rank} of {world.size} on \d host\(s\), shared memory", line)
+    assert re.search(rf"rank {world.rank} of {world.size} on \d node\(s\), shared memory", line)
     assert str(group.communicator.footprint) in line
 
 
 def test_a_group_without_shared_memory(world, new_group, caplog, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     with caplog.at_level(logging.INFO, "torchmpi_plugin"):
         group = new_group(None)
     (line,) = lines_about(caplog, group.label)
@@ -54,8 +54,8 @@ def test_a_group_without_shared_memory(world, new_group, caplog, monkeypatch) ->
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_as_it_was_told_before(world, new_group, monkeypatch, own_collectives, hosts: int) -> None:
-    """By `mpiplus info --job`: at once, and once a long operation has gone between the hosts."""
-    names = [f"host {rank % hosts}" for rank in range(world.size)]
+    """By `mpiplus info --job`: at once, and once a long operation has gone between the nodes."""
+    names = [f"node {rank % hosts}" for rank in range(world.size)]
     monkeypatch.setattr(node, "identity", lambda: names[world.rank])
     group = new_group(None)
     places, shim = node.places(names), runtime.shim()

@@ -15,7 +15,7 @@ import pytest
 import sampling
 import torch
 import torch.distributed as dist
-from groups import FACE, RANKS
+from groups import API_MODE, RANKS
 from message_model import (
     ANY,
     COLLECTIVE,
@@ -33,7 +33,7 @@ from message_model import (
 from placements import PLACEMENTS, group_placed
 
 pytestmark = [
-    pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
+    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
     pytest.mark.timeout(1800),
 ]
 SEED = sampling.seed()

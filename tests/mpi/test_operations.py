@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cases import DTYPES, LAYOUTS, SHAPES, Case
 from expected import REDUCE_OPS, as_bytes, makes_sense, reduced, same_numbers
 from groups import Group
-from operation_table import BARRIER, FACE, FROM_ANY_SOURCE, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
+from operation_table import API_MODE, BARRIER, FROM_ANY_SOURCE, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
 from started import Failures, Operation, complete, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning")
@@ -21,7 +21,7 @@ WANTED = [
     "send_recv",
     "isend_irecv",
     "isend_irecv_tags",
-    *(operation.name for operation in FROM_ANY_SOURCE if FACE == "process_group"),
+    *(operation.name for operation in FROM_ANY_SOURCE if API_MODE == "direct"),
     "batch_isend_irecv",
     "broadcast",
     "all_reduce",

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from groups import FACE
+from groups import API_MODE
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -223,7 +223,7 @@ def test_comm_debug_mode_counts_as_on_gloo(gloo, group) -> None:
     assert sum(counts[1].values()) >= 8
 
 
-@pytest.mark.skipif(FACE != "process_group", reason="torch's own group gives its own Works")
+@pytest.mark.skipif(API_MODE != "direct", reason="torch's own group gives its own Works")
 def test_under_a_mode_a_work_stays_ours(group, world) -> None:
     with CommDebugMode():
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)

@@ -16,13 +16,13 @@ import pytest
 import sampling
 import torch
 import torch.distributed as dist
-from groups import FACE
+from groups import API_MODE
 from placements import PLACEMENTS, group_placed
 from test_call_paths import through_python
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
-    pytest.mark.skipif(FACE != "process_group", reason="asks the group itself"),
+    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
     pytest.mark.timeout(900),
 ]
 SEED = sampling.seed()

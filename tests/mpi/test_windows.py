@@ -277,7 +277,7 @@ def test_a_mapped_tensor_is_the_other_ranks_own(group) -> None:
     kinds = torch._C._distributed_c10d.WindowAccessType
     if not SHARES and size > 1:
         assert window.get_attr(right).access_type == kinds.SEPARATE
-        pytest.skip("MPIPLUS_SHM=0: no memory is shared")
+        pytest.skip("MPIPLUS_COLLECTIVES=mpi-only: no memory is shared")
     assert window.get_attr(right).access_type == kinds.UNIFIED
     view = window.map_remote_tensor(right)
     assert view.tolist() == [[right] * 4] * 2
@@ -290,10 +290,10 @@ def test_a_mapped_tensor_is_the_other_ranks_own(group) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("why", ["an ordinary tensor", "MPIPLUS_SHM=0"])
+@pytest.mark.parametrize("why", ["an ordinary tensor", "MPIPLUS_COLLECTIVES=mpi-only"])
 def test_what_cannot_be_mapped(why: str, group, monkeypatch) -> None:
-    if why == "MPIPLUS_SHM=0":
-        monkeypatch.setenv("MPIPLUS_SHM", "0")
+    if why == "MPIPLUS_COLLECTIVES=mpi-only":
+        monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     rank, size = group.rank(), group.size()
     right = (rank + 1) % size
     target = memory(group, "messages" if why == "an ordinary tensor" else "mapped", 4)

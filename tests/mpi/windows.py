@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from torchmpi_plugin import settings
+
 HAS_WINDOWS = hasattr(torch._C._distributed_c10d, "Window")
 WHY_NOT = f"torch {torch.__version__} has no windows: they come with 2.15"
-SHARES = os.environ.get("MPIPLUS_SHM", "1") != "0"
+SHARES = not settings.unshared()
 #: Memory that the other ranks of the node can map, and memory that only messages reach.
 KINDS = ("mapped", "messages")
 

@@ -1,4 +1,4 @@
-"""A Slurm cluster of two hosts on one machine, whose daemons are started by hand.
+"""A Slurm cluster of two nodes on one machine, whose daemons are started by hand.
 
 Everything is new and has names of its own, and goes away at the end, but for what Debian's packages have installed.
 """
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Cluster:
-    """Two hosts that run Slurm's daemons."""
+    """Two nodes that run Slurm's daemons."""
 
     directory: Path
     network: network.Hosts
@@ -83,11 +83,11 @@ class Cluster:
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def on(self, host: str, *command: str) -> list[str]:
-        """The command line that runs a command on a host."""
+        """The command line that runs a command on a node."""
         return self.network.on(host, list(command))
 
     def run(self, *command: str, environment: Mapping[str, str] | None = None, seconds: float = 30) -> str:
-        """Run a client of Slurm's on the first host; what it says."""
+        """Run a client of Slurm's on the first node; what it says."""
         done = subprocess.run(
             self.on(self.network.names[0], *command),
             env={**os.environ, **(environment or {}), **self.environment},

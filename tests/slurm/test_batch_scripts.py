@@ -53,7 +53,7 @@ def environment(installation: Installation | None) -> dict[str, str]:
         **kept,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "MPI_TYPE": "pmix" if installation.vendor == "Open MPI" else "pmi2",
-        # Slurm's hosts share a kernel, so UCX takes them for one and uses shared memory between them.
+        # Slurm's nodes share a kernel, so UCX takes them for one and uses shared memory between them.
         "UCX_TLS": "tcp",
     }
 
@@ -88,7 +88,7 @@ def test_mpiplus_run_through_srun(slurm: Cluster, train: str, environment: dict[
 def test_a_failure_under_mpirun(slurm: Cluster, train: str, environment: dict[str, str]) -> None:
     code, output = slurm.submit(SCRIPTS / "slurm-mpirun.sh", [train, "fail"], environment, SECONDS)
     assert code == 1, output
-    assert f"rank 3 on host {slurm.network.names[1]} failed first" in output
+    assert f"rank 3 on node {slurm.network.names[1]} failed first" in output
     assert output.rindex("ArithmeticError: this one is meant") > output.rindex("sum 10.0")
 
 

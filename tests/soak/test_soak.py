@@ -16,14 +16,14 @@ PROGRAMS = Path(__file__).parent / "programs.py"
 @pytest.mark.skipif(not SECONDS, reason="MPIPLUS_SOAK=1800 asks for half an hour")
 @pytest.mark.timeout(SECONDS * 2 + 600)
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "mpi"])
-def test_soak(installation: Installation | None, ranks: int, shared_memory: str) -> None:
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])
+def test_soak(installation: Installation | None, ranks: int, collectives: str) -> None:
     """A quarter of the time each: over shared memory and over MPI's own collectives, on two and three ranks."""
     if installation is None:
         pytest.fail(no_mpi_message(), pytrace=False)
     seed = os.environ.get("MPIPLUS_SOAK_SEED", str(os.getpid()))
     command = installation.command(ranks, [str(PROGRAMS), str(SECONDS / 4), seed])
-    environment = {**installation.full_environment(), "MPIPLUS_SHM": shared_memory}
+    environment = {**installation.full_environment(), "MPIPLUS_COLLECTIVES": collectives}
     code, output = run_limited(command, environment, SECONDS + 300)
     print(output[-2000:])
     assert code == 0, f"seed {seed}: {'it hangs' if code is None else f'exit code {code}'}\n{output[-6000:]}"

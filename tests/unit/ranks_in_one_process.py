@@ -1,5 +1,5 @@
 """Any number of ranks in one process and one thread, without MPI: groups of the C engine that share a segment, or one
-for each host, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
+for each node, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
 
 import importlib.util
 import sys
@@ -72,7 +72,7 @@ def build(folder):
 class Ranks:
     """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions.
 
-    ``host_of`` has the number of each rank's host, by their first ranks; None: all are on one.
+    ``host_of`` has the number of each rank's node, by their first ranks; None: all are on one.
     """
 
     _before = 0  # ranks of other groups

@@ -14,13 +14,23 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin import cli
-from torchmpi_plugin.cli import measure
-from torchmpi_plugin.cli.bench import parse_names, parse_sizes
-from torchmpi_plugin.cli.files import Files
-from torchmpi_plugin.cli.measure import Timing, calls_per_block, interleave
-from torchmpi_plugin.cli.report import Report, format_us, in_words, open_console, table_cells, table_header
-from torchmpi_plugin.cli.results import FRONT_END, NONBLOCKING, RAW, SMALL, Link, Overlap, Row, bus_factor, comparisons
-from torchmpi_plugin.cli.sizes import fit_size, format_size, parse_size
+from torchmpi_plugin.cli.bench import measure
+from torchmpi_plugin.cli.bench.command import parse_names, parse_sizes
+from torchmpi_plugin.cli.bench.files import Files
+from torchmpi_plugin.cli.bench.measure import Timing, calls_per_block, interleave
+from torchmpi_plugin.cli.bench.report import Report, format_us, in_words, open_console, table_cells, table_header
+from torchmpi_plugin.cli.bench.results import (
+    FRONT_END,
+    NONBLOCKING,
+    RAW,
+    SMALL,
+    Link,
+    Overlap,
+    Row,
+    bus_factor,
+    comparisons,
+)
+from torchmpi_plugin.cli.bench.sizes import fit_size, format_size, parse_size
 
 ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)
 LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.34, size=16 * 1024**2, exchange_us=16777.216)
@@ -262,7 +272,7 @@ def test_an_unknown_subcommand_is_refused() -> None:
 def test_operations_may_have_mpis_names_and_others_are_refused() -> None:
     # In a process of its own: the table of operations imports mpi4py, and that starts MPI.
     program = (
-        "from torchmpi_plugin.cli import bench, main; "
+        "from torchmpi_plugin.cli import main; from torchmpi_plugin.cli.bench import command as bench; "
         "print(*bench.parse_operations(None, None, 'all_gather,barrier,reduce_scatter'), flush=True); main()"
     )
     command = [sys.executable, "-c", program, "bench", "--ops", "all_reduce,all_shuffle"]
@@ -280,7 +290,7 @@ def test_a_picture_is_not_promised_without_matplotlib(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "bench", "--plot", str(picture)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 1
-    assert re.search(r"Error: --plot needs matplotlib .*pip install 'torchmpi-plugin\[plot\]'", result.stderr)
+    assert re.search(r"Error: --plot needs matplotlib .*pip install matplotlib", result.stderr)
     assert "mpiplus bench" not in result.stdout
     assert not picture.exists()
 
@@ -309,5 +319,5 @@ def test_one_host_has_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.Monkey
     files = Files(None, None, tmp_path / "tuning.json")
     assert "all ranks are on one" in files.hindrance(["a", "a"])
     assert files.hindrance(["a", "b"]) == ""
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
-    assert "MPIPLUS_SHM=0 forbids" in files.hindrance(["a", "b"])
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
+    assert "MPIPLUS_COLLECTIVES=mpi-only forbids" in files.hindrance(["a", "b"])

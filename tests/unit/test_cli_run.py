@@ -10,10 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.cli.counts import NODES, PER_NODE
-from torchmpi_plugin.cli.run import Numbers, contradictions, count_ranks, in_place, other_number, program_command
+from torchmpi_plugin.cli.run.command import (
+    Numbers,
+    contradictions,
+    count_ranks,
+    in_place,
+    other_number,
+    program_command,
+)
+from torchmpi_plugin.cli.run.counts import NODES, PER_NODE
 from torchmpi_plugin.cli.started import speaks, started_by
-from torchmpi_plugin.host.node import cores
+from torchmpi_plugin.node.node import cores
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "2", "--nproc-per-node", "2", "train.py"], "exclude each other"),
         (["-n", "2", "--stdout", "{who}", "train.py"], "unknown field {who}"),
         (["-n", "2", "--stderr", "one-file", "train.py"], "same file"),
-        (["-n", "2", "--hosts", "a:x", "train.py"], "is no host"),
+        (["-n", "2", "--hosts", "a:x", "train.py"], "is no node"),
         (["-n", "9", "--hosts", "a:2", "train.py"], "do not fit"),
         (["-n", "2", "--hostfile", "nowhere", "train.py"], "cannot be read"),
         (["-n", "2", "--timeout", "0", "train.py"], "not in the range"),

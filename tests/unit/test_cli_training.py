@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from torchmpi_plugin.cli.models import TASKS, Transformer, TransformerStage
-from torchmpi_plugin.cli.report import open_console
-from torchmpi_plugin.cli.training_results import Row, Trained, print_rows, what_is_wrong
-from torchmpi_plugin.cli.training_turns import Turns, Usage, geometric_mean, take_turns
-from torchmpi_plugin.cli.training_ways import WAYS, left_out
+from torchmpi_plugin.cli.bench.report import open_console
+from torchmpi_plugin.cli.bench.training.models import TASKS, Transformer, TransformerStage
+from torchmpi_plugin.cli.bench.training.results import Row, Trained, print_rows, what_is_wrong
+from torchmpi_plugin.cli.bench.training.turns import Turns, Usage, geometric_mean, take_turns
+from torchmpi_plugin.cli.bench.training.ways import WAYS, left_out
 
 FALLING = [2.0, 1.8, 1.5]
 NO_DRIFT = {"mpiplus": 0.0, "gloo": 0.0}
@@ -78,7 +78,9 @@ class TwoRanks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.order = 0.0, []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        monkeypatch.setattr("torchmpi_plugin.cli.training_turns.used", lambda: Usage(self.now / 2, 8 * self.now, 0))
+        monkeypatch.setattr(
+            "torchmpi_plugin.cli.bench.training.turns.used", lambda: Usage(self.now / 2, 8 * self.now, 0)
+        )
 
     def call(self, name: str, seconds: float):
         def call() -> None:

@@ -85,10 +85,10 @@ class TestWish:
         with pytest.raises(ValueError, match="MPIPLUS_CUDA must be one of auto, staged, direct, not 'on'"):
             cuda_aware.asked_for(None, {"MPIPLUS_CUDA": "on"})
 
-    @pytest.mark.parametrize("wished", ["staged", "direct"])
-    def test_a_wish_counts_more_than_what_is_found(self, wished: str) -> None:
-        support = cuda_aware.Support(wished == "staged", "the library says")
-        assert cuda_aware.path(support, wished, "a place") == (wished == "direct", f"a place says {wished}")
+    @pytest.mark.parametrize("wanted", ["staged", "direct"])
+    def test_a_setting_counts_more_than_what_is_found(self, wanted: str) -> None:
+        support = cuda_aware.Support(wanted == "staged", "the library says")
+        assert cuda_aware.path(support, wanted, "a place") == (wanted == "direct", f"a place says {wanted}")
 
 
 class OnCuda(torch.Tensor):

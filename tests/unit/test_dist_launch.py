@@ -150,10 +150,10 @@ def leave(error: BaseException) -> None:
 def test_one_rank_that_fails_is_like_one_of_several(error: BaseException, code: int) -> None:
     """And can be started again."""
     for _ in range(2):
-        with pytest.raises(RankFailedError, match=f"rank 0 on host .* failed first: exit code {code}") as caught:
+        with pytest.raises(RankFailedError, match=f"rank 0 on node .* failed first: exit code {code}") as caught:
             launch.launch_subprocesses(leave, MultiprocessConfig(world_size=1, backend="gloo"), None, 0, error)
         assert (caught.value.rank, caught.value.exit_code) == (0, code)
-        assert caught.value.host and "in leave\n" in caught.value.traceback
+        assert caught.value.node and "in leave\n" in caught.value.traceback
         assert caught.value.__cause__ is error
         assert not dist.is_initialized() and not launch.parallelism_is_initialized()
 

@@ -16,7 +16,7 @@ FACTORIES = {
     *("rand", "randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "zeros"),
 }
 #: Models and their batches: made where the user of `mpiplus bench` lets them be made.
-LEFT_OUT = {"cli/models.py"}
+LEFT_OUT = {"cli/bench/training/models.py"}
 
 
 def without_device(source: str) -> list[int]:

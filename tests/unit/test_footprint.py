@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.survey import group
+from torchmpi_plugin.cli.info import group
 from torchmpi_plugin.communicator import footprint, shared_memory
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 KIB, MIB = 1 << 10, 1 << 20
 #: malloc gives a few bytes more here than there.
@@ -52,7 +52,7 @@ def data_bytes() -> int:
 
 
 def test_what_is_thought_of_is_given_back(shim) -> None:
-    hosts = [f"host {rank % 5}" for rank in range(8)]
+    hosts = [f"node {rank % 5}" for rank in range(8)]
     (first, *_) = cost(shim, *hosts)
     before = data_bytes()
     for _ in range(200):
@@ -70,7 +70,7 @@ def test_in_words(length: int, words: str) -> None:
 
 def test_every_part_is_told() -> None:
     assert str(footprint.Footprint(514 * KIB, 50 * KIB, 0)) == (
-        "514 KiB of /dev/shm for the ranks of this host, 50 KiB for this rank"
+        "514 KiB of /dev/shm for the ranks of this node, 50 KiB for this rank"
     )
     assert str(footprint.Footprint(0, 200, 2 * MIB)) == (
         "no /dev/shm, 1 KiB for this rank, and 2,048 KiB more from the first long collective on"
@@ -91,7 +91,7 @@ def report(host: str, wants: str = "auto", problem: str = "") -> dict:
     return {
         "host": host,
         "node": f"{host} boot",
-        "wishes": {"collectives": wants, "reproducible": False},
+        "config": {"collectives": wants, "reproducible": False},
         "problem": problem,
         "free_bytes": 5,
     }
@@ -99,7 +99,7 @@ def report(host: str, wants: str = "auto", problem: str = "") -> dict:
 
 def test_what_info_makes_of_it() -> None:
     found = group.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
-    assert found["path"] == "shared memory, and messages of our own between hosts"
+    assert found["path"] == "shared memory, and messages of our own between nodes"
     assert [place["host"] for place in found["nodes"]] == ["a", "b"]
     assert [place["free_bytes"] for place in found["nodes"]] == [5, 5]
     assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]
@@ -116,15 +116,13 @@ def test_a_rank_whose_variable_is_wrong() -> None:
 
 
 def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
     told = group.own_report()
-    assert (told["wishes"], told["problem"]) == (
+    assert (told["config"], told["problem"]) == (
         {"collectives": "own", "reproducible": False, "shares": True},
         "",
     )
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
-    assert group.own_report()["wishes"]["collectives"] == "mpi"
-    monkeypatch.setenv("MPIPLUS_SHM", "1")
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
+    assert group.own_report()["config"]["collectives"] == "mpi"
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
     assert "MPIPLUS_COLLECTIVES" in group.own_report()["problem"]

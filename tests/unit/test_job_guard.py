@@ -88,11 +88,11 @@ def test_a_launcher_that_goes_away(talk: Talk) -> None:
 
 def test_a_program_that_is_none(talk: Talk) -> None:
     talk.say({**JOB, **VARIABLES, "command": [os.devnull]})
-    assert b"cannot start on host" in talk.hear(b"2")
+    assert b"cannot start on node" in talk.hear(b"2")
     assert json.loads(talk.hear())["code"] == 127
 
 
-@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin.jobs.guard", "torchmpi_plugin.host.calling"])
+@pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin.jobs.guard", "torchmpi_plugin.node.calling"])
 def test_what_every_rank_imports_brings_no_loop(module: str) -> None:
     """A guard only waits, and there is one for each rank."""
     program = f"import sys, {module}; sys.exit(bool({{'asyncio', 'psutil', 'torch'}} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""The parts of `mpiplus run` that start nothing: file names, hosts, places, output."""
+"""The parts of `mpiplus run` that start nothing: file names, nodes, places, output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchmpi_plugin.host import node
-from torchmpi_plugin.host.launchers import Identity, who_am_i
-from torchmpi_plugin.host.node import Place, cores, identity, places
 from torchmpi_plugin.jobs.formats import check_format, expand
-from torchmpi_plugin.jobs.hosts import Host, allocated_ranks, lay_out, parse_hosts, read_hostfile
+from torchmpi_plugin.jobs.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal
 from torchmpi_plugin.jobs.writing import Writer, destination
+from torchmpi_plugin.node import node
+from torchmpi_plugin.node.launchers import Identity, who_am_i
+from torchmpi_plugin.node.node import Place, cores, identity, places
 
 # ---- file names ----
 
@@ -51,28 +51,28 @@ def test_one_rank_needs_no_field() -> None:
     check_format("log", 1)
 
 
-# ---- hosts ----
+# ---- nodes ----
 
 
 def test_hosts_are_split() -> None:
-    assert parse_hosts("h1, h2:4") == [Host("h1", None), Host("h2", 4)]
+    assert parse_nodes("h1, h2:4") == [Node("h1", None), Node("h2", 4)]
 
 
 @pytest.mark.parametrize("text", ["", "h1,,h2", "h1:", "h1:x", "h1:0", ":4"])
 def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(ValueError, match="is no host"):
-        parse_hosts(text)
+    with pytest.raises(ValueError, match="is no node"):
+        parse_nodes(text)
 
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("h1 slots=2 max-slots=4\n\n# a comment\nh2 slots=3 # and another\n", [Host("h1", 2), Host("h2", 3)]),
-        ("h1:2\nh2\n", [Host("h1", 2), Host("h2", None)]),
-        ("h1\nh1\nh2\n", [Host("h1", 2), Host("h2", 1)]),
+        ("h1 slots=2 max-slots=4\n\n# a comment\nh2 slots=3 # and another\n", [Node("h1", 2), Node("h2", 3)]),
+        ("h1:2\nh2\n", [Node("h1", 2), Node("h2", None)]),
+        ("h1\nh1\nh2\n", [Node("h1", 2), Node("h2", 1)]),
     ],
 )
-def test_hostfiles_of_each_kind(tmp_path, text: str, hosts: list[Host]) -> None:
+def test_hostfiles_of_each_kind(tmp_path, text: str, hosts: list[Node]) -> None:
     (tmp_path / "hosts").write_text(text)
     assert read_hostfile(tmp_path / "hosts") == hosts
 
@@ -81,7 +81,7 @@ def test_hostfiles_that_are_none(tmp_path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         read_hostfile(tmp_path / "nowhere")
     (tmp_path / "empty").write_text("# nothing\n")
-    with pytest.raises(ValueError, match="names no host"):
+    with pytest.raises(ValueError, match="names no node"):
         read_hostfile(tmp_path / "empty")
 
 
@@ -96,7 +96,7 @@ def test_hostfiles_that_are_none(tmp_path) -> None:
 )
 def test_ranks_are_spread(nproc: int, nnodes: int | None, hosts: str, ranks: int, spread: list) -> None:
     layout = lay_out(nproc, nnodes, hosts, environment={})
-    assert (layout.ranks, list(layout.hosts)) == (ranks, spread)
+    assert (layout.ranks, list(layout.nodes)) == (ranks, spread)
     assert not layout.here
 
 
@@ -104,7 +104,7 @@ def test_ranks_are_spread(nproc: int, nnodes: int | None, hosts: str, ranks: int
     ("arguments", "problem"),
     [
         ((5, None, "h1:2,h2:2"), "do not fit: .* room for 4"),
-        ((2, 3, "h1,h2"), "only 2 host"),
+        ((2, 3, "h1,h2"), "only 2 node"),
         ((2, 2), "2 nodes, but which"),
         ((2, None, "h1", "file"), "not both"),
     ],
@@ -115,7 +115,7 @@ def test_numbers_that_do_not_go_together(arguments: tuple, problem: str) -> None
 
 
 def test_where_the_ranks_are() -> None:
-    """This decides whether the launcher listens to other hosts, and whether Open MPI needs its fabrics."""
+    """This decides whether the launcher listens to other nodes, and whether Open MPI needs its fabrics."""
     assert lay_out(2, environment={})[-2:] == (True, True)
     assert lay_out(2, hosts="localhost:2", environment={})[-2:] == (True, True)
     assert lay_out(2, environment={"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"})[-2:] == (True, False)

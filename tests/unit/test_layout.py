@@ -1,4 +1,4 @@
-"""The code is where ``rooms.py`` says, and imports and calls go one way, without circles."""
+"""The code is where ``layers.py`` says, and imports and calls go one way, without circles."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ast
 import subprocess
 import sys
 
+import layers
 import pytest
-import rooms
 
-MODULES = rooms.modules()
+MODULES = layers.modules()
 KNOWN = frozenset(MODULES)
 TEXTS = {name: path.read_text() for name, path in MODULES.items()}
-C_TEXTS = {path.name: path.read_text() for path in sorted(rooms.C_SRC.glob("*.[ch]"))}
+C_TEXTS = {path.name: path.read_text() for path in sorted(layers.C_SRC.glob("*.[ch]"))}
 
 
 def edges_of(texts: dict[str, str]) -> dict[str, set[str]]:
-    return {name: set(rooms.imports(name, text, KNOWN)) for name, text in texts.items()}
+    return {name: set(layers.imports(name, text, KNOWN)) for name, text in texts.items()}
 
 
 def against_the_order(edges: dict[str, set[str]]) -> list[str]:
@@ -24,26 +24,26 @@ def against_the_order(edges: dict[str, set[str]]) -> list[str]:
         f"{importer} imports {imported}"
         for importer, all_of_them in edges.items()
         for imported in sorted(all_of_them)
-        if not rooms.is_allowed(importer, imported)
+        if not layers.is_allowed(importer, imported)
     ]
 
 
 def c_against_the_order(uses: dict[str, set[str]]) -> list[str]:
-    order = rooms.c_order()
+    order = layers.c_order()
     return [f"{a} uses {b}" for a, used in uses.items() for b in sorted(used) if order.index(b) > order.index(a)]
 
 
-def test_every_module_is_in_a_room() -> None:
-    assert [name for name in MODULES if rooms.room_of(name) is None] == []
-    empty = [room for room in rooms.ROOMS if not any(rooms.room_of(name) == room for name in MODULES)]
+def test_every_module_is_in_a_layer() -> None:
+    assert [name for name in MODULES if layers.layer_of(name) is None] == []
+    empty = [layer for layer in layers.LAYERS if not any(layers.layer_of(name) == layer for name in MODULES)]
     assert not empty
 
 
-def test_no_room_imports_what_is_above_it() -> None:
-    order = list(rooms.ROOMS)
-    for room, allowed in rooms.ROOMS.items():
-        above = [name for name in allowed if (home := name.partition(".")[0]) in order[order.index(room) :] and home]
-        assert not above, f"{room} may import {above}, which come later in the list"
+def test_no_layer_imports_what_is_above_it() -> None:
+    order = list(layers.LAYERS)
+    for layer, allowed in layers.LAYERS.items():
+        above = [name for name in allowed if (home := name.partition(".")[0]) in order[order.index(layer) :] and home]
+        assert not above, f"{layer} may import {above}, which come later in the list"
 
 
 def test_imports_go_down() -> None:
@@ -53,18 +53,18 @@ def test_imports_go_down() -> None:
 def test_what_is_allowed_is_used() -> None:
     """So that the picture shows what there is."""
     edges = edges_of(TEXTS)
-    for room, allowed in rooms.ROOMS.items():
-        imported = {other for name, used in edges.items() if rooms.room_of(name) == room for other in used}
-        unused = [name for name in allowed if name not in imported and name not in map(rooms.room_of, imported)]
-        assert not unused, f"{room} imports nothing of {unused}"
+    for layer, allowed in layers.LAYERS.items():
+        imported = {other for name, used in edges.items() if layers.layer_of(name) == layer for other in used}
+        unused = [name for name in allowed if name not in imported and name not in map(layers.layer_of, imported)]
+        assert not unused, f"{layer} imports nothing of {unused}"
 
 
 def test_no_circle() -> None:
-    assert rooms.circle(edges_of(TEXTS)) == []
+    assert layers.circle(edges_of(TEXTS)) == []
 
 
 WRONG = {
-    "against the order": ("host.node", "from ..group import world"),
+    "against the order": ("node.node", "from ..group import world"),
     "in a function": ("engine.engine", "def f():\n    from ..lifecycle import shutdown"),
     "for types": ("engine.work", "if TYPE_CHECKING:\n    from ..group.group import Group"),
     "by its whole name": ("mpi.runtime", "import torchmpi_plugin.engine.engine"),
@@ -80,34 +80,34 @@ def test_a_wrong_import_is_found(how: str) -> None:
     assert found[0].startswith(f"{module} imports ")
 
 
-def test_a_circle_within_a_room_is_found() -> None:
+def test_a_circle_within_a_layer_is_found() -> None:
     text = TEXTS["group.group"] + "\nfrom .process_group import ProcessGroupMPI\n"
-    found = rooms.circle(edges_of({**TEXTS, "group.group": text}))
+    found = layers.circle(edges_of({**TEXTS, "group.group": text}))
     assert {"group.group", "group.process_group"} <= set(found)
 
 
-def test_a_module_in_no_room_is_found() -> None:
-    assert rooms.room_of("utils") is None
-    assert rooms.room_of("helpers.things") is None
+def test_a_module_in_no_layer_is_found() -> None:
+    assert layers.layer_of("utils") is None
+    assert layers.layer_of("helpers.things") is None
 
 
-def test_each_room_says_what_it_is_for() -> None:
-    for room in rooms.ROOMS:
-        if room not in rooms.LOOSE:
-            words = ast.get_docstring(ast.parse(TEXTS[room])) or ""
-            assert "Start " in words, f"{room}/__init__.py does not say where to start reading"
-            assert "Uses " in words, f"{room}/__init__.py does not say whom it uses"
+def test_each_layer_says_what_it_is_for() -> None:
+    for layer in layers.LAYERS:
+        if layer not in layers.LOOSE:
+            words = ast.get_docstring(ast.parse(TEXTS[layer])) or ""
+            assert "Start " in words, f"{layer}/__init__.py does not say where to start reading"
+            assert "Uses " in words, f"{layer}/__init__.py does not say whom it uses"
 
 
 # ---- C ----
 
 
 def test_every_c_file_is_in_the_list() -> None:
-    assert sorted(C_TEXTS) == sorted(rooms.c_order())
+    assert sorted(C_TEXTS) == sorted(layers.c_order())
 
 
 def test_c_calls_go_down() -> None:
-    uses = rooms.c_uses(C_TEXTS)
+    uses = layers.c_uses(C_TEXTS)
     assert c_against_the_order(uses) == []
     assert uses["group.c"] >= {"operation.c", "engine.c", "shm.c", "windows.c"}  # it does find calls
 
@@ -121,15 +121,15 @@ def test_c_calls_go_down() -> None:
     ],
 )
 def test_a_wrong_call_is_found(file: str, code: str, wanted: str) -> None:
-    assert c_against_the_order(rooms.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})) == [wanted]
+    assert c_against_the_order(layers.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})) == [wanted]
 
 
 # ---- the page ----
 
 
 def test_the_architecture_page_has_the_picture() -> None:
-    page = rooms.PAGE.read_text()
-    assert page == rooms.drawn(page), "python tests/unit/rooms.py draws it"
+    page = layers.PAGE.read_text()
+    assert page == layers.drawn(page), "python tests/unit/layers.py draws it"
 
 
 def test_no_file_is_too_long(limit: int = 450) -> None:
@@ -142,5 +142,5 @@ def test_no_file_is_too_long(limit: int = 450) -> None:
 
 def test_the_shims_types_are_those_of_its_headers() -> None:
     """`python c_src/generate_stub.py` writes them."""
-    command = [sys.executable, str(rooms.C_SRC / "generate_stub.py"), "--check"]
+    command = [sys.executable, str(layers.C_SRC / "generate_stub.py"), "--check"]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0

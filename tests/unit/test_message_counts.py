@@ -1,4 +1,4 @@
-"""What the engine sends between hosts, and the memory that it takes, against the formulas of docs/scaling.md."""
+"""What the engine sends between nodes, and the memory that it takes, against the formulas of docs/scaling.md."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ formulas = importlib.util.module_from_spec(specification)
 sys.modules[specification.name] = formulas
 specification.loader.exec_module(formulas)
 
-#: By hosts and ranks: the hosts' numbers, of each rank in turn.
+#: By nodes and ranks: the nodes' numbers, of each rank in turn.
 SHAPES = {
     "2x2": [0, 0, 1, 1],
     "4x1": [0, 1, 2, 3],
@@ -29,7 +29,7 @@ SHAPES = {
 TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
 SHORT, CHUNKS = 48, 3
 HALVED = 40 << 10  # of a tensor: rides, but not whole
-CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each lane and host
+CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each lane and node
 
 
 def slot_of(shape):

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import strangers
 
-from torchmpi_plugin.host import calling
-from torchmpi_plugin.host.python import python_command
 from torchmpi_plugin.lifecycle.bootstrap import process_mapping
+from torchmpi_plugin.node import calling
+from torchmpi_plugin.node.python import python_command
 
 SECRET = "0123456789abcdef"
 #: Fewer than the connections that a server lets wait.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchmpi_plugin.host import calling, reception
 from torchmpi_plugin.jobs import supervisor
 from torchmpi_plugin.jobs.loop import run
+from torchmpi_plugin.node import calling, reception
 
 SECRET = "0123456789abcdef"
 # Nobody else's: a port that is free at the one must be free at the other.

@@ -12,14 +12,14 @@ from datetime import timedelta
 import pytest
 
 from torchmpi_plugin.errors import DistBackendError
-from torchmpi_plugin.host import lookups
 from torchmpi_plugin.lifecycle import rendezvous
+from torchmpi_plugin.node import lookups
 from torchmpi_plugin.store import tcp_store
 
 
 @pytest.fixture
 def nobody_knows(monkeypatch):
-    """No host has a name that can be found; returns the list of names that were looked up."""
+    """No node has a name that can be found; returns the list of names that were looked up."""
     asked: list[str] = []
 
     def refuse(name, *_):
@@ -61,7 +61,7 @@ class TestGiven:
     @pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "x" * 64])
     def test_a_host_that_nobody_knows(self, host: str, monkeypatch) -> None:
         monkeypatch.setattr(lookups, "_RESOLVE_SECONDS", 0.0)
-        with pytest.raises(ValueError, match=f"the variable MASTER_ADDR is '{re.escape(host)}', a host that is not"):
+        with pytest.raises(ValueError, match=f"the variable MASTER_ADDR is '{re.escape(host)}', a name that is not"):
             rendezvous._given("env://", {"MASTER_ADDR": host})
 
     def test_a_host_that_is_known_a_moment_later(self, nobody_knows, monkeypatch) -> None:
@@ -88,7 +88,7 @@ def test_the_store_has_room_for_all_ranks() -> None:
 
 class TestRanks:
     def everybody(self, *ranks: int) -> list[tcp_store._Process]:
-        return [tcp_store._Process(rank, "node", f"host{number}", 100 + number) for number, rank in enumerate(ranks)]
+        return [tcp_store._Process(rank, "node", f"node{number}", 100 + number) for number, rank in enumerate(ranks)]
 
     def test_each_once(self) -> None:
         tcp_store._check_ranks(self.everybody(2, 0, 1))

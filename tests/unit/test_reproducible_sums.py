@@ -1,4 +1,4 @@
-"""Sums on any layout of ranks over hosts: the bits of one host, where they are to be reproducible; in one process."""
+"""Sums on any layout of ranks over nodes: the bits of one node, where they are to be reproducible; in one process."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ OPS = ("SUM", "AVG", "PREMUL", "PROD")
 
 
 def by_first_rank(names):
-    """The hosts' numbers as mpiplus gives them: in the order of their first ranks."""
+    """The nodes' numbers as mpiplus gives them: in the order of their first ranks."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [numbers[name] for name in names]
 
@@ -52,7 +52,7 @@ def nodes_of_tree(begin, end):
 
 
 def parts(shim, hosts, reproducible):
-    """The parts' ranks in the order of the tree, their weights, and whether the hosts are its leaves."""
+    """The parts' ranks in the order of the tree, their weights, and whether the nodes are its leaves."""
     size, ffi = len(hosts), shim.ffi
     members, first_in, turn, weight = (ffi.new("int[]", size + 1) for _ in range(4))
     regular = ffi.new("int *")

@@ -15,9 +15,8 @@ from torchmpi_plugin import settings
 ROOT = Path(__file__).parents[2]
 
 WRONG = {
-    "MPIPLUS_SHM": ("banana", "2", "01", "yes", "true", " "),
-    "MPIPLUS_ABORT_ON_EXCEPTION": ("banana", "-1", "False"),
-    "MPIPLUS_COLLECTIVES": ("ours", "Own", "1"),
+    "MPIPLUS_ABORT_ON_EXCEPTION": ("banana", "-1", "2", "01", "yes", "False", " "),
+    "MPIPLUS_COLLECTIVES": ("ours", "Own", "1", "mpi-", " "),
     "MPIPLUS_ASYNC_PROGRESS": ("thread", "Auto", "1"),
     "MPIPLUS_REPRODUCIBLE": ("yes", "2", "True"),
     "MPIPLUS_TUNING": ("/", "."),
@@ -30,8 +29,7 @@ WRONG = {
     "MPIPLUS_INTEGRATIONS": ("banana", "accelerate,banana", "Ignite", "accelerate;ignite", "1"),
 }
 RIGHT = (
-    ("MPIPLUS_SHM", "0", False),
-    ("MPIPLUS_SHM", "1", True),
+    ("MPIPLUS_COLLECTIVES", "mpi-only", "mpi-only"),
     ("MPIPLUS_ABORT_ON_EXCEPTION", "0", False),
     ("MPIPLUS_CUDA", "direct", "direct"),
     ("MPIPLUS_TUNING", "not/there.json", "not/there.json"),
@@ -73,7 +71,7 @@ def test_not_set_and_empty_are_the_default(setting: settings.Setting) -> None:
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match=r"MPIPLUS_SHM must be .*'banana'; MPIPLUS_WATCHDOG must be .*'-5'"):
+    with pytest.raises(ValueError, match=r"MPIPLUS_WATCHDOG must be .*'-5'; MPIPLUS_SHM must be .*'banana'"):
         settings.check({"MPIPLUS_WATCHDOG": "-5", "MPIPLUS_SHM": "banana"})
 
 
@@ -87,7 +85,7 @@ def test_read_when_asked_for(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("MPIPLUS_SHMM", "MPIPLUS_SHM"),
+        ("MPIPLUS_CUDAA", "MPIPLUS_CUDA"),
         ("MPIPLUS_WATCH_DOG", "MPIPLUS_WATCHDOG"),
         ("MPIPLUS_EXITGRACE", "MPIPLUS_EXIT_GRACE"),
         ("MPIPLUS_QQQ", ""),
@@ -99,14 +97,40 @@ def test_unknown_names(name: str, near: str) -> None:
 
 def test_unknown_names_are_told_once(monkeypatch, caplog) -> None:
     monkeypatch.setattr(settings, "_warned", set())
-    monkeypatch.setenv("MPIPLUS_SHMM", "0")
+    monkeypatch.setenv("MPIPLUS_CUDAA", "0")
     monkeypatch.setenv("MPIPLUS_QQQ", "0")
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
         for _ in range(2):
-            settings.warn_of_unknown()
+            settings.warn_of_names()
     assert [record.getMessage() for record in caplog.records] == [
+        "mpiplus: the variable MPIPLUS_CUDAA means nothing: did you mean MPIPLUS_CUDA?",
         "mpiplus: the variable MPIPLUS_QQQ means nothing: there are " + ", ".join(BY_NAME),
-        "mpiplus: the variable MPIPLUS_SHMM means nothing: did you mean MPIPLUS_SHM?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, ""),
+        ({"MPIPLUS_SHM": "1", "MPIPLUS_COLLECTIVES": "mpi"}, ""),
+        ({"MPIPLUS_SHM": "0", "MPIPLUS_COLLECTIVES": "own"}, "MPIPLUS_SHM=0"),
+        ({"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
+    ],
+)
+def test_what_forbids_shared_memory(monkeypatch, variables: dict[str, str], told: str) -> None:
+    for name in ("MPIPLUS_SHM", "MPIPLUS_COLLECTIVES"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    assert settings.unshared() == told
+
+
+def test_a_deprecated_name_is_told_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("MPIPLUS_SHM", "0")
+    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+        for _ in range(2):
+            settings.warn_of_names()
+    assert [record.getMessage() for record in caplog.records] == [
+        "mpiplus: the variable MPIPLUS_SHM is deprecated: in place of 0 set MPIPLUS_COLLECTIVES=mpi-only"
     ]
 
 
@@ -135,5 +159,5 @@ def test_the_package_takes_every_name_from_the_table() -> None:
 def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
     files = {ROOT / "c_src" / "build_shim.py", *(ROOT / ".ci").iterdir(), *(ROOT / "tests").rglob("*")}
     used = names_in((file for file in files - {Path(__file__)} if file.is_file()), QUOTED, SET_BY_A_SHELL)
-    del used["MPIPLUS_SHMM"]  # misspelt on purpose
+    del used["MPIPLUS_CUDAA"]  # misspelt on purpose
     assert {name: file for name, file in used.items() if name not in settings.known()} == {}

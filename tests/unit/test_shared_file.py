@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from torchmpi_plugin.communicator.shared_memory import create_file
-from torchmpi_plugin.host.shared_files import open_share, share
+from torchmpi_plugin.node.shared_files import open_share, share
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_it_has_no_name(descriptor: int) -> None:
 def test_another_process_can_open_it(descriptor: int) -> None:
     os.pwrite(descriptor, b"hello", 0)
     program = (
-        "import os, sys; from torchmpi_plugin.host import shared_files as s; pid, *offered = map(int, sys.argv[1:]); "
+        "import os, sys; from torchmpi_plugin.node import shared_files as s; pid, *offered = map(int, sys.argv[1:]); "
         "print(os.pread(s.open_share(pid, s.Share(*offered)), 5, 0))"
     )
     words = [sys.executable, "-c", program, *map(str, (os.getpid(), *share(descriptor, 4096)))]

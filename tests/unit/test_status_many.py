@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.status_screen import attention_of, screen_of
-from torchmpi_plugin.host import status_files
+from torchmpi_plugin.cli.status.screen import attention_of, screen_of
 from torchmpi_plugin.jobs import asking
 from torchmpi_plugin.jobs.asking import Rank, ask, ask_job
+from torchmpi_plugin.node import status_files
 
 RANKS = 64
 SERVERS = """
 import json, os, sys, time
 from torchmpi_plugin import _shim_int
-from torchmpi_plugin.host import status_files
+from torchmpi_plugin.node import status_files
 lib, ffi = _shim_int.lib, _shim_int.ffi
 size, busy, late = int(sys.argv[1]), sys.argv[2] == "busy", int(sys.argv[3])
 for rank in range(size):

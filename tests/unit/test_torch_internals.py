@@ -73,8 +73,8 @@ print(*sys.modules)
 def test_what_torch_compile_leaves_out_is_there_with_the_first_group() -> None:
     """It is marked once: what an operation would import later, Dynamo would compile."""
     done = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True, timeout=100)
-    rooms = ("diagnosis", "engine", "communicator", "group", "tensors")
-    files = {f"torchmpi_plugin.{room}.{file.stem}" for room in rooms for file in (PACKAGE / room).glob("[!_]*.py")}
+    layers = ("diagnosis", "engine", "communicator", "group", "tensors")
+    files = {f"torchmpi_plugin.{layer}.{file.stem}" for layer in layers for file in (PACKAGE / layer).glob("[!_]*.py")}
     assert files - set(done.stdout.split()) == set()
 
 

@@ -1,4 +1,4 @@
-"""The file by which ``auto`` chooses whose collectives a group has between hosts."""
+"""The file by which ``auto`` chooses whose collectives a group has between nodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchmpi_plugin.cli import tune
-from torchmpi_plugin.cli.results import Row
+from torchmpi_plugin.cli.bench import tune
+from torchmpi_plugin.cli.bench.results import Row
 from torchmpi_plugin.communicator import tuning
 from torchmpi_plugin.communicator.tuning import Tuning
 
@@ -55,8 +55,8 @@ def test_another_group_is_told_once_and_does_not(
         assert [tuning.choice(str(path), hosts, mpi) for _ in range(2)] == [None, None]
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 hosts under Open MPI, and says nothing of a group on "
-        f"{hosts} hosts under {mpi}; write one with `mpiplus bench --tune`, or unset MPIPLUS_TUNING"
+        f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 nodes under Open MPI, and says nothing of a group on "
+        f"{hosts} nodes under {mpi}; write one with `mpiplus bench --tune`, or unset MPIPLUS_TUNING"
     )
 
 
@@ -118,7 +118,7 @@ def row(own: float, mpi: float) -> Row:
 )
 def test_the_winner(times: list[tuple[float, float]], winner: str, ratio: float) -> None:
     refused = Row("all_reduce", "bfloat16", 8, 2, {"own": 1.0}, {}, {"mpi": "no"})
-    found = tune.verdict([*(row(*pair) for pair in times), refused], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
+    found = tune.choose([*(row(*pair) for pair in times), refused], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
     assert (found.collectives, found.ratio) == (winner, pytest.approx(ratio, rel=1e-3))
     assert (found.hosts, list(found.ranks_per_host), found.mpi, found.mpi_version) == (2, [2, 1], "MPICH", "5.0.2")
     assert len(found.medians_us) == len(times)

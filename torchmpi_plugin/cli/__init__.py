@@ -2,11 +2,11 @@
 
 Subcommands are imported only when they are asked for.
 
-A subcommand is a module of this package that defines a click command under its own name, and a line in
+A subcommand is a package of this one with a click command of its own name in ``command.py``, and a line in
 ``SUBCOMMANDS``.
 
-Uses ``jobs``, ``mpi``, ``host`` and ``communicator``. Start with ``run.py``; ``info.py`` and ``survey/`` look at a
-machine, the other modules measure.
+Uses ``jobs``, ``mpi``, ``node`` and ``communicator``. Start with ``run/command.py``; ``started.py`` is what ``run`` and
+``info`` share.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from importlib import import_module
 import click
 
 SUBCOMMANDS = {
-    "bench": "torchmpi_plugin.cli.bench",
-    "info": "torchmpi_plugin.cli.info",
-    "run": "torchmpi_plugin.cli.run",
-    "status": "torchmpi_plugin.cli.status",
+    "bench": "torchmpi_plugin.cli.bench.command",
+    "info": "torchmpi_plugin.cli.info.command",
+    "run": "torchmpi_plugin.cli.run.command",
+    "status": "torchmpi_plugin.cli.status.command",
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..host import launchers
-from ..host.launchers import Launch, who_am_i
+from ..node import launchers
+from ..node.launchers import Launch, who_am_i
 
 TORCHRUN = "torchrun"
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from .. import settings
 from ..errors import DistBackendError
-from ..host import node, peers, shared_files
-from ..host.shared_files import Share
 from ..mpi import runtime
+from ..node import node, peers, shared_files
+from ..node.shared_files import Share
 from . import tuning
+from .config import GroupConfig
 from .footprint import Footprint, attach, of_group, path
 from .shared_memory import Segment, create_file, has_own_collectives, segment_size
 from .steps import Steps
-from .wishes import Wishes
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -34,14 +34,14 @@ class Member(NamedTuple):
         process: its process.
         cpus: where that may run.
         compares: whether it was asked to compare the calls.
-        wishes: what else it was asked for.
+        config: what else it was asked for.
         tuning: the file that "auto" follows; empty: none.
     """
 
     process: peers.Process
     cpus: list[int]
     compares: bool
-    wishes: Wishes
+    config: GroupConfig
     tuning: str
 
 
@@ -56,7 +56,7 @@ class Communicator:
         node_count: how many nodes there are.
         processes: the ranks' processes, where they can be seen from here.
         compares: whether a rank was asked to compare the calls; then all do.
-        wishes: what its rank 0 was asked for.
+        config: what its rank 0 was asked for.
         largest_tag: the largest tag a user may give.
         may_be_sent_to: messages may come that nobody will take.
         freed: it is gone, but for the handle, which stays valid as long as this object.
@@ -70,7 +70,7 @@ class Communicator:
     _share: float | None = None
     freed = False
 
-    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, wishes: Wishes) -> None:
+    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, config: GroupConfig) -> None:
         mpi, shim = runtime.mpi(), runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm, self.base = comm, base
@@ -79,9 +79,9 @@ class Communicator:
         self._descriptor = -1
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
         try:
-            # A variable may have reached some hosts only, as mpirun forwards few: what differs is settled here.
+            # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
-            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, wishes, file))
+            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, config, file))
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
@@ -107,7 +107,7 @@ class Communicator:
 
     def _has_own_collectives(self, first: Member, steps: Steps) -> bool:
         """As rank 0 was asked, or as its file says."""
-        wanted = first.wishes.collectives
+        wanted = first.config.collectives
         if wanted == "auto" and first.tuning and self.node_count > 1:
             is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
             found = steps.take(lambda: tuning.choice(first.tuning, self.node_count, vendor) if is_first else None)[0]
@@ -121,7 +121,7 @@ class Communicator:
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
         self.processes = [peers.if_visible(member.process) for member in everybody]
         self.compares = any(member.compares for member in everybody)
-        self.wishes = everybody[0].wishes
+        self.config = everybody[0].config
         self.handle = self._lib.mpp_group_new(
             runtime.handle_of(self.comm),
             rank,
@@ -133,7 +133,7 @@ class Communicator:
         self._set_inline_progress(len(cpus_here))
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if self.place.local_rank or not self.wishes.shares or (size == 1 and not own):
+        if self.place.local_rank or not self.config.shares or (size == 1 and not own):
             return None
         try:
             length, _ = segment_size(self._lib, self._places, self.place.local_size, own)
@@ -144,7 +144,7 @@ class Communicator:
         return shared_files.share(self._descriptor, length)
 
     def _do_without(self, error: OSError) -> None:
-        if self.wishes.reproducible:
+        if self.config.reproducible:
             raise DistBackendError(
                 f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
                 f"of MPI's own collectives are not"
@@ -195,7 +195,7 @@ class Communicator:
             self._segment = Segment(self._lib, self._ffi, -1, length)
         if self._segment is not None:
             memory = self._segment.address
-            attach(self._lib, self._ffi, self.handle, memory, places, here, self.wishes.reproducible, own)
+            attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.reproducible, own)
             self._carries = own
 
     def _unmap(self) -> None:
@@ -216,7 +216,7 @@ class Communicator:
 
     def describe(self) -> str:
         """The group's shape and path in words."""
-        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} host(s)"
+        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} node(s)"
         return f"{ranks}, {path(self.shares_memory, self.node_count)}"
 
     @property

@@ -47,8 +47,8 @@ def choose(steps: Steps, option: str | None, local_rank: int) -> None:
         DistBackendError: not all ranks have come in time.
     """
     global current  # noqa: PLW0603
-    wished, place = cuda_aware.asked_for(option, os.environ)
-    current = _first_refusal(steps.take(lambda: _own_choice(wished, place)))
+    wanted, place = cuda_aware.asked_for(option, os.environ)
+    current = _first_refusal(steps.take(lambda: _own_choice(wanted, place)))
     if current.direct:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         problem = _probe(steps.comm, device)
@@ -64,8 +64,8 @@ def _first_refusal(paths: list[Path]) -> Path:
     return refusals[0] if refusals else paths[0]
 
 
-def _own_choice(wished: str, place: str) -> Path:
-    direct, why = cuda_aware.path(cuda_aware.support_of(runtime.mpi(), os.environ), wished, place)
+def _own_choice(wanted: str, place: str) -> Path:
+    direct, why = cuda_aware.path(cuda_aware.support_of(runtime.mpi(), os.environ), wanted, place)
     if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
         return Path(False, "torch sees no CUDA device")
     return Path(direct, why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..host.node import Place
+from ..node.node import Place
 from .shared_memory import SLOTS, segment_size
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Footprint(NamedTuple):
     later: int
 
     def __str__(self) -> str:
-        segment = f"{in_words(self.segment)} of /dev/shm for the ranks of this host" if self.segment else "no /dev/shm"
+        segment = f"{in_words(self.segment)} of /dev/shm for the ranks of this node" if self.segment else "no /dev/shm"
         later = f", and {in_words(self.later)} more from the first long collective on" if self.later else ""
         return f"{segment}, {in_words(self.own)} for this rank{later}"
 
@@ -46,7 +46,7 @@ def path(shares_memory: bool, nodes: int) -> str:
     """How a group's collectives go, in words."""
     if not shares_memory:
         return "MPI's collectives"
-    return "shared memory" + (", and messages of our own between hosts" if nodes > 1 else "")
+    return "shared memory" + (", and messages of our own between nodes" if nodes > 1 else "")
 
 
 def attach(
@@ -68,8 +68,8 @@ def attach(
         MemoryError: there is no memory for what belongs to it.
     """
     numbers = [place.node_rank for place in places]
-    hosts = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
-    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], hosts, reproducible):
+    node_of = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], node_of, reproducible):
         raise MemoryError("no memory for a group")
     if not carries:
         lib.mpp_group_only_compares(group)

@@ -16,8 +16,8 @@ from ..errors import DistBackendError
 from ..mpi import runtime
 from ..store.checkin import CheckIn, Look
 from .communicator import Communicator
+from .config import GroupConfig
 from .steps import Steps
-from .wishes import Wishes
 
 
 def create(
@@ -28,7 +28,7 @@ def create(
     size: int,
     timeout: timedelta,
     compares: bool,
-    wishes: Wishes,
+    config: GroupConfig,
     look: Look | None,
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
@@ -43,7 +43,7 @@ def create(
         rank, size: this process in the new group.
         timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
-        wishes: what else this rank was asked for. Those of rank 0 count.
+        config: what else this rank was asked for. Those of rank 0 count.
         look: whether a member has ended and will never come; None where they meet for the first time.
 
     Raises:
@@ -69,7 +69,7 @@ def create(
     comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step
         door.forget("member")
-    return Communicator(comm, base, steps, compares, wishes), checkin
+    return Communicator(comm, base, steps, compares, config), checkin
 
 
 def _build(entry: list[str]) -> protocol.Build:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..host.node import Place
+from ..node.node import Place
 
 if TYPE_CHECKING:
     from .._shim import FFI, Lib

@@ -70,13 +70,13 @@ class Steps:
         except Exception as error:
             failure = error
             mine = pickle.dumps((False, f"{type(error).__name__}: {error}"))
-        outcomes = [pickle.loads(data) for data in self._all_gather(mine)]
-        failed = [rank for rank, (succeeded, _) in enumerate(outcomes) if not succeeded]
+        results = [pickle.loads(data) for data in self._all_gather(mine)]
+        failed = [rank for rank, (succeeded, _) in enumerate(results) if not succeeded]
         if failed:
-            raise DistBackendError(f"{self._doing} failed on {describe_ranks(failed)}: {outcomes[failed[0]][1]}") from (
+            raise DistBackendError(f"{self._doing} failed on {describe_ranks(failed)}: {results[failed[0]][1]}") from (
                 failure
             )
-        return [result for _, result in outcomes]
+        return [result for _, result in results]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
         look_at = time.monotonic() + _LOOK_EVERY
@@ -112,5 +112,5 @@ class Steps:
         who = describe_ranks(absent) if absent else "some ranks"
         return (
             f"{self._doing}: rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the beginning, and "
-            f"did not go on. Either the process was stopped, or its host cannot be reached."
+            f"did not go on. Either the process was stopped, or its node cannot be reached."
         )

@@ -1,7 +1,7 @@
-"""The file in which ``mpiplus bench --tune`` says whose collectives between hosts were faster.
+"""The file in which ``mpiplus bench --tune`` says whose collectives between nodes were faster.
 
-``auto`` follows it (the variable MPIPLUS_TUNING). One file is one measurement, on so many hosts, under one MPI. It
-counts for groups on as many hosts under an MPI of that vendor, whatever its version and the ranks on each host; others
+``auto`` follows it (the variable MPIPLUS_TUNING). One file is one measurement, on so many nodes, under one MPI. It
+counts for groups on as many nodes under an MPI of that vendor, whatever its version and the ranks on each node; others
 are warned, and go by the usual rule.
 """
 
@@ -85,19 +85,19 @@ def _wrong(path: Path, what: str) -> ValueError:
     return ValueError(f"{settings.TUNING.name}: the file {str(path)!r} {what}. Correct the path, {_HINT}")
 
 
-def choice(path: str, hosts: int, mpi: str) -> str | None:
-    """What the file says of a group on so many hosts under that MPI; None, with a warning, where it says nothing of it.
+def choice(path: str, nodes: int, mpi: str) -> str | None:
+    """What the file says of a group on so many nodes under that MPI; None, with a warning, where it says nothing of it.
 
     Raises:
         ValueError: as :func:`read` does.
     """
     tuning = read(Path(path))
-    if (tuning.hosts, tuning.mpi) == (hosts, mpi):
+    if (tuning.hosts, tuning.mpi) == (nodes, mpi):
         return tuning.collectives
-    if (path, hosts) not in _warned:
-        _warned.add((path, hosts))
+    if (path, nodes) not in _warned:
+        _warned.add((path, nodes))
         log.warning(
-            "mpiplus: %s: %s was measured on %d hosts under %s, and says nothing of a group on %d hosts under %s; %s",
-            *(settings.TUNING.name, path, tuning.hosts, tuning.mpi, hosts, mpi, _HINT),
+            "mpiplus: %s: %s was measured on %d nodes under %s, and says nothing of a group on %d nodes under %s; %s",
+            *(settings.TUNING.name, path, tuning.hosts, tuning.mpi, nodes, mpi, _HINT),
         )
     return None

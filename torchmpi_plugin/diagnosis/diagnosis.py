@@ -15,9 +15,9 @@ import torch
 from .. import settings
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError
-from ..host import peers
-from ..host.peers import Process
 from ..names import describe_ranks
+from ..node import peers
+from ..node.peers import Process
 from ..store.checkin import CheckIn, Report
 from . import comparison, monitor
 from .flight_recorder import Entry
@@ -108,7 +108,7 @@ class Diagnosis:
 
     def __init__(self, group: Examined) -> None:
         self.lock = threading.Lock()
-        # Not a cycle: a destroyed group must go at once, and with it the store it hosts, whose port may be wanted.
+        # Not a cycle: a destroyed group must go at once, and with it the store it holds, whose port may be wanted.
         self._group: Examined = weakref.proxy(group)
         self._looked = 0.0
         self._reported = -1, False
@@ -236,7 +236,7 @@ class Diagnosis:
         parts = []
         if missing and heard is None and not group.can_see_arrivals(call):
             parts.append(
-                "Who has not arrived is unknown: the store does not answer, so rank 0, its host, may be the one"
+                "Who has not arrived is unknown: the store does not answer, so rank 0, which holds it, may be the one"
             )
         elif missing:
             parts.append(f"Not arrived: {describe_ranks(missing)} ({self._in_words(missing, answers)})")
@@ -247,7 +247,7 @@ class Diagnosis:
         if silent:
             parts.append(f"arrived, and gave no answer since: {describe_ranks(silent)} ({_SILENT})")
         elif waiting and heard is None and not missing:
-            parts.append("the store does not answer, so rank 0 of the world, its host, may be stopped or cut off")
+            parts.append("the store does not answer, so rank 0 of the world, which holds it, may be stopped or cut off")
         if through:
             ranks = sorted(through)
             parts.append(f"arrived by their own account: {describe_ranks(ranks)} ({self._in_words(ranks, answers)})")

@@ -1,8 +1,8 @@
 """The last operations of this process, for a post-mortem: what torch's flight recorder keeps, in its form.
 
-torch's own recorder sees what goes through torch's dispatcher, which an operation of mpiplus does not (docs/faces.md);
-and a backend in Python cannot tell it when an operation is complete. So mpiplus keeps a ring of its own, and writes it
-as torch does: under the same variables, to the same files, for the same tools
+torch's own recorder sees what goes through torch's dispatcher, which an operation of mpiplus does not (see
+docs/api-modes.md); and a backend in Python cannot tell it when an operation is complete. So mpiplus keeps a ring of its
+own, and writes it as torch does: under the same variables, to the same files, for the same tools
 (``python -m torch.distributed.flight_recorder.fr_trace``). An entry costs a tuple: without the names of its parts,
 and without the tensors.
 """

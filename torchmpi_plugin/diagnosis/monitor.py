@@ -169,7 +169,7 @@ def answers_for(group: World) -> bool:
 
 
 def stop(group: World) -> None:
-    """``group`` has ended; nothing here may keep it, or the store it hosts, alive. With the world, so do answers."""
+    """``group`` has ended; nothing here may keep it, or the store it holds, alive. With the world, so do answers."""
     global monitor, _world  # noqa: PLW0603
     for name in [name for name, diagnosis in list(diagnoses.items()) if diagnosis is group.diagnosis]:
         del diagnoses[name]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..host import launchers
-from ..host.launchers import number
+from ..node import launchers
+from ..node.launchers import number
 
 
 class Launched(NamedTuple):

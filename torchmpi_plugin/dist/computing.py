@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from . import members as groups
 from . import payloads
-from .outcomes import Attempt, Failure, raise_failed, raise_failures
+from .failures import Attempt, Failure, raise_failed, raise_failures
 from .reading import read
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
 
     Raises:
         RankFailedError: ``fn`` raised, or its result cannot be pickled or unpickled; on every rank, with
-            ``rank``, ``host`` and ``traceback`` of what failed.
+            ``rank``, ``node`` and ``traceback`` of what failed.
         ValueError: ``rank`` is not in the group.
 
     Example::

@@ -18,7 +18,7 @@ from .members import Members
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 5.0
 #: How long a rank that may go on can take to notice, beside its nap: the machine may be busy.
 _SCHEDULING = 1.0
-#: Looks per second that the store's host takes from all ranks together, and from each one.
+#: Looks per second that the store takes from all ranks together, and from each one.
 _LOOKS, _LOOKS_EACH = 1000.0, 20.0
 
 _numbers: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
@@ -87,7 +87,7 @@ class Meeting:
                     self._store.delete_key(key)
 
     def see_off(self, seconds: float = float("inf")) -> None:
-        """On rank 0, sleep until all have left: its process hosts the store as a rule, and may end next."""
+        """On rank 0, sleep until all have left: its process holds the store as a rule, and may end next."""
         start, waited = time.monotonic(), 0.0
         with contextlib.suppress(DistBackendError):
             while self._members.rank == 0 and waited < seconds and self._has("left", ""):
@@ -103,7 +103,7 @@ class Meeting:
         except RuntimeError as error:
             raise DistBackendError(
                 f"{doing}: rank {self._members.rank} lost the store while it waited: {str(error).splitlines()[0]}; its "
-                f"host, rank 0 as a rule, may have ended"
+                f"process, rank 0's as a rule, may have ended"
             ) from error
 
     def _give_up(self, doing: str, waited: float) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from . import members as groups
 from . import payloads
-from .outcomes import Attempt, raise_failed
+from .failures import Attempt, raise_failed
 from .reading import read
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from ..host import node
-from ..host.node import Place
+from ..node import node
+from ..node.node import Place
 from . import before_init, members
 
 _places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from . import payloads
+from .failures import Failure, raise_failures
 from .members import Members
-from .outcomes import Failure, raise_failures
 
 
 def read(

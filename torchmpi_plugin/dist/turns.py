@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 
 from . import members as groups
+from .failures import Failure, raise_failures
 from .meetings import Meeting
-from .outcomes import Failure, raise_failures
 from .queries import is_main_process, place
 
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Ite
 def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """A block that the main rank runs first, and the others when it is through.
 
-    The wait has no deadline, by design, and sleeps. Rank 0, whose process hosts the store, leaves the block when
+    The wait has no deadline, by design, and sleeps. Rank 0, whose process holds the store, leaves the block when
     all have come to it. From Axolotl, which waits in a barrier of the backend: to the group's deadline (30 minutes
     as a rule), also where the block has raised on the main rank.
 

@@ -1,4 +1,4 @@
-"""Pending operations: the Python face of the C engine.
+"""Pending operations: the Python side of the C engine.
 
 Who waits and who completes, deadlines, and the Work that a user holds. Uses ``mpi`` and ``tensors``; a group is what
 ``contracts.py`` asks for. Start with ``engine.py``, then ``work.py``.

@@ -26,7 +26,7 @@ def is_waited_for(group: Owner) -> bool:
 
 
 def forget(group: Owner) -> None:
-    """``group`` has ended; nothing here may keep it, or the store it hosts, alive."""
+    """``group`` has ended; nothing here may keep it, or the store it holds, alive."""
     global last  # noqa: PLW0603
     if last is not None and last[0] is group:
         last = None

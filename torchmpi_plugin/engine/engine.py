@@ -1,4 +1,4 @@
-"""The Python face of the C engine: its lifetime, who waits, and what happens when an operation completes.
+"""The Python side of the C engine: its lifetime, who waits, and what happens when an operation completes.
 
 The C engine starts operations, advances them and knows no Python. Here a pending operation is tied to its
 :class:`~torchmpi_plugin.engine.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one

@@ -29,7 +29,7 @@ from ..store.checkin import CheckIn
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
 from . import call_path, statistics
-from .outcomes import Outcomes
+from .failures import Failures
 
 #: How long rank 0 keeps the world's store for ranks that leave at about the same time.
 _DEPARTURES_SECONDS = 1.0
@@ -43,7 +43,7 @@ class Extension:
     first: Work | None = None
 
 
-class Group(Outcomes):
+class Group(Failures):
     """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all

@@ -33,7 +33,7 @@ class Hooks(Identity):
         self._abort_hooks: dict[int, Callable[[], None]] = {}
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Call ``hook`` with torch's PreHookArgs before each operation of this group. See docs/faces.md for the cost.
+        """Call ``hook`` with torch's PreHookArgs before each operation of this group. docs/api-modes.md has the cost.
 
         Raises:
             RuntimeError: a torch before 2.15, which has no such hooks.

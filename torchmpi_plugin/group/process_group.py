@@ -9,7 +9,7 @@ operation is complete when it returns. Each is written for one form of its argum
 - ``several.py``: several tensors for a rank
 - ``messages.py``: send, recv, and exchanges made of messages
 - ``windows.py``: one-sided communication; ``splitting.py``: groups made of the group's ranks
-- ``group.py``: deadlines, and how an operation is started; below it ``outcomes.py`` (failures), ``hooks.py``,
+- ``group.py``: deadlines, and how an operation is started; below it ``failures.py`` (failures), ``hooks.py``,
   ``identity.py`` (what torch asks a group about itself)
 """
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..errors import DistBackendError
-from ..host.shared_files import Share
 from ..mpi import runtime
+from ..node.shared_files import Share
 from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
-    from ..host.peers import Process
+    from ..node.peers import Process
     from .group import Group
 
 #: Enough for any shape.

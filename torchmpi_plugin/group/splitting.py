@@ -73,11 +73,11 @@ class Splitting(Group):
         return self._make_part(self._communicator.base, store, ranks, name, timeout or self.timeout)
 
     def _make_part(self, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:
-        rank, wishes = ranks.index(self._rank), self._communicator.wishes  # what its options asked for, as torch has it
+        rank, config = ranks.index(self._rank), self._communicator.config  # what its options asked for, as torch has it
         ranks_in_world = [self._global_ranks[rank] for rank in ranks]
         look = functools.partial(world.gone, ranks_in_world)
         comm, checkin = membership.create(
-            *(base, store, name, rank, len(ranks), timeout, comparison.wanted(), wishes, look)
+            *(base, store, name, rank, len(ranks), timeout, comparison.wanted(), config, look)
         )
         made = self._kind(comm, checkin, store, name, ranks_in_world, timeout)
         world.remember(made)

@@ -135,7 +135,7 @@ def table(ranks: dict[int, dict[str, Any]], size: int) -> str:
         waited_for.update({int(rank): seconds for rank, seconds in figures["waited_for"].items()})
     lines = [
         f"mpiplus: time in communication, {size} ranks, {ranks[0]['seconds']:.1f} s",
-        f"{'rank':>6} {'in calls':>9} {'waiting':>8} {'others waited for it':>21}  host",
+        f"{'rank':>6} {'in calls':>9} {'waiting':>8} {'others waited for it':>21}  node",
     ]
     for rank in sorted(ranks):
         of_rank = ranks[rank]

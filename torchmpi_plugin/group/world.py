@@ -11,9 +11,9 @@ from typing import Any
 
 from ..diagnosis import monitor
 from ..errors import DistBackendError, RankFailedError
-from ..host import peers
 from ..mpi import runtime
 from ..names import describe_ranks
+from ..node import peers
 from ..store.checkin import CheckIn
 from .group import Group
 

@@ -4,8 +4,8 @@ The launcher's process listens on a TCP port. mpirun starts a small supervisor p
 connects, runs the program as its child, and sends what the program prints and how it ends. So it is known which
 rank failed first and what it said, however mpirun and the other ranks end after that. Nothing here imports torch.
 
-Uses ``host``, and of ``mpi`` what is known of the library before it is initialised. Start with ``job.py``, then
-``watch.py`` for the launcher's end and ``supervisor.py`` for a rank's.
+Uses ``node``, and of ``mpi`` what is known of the library before it is initialised. Start with ``job.py``, then
+``job_monitor.py`` for the launcher's end and ``supervisor.py`` for a rank's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .mpirun import Launcher, LauncherError, find_launcher
     from .outcome import JobResult, RankFailure
 
-# Loaded when asked for: the supervisors, of which there may be many on a host, need none of it.
+# Loaded when asked for: the supervisors, of which there may be many on a node, need none of it.
 _PUBLIC = {
     "JobResult": "outcome",
     "Launcher": "mpirun",

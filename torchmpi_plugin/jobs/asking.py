@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..host import status_files
-from ..host.status_files import RankSocket
+from ..node import status_files
+from ..node.status_files import RankSocket
 
 #: For ranks on this node, which answer from memory; for stacks; for what takes their Python, or the job's store.
 MEMORY_SECONDS, STACKS_SECONDS, PYTHON_SECONDS = 2.0, 5.0, 8.0

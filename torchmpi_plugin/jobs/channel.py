@@ -59,7 +59,7 @@ class Channel(asyncio.Protocol):
     async def open(self, connection: socket.socket) -> None:
         """Take over a connection."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _notice_a_dead_host(connection)
+        _notice_a_dead_node(connection)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, connection)
 
     def send(self, kind: bytes, data: bytes) -> None:
@@ -72,7 +72,7 @@ class Channel(asyncio.Protocol):
         self.send(MESSAGE, json.dumps(message).encode())
 
     def is_silent(self) -> bool:
-        """Whether the other kernel no longer answers: the host is cut off or dead."""
+        """Whether the other kernel no longer answers: the node is cut off or dead."""
         connection = self._transport.get_extra_info("socket") if self._transport is not None else None
         return connection is not None and silence.is_silent(connection)
 
@@ -149,8 +149,8 @@ def end_unanswered(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_SECONDS * 1000)
 
 
-def _notice_a_dead_host(connection: socket.socket) -> None:
-    """After 45 s without an answer from the other kernel. A host that vanishes closes no connection."""
+def _notice_a_dead_node(connection: socket.socket) -> None:
+    """After 45 s without an answer from the other kernel. A node that vanishes closes no connection."""
     with contextlib.suppress(OSError, AttributeError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_SECONDS // 3)

@@ -6,16 +6,16 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from ..host import node
-from ..host.python import python_command
+from ..node import node
+from ..node.python import python_command
 from .guard import VARIABLE
-from .hosts import Layout
+from .layout import Layout
 from .mpirun import Launcher, LauncherError
 
 _SUPERVISE = "from torchmpi_plugin.jobs.guard import main; main()"
-# What Open MPI must hand on to other hosts for the supervisor to start. It gets the rest from the launcher.
+# What Open MPI must hand on to other nodes for the supervisor to start. It gets the rest from the launcher.
 _NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", VARIABLE)
-# These say something of the process or host they were set for, not of the user's wishes.
+# These say something of the process or node they were set for, not of what the user wants.
 _LOCAL_PREFIXES = ("PMIX_", "PMI_", "PRTE_", "OMPI_", "HYDRA_", "SLURM", "PALS_", "FLUX_", "SSH_", "XDG_", "DBUS_")
 _LOCAL = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "TMPDIR", VARIABLE}
 # Of an srun step in which mpirun is to start others: it would take itself for the step's rank.
@@ -25,7 +25,7 @@ _TORCH = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ranks on other hosts take over from the launcher's environment."""
+    """What ranks on other nodes take over from the launcher's environment."""
     return {
         name: value
         for name, value in environment.items()
@@ -41,21 +41,21 @@ def launch_environment(launcher: Launcher, layout: Layout, environment: Mapping[
         if name not in _TORCH | _STEP and not name.startswith(_STEP_PREFIXES)
     }
     if launcher.library.family == "Open MPI":
-        if layout.one_host:
+        if layout.one_node:
             result.setdefault("OMPI_MCA_btl", "^ofi")  # a search for fabrics that takes a second
-        if most_on_a_host(layout) > len(node.cores()):
+        if most_on_a_node(layout) > len(node.cores()):
             # Ranks that spin on the cores others need: 8,000 us instead of 7 for 8 bytes.
             result.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return result
 
 
-def most_on_a_host(layout: Layout) -> int:
-    """The most ranks that a host gets, where that is known; 0: it is not."""
-    if layout.hosts:
-        return max(ranks for _, ranks in layout.hosts)
+def most_on_a_node(layout: Layout) -> int:
+    """The most ranks that a node gets, where that is known; 0: it is not."""
+    if layout.nodes:
+        return max(ranks for _, ranks in layout.nodes)
     if layout.per_node:
         return layout.per_node
-    return layout.ranks if layout.one_host else 0
+    return layout.ranks if layout.one_node else 0
 
 
 def asks_for_recovery(mpi_args: Sequence[str]) -> bool:
@@ -82,13 +82,13 @@ def launch_command(
 def _open_mpi(_: Launcher, layout: Layout, map_by: str | None, mpi_args: Sequence[str]) -> list[str]:
     options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     options += ["-n", str(layout.ranks)]
-    if layout.hosts:
-        options += ["--host", ",".join(f"{name}:{ranks}" for name, ranks in layout.hosts)]
+    if layout.nodes:
+        options += ["--host", ",".join(f"{name}:{ranks}" for name, ranks in layout.nodes)]
     elif layout.here and layout.ranks > len(node.cores()):
         options += ["--oversubscribe"]
     if map_by:
         options += ["--map-by", map_by]
-    elif layout.per_node and (layout.nodes or 1) > 1 and not layout.hosts:
+    elif layout.per_node and (layout.node_count or 1) > 1 and not layout.nodes:
         options += ["--map-by", f"ppr:{layout.per_node}:node"]
     if not map_by and not any("bind-to" in word for word in mpi_args):
         # The default binds two ranks to a core each, and with them all of torch's threads.
@@ -102,11 +102,11 @@ def _open_mpi(_: Launcher, layout: Layout, map_by: str | None, mpi_args: Sequenc
 
 def _mpich(_: Launcher, layout: Layout, map_by: str | None, __: Sequence[str]) -> list[str]:
     options = ["-n", str(layout.ranks)]
-    counts = {ranks for _, ranks in layout.hosts}
+    counts = {ranks for _, ranks in layout.nodes}
     if len(counts) == 1:  # the form that all relatives of MPICH know
-        options += ["-hosts", ",".join(name for name, _ in layout.hosts), "-ppn", str(counts.pop())]
+        options += ["-hosts", ",".join(name for name, _ in layout.nodes), "-ppn", str(counts.pop())]
     elif counts:
-        options += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in layout.hosts)]
+        options += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in layout.nodes)]
     elif layout.per_node:
         options += ["-ppn", str(layout.per_node)]
     if map_by:
@@ -119,9 +119,9 @@ def _srun(launcher: Launcher, layout: Layout, map_by: str | None, mpi_args: Sequ
         raise LauncherError("srun has no --map-by; pass its --distribution with --mpi-args")
     options = ["--kill-on-bad-exit=1", f"--ntasks={layout.ranks}"]
     if layout.per_node:
-        options += [f"--nodes={layout.nodes}", f"--ntasks-per-node={layout.per_node}"]
-    if layout.hosts:
-        options += [f"--nodelist={','.join(name for name, _ in layout.hosts)}"]
+        options += [f"--nodes={layout.node_count}", f"--ntasks-per-node={layout.per_node}"]
+    if layout.nodes:
+        options += [f"--nodelist={','.join(name for name, _ in layout.nodes)}"]
     if not any(word.startswith("--mpi") for word in mpi_args):
         options.append(f"--mpi={_srun_mpi(launcher)}")
     return options

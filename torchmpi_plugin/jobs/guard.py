@@ -14,7 +14,7 @@ import signal
 import sys
 
 from .. import settings
-from ..host import node
+from ..node import node
 from .signals import FORWARDED
 
 VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tail import TRACEBACK
+from .stderr_tail import TRACEBACK
 
 _KIND = b"KeyboardInterrupt"
 #: What mpiplus and MPICH say of a rank that leaves by an exception.

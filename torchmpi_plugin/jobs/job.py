@@ -1,4 +1,4 @@
-"""Run a job: from the command line to the verdict."""
+"""Run a job: from the command line to the report on its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TextIO
 
 from .command import asks_for_recovery, inherited, launch_command, launch_environment
+from .failure_report import judge
 from .formats import check_format
-from .hosts import lay_out
+from .job_monitor import JobMonitor
+from .layout import lay_out
 from .mpirun import Launcher, find_launcher
 from .orders import Orders
 from .outcome import Ending, JobResult
 from .output import Terminal
-from .verdict import judge
-from .watch import Watch
 from .writing import Writer, destination
 
 
@@ -57,7 +57,7 @@ def run_job(
         command: the program that each rank runs, and its arguments.
         nproc: how many ranks; with ``nnodes`` how many on each node.
         nnodes: how many nodes.
-        hosts: ``h1:2,h2:2`` or ``h1,h2``; None: those of the batch allocation, or this host.
+        hosts: ``h1:2,h2:2`` or ``h1,h2``; None: those of the batch allocation, or this node.
         hostfile: a file with the same.
         map_by: the launcher's own option of this name.
         mpi_args: further options for the launcher.
@@ -122,12 +122,12 @@ def run_job(
         )
         for stream in (out or sys.stdout, err or sys.stderr)
     ]
-    watch = Watch(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args), attachment)
+    monitor = JobMonitor(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args), attachment)
     if verbose:
         print(f"mpiplus run: {launcher.version} ({launcher.path})", *_shown(argv), sep="\n    ", file=err or sys.stderr)
-    watch.run(argv, launch_environment(launcher, layout, full))
-    ended(watch.ended())
-    return judge(watch.ended(), Path(launcher.path).name, verbose)
+    monitor.run(argv, launch_environment(launcher, layout, full))
+    ended(monitor.ended())
+    return judge(monitor.ended(), Path(launcher.path).name, verbose)
 
 
 def _coloured(stream: TextIO) -> bool:

@@ -17,7 +17,7 @@ _NOISE_BYTES = 1 << 16
 
 
 class LauncherProcess(asyncio.SubprocessProtocol):
-    """mpirun, started in a session of its own: Ctrl-C is for the watch to pass on.
+    """mpirun, started in a session of its own: Ctrl-C is for the job monitor to pass on.
 
     Args:
         changed: is called when it has ended, and when it is quiet.

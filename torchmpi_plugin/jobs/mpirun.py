@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..host.python import python_command
 from ..mpi.library import MPICH, OPEN_MPI, Library
+from ..node.python import python_command
 
 _PROBE_SECONDS = 60.0
 _VERSION_SECONDS = 20.0

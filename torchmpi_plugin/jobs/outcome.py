@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .tail import TRACEBACK, Tail
+from .stderr_tail import TRACEBACK, StderrTail
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class RankFailure:
 
     Attributes:
         rank: its number in MPI_COMM_WORLD.
-        host: where it ran.
+        node: where it ran.
         exit_code: as the shell has it: 1 to 255, or 128 + the number of the signal that killed it.
         traceback: the last lines it wrote to stderr, from its traceback on if they have one.
         cause: in words: how it ended.
     """
 
     rank: int
-    host: str
+    node: str
     exit_code: int
     traceback: str
     cause: str = ""
@@ -55,12 +55,12 @@ class RankRecord:
         left_with: the exit code with which its program has said that it is leaving, before others could notice.
         gone: the connection is closed.
         silent: its supervisor did not say that it has followed the order to end.
-        is_killed: that supervisor and its program were on this host, and were killed.
+        is_killed: that supervisor and its program were on this node, and were killed.
         complained: when its stderr first showed an uncaught exception or an abort; 0: never.
     """
 
     rank: int
-    host: str = ""
+    node: str = ""
     code: int | None = None
     signal: int = 0
     ended_by_us: bool = False
@@ -70,7 +70,7 @@ class RankRecord:
     silent: bool = False
     is_killed: bool = False
     complained: float = 0.0
-    tail: Tail = field(default_factory=Tail)
+    stderr_tail: StderrTail = field(default_factory=StderrTail)
 
     @property
     def gone_without_a_word(self) -> bool:
@@ -82,7 +82,7 @@ class RankRecord:
         if not self.complained and any(_is_complaint(line) for line in lines):
             self.complained = now
         for line in lines:
-            self.tail.add(line)
+            self.stderr_tail.add(line)
 
 
 def _is_complaint(line: str) -> bool:

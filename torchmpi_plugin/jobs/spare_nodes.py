@@ -78,13 +78,13 @@ class SpareNodes:
     def _node_of(self, record: RankRecord) -> str:
         """By the name that it gave, else by its place: the user may have named nodes in another way, or by address."""
         for name in self._chosen:
-            if record.host and name.partition(".")[0] == record.host.partition(".")[0]:
+            if record.node and name.partition(".")[0] == record.node.partition(".")[0]:
                 return name
         return self._chosen[min(record.rank // self._ranks, len(self._chosen) - 1)]
 
 
 def _is_lost(record: RankRecord) -> bool:
-    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.host
+    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.node
 
 
 def named_nodes(
@@ -95,8 +95,8 @@ def named_nodes(
     Raises:
         ValueError: what the user names cannot be read.
     """
-    from .hosts import parse_hosts, read_hostfile
+    from .layout import parse_nodes, read_hostfile
 
     if hosts or hostfile:
-        return [host.name for host in (parse_hosts(hosts) if hosts else read_hostfile(hostfile or ""))]
+        return [each.name for each in (parse_nodes(hosts) if hosts else read_hostfile(hostfile or ""))]
     return allocated_nodes(environment)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .. import settings
-from ..host import node
-from ..host.calling import call
-from ..host.launchers import who_am_i
+from ..node import node
+from ..node.calling import call
+from ..node.launchers import who_am_i
 from . import handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon
@@ -54,7 +54,7 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
     introduction = {
         "rank": me.rank,
         "size": me.size,
-        "host": socket.gethostname(),
+        "hostname": socket.gethostname(),
         "node": node.identity(),
         "process": os.getpid(),
         "cores": node.cores(),
@@ -64,7 +64,7 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
 
 
 def _master(contact: Mapping[str, Any]) -> dict[str, str]:
-    """Where the ranks may meet for what is not MPI: rank 0's host, and a port there that is free now."""
+    """Where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now."""
     here = contact["addresses"] == [node.LOOPBACK]
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
@@ -77,8 +77,8 @@ def connect(contact: Mapping[str, Any]) -> socket.socket:
         return call(contact["addresses"], contact["port"], contact["secret"], _CONNECT_SECONDS)
     except OSError as error:
         raise SystemExit(
-            f"mpiplus run: host {socket.gethostname()} cannot connect to the launcher, port {contact['port']} "
-            f"({error}). The hosts must reach each other over TCP: look for a firewall, or a host that does not know "
+            f"mpiplus run: node {socket.gethostname()} cannot connect to the launcher, port {contact['port']} "
+            f"({error}). The nodes must reach each other over TCP: look for a firewall, or a node that does not know "
             f"its own address."
         ) from None
 
@@ -195,7 +195,7 @@ class Supervisor:
         self._read_on()
 
     def _cannot_start(self, error: OSError) -> None:
-        text = f"mpiplus run: cannot start on host {socket.gethostname()}: {error.strerror}: {error.filename}\n"
+        text = f"mpiplus run: cannot start on node {socket.gethostname()}: {error.strerror}: {error.filename}\n"
         self._send(STDERR, text.encode())
         self._ended(_CANNOT_START)
 
@@ -326,7 +326,7 @@ class Supervisor:
             self._look()
 
     def _launcher_lost(self) -> None:
-        """It was killed, or its host is cut off. Nobody will read any more; end the program."""
+        """It was killed, or its node is cut off. Nobody will read any more; end the program."""
         self._closed.set()
         if self._job is None:
             self._end(_NO_JOB)
@@ -356,7 +356,7 @@ class Supervisor:
         elif self._code is None and self._daemon.has_died():
             self._look_around.cancel()
             text = (
-                f"mpiplus run: the MPI's daemon on host {socket.gethostname()} has died, which had started this rank\n"
+                f"mpiplus run: the MPI's daemon on node {socket.gethostname()} has died, which had started this rank\n"
             )
             self._send(STDERR, text.encode())
             self._kill()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..dist import before_init
 from ..dist.members import initialized
-from ..host import launchers
+from ..node import launchers
 
 _MISSING = (None, "", "???")  # omegaconf's MISSING is the last
 
@@ -39,7 +39,7 @@ class MultiprocessConfig:
         world_size: the number of ranks; MPI's if the program was started by it, else the number of GPUs, or 1.
         local_world_size: ranks on this node.
         master_addr, master_port: where the ranks meet with ``env://``. They meet through MPI without a port, and on
-            several hosts with an address that leads each host to itself, which the default is.
+            several nodes with an address that leads each node to itself, which the default is.
         init_method: ``env://``, ``mpi://``, ``tcp://host:port`` or ``file:///path``.
         model_parallelism: ranks that share one layer.
         pipeline_parallelism: ranks that share one model by layers. What is left is data parallel.

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..dist.outcomes import Failure
+from ..dist.failures import Failure
 from ..errors import RankFailedError
-from ..host.python import python_command
 from ..jobs import JobResult, RankFailure, run_job
+from ..node.python import python_command
 from .config import MultiprocessConfig, job_size
 from .payload import Payload
 from .rank import INTERRUPTED, exit_code
@@ -48,7 +48,7 @@ def launch_subprocesses(
         **kwargs: for ``func``.
 
     Raises:
-        RankFailedError: a rank failed, which ended the others; with its rank, host, exit code and traceback.
+        RankFailedError: a rank failed, which ended the others; with its rank, node, exit code and traceback.
             Not in place: what ``func`` raises there is raised as it is.
         ValueError: the program runs on another number of ranks already; or a ``rank_offset``.
         RuntimeError: the ranks could not be started.
@@ -115,10 +115,10 @@ def _failed(failure: RankFailure) -> RankFailedError:
     words = failure.traceback.strip()
     ending = failure.cause or f"exit code {failure.exit_code}"
     return RankFailedError(
-        f"rank {failure.rank} on host {failure.host} failed first: {ending}"
+        f"rank {failure.rank} on node {failure.node} failed first: {ending}"
         + (f"; its last words:\n{words}" if words else ""),
         ranks=[failure.rank],
-        host=failure.host,
+        node=failure.node,
         exit_code=failure.exit_code,
         traceback=failure.traceback,
     )

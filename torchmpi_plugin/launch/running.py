@@ -92,11 +92,11 @@ def init_dist(
 
 
 def _method(cfg: MultiprocessConfig, here: before_init.Launched) -> str:
-    """As configured; but the default address leads each host to itself, and is no meeting place for several."""
-    one_host = here.local_size in (None, here.size)
-    if one_host or cfg.init_method != "env://" or not cfg.master_addr.startswith(("127.", "localhost")):
+    """As configured; but the default address leads each node to itself, and is no meeting place for several."""
+    one_node = here.local_size in (None, here.size)
+    if one_node or cfg.init_method != "env://" or not cfg.master_addr.startswith(("127.", "localhost")):
         return cfg.init_method
-    log.warning("master_addr is %s, and the ranks are on several hosts: they meet through MPI", cfg.master_addr)
+    log.warning("master_addr is %s, and the ranks are on several nodes: they meet through MPI", cfg.master_addr)
     return "mpi://"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import settings
 from ..engine import engine
-from ..host import status_files
+from ..node import status_files
 
 log = logging.getLogger("torchmpi_plugin")
 

@@ -22,10 +22,10 @@ from typing import Any
 from torch.distributed import Store
 
 from ..errors import DistBackendError
-from ..host import launchers, node
-from ..host.calling import call
-from ..host.python import python_command
 from ..mpi import runtime
+from ..node import launchers, node
+from ..node.calling import call
+from ..node.python import python_command
 from ..store.checkin import CheckIn
 
 _MPI_VARIABLES = ("PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_LOCAL")

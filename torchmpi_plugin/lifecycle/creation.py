@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from .. import settings, torch_internals
-from ..communicator import cuda_path, membership, wishes
+from ..api import backend, dispatcher
+from ..communicator import config, cuda_path, membership
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
 from ..diagnosis import comparison, flight_recorder
-from ..faces import backend, dispatcher
 from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import cuda_aware, runtime
@@ -79,7 +79,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     torch_internals.leave_out_of_compilation()
     settings.check()  # a wrong word is an error here, before anybody waits for this rank
     cuda_aware.asked_for(cuda, os.environ)
-    wished = wishes.wishes(*((None, None) if options is None else (options.collectives, options.reproducible)))
+    asked_for = config.group_config(*((None, None) if options is None else (options.collectives, options.reproducible)))
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
@@ -99,7 +99,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         opts.group_size,
         opts.timeout,
         comparison.wanted(),
-        wished,
+        asked_for,
         None if is_world else functools.partial(world.gone, ranks),
     )
     if is_world:
@@ -116,8 +116,8 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         shutdown.read_settings()
         world.adopt(group)
         if opts.group_rank == 0:
-            settings.warn_of_unknown()
-    return _face_of(group, shared, options)
+            settings.warn_of_names()
+    return _in_api_mode(group, shared, options)
 
 
 def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
@@ -131,12 +131,12 @@ def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
         raise
 
 
-def _face_of(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
-    """What torch gets: see docs/faces.md."""
+def _in_api_mode(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
+    """What torch gets: see docs/api-modes.md."""
     if not torch_internals.has_python_backends():
         dispatcher.attach(group)
         return group
-    if shared or (options is not None and options.face == "backend"):
+    if shared or (options is not None and options.api_mode == "dispatcher"):
         return backend.as_backend(group)
     backend.attach(group)
     return group

@@ -1,6 +1,6 @@
 """A PMI-1 server: what MPICH's process manager does for ranks that it started, for ranks that somebody else did.
 
-Run as a program by ``bootstrap.py`` on rank 0's host (neither torch nor MPI is imported). Every rank connects, proves
+Run as a program by ``bootstrap.py`` on rank 0's node (neither torch nor MPI is imported). Every rank connects, proves
 that it knows the job's secret, says its rank, and hands the connection to MPI as ``PMI_FD``. The protocol ("simple
 PMI", version 1) is lines of ``cmd=name key=value ...``; MPI uses it to exchange addresses in MPI_Init and to meet in
 MPI_Finalize.
@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from ..host.reception import Reception
+from ..node.reception import Reception
 
 
 class Rank:
@@ -38,7 +38,7 @@ class Server:
 
     def __init__(self, address: str, size: int, secret: str, mapping: str) -> None:
         self.size = size
-        # MPICH names its shared memory after this: two jobs on one host must not have the same.
+        # MPICH names its shared memory after this: two jobs on one node must not have the same.
         self.name = f"mpiplus-{secrets.token_hex(8)}"
         self.values = {"PMI_process_mapping": mapping}
         self.ranks: dict[int, Rank] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import torch_internals
-from ..faces.public import resolve
+from ..api.public import resolve
 from ..group import world
 from ..mpi import failures, runtime
 from ..names import BACKEND

@@ -17,9 +17,9 @@ from torch.distributed.constants import default_pg_timeout
 from .. import settings, torch_internals
 from ..communicator.steps import Steps
 from ..errors import DistBackendError
-from ..host import launchers, lookups, node
 from ..mpi import runtime
 from ..names import BACKEND
+from ..node import launchers, lookups, node
 from ..options import among
 from ..store import tcp_store
 from . import shutdown
@@ -69,7 +69,7 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
         ranks: whether RANK and WORLD_SIZE count.
 
     Raises:
-        ValueError: no number, a number that cannot be, or a host that nobody knows.
+        ValueError: no number, a number that cannot be, or a name that nobody knows.
     """
     arguments = dict(parse_qsl(urlparse(url).query))
 
@@ -94,8 +94,8 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
     )
     if given.address and (why := lookups.why_unknown(given.address)):
         raise ValueError(
-            f"init_process_group: the variable MASTER_ADDR is {given.address!r}, a host that is not known here: {why}. "
-            f"Set it to an address of rank 0's host, or leave it out: then MPI carries the address"
+            f"init_process_group: the variable MASTER_ADDR is {given.address!r}, a name that is not known here: {why}. "
+            f"Set it to an address of rank 0's node, or leave it out: then MPI carries the address"
         )
     return given
 
@@ -148,7 +148,7 @@ def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
 def mpi_rendezvous(
     url: str, timeout: timedelta = default_pg_timeout, use_environment: bool = False, **_: Any
 ) -> Rendezvous:
-    """Rank and size from MPI, and a TCPStore on rank 0's host whose address travels over MPI.
+    """Rank and size from MPI, and a TCPStore on rank 0's node whose address travels over MPI.
 
     Args:
         url: ``mpi://``; torch appends rank and world_size where the user gave them.
@@ -236,7 +236,7 @@ def _exported_by_us() -> bool:
 def export_environment(communicator: Any, steps: Steps) -> None:
     """Set torchrun's variables where they are missing. Every rank of the new world calls this.
 
-    MASTER_PORT is a free port on rank 0's host, not that of our own store: whoever reads it (a second init
+    MASTER_PORT is a free port on rank 0's node, not that of our own store: whoever reads it (a second init
     with another backend, RPC) wants to listen there.
     """
     comm, place = communicator.comm, communicator.place

@@ -22,8 +22,8 @@ from ..diagnosis import monitor
 from ..engine import grace
 from ..engine.engine import Engine, running
 from ..group import world
-from ..host import leaving
 from ..mpi import duplicates, failures, runtime
+from ..node import leaving
 from ..store import checkin, tcp_store
 
 _uncaught = False

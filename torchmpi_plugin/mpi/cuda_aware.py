@@ -103,10 +103,10 @@ def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, 
     return value, place if value != "auto" else ""
 
 
-def path(support: Support, wished: str, place: str) -> tuple[bool, str]:
+def path(support: Support, wanted: str, place: str) -> tuple[bool, str]:
     """Whether MPI is to be handed CUDA tensors, and why; still to be tried if so."""
-    if wished != "auto":
-        return wished == "direct", f"{place} says {wished}"
+    if wanted != "auto":
+        return wanted == "direct", f"{place} says {wanted}"
     if support.aware is None:
         return False, f"nobody says that MPI is CUDA-aware: {support.why}"
     return support.aware, support.why

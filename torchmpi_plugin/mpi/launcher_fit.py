@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..host.launchers import SCRIPT, Launch, detect
+from ..node.launchers import SCRIPT, Launch, detect
 from .library import MPICH, OPEN_MPI, Library
 
 # With one of these a library of the MPICH family has another way to its peers than the PMIx of mpirun.

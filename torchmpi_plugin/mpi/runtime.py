@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import settings
-from ..host import launchers
+from ..node import launchers
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
 from . import launcher_fit, pmi
 from . import library as mpi_library
@@ -121,7 +121,7 @@ def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None
 
     Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
     """
-    why = "A call of MPI's has not come back: a rank's host may be cut off"
+    why = "A call of MPI's has not come back: a rank's node may be cut off"
     return _ending(shim().lib, doing, seconds, why, has_word=False)
 
 

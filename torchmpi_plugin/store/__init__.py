@@ -1,5 +1,5 @@
 """What ranks tell each other through torch's store.
 
-Uses ``mpi``, over which the address of the store of ``mpi://`` travels, and ``host``. Start with ``checkin.py``: who
+Uses ``mpi``, over which the address of the store of ``mpi://`` travels, and ``node``. Start with ``checkin.py``: who
 has come, who waits and who has left.
 """

@@ -214,12 +214,14 @@ class CheckIn:
         if absent and absent != list(range(self.size)):
             reason = f"{describe_ranks(absent)} did not come. Either they failed earlier, or they do not make this call"
         else:
-            reason = f"the store failed ({str(error).splitlines()[0]}): its host, rank 0 of the world, may have ended"
+            reason = (
+                f"the store failed ({str(error).splitlines()[0]}): rank 0 of the world, which holds it, may have ended"
+            )
         return DistBackendError(f"{doing}: rank {self.rank} of {self.size} gave up after {elapsed:.1f} s: {reason}.")
 
     # ---- what the others are doing ----
     #
-    # Asked while something is late, perhaps because the store's own host is stopped or cut off: then a
+    # Asked while something is late, perhaps because the rank that holds the store is stopped or cut off: then a
     # store call may block for as long as the store's timeout, so each runs on a thread of its own and is
     # given up after a moment.
 

@@ -1,4 +1,4 @@
-"""The store of ``mpi://``: a TCPStore on rank 0's host, whose address travels over MPI."""
+"""The store of ``mpi://``: a TCPStore on rank 0's node, whose address travels over MPI."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.distributed import Store, TCPStore
 
 from .. import protocol
 from ..errors import DistBackendError
-from ..host import descriptors, lookups, node
 from ..mpi import duplicates, nonblocking, runtime
 from ..names import describe_ranks
+from ..node import descriptors, lookups, node
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
@@ -41,7 +41,7 @@ class _Process(NamedTuple):
 
     rank: int
     node: str
-    host: str
+    hostname: str
     pid: int
 
 
@@ -63,11 +63,11 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
     """
     global kept  # noqa: PLW0603
     size, meeting = base.Get_size(), _Meeting(base, timeout)
-    host = socket.gethostname()
-    builds = [protocol.Build(*build[:3]) for build in meeting.all_gather(protocol.this(host))]
+    hostname = socket.gethostname()
+    builds = [protocol.Build(*build[:3]) for build in meeting.all_gather(protocol.this(hostname))]
     if different := protocol.disagreement(builds):
         raise DistBackendError(f"init_process_group: {different}")
-    mine = _Process(rank, node.identity(), host, os.getpid())
+    mine = _Process(rank, node.identity(), hostname, os.getpid())
     everybody = [_Process(*process) for process in meeting.all_gather(mine)]
     _check_ranks(everybody)
     ranks = [process.rank for process in everybody]
@@ -125,7 +125,7 @@ class _Meeting:
         who = f"MPI {describe_ranks(silent)}" if silent else "some ranks"
         raise DistBackendError(
             f"init_process_group: MPI rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the "
-            f"beginning, and did not go on. Either the process was stopped or has failed there, or its host cannot be "
+            f"beginning, and did not go on. Either the process was stopped or has failed there, or its node cannot be "
             f"reached."
         )
 
@@ -137,7 +137,7 @@ def _check_ranks(everybody: list[_Process]) -> None:
     if not twice:
         return
     who = [
-        f"rank {process.rank} to MPI rank {number} (process {process.pid} on {process.host})"
+        f"rank {process.rank} to MPI rank {number} (process {process.pid} on {process.hostname})"
         for number, process in enumerate(everybody)
         if process.rank in twice
     ]

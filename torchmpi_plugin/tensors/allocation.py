@@ -13,9 +13,9 @@ import weakref
 import torch
 
 from .. import settings
-from ..host import shared_files
-from ..host.peers import Process
-from ..host.shared_files import Share
+from ..node import shared_files
+from ..node.peers import Process
+from ..node.shared_files import Share
 
 # By address, as long as a tensor lies there.
 _shares: dict[int, Share] = {}
@@ -23,7 +23,7 @@ _shares: dict[int, Share] = {}
 
 def wanted() -> bool:
     """Whether the user lets processes share memory."""
-    return settings.SHM.value()
+    return not settings.unshared()
 
 
 def _anonymous_file() -> int | None:

@@ -1,4 +1,4 @@
-"""A command of mpiplus, or `follow`, on ranks that believe to be on hosts: believing.py 0,1 bench --tune.
+"""A command of mpiplus, or `follow`, on ranks that believe to be on nodes: believing.py 0,1 bench --tune.
 
 `follow` makes a world and says whose collectives it has.
 """
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 hosts, *words = sys.argv[1:]
 here = hosts.split(",")[MPI.COMM_WORLD.rank]
-node.identity = lambda: f"host {here}"
+node.identity = lambda: f"node {here}"
 
 if words == ["follow"]:
     dist.init_process_group("mpiplus")

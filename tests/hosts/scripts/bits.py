@@ -1,6 +1,6 @@
 """Says what the ranks' sums are, to the bit: a hash of results of many sizes and types.
 
-Arguments: for each rank the number of the host that it believes to be on. MPIPLUS_REPRODUCIBLE counts.
+Arguments: for each rank the number of the node that it believes to be on. MPIPLUS_REPRODUCIBLE counts.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 HERE = sys.argv[1:][MPI.COMM_WORLD.rank]
 COUNTS = (1, 2, 7, 1000, 4095, 4097, 16_385, 100_003, 1_000_001)
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2)
-node.identity = lambda: f"host {HERE}"
+node.identity = lambda: f"node {HERE}"
 
 torch.set_num_threads(1)
 dist.init_process_group("mpiplus")

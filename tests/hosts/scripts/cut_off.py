@@ -1,4 +1,4 @@
-"""Waits in an all_reduce for ranks whose host has been unplugged, and writes down what it is told."""
+"""Waits in an all_reduce for ranks whose node has been unplugged, and writes down what it is told."""
 
 import os
 import sys

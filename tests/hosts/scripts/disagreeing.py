@@ -1,6 +1,6 @@
 """Ranks that call different things get an error each, whoever moves the data: disagreeing.py HOSTS.
 
-HOSTS: on how many hosts the ranks believe to be. 0: on the one where they are.
+HOSTS: on how many nodes the ranks believe to be. 0: on the one where they are.
 """
 
 import os
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 torch.set_num_threads(1)
 hosts, me, size = int(sys.argv[1]), MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 if hosts:
-    node.identity = lambda: f"host {me % hosts}"
+    node.identity = lambda: f"node {me % hosts}"
 odd = me == 1
 dist.init_process_group("mpiplus")
 blocks = [torch.zeros(2) for _ in range(size)]

@@ -1,4 +1,4 @@
-"""launch_subprocesses, where the batch system's allocation decides which hosts the ranks are on."""
+"""launch_subprocesses, where the batch system's allocation decides which nodes the ranks are on."""
 
 from __future__ import annotations
 

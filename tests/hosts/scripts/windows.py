@@ -1,4 +1,4 @@
-"""One window over two hosts: mapped where two ranks are on one, by messages where they are not."""
+"""One window over two nodes: mapped where two ranks are on one, by messages where they are not."""
 
 import os
 import time

@@ -44,7 +44,7 @@ def stopped(directory: str, who: str, how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         say("goes on")
     else:
-        store_answers = victim != 0 or os.environ["MPIPLUS_SHM"] == "1"
+        store_answers = victim != 0 or os.environ["MPIPLUS_COLLECTIVES"] == "auto"
         with raises(dist.DistBackendError, *message(victim, store_answers)) as caught:
             all_reduce(group, how)
         for innocent in others:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from steps import ME, SIZE, check_works, run, say
 
 import torchmpi_plugin
-from torchmpi_plugin.faces.backend import group_of
+from torchmpi_plugin.api.backend import group_of
 from torchmpi_plugin.group.process_group import ProcessGroupMPI
 from torchmpi_plugin.torch_internals import has_windows
 
@@ -179,9 +179,9 @@ def in_child(kind: str, target: Any) -> None:
     assert os.waitstatus_to_exitcode(status) == 0, (kind, status)
 
 
-def inherited(face: str) -> None:
+def inherited(api_mode: str) -> None:
     """Objects of each kind, with operations pending whose messages must reach the parent."""
-    options = torchmpi_plugin.Options(face="backend") if face == "backend" else None
+    options = torchmpi_plugin.Options(api_mode="dispatcher") if api_mode == "dispatcher" else None
     dist.init_process_group("mpiplus", pg_options=options)
     check_works()
     world = dist.group.WORLD

@@ -103,12 +103,12 @@ def fail(who: int, how: str) -> None:
 
 
 def one_fails(who: str, how: str, code: str) -> None:
-    with steps.raises(RankFailedError, f"rank {who} on host .* failed first") as caught:
+    with steps.raises(RankFailedError, f"rank {who} on node .* failed first") as caught:
         launch_subprocesses(fail, MultiprocessConfig(world_size=3), None, 0, int(who), how)
     error = caught[0]
     assert isinstance(error, RankFailedError)
     assert (error.rank, error.ranks, error.exit_code) == (int(who), [int(who)], int(code)), vars(error)
-    assert error.host
+    assert error.node
     if how == "raise":
         assert "in fail\n" in error.traceback and "ArithmeticError: this one is meant" in error.traceback
     say("parent end")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
-from torchmpi_plugin.host import node
+from torchmpi_plugin.node import node
 
 COMPLETE = {"RANK": str(ME), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -41,7 +41,7 @@ def check_mpi_is_not_running() -> None:
 WRONG_SETTINGS = {
     "MPIPLUS_WATCHDOG": "banana",
     "MPIPLUS_EXIT_GRACE": "nan",
-    "MPIPLUS_SHM": "banana",
+    "MPIPLUS_COLLECTIVES": "banana",
     "MPIPLUS_ABORT_ON_EXCEPTION": "banana",
     "MPIPLUS_CUDA": "banana",
 }
@@ -60,7 +60,7 @@ def wrong_settings(directory: str) -> None:
     # Ways of torch's own: there it is noticed when the group is made, on the rank that is wrong.
     store = dist.FileStore(f"{directory}/store", SIZE)
     if ME == 0:
-        with variables(MPIPLUS_SHM="banana"), raises(ValueError, "MPIPLUS_SHM must be 0 or 1, not 'banana'"):
+        with variables(MPIPLUS_CUDA="banana"), raises(ValueError, "MPIPLUS_CUDA must be one of .*, not 'banana'"):
             dist.init_process_group("mpiplus", store=store, rank=0, world_size=SIZE)
     else:
         with raises(dist.DistBackendError, "rank 0 did not come"):
@@ -103,7 +103,7 @@ def wrong_torch_variables() -> None:
                     dist.init_process_group("mpiplus")
             with (
                 variables(MASTER_ADDR="nosuchhost.invalid"),
-                raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a host that is not known here: "),
+                raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a name that is not known here: "),
             ):
                 dist.init_process_group("mpiplus")
     with variables(**{**COMPLETE, "RANK": "7"}), raises(ValueError, f"rank 7 is out of range for {SIZE} ranks"):
@@ -118,7 +118,7 @@ def wrong_torch_variables() -> None:
 
 
 def same_rank(directory: str) -> None:
-    """Everybody is told who has it: MPI rank, process and host."""
+    """Everybody is told who has it: MPI rank, process and node."""
     Path(directory, f"pid-{ME}").write_text(str(os.getpid()))
     with variables(RANK="0"), raises(dist.DistBackendError, "rank 0 given to several processes") as caught:
         dist.init_process_group("mpiplus")
@@ -156,7 +156,7 @@ def fewer_than_said() -> None:
 
 
 def loopback() -> None:
-    """Ranks on one node: other hosts cannot reach the store."""
+    """Ranks on one node: other nodes cannot reach the store."""
     dist.init_process_group("mpiplus")
     check_works()
     store = dist.distributed_c10d._get_default_store()

@@ -165,7 +165,7 @@ def one_rank_errs() -> None:
     wrong = []
     for kind, of_kind in calls.items():
         if ME == 0:
-            wrong += [f"{kind}: {name}: {what}" for name, call in of_kind.items() if (what := verdict(call))]
+            wrong += [f"{kind}: {name}: {what}" for name, call in of_kind.items() if (what := problem_of(call))]
         check_works()
     if ME == 0:
         for name, call in {
@@ -173,7 +173,7 @@ def one_rank_errs() -> None:
             "send": lambda: closed.send([ones(6)], 1, 0),
             "barrier": closed.barrier,
         }.items():
-            wrong += [f"closed group: {name}: {what}" for what in [verdict(call)] if what]
+            wrong += [f"closed group: {name}: {what}" for what in [problem_of(call)] if what]
         for line in wrong:
             say(line)
     check_works()
@@ -181,7 +181,7 @@ def one_rank_errs() -> None:
     assert not wrong, f"{len(wrong)} mistakes were not refused"
 
 
-def verdict(call: Call) -> str | None:
+def problem_of(call: Call) -> str | None:
     """None where the mistake was refused as it should; else what happened."""
     try:
         call()

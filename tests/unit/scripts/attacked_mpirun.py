@@ -1,4 +1,4 @@
-"""A launcher of ranks like mpirun, on whose host strangers come to the port of `mpiplus run`, before its ranks do."""
+"""A launcher of ranks like mpirun, on whose node strangers come to the port of `mpiplus run`, before its ranks do."""
 
 from __future__ import annotations
 

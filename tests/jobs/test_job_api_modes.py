@@ -1,0 +1,82 @@
+"""Both API modes, whole jobs: what torch 2.15 asks of a group, and what an older torch is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from job_runs import Job
+
+from torchmpi_plugin import torch_internals
+
+newer = pytest.mark.skipif(not torch_internals.has_python_backends(), reason="needs torch 2.15")
+
+
+@newer
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("backends", ["cpu:mpiplus,cuda:fake", "cuda:fake,cpu:mpiplus"])
+def test_a_group_with_other_backends(job: Job, backends: str, debug: str) -> None:
+    job.run(2, "api_modes.py", "shared", backends, "cpu", environment={"TORCH_DISTRIBUTED_DEBUG": debug}).succeeded(2)
+
+
+@newer
+def test_mpiplus_for_devices_and_gloo_for_the_host(job: Job) -> None:
+    job.run(2, "api_modes.py", "shared", "cpu:gloo,cuda:mpiplus", "cuda").succeeded(2)
+
+
+@newer
+def test_torchs_own_group_above_ours(job: Job) -> None:
+    job.run(3, "api_modes.py", "chosen").succeeded(3)
+
+
+@newer
+def test_a_device_that_the_group_is_bound_to(job: Job) -> None:
+    job.run(2, "api_modes.py", "a_device", "cpu").succeeded(2)
+
+
+@newer
+@pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
+def test_split_group(job: Job, api_mode: str) -> None:
+    job.run(3, "api_modes.py", "split", api_mode).succeeded(3)
+
+
+@newer
+@pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
+def test_hooks(job: Job, api_mode: str) -> None:
+    job.run(3, "api_modes.py", "hooks", api_mode).succeeded(3)
+
+
+@newer
+def test_check_for_nan(job: Job) -> None:
+    job.run(2, "api_modes.py", "not_a_number", environment={"TORCH_DIST_NAN_CHECK": "1"}).succeeded(2)
+
+
+def test_abort_hooks(job: Job) -> None:
+    job.run(2, "api_modes.py", "abort_hooks").succeeded(2)
+
+
+def test_more_time_for_the_next_operation(job: Job) -> None:
+    job.run(2, "api_modes.py", "more_time").succeeded(2)
+
+
+@newer
+def test_gather_single(job: Job) -> None:
+    job.run(3, "api_modes.py", "gathered").succeeded(3)
+
+
+def test_flight_recorder(job: Job) -> None:
+    """The traces of a job that timed out, as torch's own analyzer reads them."""
+    newer_torch = torch_internals.has_python_backends()
+    variables = {"TORCH_FR_DUMP_TEMP_FILE": f"{job.directory}/trace_", "TORCH_FR_DUMP_ON_TIMEOUT": "1"}
+    dumps = "dumps" if newer_torch else "no"
+    job.run(3, "api_modes.py", "recorded", job.directory, dumps, environment=variables).succeeded(3)
+    if not newer_torch:
+        return  # its analyzer knows nccl and gloo only
+    analyzer = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+    analysis = subprocess.run(
+        [*analyzer, str(job.directory), "-p", "trace_"], check=False, capture_output=True, text=True, timeout=100
+    )
+    told = analysis.stdout + analysis.stderr
+    assert "missing ranks: {1}" in told, told
+    assert "mpiplus:all_reduce" in told, told

@@ -1,0 +1,208 @@
+"""Which rank is to blame, and what is said about it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from torchmpi_plugin.jobs.failure_report import describe_ending, find_culprit, judge, signal_name
+from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
+from torchmpi_plugin.jobs.stderr_tail import StderrTail
+from torchmpi_plugin.names import describe_ranks
+
+
+def records(count: int = 3) -> list[RankRecord]:
+    return [RankRecord(rank, node=f"h{rank}") for rank in range(count)]
+
+
+def ending(found: list[RankRecord], order: list[int], **more) -> Ending:
+    return Ending(found, [found[rank] for rank in order], **{"launcher_code": 1, **more})
+
+
+def test_success() -> None:
+    found = records()
+    for record in found:
+        record.code = 0
+    assert judge(ending(found, [2, 0, 1], launcher_code=0), "mpirun") == (0, None, "")
+
+
+def test_the_first_to_fail_is_to_blame() -> None:
+    """Not the lowest, nor those that were ended because of it."""
+    found = records()
+    found[2].code = 3
+    found[0].code, found[0].signal, found[0].ended_by_us = 143, 15, True
+    found[1].code, found[1].signal, found[1].ended_by_mpi = 137, 9, True
+    result = judge(ending(found, [0, 2, 1]), "mpirun")
+    assert result.returncode == 3
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.node, result.failure.exit_code) == (2, "h2", 3)
+    assert result.message.endswith("rank 2 on node h2 failed first: exit code 3; the other 2 ranks were ended")
+
+
+def test_an_abort_is_known_by_its_last_words() -> None:
+    """mpirun has killed all; one of them had said why."""
+    found = records()
+    for record in found:
+        record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    found[1].heard(["Traceback (most recent call last)\n", "ValueError: no\n"], 5.0)
+    found[0].heard(["Traceback (most recent call last)\n", "DistBackendError: rank 1 has gone\n"], 6.0)
+    result = judge(ending(found, [0, 1, 2], launcher_code=6), "mpirun")
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.exit_code) == (1, 6)
+    assert result.failure.traceback.endswith("ValueError: no\n")
+    assert result.message.splitlines()[-1].startswith("mpiplus run: rank 1 on node h1 failed first: ended the job")
+
+
+def test_a_lost_host() -> None:
+    found = records()
+    found[2].gone = True
+    found[0].ended_by_us = found[1].ended_by_us = True
+    assert find_culprit([found[2]], found) is found[2]
+    assert "lost without a word" in describe_ending(found[2])
+
+
+def test_nobody_to_blame() -> None:
+    found = records()
+    for record in (found[0], found[2]):
+        record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    found[1].code, found[1].signal, found[1].ended_by_mpi = 137, 9, True
+    result = judge(ending(found, [1, 0, 2], noise="a long story"), "mpirun")
+    assert (result.returncode, result.failure) == (1, None)
+    assert "a long story" in result.message
+    assert "no rank had failed before" in result.message
+
+
+def left_early(*ranks: int, **more) -> JobResult:
+    found = records()
+    for record in found:
+        if record.rank in ranks:
+            record.code = 0
+        else:
+            record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    others = [record.rank for record in found if record.rank not in ranks]
+    return judge(ending(found, [*ranks, *others], **more), "mpirun")
+
+
+def test_a_rank_that_leaves_with_0_while_others_wait() -> None:
+    result = left_early(1)
+    assert result.returncode == 70
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.node, result.failure.exit_code) == (1, "h1", 70)
+    assert "rank 1 on node h1 ended with exit code 0, but without MPI_Finalize" in result.message
+    several = left_early(0, 2)
+    assert (several.returncode, several.failure) == (70, None)
+    assert "rank 0 on node h0, rank 2 on node h2 ended with exit code 0, one of them without" in several.message
+
+
+def test_an_mpirun_that_is_killed_after_ranks_have_ended() -> None:
+    assert left_early(1, launcher_code=143).returncode == 143
+
+
+def test_ranks_that_do_not_answer() -> None:
+    found = records(4)
+    for record in found:
+        record.ended_by_us = True
+    found[1].silent = found[2].silent = True
+    found[1].node = found[2].node = "far"
+    found[3].silent = found[3].is_killed = True
+    message = judge(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
+    assert "ranks 1, 2 on node far did not answer the order to end (the node cannot be reached" in message
+    assert "rank 3 on node h3 did not answer the order to end (stopped?), and was killed" in message
+
+
+def test_output_that_nobody_has_read() -> None:
+    found = records()
+    assert "the last 7 characters of output are lost" in judge(ending(found, [], unread=7), "mpirun").message
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((0, 137, 0), 0), ((0, 137, 3), 3)])
+def test_survivors_count_where_mpi_recovers(codes: tuple[int, ...], expected: int) -> None:
+    found = records()
+    for record, code in zip(found, codes, strict=True):
+        record.code, record.signal = code, 9 if code > 128 else 0
+    order = [2, 1, 0]
+    result = judge(ending(found, order, recovers=True, launcher_code=137), "mpirun")
+    assert result.returncode == expected
+    if not expected:
+        assert "rank 1 on node h1 was killed by SIGKILL" in result.message
+
+
+def test_the_time_limit_and_signals() -> None:
+    found = records()
+    for record in found:
+        record.code, record.signal, record.ended_by_us = 143, 15, True
+    late = judge(ending(found, [0, 1, 2], is_timeout=True, timed_out=[0, 2]), "mpirun")
+    assert late.returncode == 124
+    assert "ranks 0, 2 had not ended" in late.message
+    ended = judge(ending(found, [0, 1, 2], signalled=15), "mpirun")
+    assert (ended.returncode, ended.failure) == (143, None)
+    assert "SIGTERM was passed on" in ended.message
+
+
+def test_a_job_that_did_not_start() -> None:
+    told = Ending(records(), launcher_code=1, trouble="the ranks did not come up", noise="no such node", missing=[1, 2])
+    result = judge(told, "mpirun")
+    assert result.returncode == 1
+    for words in ("no such node", "did not start", "ranks 1, 2 did not", "mpiplus info"):
+        assert words in result.message
+
+
+def test_the_last_words_start_at_the_traceback() -> None:
+    record = RankRecord(0)
+    record.heard(["noise\n"] * 100, 1.0)
+    record.heard(["Traceback (most recent call last)\n", "  File\n", "ValueError\n"], 2.0)
+    assert record.stderr_tail.text() == "Traceback (most recent call last)\n  File\nValueError\n"
+    assert record.complained == 2.0
+
+
+def tail_of(text: str) -> str:
+    tail = StderrTail()
+    for line in text.splitlines(keepends=True):
+        tail.add(line)
+    return tail.text()
+
+
+def traceback_of(error: Callable[[], None]) -> str:
+    try:
+        error()
+    except Exception:
+        return traceback.format_exc()
+    raise AssertionError
+
+
+def test_a_long_traceback_is_kept() -> None:
+    """As far as 400 lines; of a longer one its start and its end."""
+    frames = "".join(f"  File number {number}\n" for number in range(200))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: no\n"
+    assert tail_of("noise\n" * 50 + text) == text
+    text = f"Traceback (most recent call last):\n{frames * 4}ValueError: no\n"
+    lines = tail_of(text).splitlines()
+    assert len(lines) == 401
+    assert (lines[0], lines[1], lines[-1]) == (text.splitlines()[0], "  File number 0", "ValueError: no")
+    assert lines[100] == "... 402 lines left out ..."
+
+
+def chained() -> None:
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError as first:
+        raise KeyError("second") from first
+
+
+def test_chained_tracebacks_from_the_first_on() -> None:
+    text = traceback_of(chained)
+    assert text.count("Traceback") == 2
+    assert tail_of("Traceback (most recent call last):\n  File\nOSError: of before\n" + text) == text
+
+
+def test_a_traceback_that_is_long_past() -> None:
+    assert tail_of("Traceback (most recent call last):\n  File\nOSError\n" + "step\n" * 50) == "step\n" * 40
+
+
+def test_names() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(250) == "signal 250"
+    assert describe_ranks([3]) == "rank 3"
+    assert describe_ranks(range(20)).endswith("14, 15 and 4 more")

@@ -1,0 +1,233 @@
+"""Jobs of `mpiplus run` without MPI: what the loops at both ends of a connection must not lose, or wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from torchmpi_plugin.jobs import JobResult, run_job
+from torchmpi_plugin.jobs.mpirun import Launcher, Library
+
+MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"
+#: None of what takes so long may come to pass.
+FOREVER = 1000.0
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Launcher:
+    path = tmp_path / "mpirun"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {MPIRUN} "$@"\n')
+    path.chmod(0o755)
+    return Launcher(str(path), "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
+
+
+def job(mpirun: Launcher, program: str, nproc: int = 1, **options: Any) -> tuple[JobResult, str]:
+    """Run a program; its result, and what it has printed."""
+    out = io.StringIO()
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    settings = {"grace": FOREVER, "prefix": False, "out": out, "err": out, **options}
+    return run_job(command, nproc=nproc, launcher=mpirun, **settings), out.getvalue()
+
+
+def test_a_line_without_an_end_is_waited_for_no_longer_than_others(mpirun: Launcher) -> None:
+    result, out = job(mpirun, "print('prompt> ', end='')")
+    assert (result.returncode, out) == (0, "prompt> \n")
+
+
+def test_all_signals_and_all_lines_of_a_flood(mpirun: Launcher, tmp_path: Path) -> None:
+    """Each signal is passed on, and lines are lost or out of order on no account of it."""
+    program = f"""
+        import pathlib, signal
+        got = 0
+        def count(*_):
+            global got
+            got += 1
+            pathlib.Path({str(tmp_path)!r}, f"got{{got}}").touch()
+        signal.signal(signal.SIGUSR1, count)
+        pathlib.Path({str(tmp_path)!r}, "got0").touch()
+        number = 0
+        while got < 20:
+            print(number, "x" * 1000)
+            number += 1
+        print("last", number)
+    """
+
+    def signals() -> None:
+        for number in range(20):
+            while not (tmp_path / f"got{number}").exists():
+                time.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=signals, daemon=True)
+    thread.start()
+    result, out = job(mpirun, program)
+    *lines, last = out.splitlines()
+    assert (result.returncode, last) == (0, f"last {len(lines)}")
+    assert [int(line.split()[0]) for line in lines] == list(range(len(lines)))
+
+
+def test_what_was_there_before_is_there_again(mpirun: Launcher) -> None:
+    """Handlers of signals, the descriptor that they wake, and the thread's own loop."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    wakeup = signal.set_wakeup_fd(write)
+    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        mine = [signal.getsignal(number) for number in numbers]
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        assert job(mpirun, "")[0].returncode == 0
+        assert [signal.getsignal(number) for number in numbers] == mine
+        assert signal.set_wakeup_fd(wakeup) == write
+        assert asyncio.get_event_loop() is loop
+        asyncio.set_event_loop(None)
+        loop.close()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        os.close(read)
+        os.close(write)
+
+
+def test_inside_a_running_loop(mpirun: Launcher) -> None:
+    """As in a cell of a notebook. The loop goes on afterwards."""
+
+    async def cell() -> str:
+        me = asyncio.current_task()
+        result, out = job(mpirun, "print('done')", nproc=2)
+        assert result.returncode == 0
+        assert asyncio.current_task() is me
+        await asyncio.wait_for(asyncio.sleep(0.01), 30)
+        return out
+
+    assert asyncio.run(cell()) == "done\ndone\n"
+
+
+def test_outside_of_the_main_thread(mpirun: Launcher) -> None:
+    """Nobody catches signals there."""
+    results: list[tuple[JobResult, str]] = []
+    thread = threading.Thread(target=lambda: results.append(job(mpirun, "print('done')")))
+    thread.start()
+    thread.join(60)
+    assert [(result.returncode, out) for result, out in results] == [(0, "done\n")]
+
+
+class Broken(io.StringIO):
+    """Breaks at the first line."""
+
+    def write(self, text: str) -> int:
+        raise OSError("no more")
+
+
+def test_an_error_of_our_own_ends_the_job(mpirun: Launcher) -> None:
+    """And is raised, where asyncio would write it to a log, or take it for one of the connection's."""
+    with pytest.raises(OSError, match="no more"):
+        job(mpirun, "while True: print('y' * 1000)", out=Broken())
+
+
+@pytest.fixture
+def stopped(mpirun: Launcher, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """A job whose launcher was stopped, with a rank that prints more than anybody keeps; its number, and its output."""
+    program = f"""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / "told")!r}, "w").close(), os._exit(3)))
+        open({str(tmp_path / "number")!r}, "w").write(f"{{os.getppid()}}\\n")
+        for number in range(20000):
+            print(number, "x" * 1000)
+    """
+    script = f"""
+        import sys
+        from torchmpi_plugin.jobs import run_job
+        from torchmpi_plugin.jobs.mpirun import Launcher, Library
+        launcher = Launcher({mpirun.path!r}, "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
+        result = run_job([sys.executable, "-c", {textwrap.dedent(program)!r}], nproc=1, launcher=launcher, prefix=False)
+        sys.exit(result.returncode)
+    """
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=out, text=True)
+    try:
+        while not (tmp_path / "number").exists() or not (tmp_path / "number").read_text().endswith("\n"):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)
+        supervisor = int((tmp_path / "number").read_text())
+        used = -1.0
+        while used != (used := sum(psutil.Process(supervisor).cpu_times()[:2])):
+            time.sleep(1)  # until all buffers are full
+        yield process, supervisor, tmp_path
+    finally:
+        if process.poll() is None:
+            for left in psutil.Process(process.pid).children(recursive=True):
+                left.kill()
+            process.kill()
+            process.wait(20)
+
+
+def test_a_launcher_that_was_stopped_and_goes_on(stopped: tuple[subprocess.Popen[str], int, Path]) -> None:
+    process, _, directory = stopped
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+    lines = (directory / "out").read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(20000))
+
+
+def test_a_signal_while_the_launcher_is_stopped(stopped: tuple[subprocess.Popen[str], int, Path]) -> None:
+    """The supervisor hears mpirun though nobody takes the rank's output."""
+    process, supervisor, directory = stopped
+    os.kill(supervisor, signal.SIGTERM)
+    for _ in range(2000):
+        if (directory / "told").exists():
+            break
+        time.sleep(0.01)
+    assert (directory / "told").exists()
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 3
+
+
+HALF_OPEN = """
+import json, os, socket, sys, time
+sys.path[:0] = {path!r}
+from torchmpi_plugin.node.calling import call
+job = json.loads(os.environ["MPIPLUS_JOB"])
+connection = call(job["addresses"], job["port"], job["secret"], 30)
+{says}
+sys.exit(5)
+"""
+STAYS = "time.sleep(1000)"
+BEGINS = r"connection.sendall(b'J\0\0\0\xff{')"
+TOO_LATE, ENDED = "not all ranks have come up within 1 s", "the ranks did not come up (mpirun: exit code 5)"
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        (STAYS, TOO_LATE),
+        (f"{BEGINS}; {STAYS}", TOO_LATE),
+        (f"{BEGINS}; connection.shutdown(socket.SHUT_WR); {STAYS}", TOO_LATE),
+        (r"connection.sendall(b'J\0\0\0\x02{}' * 3); connection.recv(1)", ENDED),  # turned away
+        (r"connection.sendall(b'J\xff\xff\xff\xff{}'); connection.recv(1)", ENDED),
+        ("", ENDED),
+    ],
+)
+def test_a_supervisor_that_says_half_a_word(tmp_path: Path, says: str, problem: str) -> None:
+    path, paths = tmp_path / "mpirun", [str(Path(__file__).parents[2]), *sys.path]
+    path.write_text(f"#!{sys.executable}\n{HALF_OPEN.format(path=paths, says=says)}")
+    path.chmod(0o755)
+    launcher = Launcher(str(path), "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
+    result, out = job(launcher, "print('runs')", start_timeout=1.0 if problem is TOO_LATE else 60.0)
+    assert problem in result.message, result
+    assert (out, bool(result.returncode)) == ("", True)

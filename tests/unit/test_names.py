@@ -1,0 +1,138 @@
+"""One word for one thing: names that were given up stay away, in code, comments, texts and docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torchmpi_plugin"
+
+#: Words that were given up, each with what is said in its place.
+FORBIDDEN = {
+    r"[Ww]ish(es|ed)?": "config, GroupConfig",
+    r"[Oo]utcomes": "failures, results",
+    r"[Ff]aces?": "API mode (direct, dispatcher), api/",
+    r"[Vv]erdicts?": "failure report",
+    r"Watch|(?<!Stderr)Tail": "JobMonitor, StderrTail",
+    r"[Rr]ooms": "layers",
+    r"[Rr]escued?": "adopt_orphan",
+    r"[Pp]arcels?": "message",
+}
+#: Words of the C code. TO DO once c_src has its new names: look for these, and for all above, in c_src and docs too.
+FORBIDDEN_OF_C = {
+    r"[Ff]lights?(?!.?recorder)": "pipeline slot",
+    r"[Ll]egs?": "phase",
+    r"[Oo]pinions?": "call summary",
+    r"[Rr]ides?": "piggyback",
+    r"[Tt]rades?": "exchange_results",
+    r"[Cc]ounterparts?": "peer_rank",
+}
+
+#: A machine of the job is a node; "host" is the other side of a device, the network's word, and in names that stay.
+HOST = re.compile(r"\bhosts?\b|_hosts?\b|\bhosts?_", re.I)
+STAYS = re.compile(
+    "|".join(
+        (
+            # Beside a device.
+            r"host memory|memory of the host|driven by the host|the host that waits",
+            r"\*host\* waits|runs on the host|tensors in host$",
+            # The network's, and of containers.
+            r"host names?|/etc/hosts|list of hosts|://host:|[-=]host\b|host: sysctl",
+            # Of launchers' options and ours.
+            r"--?hosts\b|HOST\[|\bhosts(?=[:=,)}]| = | or hostfile| else )|\.hosts\b|if hosts\b|standalone_with_hosts",
+            # What programs read from JSON, files and variables.
+            r"[\"'`]hosts?[\"'`]|hardware_threads_of_host|ranks_per_host|MPIPLUS_TEST_HOST\w*|has hosts \{",
+            # Files and headings.
+            r"#between-hosts|tests/hosts|test_pretended_hosts|bench-two-hosts",
+        )
+    )
+)
+#: Lines that have an old name on purpose: it is still taken.
+DEPRECATED = {
+    "torchmpi_plugin/options.py": re.compile(r"\bface\b"),
+    "torchmpi_plugin/errors.py": re.compile(r"\bhost\b"),
+    "torchmpi_plugin/node/lookups.py": re.compile(r"\bhosts?\b", re.I),  # names that a name server knows
+}
+#: Pages that are written anew; "host" is looked for in the others.
+LATER = ("usage.md", "troubleshooting.md", "architecture.md")
+
+
+def files() -> list[Path]:
+    return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.py")])
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def found(name: str, text: str, words: dict[str, str]) -> list[str]:
+    """The lines with a word that is in none of our names any more."""
+    allowed = DEPRECATED.get(name)
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        rest = allowed.sub("", line) if allowed else line
+        for word, instead in words.items():
+            # Underscores and capitals part a name into words.
+            if re.search(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?:{word})(?![a-z])", rest):
+                lines.append(f"{name}:{number}: {line.strip()!r}: say {instead}")
+    return lines
+
+
+def found_hosts(name: str, text: str) -> list[str]:
+    allowed = DEPRECATED.get(name)
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        rest = STAYS.sub("", allowed.sub("", line) if allowed else line)
+        if HOST.search(rest):
+            lines.append(f"{name}:{number}: {line.strip()!r}: say node")
+    return lines
+
+
+def test_old_names_are_gone() -> None:
+    problems = []
+    for file in files():
+        name = name_of(file)
+        words = FORBIDDEN | FORBIDDEN_OF_C if name.startswith("torchmpi_plugin/") else FORBIDDEN
+        problems += found(name, file.read_text(), words)
+    assert problems == []
+
+
+def test_a_machine_is_a_node() -> None:
+    problems = []
+    for file in files():
+        if file.is_relative_to(PACKAGE) or (file.suffix == ".md" and file.name not in LATER):
+            problems += found_hosts(name_of(file), file.read_text())
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("class GroupWishes:", True),
+        ("wishes_of_rank = 1", True),
+        ("# the verdict on a job", True),
+        ("an interface and its surface", False),
+        ("the flight recorder and flight_recorder.py", False),
+        ("what comes in flight", True),
+    ],
+)
+def test_an_old_name_is_found(line: str, wrong: bool) -> None:
+    assert bool(found("x.py", line, FORBIDDEN | FORBIDDEN_OF_C)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("two hosts", True),
+        ("def most_on_a_host():", True),
+        ("its host_rank", True),
+        ("through host memory", False),
+        ("mpirun --host a", False),
+        ("socket.gethostname()", False),
+    ],
+)
+def test_a_host_is_found(line: str, wrong: bool) -> None:
+    assert bool(found_hosts("x.py", line)) == wrong

@@ -1,0 +1,248 @@
+"""``mpiplus bench``: raw MPI, mpiplus and gloo side by side, in one run under mpirun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+
+from ...mpi import library as mpi_library
+from .files import Files
+from .results import NONBLOCKING, RAW
+from .sizes import parse_size
+
+_FULL_SIZES = "8,1K,64K,1M,16M"
+_QUICK_SIZES = "8,64K,4M"
+_PLOTS = (".png", ".svg", ".pdf")
+_TUNING_FILE = "mpiplus-tuning.json"
+_CONTESTANTS = ("backends", "raw", "nonblocking", "front_end")
+_OF_OPERATIONS = ("ops", "sizes", "raw", "nonblocking", "plot_file", "tuning_file", "front_end")
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        backends: what torch.distributed runs on, the one of interest first.
+        raw: what of plain MPI calls to measure: RAW, NONBLOCKING.
+        front_end: whether to measure a group that does nothing.
+        operations: names from the table of operations; none: all, or those that are tuned.
+        sizes: bytes.
+        repeats: the turns of each contestant.
+        block_seconds: about how long one turn lasts, in seconds.
+    """
+
+    backends: Sequence[str]
+    raw: Sequence[str]
+    front_end: bool
+    operations: Sequence[str]
+    sizes: Sequence[int]
+    repeats: int
+    block_seconds: float
+
+
+def parse_names(_: click.Context | None, __: click.Parameter | None, value: str) -> list[str]:
+    """Split a list at its commas."""
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
+    """Split a list of operations, MPI's names too (all_gather), and refuse those that the table does not have."""
+    with _saying_what_is_wrong():
+        mpi_library.load()  # which importing the table needs
+    from .operations import OPERATIONS
+
+    names = parse_names(ctx, param, value)
+    found = [next((full for full in OPERATIONS if f"{full}_".startswith(f"{name}_")), None) for name in names]
+    unknown = [name for name, full in zip(names, found, strict=True) if full is None]
+    if unknown:
+        raise click.BadParameter(f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
+    return [full for full in found if full is not None]
+
+
+def parse_backends(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
+    """Split a list of backends, and refuse names that torch does not know."""
+    import torch.distributed as dist
+
+    names = parse_names(ctx, param, value)
+    unknown = [name for name in names if not dist.is_backend_available(name)]
+    if unknown or not names:
+        raise click.BadParameter(f"this torch has no backend {', '.join(unknown)}" if unknown else "name at least one")
+    return names
+
+
+def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str | None) -> list[int] | None:
+    """Turn a list of sizes like ``8,64K`` into bytes."""
+    try:
+        return None if value is None else [parse_size(text) for text in value.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def parse_plot(_: click.Context | None, __: click.Parameter | None, value: Path | None) -> Path | None:
+    """Refuse a file whose ending says no format."""
+    if value is not None and value.suffix not in _PLOTS:
+        raise click.BadParameter(f"the name must end in {', '.join(_PLOTS)}: {value}")
+    return value
+
+
+@contextmanager
+def _saying_what_is_wrong() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer sizes and shorter turns: about 25 s.")
+@click.option("--json", "json_file", type=_FILE, help="Write the numbers there too.")
+@click.option(
+    "--plot", "plot_file", type=_FILE, callback=parse_plot, help="Draw them there: .png, .svg, .pdf. Needs matplotlib."
+)
+@click.option(
+    *("--tune", "tuning_file"),
+    type=_FILE,
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value=_TUNING_FILE,
+    help="Instead, measure MPI's collectives between nodes against mpiplus's, and write there which are faster, for "
+    f"MPIPLUS_TUNING ({_TUNING_FILE}).",
+)
+@click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")
+@click.option("--sizes", metavar="SIZE,...", callback=parse_sizes, help=f"Sizes of the data ({_FULL_SIZES}).")
+@click.option(
+    "--backends", metavar="NAME,...", default="mpiplus,gloo", callback=parse_backends, help="Backends (mpiplus,gloo)."
+)
+@click.option("--raw/--no-raw", default=True, help="Measure plain MPI calls through mpi4py as well.")
+@click.option("--nonblocking/--no-nonblocking", default=True, help="And MPI's nonblocking calls.")
+@click.option("--front-end/--no-front-end", default=True, help="And torch's own part, on a group that does nothing.")
+@click.option(
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Turns of each contestant (11; quick: 5; --train: 21, 7).",
+)
+@click.option(
+    *("--train", "ways"),
+    metavar="[WAY,...]",
+    is_flag=False,
+    flag_value="all",
+    help="Instead, train small networks: see above. In all ways, or these: ddp, ddp25, at-once, no-sync, fsdp2, zero, "
+    "pipeline, tensor, sleep. Some five minutes; --quick: less than two.",
+)
+@click.option("--samples", type=click.IntRange(min=2), hidden=True, help="--train: of a rank in a step.")
+@click.pass_context
+def bench(
+    context: click.Context,
+    *,
+    quick: bool,
+    json_file: Path | None,
+    plot_file: Path | None,
+    tuning_file: Path | None,
+    ops: list[str],
+    sizes: list[int] | None,
+    backends: list[str],
+    raw: bool,
+    nonblocking: bool,
+    front_end: bool,
+    repeats: int | None,
+    ways: str | None,
+    samples: int | None,
+) -> None:
+    """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
+
+    Every rank runs the same operations on all of them in turns, in one job, so that whatever else the machine does hits
+    all alike. A time is that of one call, on the slowest rank, and the median over the turns. The size is that of the
+    whole of the data: what all_gather_into_tensor gives, what reduce_scatter_tensor takes. ping_pong is there and back.
+    GB/s are the bus bandwidth of nccl-tests, to be compared with the plain messages that are measured first.
+
+    With --train a CNN and a transformer are trained in several ways, on each backend in turns: with
+    DistributedDataParallel, FSDP2, ZeRO, a pipeline, and others; --train ddp,fsdp2 chooses. Losses must agree. "alone"
+    is a step that does all but communicate, and a barrier waits for slower ranks: what a step takes longer, it waits
+    for data, or for the core that communication takes. "hidden" is the part of the all_reduce of all of DDP's buckets,
+    timed with nothing else to do, that a step does not get longer by, cut off at 0 and 1. A rank has one thread, or
+    OMP_NUM_THREADS. More ranks than cores: mpirun --oversubscribe -n 4.
+    """
+    if ways:
+        _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
+        _train(parse_names(None, None, ways), backends, quick, repeats, json_file, samples)
+        return
+    if tuning_file:
+        _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
+    settings = Settings(
+        backends=[] if tuning_file else backends,
+        raw=[RAW, *([NONBLOCKING] if nonblocking else [])] if raw and not tuning_file else [],
+        front_end=front_end and not tuning_file,
+        operations=ops,
+        sizes=sizes or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
+        repeats=repeats or (5 if quick else 11),
+        block_seconds=0.01 if quick else 0.02,
+    )
+    _run(settings, Files(json_file, plot_file, tuning_file))
+
+
+def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if option.name in names and is_given:
+            raise click.UsageError(f"{option.opts[0]} does not go with {beside}", context)
+
+
+def _train(
+    names: Sequence[str],
+    backends: Sequence[str],
+    quick: bool,
+    repeats: int | None,
+    json_file: Path | None,
+    samples: int | None,
+) -> None:
+    from .training.ways import choose
+
+    try:
+        ways = choose([] if names == ["all"] else names)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--train") from None
+
+    from ...mpi import runtime
+
+    with _saying_what_is_wrong():
+        runtime.mpi()
+    from .training import training
+
+    training.run(ways, backends, quick, repeats, json_file, samples)
+
+
+def _run(settings: Settings, files: Files) -> None:
+    from ...mpi import runtime
+    from . import tune
+    from .limit import measure_link
+    from .operations import OPERATIONS, plan
+    from .overlap import measure_overlap
+    from .report import Report, open_console, print_facts
+    from .session import new_groups, open_session
+
+    with _saying_what_is_wrong():
+        runtime.mpi()
+    names = settings.operations or list(tune.OPERATIONS if files.tuning else OPERATIONS)
+    make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
+    with open_session(settings.raw, make_groups, files.hindrance) as session:
+        console = open_console(session.rank)
+        if alone := session.size == 1:
+            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
+        print_facts(console, facts := session.facts())
+        link = measure_link(session, settings.repeats, settings.block_seconds)
+        cases = plan([OPERATIONS[name] for name in names], settings.sizes, session.size)
+        rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
+        skips_overlap = alone or files.tuning is not None
+        overlaps = [] if skips_overlap else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
+    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link)
+    report.print(console)
+    if session.rank == 0:
+        files.write(report, session.nodes, console)

@@ -1,0 +1,184 @@
+"""A run of ``mpiplus bench`` as tables for people and as one JSON object for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Link, Overlap, Row, backends_of, comparisons
+from .sizes import format_size
+
+_WIDTH = 132
+
+
+def machine_facts(ranks: int, nodes: int, library: str) -> dict[str, str | int]:
+    """Return what the numbers depend on, by name."""
+    return {
+        "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "host": platform.node(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "cores of rank 0": len(os.sched_getaffinity(0)),
+        "load average": f"{os.getloadavg()[0]:.1f}",
+        "ranks": ranks,
+        "nodes": nodes,
+        "MPI": library,
+        "mpi4py": version("mpi4py"),
+        "torch": version("torch"),
+        "torchmpi-plugin": version("torchmpi-plugin"),
+        "Python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def format_us(us: float | None) -> str:
+    """Return microseconds to about three digits; a dash for None."""
+    if us is None:
+        return "-"
+    digits = 2 if abs(us) < 10 else 1 if abs(us) < 100 else 0
+    return f"{us:,.{digits}f}"
+
+
+def table_header(contestants: Sequence[str]) -> list[str]:
+    """Return the column titles of the table of operations; a line break where a title has two lines."""
+    return [
+        *("operation", "dtype", "size"),
+        *(name.replace(" ", "\n") for name in contestants),
+        f"{backends_of(contestants)[0]}\nGB/s",
+        *(f"{above}/\n{below}" for above, below in comparisons(contestants)),
+    ]
+
+
+def table_cells(row: Row, contestants: Sequence[str]) -> list[str]:
+    """Return one row of the table of operations, a cell for each title of :func:`table_header`."""
+    ratios = [row.ratio(above, below) for above, below in comparisons(contestants)]
+    bus = row.bus_gb_per_s(backends_of(contestants)[0])
+    return [
+        *(row.operation, row.dtype or "-", format_size(row.size) if row.size else "-"),
+        *(format_us(row.us.get(name)) for name in contestants),
+        "-" if bus is None else f"{bus:.2f}",
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+    ]
+
+
+def open_console(rank: int) -> Console:
+    """Return a console for plain text that prints on rank 0 only.
+
+    Some launchers give each rank a terminal of 80 columns of its own, whatever the user's output really goes to.
+    """
+    return Console(quiet=rank != 0, width=_WIDTH, force_terminal=False, highlight=False)
+
+
+def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
+    """Print what the numbers depend on, one fact on a line."""
+    table = Table(box=None, show_header=False)
+    for name, fact in facts.items():
+        table.add_row(name, str(fact))
+    console.print("mpiplus bench", table)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of ``mpiplus bench``.
+
+    Attributes:
+        facts: what the numbers depend on, by name.
+        settings: how it was measured, by name.
+        contestants: raw MPI if it was measured, then the groups.
+        rows: the times of the operations.
+        overlaps: the asynchronous operations; none on one rank.
+        link: plain messages between two nodes, or two ranks; None on one rank.
+    """
+
+    facts: Mapping[str, str | int]
+    settings: Mapping[str, Any]
+    contestants: Sequence[str]
+    rows: Sequence[Row]
+    overlaps: Sequence[Overlap]
+    link: Link | None = None
+
+    def notes(self) -> list[str]:
+        """Return a line for each operation and dtype that a contestant refused."""
+        lines = [
+            f"{name} has no {row.operation} of {row.dtype or 'nothing'}: {reason}"
+            for row in self.rows
+            for name, reason in row.refusals.items()
+        ]
+        return list(dict.fromkeys(lines))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that is printed, and every single turn, as plain data."""
+        return {
+            "facts": dict(self.facts),
+            "settings": dict(self.settings),
+            "contestants": list(self.contestants),
+            "operations": [row.to_json(self.contestants) for row in self.rows],
+            "point_to_point": self.link and self.link.to_json(),
+            "overlap": [overlap.to_json() for overlap in self.overlaps],
+            "notes": self.notes(),
+        }
+
+    def print(self, console: Console) -> None:
+        """Print the tables and the notes, but not the facts: they stand above, see :func:`print_facts`."""
+        if self.link:
+            console.print(f"\n{in_words(self.link)}")
+        console.print("\nmicroseconds per call on the slowest rank, median of the turns; GB/s: bus bandwidth")
+        console.print(_operations_table(self.rows, self.contestants))
+        for note in self.notes():
+            console.print(note, style="dim")
+        if not self.overlaps:
+            return
+        console.print(
+            f"\nasync overlap: all_reduce of {format_size(OVERLAP_SIZE)}, then time.sleep({OVERLAP_SLEEP}), then wait()"
+        )
+        console.print(_overlap_table(self.overlaps))
+
+
+def in_words(link: Link) -> str:
+    """Return what was measured between two ranks, as one line."""
+    ranks = " and ".join(f"rank {rank} on {node}" for rank, node in zip(link.ranks, link.hosts, strict=True))
+    return (
+        f"plain messages of MPI, {ranks}: {format_us(link.latency_us)} us for 8 B; {link.gb_per_s:.2f} GB/s each way "
+        f"at once ({format_size(link.size)})"
+    )
+
+
+def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, title in enumerate(table_header(contestants)):
+        table.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
+    previous = rows[0] if rows else None
+    for row in rows:
+        if previous and (row.operation, row.dtype) != (previous.operation, previous.dtype):
+            table.add_section()
+        table.add_row(*table_cells(row, contestants))
+        previous = row
+    return table
+
+
+def _overlap_table(overlaps: Sequence[Overlap]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, name in enumerate(("", "synchronous us", "wait() us", "left to wait()")):
+        table.add_column(name, justify="right" if index else "left")
+    for found in overlaps:
+        cells = (found.contestant, format_us(found.sync_us), format_us(found.wait_us), f"{found.percent:.1f} %")
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,164 @@
+"""What ``mpiplus bench`` finds, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RAW = "raw"
+"""The contestant that calls MPI through mpi4py, without torch.distributed."""
+
+NONBLOCKING = "raw nonblocking"
+"""The same with MPI's nonblocking calls, each of them waited for at once."""
+
+FRONT_END = "front end"
+"""torch.distributed on a group that does nothing: what torch itself costs."""
+
+SMALL = 4096
+"""Up to this many bytes an operation's time is latency, and a difference tells more than a ratio."""
+
+OVERLAP_SIZE = 16 * 1024**2
+"""Bytes of the asynchronous all_reduce."""
+
+OVERLAP_SLEEP = 0.5
+"""Seconds between its start and its ``wait()``."""
+
+
+_BUS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "ping_pong": lambda _: 2.0,  # two messages, one after the other
+    "broadcast": lambda _: 1.0,
+    "all_gather_into_tensor": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter_tensor": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all_single": lambda ranks: (ranks - 1) / ranks,
+}
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """Return by what nccl-tests multiply an operation's data to compare it with a link; None without data or link."""
+    return _BUS[operation](ranks) if operation in _BUS and ranks > 1 else None
+
+
+def backends_of(contestants: Sequence[str]) -> list[str]:
+    """Return those contestants that communicate through torch.distributed."""
+    return [name for name in contestants if name not in (RAW, NONBLOCKING, FRONT_END)]
+
+
+def comparisons(contestants: Sequence[str]) -> list[tuple[str, str]]:
+    """Return which contestants to compare: the first backend with raw MPI, every other one with the first."""
+    first, *others = backends_of(contestants)
+    return [(first, RAW)] * (RAW in contestants) + [(other, first) for other in others]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one operation on one dtype and size.
+
+    Attributes:
+        operation: the name of the operation.
+        dtype: empty for an operation without data.
+        size: bytes.
+        ranks: how many there were.
+        us: the time per call by contestant, in microseconds; those that refused are missing.
+        turns_us: the time per call of each turn, in microseconds.
+        refusals: by contestant, why it does not do this.
+    """
+
+    operation: str
+    dtype: str
+    size: int
+    ranks: int
+    us: Mapping[str, float]
+    turns_us: Mapping[str, Sequence[float]]
+    refusals: Mapping[str, str]
+
+    def ratio(self, above: str, below: str) -> float | None:
+        """Return how many times as long ``above`` takes as ``below``, or None if one of them is missing."""
+        if above not in self.us or below not in self.us:
+            return None
+        return self.us[above] / self.us[below]
+
+    def bus_gb_per_s(self, contestant: str) -> float | None:
+        """Return the bus bandwidth of ``contestant`` in 10^9 bytes per second, as nccl-tests count it."""
+        factor = bus_factor(self.operation, self.ranks)
+        if factor is None or contestant not in self.us or contestant == FRONT_END:
+            return None
+        return factor * self.size / self.us[contestant] / 1000
+
+    def extra_us(self, contestant: str) -> float | None:
+        """Return what ``contestant`` adds to raw MPI in microseconds, or None for large data."""
+        if self.size > SMALL or contestant not in self.us or RAW not in self.us:
+            return None
+        return self.us[contestant] - self.us[RAW]
+
+    def to_json(self, contestants: Sequence[str]) -> dict[str, Any]:
+        """Return the row with its ratios and differences as plain data."""
+        pairs = comparisons(contestants)
+        return {
+            "operation": self.operation,
+            "dtype": self.dtype or None,
+            "bytes": self.size,
+            "us": dict(self.us),
+            "turns_us": {name: list(turns) for name, turns in self.turns_us.items()},
+            "bus_gb_per_s": {name: self.bus_gb_per_s(name) for name in self.us if name != FRONT_END},
+            "ratio": {f"{above}/{below}": self.ratio(above, below) for above, below in pairs},
+            "extra_us": {above: self.extra_us(above) for above, below in pairs if below == RAW},
+        }
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One contestant's asynchronous all_reduce while the caller does something else.
+
+    Attributes:
+        contestant: raw MPI, or a backend.
+        sync_us: the time of the synchronous operation, in microseconds.
+        wait_us: the time that ``wait()`` takes when the caller slept between start and wait, in microseconds.
+    """
+
+    contestant: str
+    sync_us: float
+    wait_us: float
+
+    @property
+    def percent(self) -> float:
+        """The part of the operation that was left to ``wait()``, in percent."""
+        return 100 * self.wait_us / self.sync_us
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the times and the percentage as plain data."""
+        return {
+            "contestant": self.contestant,
+            "sync_us": self.sync_us,
+            "wait_us": self.wait_us,
+            "percent": self.percent,
+        }
+
+
+@dataclass(frozen=True)
+class Link:
+    """What plain messages between two ranks reach.
+
+    Attributes:
+        ranks: the two.
+        hosts: where each of them is; the same name twice if all ranks are on one node.
+        latency_us: of a message of 8 bytes, half the time there and back, in microseconds.
+        size: of the large message, in bytes.
+        exchange_us: how long both take to send each other one of these at once, in microseconds.
+    """
+
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    latency_us: float
+    size: int
+    exchange_us: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """The bandwidth each way, while data go both ways, in 10^9 bytes per second."""
+        return self.size / self.exchange_us / 1000
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return {**asdict(self), "gb_per_s": self.gb_per_s}

@@ -1,0 +1,1 @@
+"""``mpiplus bench --train``: whole networks. Start with ``training.py``."""

@@ -1,0 +1,93 @@
+"""A group for steps "alone": its operations send nothing and are complete at once; what they give is finite numbers.
+
+A step on it does all that training does but communicate. What an operation would write is written, once, by a copy of
+what this rank has: a computation on memory that nobody wrote to may meet numbers that no training has, and that take a
+processor longer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..front_end import EmptyGroup
+
+_NAME = "mpiplus-alone"
+
+
+class _Result(dist.Work):
+    """Work that was complete before it was asked for."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Yes."""
+        return True
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Return a future that is complete."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class AloneGroup(EmptyGroup):
+    """Takes the calls of the ways to train; the data of other ranks are copies of this rank's."""
+
+    def _leave(self, tensors: Any, *_: Any, opts: Any = None) -> dist.Work:
+        return _Result(tensors)
+
+    @torch.no_grad()
+    def _gather(self, output: Tensor, piece: Tensor, *_: Any, opts: Any = None) -> dist.Work:
+        output.view(self.size(), -1).copy_(piece.view(1, -1).expand(self.size(), -1))
+        return _Result([output])
+
+    @torch.no_grad()
+    def _scatter(self, output: Tensor, whole: Tensor, *_: Any, opts: Any = None) -> dist.Work:
+        output.view(-1).copy_(whole.view(self.size(), -1)[self.rank()])
+        return _Result([output])
+
+    @torch.no_grad()
+    def recv(self, tensors: list[Tensor], *_: Any) -> dist.Work:
+        """Write zeros."""
+        for tensor in tensors:
+            tensor.zero_()
+        return _Result(tensors)
+
+    def barrier(self, *_: Any, opts: Any = None) -> dist.Work:
+        """Wait for nobody."""
+        return _Result([])
+
+    allreduce = broadcast = send = _leave  # type: ignore[assignment]
+    # torch's older and newer names for each.
+    all_gather_single = _allgather_base = _gather  # type: ignore[assignment]
+    reduce_scatter_single = _reduce_scatter_base = _scatter  # type: ignore[assignment]
+
+    def getBackendName(self) -> str:  # noqa: N802 - c10d's name
+        """Who it is."""
+        return _NAME
+
+
+def _create(options: Any, _: Any = None) -> AloneGroup:
+    return AloneGroup(options.group_rank, options.group_size, options.group_id)
+
+
+def new_alone_group() -> dist.ProcessGroup:
+    """Make one of all ranks, beside the groups that there are."""
+    if not dist.is_backend_available(_NAME):
+        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+    group: dist.ProcessGroup = dist.new_group(backend=_NAME)
+    return group

@@ -1,0 +1,255 @@
+"""``mpiplus bench --train``: small networks trained in several ways, each on several backends in turns.
+
+How long a step waits for communication, and how much of that goes on behind the backward pass, cannot be seen from
+within, so these are timed in turns:
+
+- a step;
+- a step "alone": it does all but communicate. DDP copies gradients into its buckets and back, but what should
+  communicate gives each bucket back as it is; other ways have a group that sends nothing. A barrier at the end lets
+  fast ranks wait for slow ones, as they do in a step. (Not under ``no_sync()``, where there are no buckets: what DDP's
+  copies cost would count as waiting for communication.)
+- with DDP the all_reduce of all buckets, at once and with nothing else to do.
+
+What a step takes longer than one alone, it waits for communication, or lacks the core that this takes. What the
+all_reduce takes and the step does not get longer by has been hidden. The ways are in ``ways.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from ..files import Files
+from ..measure import Call
+from ..operations import DTYPES
+from ..report import open_console, print_facts
+from ..session import Session, new_groups, open_session
+from .alone import new_alone_group
+from .models import Task
+from .results import Row, Trained, print_rows, what_is_wrong
+from .turns import take_turns
+from .ways import Place, Trainee, Way, left_out, planned
+
+_CHECKED_STEPS = 6
+#: After the first one DDP makes its buckets anew, in the order in which gradients came.
+_STEPS_TO_SETTLE = 3
+#: Seconds for other ranks to fail as this one did.
+_PATIENCE = 20.0
+_ALONE, _ALL_REDUCE = "alone", "all_reduce"
+
+
+class TrainingError(Exception):
+    """A backend trains, but not as it should. Every rank raises it."""
+
+
+class RefusedError(Exception):
+    """This torch or a backend cannot train in this way. Every rank raises it."""
+
+
+class _Ranks:
+    """What the timer of steps asks of the session."""
+
+    def __init__(self, session: Session) -> None:
+        self.synchronise, self.slowest = session.synchronise, session.slowest
+        self._comm = session.comm
+
+    def means(self, values: Sequence[float]) -> list[float]:
+        """Return the mean over all ranks of each of ``values``, on every rank."""
+        sums = array("d", values)
+        self._comm.Allreduce(MPI.IN_PLACE, sums)
+        return [one / self._comm.size for one in sums]
+
+
+def _agree(session: Session, name: str, error: Exception | None) -> None:
+    """Return where no rank has an error.
+
+    Raises:
+        RefusedError: all came here, and a rank has one.
+        RuntimeError: this rank has one, and others do not come: they wait for it in an operation. It ends the job.
+    """
+    everybody, start = session.comm.Ibarrier(), time.monotonic()
+    while not everybody.Test():
+        os.sched_yield()
+        if error and time.monotonic() > start + _PATIENCE:
+            raise RuntimeError(f"{name}: {_in_a_line(error)}, on this rank, while others go on") from error
+    if reasons := list(filter(None, session.comm.allgather(_in_a_line(error)))):
+        raise RefusedError(f"{name}: {reasons[0]}")
+
+
+def _in_a_line(error: Exception | None) -> str:
+    return "" if error is None else str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _on_all(session: Session, name: str, make: Callable[[], Trainee]) -> Trainee:
+    """Make it on every rank, or on none.
+
+    Raises:
+        RefusedError: it cannot be made.
+    """
+    made: Trainee | None = None
+    problem: Exception | None = None
+    try:
+        made = make()
+    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        problem = error
+    _agree(session, name, problem)
+    assert made is not None
+    return made
+
+
+def _first_losses(trainee: Trainee) -> list[float]:
+    return [float(trainee.step()) for _ in range(_CHECKED_STEPS)]
+
+
+def _check(session: Session, trainees: dict[str, Trainee], title: str, dtype: str) -> dict[str, list[float]]:
+    """Train the first steps on every backend; the mean of all ranks' losses.
+
+    Raises:
+        TrainingError: they are not those of one training.
+        RefusedError: a backend does not do what this training asks of it.
+    """
+    losses, drifts = {}, {}
+    for name, trainee in trainees.items():
+        start = trainee.parameters()
+        own: list[float] = []
+        failure: Exception | None = None
+        try:
+            own = _first_losses(trainee)
+        except (RuntimeError, TypeError, ValueError) as error:
+            failure = error
+        _agree(session, name, failure)
+        losses[name] = [sum(of_ranks) / session.size for of_ranks in zip(*session.comm.allgather(own), strict=True)]
+        end = trainee.parameters()
+        of_rank_0 = torch.from_numpy(session.comm.bcast(end.numpy()))
+        way = float((of_rank_0 - start).norm())
+        drifts[name] = session.slowest(float((end - of_rank_0).norm()) / way if len(end) else 0.0)
+    if problem := what_is_wrong(losses, drifts, dtype):
+        raise TrainingError(f"{title}: {problem}")
+    return losses
+
+
+def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype) -> Call:
+    """What DDP asks of the group in one step, all at once."""
+    buckets = [torch.empty(length, dtype=dtype, device="cpu").fill_(0) for length in lengths]
+
+    def call() -> None:
+        works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    return call
+
+
+def _measure(
+    session: Session, alone_group: dist.ProcessGroup, way: Way, task: Task, dtype: str, repeats: int, seconds: float
+) -> Row:
+    """Train one network in one way on all backends in turns.
+
+    Raises:
+        TrainingError, RefusedError: see :func:`_check`.
+    """
+    if reason := way.hindrance(session.size):
+        raise RefusedError(reason)
+    kind, (first, *_) = DTYPES[dtype], session.groups.values()
+    trainees = {
+        name: _on_all(session, name, partial(way.make, Place(task, kind, group, group)))
+        for name, group in session.groups.items()
+    }
+    alone = _on_all(session, _ALONE, partial(way.make, Place(task, kind, alone_group, first, alone=True)))
+    losses = _check(session, trainees, f"{way.name}, {task.name} of {dtype}", dtype)
+    for trainee in (alone, *trainees.values()):
+        trainee.stand_still()
+    for _ in range(_STEPS_TO_SETTLE):
+        alone.step()
+    lengths = list(alone.buckets)
+
+    def step_alone() -> None:
+        alone.step()
+        session.synchronise()
+
+    calls: dict[str, Call] = {_ALONE: step_alone}
+    for name, trainee in trainees.items():
+        calls[name] = trainee.step
+        if lengths:
+            calls[f"{name} {_ALL_REDUCE}"] = _all_reduce_of(session.groups[name], lengths, kind)
+    turns = take_turns(calls, repeats, seconds, _Ranks(session))
+    trained = {
+        name: Trained(alone.samples, turns[name], turns[_ALONE], turns.get(f"{name} {_ALL_REDUCE}"), losses[name])
+        for name in trainees
+    }
+    return Row(way.name, task.name, dtype, [length * kind.itemsize for length in lengths], trained)
+
+
+def _set_threads() -> str:
+    """Give each rank one thread, or what the user says; how it was chosen."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return f"{torch.get_num_threads()} (OMP_NUM_THREADS)"
+    torch.set_num_threads(1)
+    return "1 (OMP_NUM_THREADS sets another number)"
+
+
+def run(
+    ways: Sequence[Way],
+    backends: Sequence[str],
+    quick: bool,
+    repeats: int | None,
+    json_file: Path | None,
+    samples: int | None,
+) -> None:
+    """Measure all ways, print the table, and write it to a file if one is named.
+
+    Args:
+        ways: rows of the table of ways.
+        backends: the one of interest first.
+        quick: fewer networks and dtypes, shorter and fewer turns.
+        repeats: turns, if not the usual number.
+        json_file: for the figures.
+        samples: of a rank in one step, if not the usual number.
+    """
+    turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
+    rows: list[Row] = []
+    notes: list[str] = []
+    problem = ""
+    groups, hindrance = partial(new_groups, backends, False), Files(json_file, None, None).hindrance
+    with open_session([], groups, hindrance) as session:
+        console = open_console(session.rank)
+        alone_group = new_alone_group()
+        if session.size == 1:
+            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench --train")
+        facts = {**session.facts(), "threads of a rank": _set_threads()}
+        print_facts(console, facts)
+        for way, task, dtype in planned(ways, quick, samples):
+            try:
+                rows.append(_measure(session, alone_group, way, task, dtype, turns, block_seconds))
+            except RefusedError as error:
+                notes.append(f"{way.name}, {task.name} of {dtype} is left out: {error}")
+            except TrainingError as error:
+                problem = str(error)
+                break
+    if problem:
+        _give_up(problem, session.rank)
+    if quick:
+        notes += left_out(ways)
+    print_rows(console, rows, notes)
+    if json_file and session.rank == 0:
+        settings = {"backends": list(backends), "repeats": turns, "block_seconds": block_seconds, "quick": quick}
+        found = {"facts": facts, "settings": settings, "training": [row.to_json() for row in rows], "notes": notes}
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _give_up(problem: str, rank: int) -> None:
+    if rank == 0:
+        click.echo(f"Error: {problem}", err=True)
+    sys.exit(1)

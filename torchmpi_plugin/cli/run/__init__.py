@@ -1,0 +1,1 @@
+"""``mpiplus run``: programs on several ranks. Start with ``command.py``."""

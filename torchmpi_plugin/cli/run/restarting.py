@@ -1,0 +1,59 @@
+"""What ``mpiplus run --max-restarts`` and ``--nnodes MIN:MAX`` ask for, from the words of the command line."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from ...jobs.attempts import parse_restart_on
+from ...jobs.outcome import JobResult
+from ...jobs.spare_nodes import SpareNodes, named_nodes
+from .counts import NodeRange
+
+_ANSWER_SECONDS = 20.0  # for a node that may be lost to start something
+
+
+def ends_of(restart_on: str | None) -> frozenset[str]:
+    try:
+        return parse_restart_on(restart_on or "any")
+    except ValueError as error:
+        raise click.UsageError(f"--restart-on: {error}") from None
+
+
+def nodes_to_choose_from(
+    wanted: int | NodeRange | None, may_restart: bool, hosts: str | None, hostfile: str | None
+) -> list[str]:
+    """The nodes to choose from, where a number of them is wanted; none: mpirun's choice."""
+    if wanted is None or (not may_restart and not isinstance(wanted, NodeRange)):
+        return []
+    try:
+        named = named_nodes(hosts, hostfile, os.environ)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if isinstance(wanted, NodeRange) and len(named) < wanted.least:
+        there = f"{len(named)} of them" if named else "none"
+        raise click.UsageError(
+            f"--nnodes {wanted.least}:{wanted.most} needs the names of at least {wanted.least} node(s), and --hosts, "
+            f"--hostfile or the batch allocation give {there}"
+        )
+    return named
+
+
+def spare_nodes(
+    named: Sequence[str], ranks: int, nnodes: int | None, wanted: int | NodeRange | None, job: Callable[..., JobResult]
+) -> SpareNodes | None:
+    if not named or nnodes is None:
+        return None
+
+    def answers(name: str) -> bool:
+        """A process comes up there, by the launcher that starts the ranks."""
+        nowhere: dict[str, Any] = {"out": io.StringIO(), "err": io.StringIO()}
+        limits: dict[str, Any] = {"start_timeout": _ANSWER_SECONDS, "timeout": 2 * _ANSWER_SECONDS}
+        return job(["true"], nproc=1, hosts=f"{name}:1", **limits, **nowhere).returncode == 0
+
+    least, most = (wanted.least, wanted.most) if isinstance(wanted, NodeRange) else (nnodes, nnodes)
+    return SpareNodes(named, ranks, least, most, answers)

@@ -1,0 +1,150 @@
+"""``mpiplus status``: what the ranks of running jobs are doing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import click
+
+from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask, ask_job
+from ...node import status_files
+from ...node.status_files import RankSocket
+from .screen import attention_of, job_line, screen_of
+
+_ALL = "all"
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--watch",
+    metavar="SECONDS",
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(min=0.1),
+    help="Show it anew every so many seconds (2).",
+)
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=0.5,
+    show_default=True,
+    help="Over which operations a second are counted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@click.option(
+    "--stacks",
+    metavar="RANKS",
+    is_flag=False,
+    flag_value=_ALL,
+    help="Print the Python stacks of all ranks on this node, or of these: 0,2.",
+)
+@click.option("--dump", is_flag=True, help="Have each rank on this node write its flight recorder's trace.")
+def status(
+    *, job: str | None, watch: float | None, interval: float, as_json: bool, stacks: str | None, dump: bool
+) -> None:
+    """Show what the ranks of a running job do: mpiplus status [JOB]
+
+    Lists the jobs of this user that have a rank on this node; with JOB, or where there is one only, shows its ranks:
+    what each is doing, for how long, whom it waits for. Ranks that need a look come first. It answers while ranks are
+    stuck, and works however the job was started. The exit code is 1 where there is no such job.
+    """
+    if watch and (as_json or stacks or dump):
+        raise click.UsageError("--watch goes with none of --json, --stacks and --dump")
+    jobs = _jobs()
+    if job is None and len(jobs) != 1:
+        _list(jobs, as_json)
+        return
+    name = job if job is not None else next(iter(jobs))
+    if name not in jobs:
+        known = f"there are {', '.join(jobs)}" if jobs else "there is none"
+        raise click.ClickException(f"no job {name!r} of this user has a rank on this node; {known}")
+    sockets = jobs[name]
+    if stacks is not None:
+        _show(ask(_chosen(sockets, stacks), "stacks", STACKS_SECONDS), sockets, "stacks")
+    elif dump:
+        _show(ask(sockets, "dump", PYTHON_SECONDS), sockets, "trace")
+    elif as_json:
+        ranks = ask_job(sockets)
+        click.echo(
+            json.dumps({"job": name, "attention": attention_of(ranks), "ranks": [asdict(rank) for rank in ranks]})
+        )
+    elif watch:
+        _watch(name, watch)
+    else:
+        click.echo(screen_of(*_twice(sockets, interval)))
+
+
+def _jobs() -> dict[str, list[RankSocket]]:
+    jobs: dict[str, list[RankSocket]] = {}
+    try:
+        for each in status_files.sockets():
+            jobs.setdefault(each.job, []).append(each)
+    except PermissionError as error:
+        raise click.ClickException(str(error)) from None
+    return jobs
+
+
+def _list(jobs: dict[str, list[RankSocket]], as_json: bool) -> None:
+    ranks = {name: ask_job(sockets) for name, sockets in jobs.items()}
+    if as_json:
+        click.echo(json.dumps({name: [asdict(rank) for rank in of_job] for name, of_job in ranks.items()}))
+        return
+    for name, of_job in ranks.items():
+        click.echo(job_line(name, of_job))
+    if not jobs:
+        click.echo("no job of this user on this node has called init_process_group with mpiplus")
+        sys.exit(1)
+
+
+def _chosen(sockets: Sequence[RankSocket], ranks: str) -> list[RankSocket]:
+    if ranks == _ALL:
+        return list(sockets)
+    try:
+        wanted = {int(rank) for rank in ranks.split(",")}
+    except ValueError:
+        raise click.UsageError(f"--stacks takes numbers of ranks, as 0,2, not {ranks!r}") from None
+    if missing := sorted(wanted - {each.rank for each in sockets}):
+        raise click.ClickException(f"of this job no rank {', '.join(map(str, missing))} is on this node")
+    return [each for each in sockets if each.rank in wanted]
+
+
+def _show(answers: dict[int, str], sockets: Sequence[RankSocket], what: str) -> None:
+    for each in sockets:
+        if each.rank in answers:
+            click.echo(f"rank {each.rank} (process {each.pid}):\n{answers[each.rank].rstrip()}\n")
+    if not answers:
+        raise click.ClickException(f"no rank has answered with its {what}")
+
+
+def _twice(sockets: Sequence[RankSocket], interval: float) -> tuple[list[Rank], list[Rank], float]:
+    """What the ranks tell, and what they told some time before."""
+    before, began = ask_job(sockets), time.monotonic()
+    time.sleep(interval)
+    return ask_job(sockets), before, time.monotonic() - began
+
+
+def _watch(name: str, seconds: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(refresh_per_second=4) as live:
+        for screen in _screens(name, seconds):
+            live.update(Text(screen), refresh=True)
+
+
+def _screens(name: str, seconds: float) -> Iterator[str]:
+    """Until the job is over."""
+    before: list[Rank] = []
+    last = time.monotonic()
+    while sockets := _jobs().get(name, []):
+        ranks, now = ask_job(sockets), time.monotonic()
+        yield screen_of(ranks, before or ranks, now - last)
+        before, last = ranks, now
+        time.sleep(seconds)
+    yield f"job {name} has ended"

@@ -1,0 +1,108 @@
+"""What ``mpiplus status`` prints of the ranks' answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...jobs.asking import Rank
+from ...names import describe_ranks
+
+#: A rank that others have waited for longer than that is worth a line of its own.
+_LONG = 1.0
+
+
+def job_line(name: str, ranks: Sequence[Rank]) -> str:
+    """One line about a job."""
+    about = next((rank.answer for rank in ranks if rank.answer), None)
+    if about is None:
+        return f"job {name}: no rank answers ({len(ranks)} on this node)"
+    nodes = len({rank.answer["host"] for rank in ranks if rank.answer})
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
+    restart = f", restart {about['attempt']}" if about["attempt"] != "0" else ""
+    return f"job {name}: {about['program']}: {about['world_size']} ranks on {nodes} node(s), since {since}{restart}"
+
+
+def attention_of(ranks: Sequence[Rank]) -> list[str]:
+    """What is worth a look, the worst first: ranks that do not answer, that are stopped, that others wait for."""
+    lines = [f"rank {rank.rank} {rank.problem}" for rank in ranks if rank.problem]
+    waited: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for rank in ranks:
+        for group in rank.groups:
+            for late in group["missing"] if group["inside"] else []:
+                waited.setdefault((group["name"], group["ranks"][late]), []).append((rank.rank, group["begun_ago"]))
+    by_time = sorted(waited.items(), key=lambda item: -max(since for _, since in item[1]))
+    for (group_name, late), waiting in by_time:
+        longest = max(since for _, since in waiting)
+        if longest >= _LONG:
+            who = describe_ranks([rank for rank, _ in waiting])
+            verb = "waits" if len(waiting) == 1 else "wait"
+            lines.append(f"rank {late} is behind: {who} {verb} for it in group {group_name} for {longest:.1f} s")
+    return lines
+
+
+def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float) -> str:
+    """All about one job.
+
+    Args:
+        ranks: what they tell.
+        before: what they told some time ago.
+        seconds: how long ago that was.
+    """
+    name = next((rank.answer["job"] for rank in ranks if rank.answer), "?")
+    lines = [job_line(name, ranks)]
+    if attention := attention_of(ranks):
+        lines += ["", "attention:", *(f"  {line}" for line in attention)]
+    earlier = {rank.rank: rank for rank in before}
+    by_node: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank.answer["host"] if rank.answer else "node unknown", []).append(rank)
+    for node, of_node in by_node.items():
+        lines += ["", f"{node}:", f"  {'rank':>5} {'calls/s':>9} {'MB/s':>8} {'comm.':>6} {'waits':>6}  doing"]
+        lines += [_row(rank, earlier.get(rank.rank), seconds) for rank in of_node]
+    return "\n".join(lines)
+
+
+def _sum(rank: Rank | None, name: str) -> float:
+    return float(sum(group[name] for group in rank.groups)) if rank else 0.0
+
+
+def _row(rank: Rank, before: Rank | None, seconds: float) -> str:
+    if rank.answer is None:
+        return f"  {rank.rank:>5} {'-':>9} {'-':>8} {'-':>6} {'-':>6}  {rank.problem or rank.words}"
+    passed = max(seconds, 1e-9)
+    changes = {name: max(0.0, _sum(rank, name) - _sum(before, name)) for name in ("calls", "bytes")}
+    age = max(time.time() - rank.answer["since"], 1e-9)
+    shares = [f"{min(1.0, _sum(rank, name) / age):.0%}" for name in ("in_calls", "waited")]
+    figures = f"{changes['calls'] / passed:>9.0f} {changes['bytes'] / passed / 1e6:>8.1f} {shares[0]:>6} {shares[1]:>6}"
+    return f"  {rank.rank:>5} {figures}  {doing(rank)}"
+
+
+def doing(rank: Rank) -> str:
+    """In words: what it waits for, else what it last did."""
+    waits = [_waiting(group) for group in rank.groups if group["inside"]]
+    if waits:
+        return "; ".join(waits)
+    last = min((group for group in rank.groups if group["calls"]), key=lambda group: group["begun_ago"], default=None)
+    if last is None:
+        return "has called nothing yet" if rank.groups else "has no group: not yet, or not any more"
+    return "; ".join(_since(last))
+
+
+def _since(last: Mapping[str, Any]) -> Iterator[str]:
+    yield f"elsewhere for {max(0.0, last['ended_ago']):.1f} s, after {_call(last)}"
+    if last["pending"]:
+        yield f"{last['pending']} operation(s) pending"
+
+
+def _call(group: Mapping[str, Any]) -> str:
+    peer = f" with {group['ranks'][group['peer']]}" if 0 <= group["peer"] < len(group["ranks"]) else ""
+    number = f" #{group['number']}" if group["operation"] not in ("send", "recv") else ""
+    return f"{group['operation']}{number} of {group['length']} bytes{peer} ({group['name']})"
+
+
+def _waiting(group: Mapping[str, Any]) -> str:
+    missing = [group["ranks"][rank] for rank in group["missing"]]
+    of_whom = f", waits for {describe_ranks(missing, 8)}" if missing else ""
+    return f"in {_call(group)} for {group['begun_ago']:.1f} s{of_whom}"

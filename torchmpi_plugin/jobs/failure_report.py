@@ -1,0 +1,204 @@
+"""How a job ended: which rank failed first, and the words for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+
+from ..names import describe_ranks
+from .outcome import Ending, JobResult, RankFailure, RankRecord
+
+#: So many ranks are named.
+_SHOWN = 16
+
+_TIMED_OUT = 124  # as timeout(1) has it
+_LEFT = 70  # EX_SOFTWARE: a rank left with 0; mpirun's own code would be 1 or 9, like any failure's
+_KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT, 128 + signal.SIGHUP)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_ending(record: RankRecord) -> str:
+    """How a rank ended, in words."""
+    if record.signal:
+        hint = " (by somebody, or the kernel where memory ran out)" if record.signal == signal.SIGKILL else ""
+        return f"killed by {signal_name(record.signal)}{hint}"
+    if record.code is not None:
+        return f"exit code {record.code}"
+    return "lost without a word: its supervisor was killed, or its node or the network is down"
+
+
+def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> RankRecord | None:
+    """The rank that failed first; None if nobody did, or nobody can tell.
+
+    Args:
+        order: the ranks whose programs have ended, in the order of their endings.
+        records: all ranks.
+    """
+    by_themselves = [
+        record
+        for record in order
+        if (record.left_with and record.code != 0)
+        or (record.code and not record.ended_by_us and not record.ended_by_mpi)
+    ]
+    if by_themselves:
+        return by_themselves[0]
+    # MPI_Abort: mpirun kills everybody, and which rank asked for it shows in its last words only.
+    complained = [record for record in records if record.complained and record.code != 0 and not record.ended_by_us]
+    if complained:
+        return min(complained, key=lambda record: record.complained)
+    lost = [record for record in records if record.gone and record.code is None and not record.ended_by_us]
+    return lost[0] if lost and len(lost) < max(2, len(records)) else None
+
+
+def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
+    """What is told about the rank that failed first."""
+    code = record.left_with or record.code or 1
+    if record.ended_by_mpi and launcher_code and not record.left_with:
+        code = launcher_code
+    cause = describe_ending(record)
+    if record.left_with:
+        cause = f"exit code {record.left_with}"
+    elif record.ended_by_mpi:
+        cause = "ended the job (MPI_Abort)"
+    return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause)
+
+
+def describe_failure(failure: RankFailure, others: int) -> str:
+    """The launcher's last words on a failed job, the traceback first and the report last."""
+    name = f"rank {failure.rank} on node {failure.node}"
+    lines = []
+    if failure.traceback:
+        lines += [f"mpiplus run: the last lines of {name} on stderr:"]
+        lines += [f"    {line}" for line in failure.traceback.splitlines()]
+    ended = f"; the other {others} rank{'s were' if others > 1 else ' was'} ended" if others else ""
+    lines.append(f"mpiplus run: {name} failed first: {failure.cause}{ended}")
+    return "\n".join(lines)
+
+
+def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
+    """Say how a job ended.
+
+    Args:
+        ending: what is known.
+        launcher: the name of mpirun.
+        verbose: quote mpirun in any case.
+    """
+    result = _judge(ending, launcher, verbose)
+    words = [result.message, *_left_behind(ending)]
+    return result._replace(message="\n".join(word for word in words if word))
+
+
+def _left_behind(ending: Ending) -> Iterator[str]:
+    """What the job has left: ranks that may still run, output that nobody has read."""
+    by_node: dict[tuple[str, bool], list[int]] = {}
+    for record in ending.records:
+        if record.silent:
+            by_node.setdefault((record.node, record.is_killed), []).append(record.rank)
+    for (node, is_killed), ranks in by_node.items():
+        what = (
+            "(stopped?), and was killed"
+            if is_killed
+            else "(the node cannot be reached, or the process was stopped); what still runs there must be ended by hand"
+        )
+        yield f"mpiplus run: {describe_ranks(ranks)} on node {node} did not answer the order to end {what}"
+    if ending.unread:
+        yield f"mpiplus run: the last {ending.unread} characters of output are lost: their reader did not take them"
+
+
+def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
+    said = f"{launcher} says:\n{ending.noise.strip()}\n" if ending.noise.strip() else ""
+    code = ending.launcher_code or 0
+    quoted = said if verbose else ""
+    if ending.trouble:
+        code = 128 + ending.signalled if ending.signalled else code
+        return JobResult(code or 1, None, said + _not_started(ending, launcher, code))
+    if ending.is_timeout:
+        late = f"; {describe_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
+        return JobResult(_TIMED_OUT, None, f"{quoted}mpiplus run: the time limit has passed{late}; the job was ended")
+    if ending.recovers and not ending.signalled and _has_recovered(ending.records):
+        return JobResult(0, None, quoted + _describe_recovery(ending.records))
+    culprit = find_culprit(ending.order, ending.records)
+    if culprit is not None:
+        failure = failure_of(culprit, code)
+        ended = [record for record in ending.records if record.ended_by_us or record.ended_by_mpi]
+        others = sum(not record.silent for record in ended) - culprit.ended_by_mpi
+        return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others))
+    if ending.signalled:
+        name = signal_name(ending.signalled)
+        unheard = 128 + signal.SIGKILL if any(record.silent for record in ending.records) else 0
+        first = next((record.code for record in ending.order if record.code), unheard)
+        if first and ending.signalled == signal.SIGINT:
+            first = 128 + signal.SIGINT  # as the shell has it, whatever each rank made of it
+        return JobResult(first, None, f"{quoted}mpiplus run: {name} was passed on to the ranks")
+    return _judge_mpirun(ending, launcher, said, quoted)
+
+
+def _judge_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
+    """Where no rank is known to have failed."""
+    code = ending.launcher_code or 0
+    left = _left_early(ending)
+    if left:
+        return JobResult(_LEFT, _failure_of_leaving(left), said + _describe_leaving(left, len(ending.records)))
+    if code or any(record.code != 0 for record in ending.records):
+        return JobResult(code or 1, None, said + _ended_by_launcher(launcher, code))
+    return JobResult(0, None, quoted.rstrip())
+
+
+def _not_started(ending: Ending, launcher: str, code: int) -> str:
+    missing = f"; {describe_ranks(ending.missing)} did not" if ending.missing else ""
+    if ending.signalled:
+        return f"mpiplus run: {signal_name(ending.signalled)} came before the ranks had started"
+    return (
+        f"mpiplus run: the job did not start: {ending.trouble}{missing} ({launcher}: exit code {code}). "
+        f"To see the command line: mpiplus run -v; what MPI is here: mpiplus info"
+    )
+
+
+def _ended_by_launcher(launcher: str, code: int) -> str:
+    return f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
+
+
+def _left_early(ending: Ending) -> list[RankRecord]:
+    """Ranks that ended with 0 before mpirun ended the others for it; none where mpirun itself was killed."""
+    done = [record for record in ending.order if record.code == 0]
+    others = [record for record in ending.records if record.ended_by_mpi]
+    return done if others and ending.launcher_code not in _KILLED else []
+
+
+def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
+    """If only one rank has left, it is to blame."""
+    if len(left) > 1:
+        return None
+    cause = "ended with exit code 0, but without MPI_Finalize"
+    return RankFailure(left[0].rank, left[0].node, _LEFT, left[0].stderr_tail.text(), cause)
+
+
+def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:
+    names = ", ".join(f"rank {record.rank} on node {record.node}" for record in left[:_SHOWN])
+    others = ranks - len(left)
+    return (
+        f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "
+        f"MPI_Finalize (os._exit?), while {others} rank{'s' if others > 1 else ''} went on, which MPI has ended"
+    )
+
+
+def _has_recovered(records: Sequence[RankRecord]) -> bool:
+    """Some have died, not by mpirun's hand, and all others have ended well."""
+    dead = [record for record in records if record.signal or record.gone_without_a_word]
+    survivors = [record for record in records if record not in dead]
+    if not dead or not survivors or any(record.ended_by_mpi for record in dead):
+        return False
+    return all(record.code == 0 for record in survivors)
+
+
+def _describe_recovery(records: Sequence[RankRecord]) -> str:
+    dead = [record for record in records if record.code != 0]
+    lines = [f"rank {record.rank} on node {record.node} was {describe_ending(record)}" for record in dead]
+    return "\n".join(f"mpiplus run: {line}; the others went on, and ended well" for line in lines)

@@ -1,0 +1,389 @@
+"""The launcher's side of a running job: one loop over mpirun, the supervisors, signals and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from .. import settings
+from ..node import node
+from ..node.reception import Reception
+from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
+from .formats import torch_variables
+from .guard import VARIABLE
+from .interrupted import Interrupted
+from .launcher_process import SECONDS as _LAUNCHER_SECONDS
+from .launcher_process import LauncherProcess
+from .layout import Layout
+from .loop import Alarm, raise_into, run
+from .orders import Orders
+from .outcome import Ending, RankRecord
+from .output import Terminal, without_torchs_prefix
+from .signals import ENDING, FORWARDED, caught
+from .writing import Writer
+
+_OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
+_ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL
+_READER_SECONDS = 1.0  # for the reader of the output to take the rest of it
+_NOISE_SECONDS = 1.0  # for a launch agent (ssh) to let go of mpirun's output once all else has ended
+_WRITING_SECONDS = 0.1  # between two looks at what the reader has taken
+_NEVER = float("inf")
+
+
+class Member:
+    """A rank's supervisor, once it has said which rank it is."""
+
+    def __init__(self, record: RankRecord, channel: Channel, hello: Mapping[str, Any]) -> None:
+        self.record = record
+        self.channel = channel
+        self.identity = str(hello["node"])
+        self.process = int(hello["process"])
+        self.cores: list[int] = list(hello["cores"])
+        self.master: dict[str, str] = dict(hello["master"])
+        self.dismissed = False
+
+    def dismiss(self) -> None:
+        """Let the supervisor end."""
+        if not self.dismissed:
+            self.dismissed = True
+            self.channel.say(dismissed=True)
+
+    def kill(self, secret: str) -> None:
+        """What is left of a silent one, if it is on this node: a supervisor that was stopped, and its program."""
+        if self.identity != node.identity():
+            return
+        import psutil
+
+        # Another container's processes have other numbers: be sure that it is ours.
+        with contextlib.suppress(OSError, psutil.Error):
+            if secret in psutil.Process(self.process).environ().get(VARIABLE, ""):
+                node.kill_session(self.process)
+                self.record.is_killed = True
+
+
+class JobMonitor:
+    """Runs mpirun and watches the ranks. After ``run``, ``ended`` says how it ended."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        orders: Orders,
+        terminals: Sequence[Terminal],
+        timeout: float | None,
+        start_timeout: float,
+        recovers: bool = False,
+        attachment: bytes = b"",
+    ) -> None:
+        self._layout = layout
+        self._orders = orders
+        self._attachment = attachment
+        self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
+        self._secret = secrets.token_hex(16)
+        self._channels: set[Channel] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._members: dict[int, Member] = {}
+        self._interrupted: dict[int, Interrupted] = {}
+        self._ending = Ending([RankRecord(rank) for rank in range(layout.ranks)], recovers=recovers)
+        self._started = self._closing = self._done = self._held = self._given_up = False
+        self._timeout, self._start_timeout = timeout, start_timeout
+        self._ended_at = self._read_until = _NEVER
+        self._terminate = Alarm(lambda: self._end(signal.SIGTERM))
+        self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
+        self._unheard = Alarm(self._give_up)
+        self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
+
+    def ended(self) -> Ending:
+        """How it ended."""
+        return self._ending
+
+    def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start mpirun and return when it and all ranks have ended."""
+        run(self._run(argv, environment))
+
+    async def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        raise_into(self._over)
+        here = self._layout.here
+        address = "127.0.0.1" if here else ""
+        addresses = [address] if here else node.addresses(of_all_interfaces=True)
+        self._reception = Reception(self._secret, address, self._layout.ranks, self._welcome)
+        contact = {"addresses": addresses, "port": self._reception.port, "secret": self._secret}
+        try:
+            with caught(FORWARDED, self._loop, self._signalled):
+                await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
+        finally:
+            self._reception.close()
+            for channel in self._channels:
+                channel.drop()
+
+    async def _watch(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = LauncherProcess(self._mpirun_changed)
+        await self._process.start(argv, environment)
+        self._loop.call_later(self._start_timeout, self._not_all_came)
+        if self._timeout:
+            self._loop.call_later(self._timeout, self._timed_out)
+        try:
+            await self._over
+        finally:
+            await self._process.close()
+            self._ending.noise = self._process.noise
+            for writer in self._writers():
+                writer.close()
+
+    def _look(self) -> None:
+        """Do what follows from what has happened."""
+        if self._over.done():
+            return
+        self._look_at_the_reader()
+        if self._started and not self._running() and not self._done and not self._held:
+            self._done = True
+            for member in self._members.values():
+                member.dismiss()
+            self._process.end_in(_LAUNCHER_SECONDS)
+        all_gone = all(member.record.gone or member.record.silent for member in self._members.values())
+        if self._process.code is not None and all_gone:
+            self._unheard.set(_NOISE_SECONDS)
+        has_ended = self._given_up or (self._process.is_quiet and all_gone)
+        if has_ended and self._all_written():
+            self._over.set_result(None)
+        elif has_ended or self._held or any(writer.waiting for writer in self._writers()):
+            self._look_again.set(_WRITING_SECONDS)
+
+    # ---- the supervisors ----
+
+    def _welcome(self, connection: socket.socket) -> None:
+        end_unanswered(connection)
+        channel = Channel(lambda frame: self._greeted(channel, frame), lambda: self._channels.discard(channel))
+        self._channels.add(channel)
+        task = self._loop.create_task(channel.open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _greeted(self, channel: Channel, frame: Frame) -> None:
+        """A supervisor's first words."""
+        try:
+            hello = frame.message
+            rank, size = int(hello["rank"]), int(hello["size"])
+            name = str(hello["hostname"])
+            ranks = self._layout.ranks
+            if rank in self._members or not 0 <= rank < ranks or (size and size != ranks):
+                channel.drop()
+                self._fail(f"a process on node {name} says it is rank {rank} of {size}, in a job of {ranks}")
+                return
+            member = Member(self._ending.records[rank], channel, hello)
+        except (ValueError, KeyError, TypeError):
+            channel.drop()
+            return
+        member.record.node = name
+        self._members[rank] = member
+        channel.heard, channel.lost = partial(self._heard, member), partial(self._lost, member)
+        if len(self._members) == ranks:
+            self._start()
+
+    def _start(self) -> None:
+        """All are there: say to each who it is and what to run."""
+        self._started = True
+        self._reception.close()
+        members = [self._members[rank] for rank in range(self._layout.ranks)]
+        nodes = [member.identity for member in members]
+        cores: dict[str, set[int]] = {}
+        for member in members:
+            cores.setdefault(member.identity, set()).update(member.cores)
+        orders = self._orders._asdict()
+        members[0].channel.attach(self._attachment)
+        for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
+            fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
+            fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
+            fields["attempt"] = self._orders.attempt
+            threads = max(1, len(cores[member.identity]) // place.local_size)
+            who = torch_variables(fields, len(set(nodes)))
+            who |= {name: members[0].master[name] for name in self._orders.wants_master}
+            member.channel.say(
+                **{**orders, "own": {**who, settings.RUN: ",".join(who), **self._orders.own}},
+                fields=fields,
+                defaults={"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(threads)},
+            )
+
+    def _heard(self, member: Member, frame: Frame) -> None:
+        record = member.record
+        if frame.kind == STDOUT:
+            self._terminals[STDOUT].show(record.rank, frame.data)
+        elif frame.kind == STDERR:
+            self._heard_stderr(record, frame.data)
+        elif frame.kind == MESSAGE and frame.message.get("event") == "leaving":
+            if not record.ended_by_us and not record.ended_by_mpi:
+                record.left_with = frame.message["code"]
+                self._ending.order.append(record)
+        elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
+            said = frame.message
+            record.code, record.signal = said["code"], said["signal"]
+            record.ended_by_mpi |= said["by_mpi"]
+            if record.ended_by_mpi and not record.signal:
+                record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
+            if record not in self._ending.order:
+                self._ending.order.append(record)
+            if record.code:
+                self._failed()
+        elif frame.kind == MESSAGE and frame.message.get("event") == "told" and record.code == 0:
+            member.dismiss()
+        self._look_again.set(0)
+
+    def _lost(self, member: Member) -> None:
+        self._channels.discard(member.channel)
+        if self._over.done():
+            return
+        member.record.gone = True
+        if member.record.code is None:
+            if member.record not in self._ending.order:
+                self._ending.order.append(member.record)
+            self._failed()
+        self._look_again.set(0)
+
+    def _failed(self) -> None:
+        """One rank is dead, and so is the job, unless MPI was asked to let the others go on."""
+        if not self._closing and not self._ending.recovers:
+            self._end(signal.SIGTERM)
+
+    # ---- the output ----
+
+    def _heard_stderr(self, record: RankRecord, data: bytes) -> None:
+        """Show it without torch's prefix, which says the same as ours, and what Ctrl-C has interrupted not at all."""
+        terminal = self._terminals[STDERR]
+        bare = without_torchs_prefix(record.rank, data)
+        shown = bare if terminal.has_prefix else data
+        if self._ending.signalled == signal.SIGINT:
+            shown = self._interrupted.setdefault(record.rank, Interrupted()).without_traceback(shown)
+        text = terminal.show(record.rank, shown)
+        record.heard(
+            (text if terminal.has_prefix else bare.decode(errors="replace")).splitlines(keepends=True),
+            self._loop.time(),
+        )
+
+    def _writers(self) -> set[Writer]:
+        return {terminal.writer for terminal in self._terminals.values()}
+
+    def _look_at_the_reader(self) -> None:
+        """Have the ranks wait for who reads their output, as in a pipe; not once the job is being ended."""
+        writers = self._writers()
+        for writer in writers:
+            writer.check()
+        held = not self._closing and any(writer.is_full(self._held) for writer in writers)
+        if held != self._held:
+            self._held = held
+            for member in self._members.values():
+                member.channel.say(hold=held)
+
+    def _all_written(self) -> bool:
+        """Nothing is left to write, or it is time not to wait for the reader any more."""
+        now = self._loop.time()
+        if self._ended_at == _NEVER:
+            self._ended_at = now
+            for rank, interrupted in self._interrupted.items():
+                self._terminals[STDERR].show(rank, interrupted.rest())
+            for terminal in self._terminals.values():
+                terminal.finish()
+        self._ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
+        is_patient = not self._closing or now < max(self._read_until, self._ended_at + _READER_SECONDS)
+        return not is_patient or not any(writer.waiting for writer in self._writers())
+
+    # ---- ends ----
+
+    def _running(self) -> list[Member]:
+        """Those whose programs run, for all that is known."""
+        records = ((member, member.record) for member in self._members.values())
+        return [member for member, record in records if record.code is None and not (record.gone or record.silent)]
+
+    def _send_signal(self, number: int) -> None:
+        for member in self._running():
+            member.channel.say(signal=number)
+
+    def _end(self, number: int, grace: float | None = None) -> None:
+        """End what still runs, with a signal now and SIGKILL after the grace."""
+        self._close()
+        if not self._started:
+            self._hang_up()
+            self._process.end_in(0)
+            return
+        for member in self._running():
+            member.record.ended_by_us = True
+            member.channel.say(signal=number)
+        seconds = self._orders.grace if grace is None else grace
+        self._kill.set(seconds)
+        self._read_until = min(self._read_until, self._loop.time() + seconds)
+
+    def _close(self) -> None:
+        """From now on the job ends, and nobody waits for a reader of its output longer than that takes."""
+        self._closing = True
+        self._read_until = min(self._read_until, self._loop.time() + self._orders.grace)
+        for writer in self._writers():
+            writer.is_patient = False
+
+    def _hang_up(self) -> None:
+        for member in self._running():
+            member.channel.drop()
+
+    def _fail(self, text: str) -> None:
+        """End a job that has not started."""
+        self._ending.trouble = self._ending.trouble or text
+        self._end(signal.SIGTERM)
+
+    def _not_all_came(self) -> None:
+        if not self._started and not self._closing:
+            self._ending.missing = [record.rank for record in self._ending.records if record.rank not in self._members]
+            self._fail(f"not all ranks have come up within {self._start_timeout:g} s")
+
+    def _timed_out(self) -> None:
+        if not self._closing:
+            self._ending.timed_out = sorted(member.record.rank for member in self._running())
+            self._ending.is_timeout = True
+            self._end(signal.SIGTERM)
+
+    def _send_sigkill(self) -> None:
+        self._send_signal(signal.SIGKILL)
+        self._silence.set(_ANSWER_SECONDS)
+
+    def _give_up_the_silent(self) -> None:
+        """Do without those that have not ended: stopped supervisors, or nodes that cannot be reached."""
+        for member in self._running():
+            member.record.silent = True
+            member.kill(self._secret)
+            self._process.end_in(0)
+        self._look_again.set(0)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._look_again.set(0)
+
+    def _mpirun_changed(self) -> None:
+        """Supervisors outlive it a little, to tell what they know."""
+        if self._ending.launcher_code is None:
+            self._ending.launcher_code = self._process.code
+            self._loop.call_later(self._orders.grace + 2 * _LAUNCHER_SECONDS, self._give_up)
+            if not self._started:
+                self._ending.trouble = self._ending.trouble or "the ranks did not come up"
+                self._close()
+                self._hang_up()
+            elif not self._closing and self._running():
+                self._close()
+                self._terminate.set(_OWN_ENDING_SECONDS)
+                for member in self._running():
+                    member.record.ended_by_mpi = True
+        self._look_again.set(0)
+
+    # ---- signals ----
+
+    def _signalled(self, number: int) -> None:
+        if number in ENDING:
+            again = bool(self._ending.signalled)
+            self._ending.signalled = self._ending.signalled or number
+            self._end(number, 0.0 if again else None)
+        elif number in FORWARDED:
+            self._send_signal(number)

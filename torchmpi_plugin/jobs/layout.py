@@ -1,0 +1,157 @@
+"""Which nodes a job runs on, and how many ranks each gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..node import node
+
+
+class Node(NamedTuple):
+    """A node, and how many ranks it may have; None where the user does not say."""
+
+    name: str
+    slots: int | None
+
+
+class Layout(NamedTuple):
+    """How many ranks, and where.
+
+    Attributes:
+        ranks: all of them.
+        per_node: how many on each node, if the user wants a certain number.
+        node_count: how many nodes, if the user wants a certain number.
+        nodes: with the ranks of each; none: mpirun's choice, from the batch system's allocation or this node alone.
+        one_node: all ranks share one node.
+        here: and that node is this one.
+    """
+
+    ranks: int
+    per_node: int | None
+    node_count: int | None
+    nodes: Sequence[tuple[str, int]]
+    one_node: bool
+    here: bool
+
+
+def parse_nodes(text: str) -> list[Node]:
+    """Split ``h1:2,h2:2`` or ``h1,h2``.
+
+    Raises:
+        ValueError: an empty name, or a number of ranks that is none.
+    """
+    named = []
+    for part in text.split(","):
+        name, colon, slots = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")
+        if not name or (colon and not (slots.isdigit() and int(slots))):
+            raise ValueError(f"{part.strip()!r} is no node; nodes look like h1,h2 or h1:4,h2:4")
+        named.append(Node(name, int(slots) if colon else None))
+    return named
+
+
+def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
+    """Read a hostfile: Open MPI's ``h1 slots=2``, MPICH's ``h1:2``, or a name per line, repeated or not.
+
+    Raises:
+        ValueError: no such file, or no node in it.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"the hostfile {str(path)!r} cannot be read: {error.strerror}") from None
+    named = []
+    for line in lines:
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        each = parse_nodes(words[0])[0]
+        slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+        named.append(Node(each.name, int(slots[0])) if slots and slots[0].isdigit() else each)
+    if not named:
+        raise ValueError(f"the hostfile {str(path)!r} names no node")
+    names = [each.name for each in named]
+    if len(set(names)) == len(names):
+        return named
+    return [Node(name, names.count(name)) for name in dict.fromkeys(names)]  # PBS: a line per rank
+
+
+def allocation(environment: Mapping[str, str]) -> str:
+    """The batch system whose allocation this is, or an empty text."""
+    for variable, name in (
+        ("SLURM_JOB_ID", "Slurm"),
+        ("PBS_NODEFILE", "PBS"),
+        ("LSB_JOBID", "LSF"),
+        ("PE_HOSTFILE", "Grid Engine"),
+        ("FLUX_URI", "Flux"),
+    ):
+        if environment.get(variable):
+            return name
+    return ""
+
+
+def allocated_ranks(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the batch system's allocation is for, where it says."""
+    for variable in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC"):
+        if environment.get(variable, "").isdigit():
+            return int(environment[variable])
+    try:
+        return len(Path(environment["PBS_NODEFILE"]).read_text().split()) or None
+    except (KeyError, OSError):
+        return None
+
+
+def lay_out(
+    nproc: int,
+    nnodes: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Layout:
+    """Decide how many ranks go where.
+
+    Args:
+        nproc: all ranks; with ``nnodes`` those of each node.
+        nnodes: how many nodes.
+        hosts: ``h1:2,h2:2`` or ``h1,h2``.
+        hostfile: a file that names them.
+        environment: whose batch allocation counts; None: this process's.
+
+    Raises:
+        ValueError: the numbers do not go together.
+    """
+    environment = os.environ if environment is None else environment
+    if hosts and hostfile:
+        raise ValueError("give the nodes on the command line or in a hostfile, not both")
+    named = parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+    ranks = nproc * (nnodes or 1)
+    batch = allocation(environment)
+    if named:
+        spread = _spread(named, nproc, nnodes)
+        here = len(spread) == 1 and node.is_local(spread[0][0])
+        return Layout(ranks, nproc if nnodes else None, nnodes, spread, len(spread) == 1, here)
+    if nnodes and nnodes > 1 and not batch:
+        raise ValueError(f"{nnodes} nodes, but which? Name them (--hosts h1,h2), or run inside a batch allocation")
+    one_node = not batch or environment.get("SLURM_JOB_NUM_NODES") == "1" or nnodes == 1
+    return Layout(ranks, nproc if nnodes else None, nnodes, (), one_node, not batch)
+
+
+def _spread(named: Sequence[Node], nproc: int, nnodes: int | None) -> list[tuple[str, int]]:
+    """The ranks of each node, the first ones filled first."""
+    if nnodes is not None:
+        if nnodes > len(named):
+            raise ValueError(f"{nnodes} nodes, but only {len(named)} node(s) named")
+        return [(each.name, nproc) for each in named[:nnodes]]
+    even = -(-nproc // len(named))
+    left = nproc
+    spread = []
+    for each in named:
+        share = min(left, even if each.slots is None else each.slots)
+        if share:
+            spread.append((each.name, share))
+        left -= share
+    if left:
+        raise ValueError(f"{nproc} ranks do not fit: the nodes named have room for {nproc - left}")
+    return spread

@@ -1,0 +1,132 @@
+"""Connections between processes of one job, on ports that strangers can reach: whoever listens.
+
+Who listens and who calls (``calling.py``) prove to each other that they know the job's secret, by HMACs of random
+challenges, before either believes a word. The secret itself is not sent, and no proof can be used twice, on the other
+side, or through a third party that passes it on: it is bound to the address that was called. What follows on the
+connection is neither encrypted nor signed. Imports neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from . import descriptors
+from .calling import CALLER, CHALLENGE_BYTES, LISTENER, PROOF_BYTES, proof
+
+_CALLER_SECONDS = 10.0  # for a caller to prove itself
+# How many connections that have proved nothing there may be, beside those that are expected.
+_SPARE = 64
+_PAUSE_SECONDS = 0.5
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Reception:
+    """Listens in the running loop, and hands over the connections of those who know the secret.
+
+    Strangers cost a bounded number of descriptors, 64 bytes each, for some seconds. Where there are too many of them
+    the oldest has to go: one who knows the secret needs a moment only, and calls again where that was too long.
+    Hence the loop's calls for sockets, and not asyncio's servers and streams: those accept all who wait before
+    anybody can be turned away, and read 256 KiB at once.
+
+    Args:
+        secret: of the job.
+        address: to listen on; empty: on all interfaces.
+        expected: how many are to come.
+        welcome: what to do with a connection whose other side knows the secret.
+    """
+
+    def __init__(self, secret: str, address: str, expected: int, welcome: Callable[[socket.socket], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._secret = secret
+        self._limit = expected + _SPARE
+        descriptors.allow(self._limit)
+        self._welcome = welcome
+        self._callers: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._listening = socket.create_server((address, 0), backlog=1024)
+        self._listening.setblocking(False)
+        self._is_open = True
+        self.port = int(self._listening.getsockname()[1])
+        self._listen()
+
+    def close(self) -> None:
+        """Everybody has come: nobody else can, from now on."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            for caller in list(self._callers):
+                self._turn_away(caller)
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._make_room()
+            return
+        connection.setblocking(False)
+        caller = self._loop.create_task(self._hear(connection))
+        self._callers[caller] = connection
+        caller.add_done_callback(partial(self._heard, connection))
+        if len(self._callers) > self._limit:
+            self._turn_away(next(iter(self._callers)))
+
+    def _make_room(self) -> None:
+        """No descriptor is free. The loop must not spin on a listener that stays ready."""
+        if self._callers:
+            self._turn_away(next(iter(self._callers)))
+        else:
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_PAUSE_SECONDS, self._listen)
+
+    async def _hear(self, connection: socket.socket) -> None:
+        """Returns where the caller knows the secret."""
+        deadline = self._loop.call_later(_CALLER_SECONDS, self._turn_away, asyncio.current_task())
+        try:
+            challenge = secrets.token_bytes(CHALLENGE_BYTES)
+            await self._loop.sock_sendall(connection, challenge)
+            own = await self._receive(connection, CHALLENGE_BYTES)
+            answer = await self._receive(connection, PROOF_BYTES)
+            called, challenges = connection.getsockname(), challenge + own
+            if not hmac.compare_digest(answer, proof(self._secret, CALLER, called, challenges)):
+                raise ConnectionError("a stranger")
+            await self._loop.sock_sendall(connection, proof(self._secret, LISTENER, called, challenges))
+        finally:
+            deadline.cancel()
+
+    async def _receive(self, connection: socket.socket, length: int) -> bytes:
+        """Exactly so many bytes: what comes after them is not ours to read."""
+        data = b""
+        while len(data) < length:
+            piece = await self._loop.sock_recv(connection, length - len(data))
+            if not piece:
+                raise ConnectionError("gone")
+            data += piece
+        return data
+
+    def _heard(self, connection: socket.socket, caller: asyncio.Task[None]) -> None:
+        if self._callers.pop(caller, None) is None:
+            return  # turned away
+        if caller.cancelled() or caller.exception() is not None:
+            connection.close()
+        else:
+            self._welcome(connection)
+
+    def _turn_away(self, caller: asyncio.Task[None] | None) -> None:
+        """At once, for the sake of its descriptor, which whoever comes next may get: the loop must not look at it."""
+        connection = self._callers.pop(caller, None) if caller else None
+        if caller and connection:
+            self._loop.remove_reader(connection)
+            self._loop.remove_writer(connection)
+            connection.close()
+            caller.cancel()
