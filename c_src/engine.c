@@ -180,11 +180,13 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     return state;
 }
 
+static int64_t background_ns(void) { return clock_ns(engine.background); }
+
 /* Of an asynchronous call: how long it polls before it returns. Where it does, all that was left to the background
  * moves on as well. */
 static int64_t inline_ns(const mpp_op *op) {
     if (!op->moves || !engine.running) return 0;
-    return mpp_inline_ns(&op->group->inline_progress, op->moves, now_ns(), &engine.background);
+    return mpp_inline_ns_now(&op->group->inline_progress, op->moves, background_ns);
 }
 
 static int poll_inline(mpp_op *op, int64_t wait_ns) {

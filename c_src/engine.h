@@ -68,7 +68,7 @@ struct mpp_group {
     _Atomic int holders;              /* Python's group, and operations that Python knows */
     void (*release)(mpp_group *);     /* by the last of them */
     _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
-    _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
+    _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved: pieces, steps of messages */
     mpp_channel *channel;             /* NULL where not all ranks of a node share memory */
     struct message_op *receives;      /* what has messages still to be matched, in program order */
     struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */

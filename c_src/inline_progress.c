@@ -15,12 +15,14 @@ enum { WINDOW_NS = 50000000, TICK_NS = 10000000, MOST_MISSES = 8 };
  * keeps a core busy about 1. */
 static const double NS_PER_BYTE = 1.5;
 
-static mpp_core_load load = {.share = 1.0};
-static int mode = MPP_INLINE_AUTO;
+/* Python runs no signal handler, Ctrl-C's for instance, before the call returns. */
+enum { MOST_NS = 50000000 };
 
-void mpp_set_inline(int wanted, double share) {
-    mode = wanted;
-    load.share = share;
+static mpp_inline_rule rule = {.mode = MPP_INLINE_AUTO, .load = {.share = 1.0}};
+
+void mpp_set_inline(int mode, double share) {
+    rule.mode = mode;
+    rule.load.share = share;
 }
 
 /* Whether no core is left for a background thread, as of the last whole window.
@@ -57,7 +59,8 @@ static int64_t idle_ns(void) {
  * come or the data took longer, the rarer it is tried. */
 int64_t mpp_inline_try(mpp_inline *group, size_t bytes) {
     if (group->skip) return group->skip--, 0;
-    return MPP_INLINE_STALL_NS + (int64_t)(NS_PER_BYTE * (double)bytes);
+    double ns = MPP_INLINE_STALL_NS + NS_PER_BYTE * (double)bytes;
+    return ns < MOST_NS ? (int64_t)ns : MOST_NS;
 }
 
 void mpp_inline_note(mpp_inline *group, int is_complete) {
@@ -66,14 +69,20 @@ void mpp_inline_note(mpp_inline *group, int is_complete) {
     group->skip = (1u << group->misses) - 1 - (group->misses > 0);
 }
 
-int64_t mpp_inline_ns(mpp_inline *group, size_t bytes, int64_t now, const clockid_t *background) {
-    if (mode == MPP_INLINE_NEVER) return 0;
-    if (mode == MPP_INLINE_AUTO) {
-        if (!load.at || now - load.at >= WINDOW_NS) {
-            int64_t used = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - (background ? clock_ns(*background) : 0);
-            mpp_cores_are_taken(&load, now, used, idle_ns());
-        }
-        if (!load.taken) return 0;
+int64_t mpp_inline_ns(mpp_inline_rule *r, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks) {
+    if (r->mode == MPP_INLINE_NEVER) return 0;
+    if (r->mode == MPP_INLINE_AUTO) {
+        int64_t now = clocks->now();
+        if (!r->load.at || now - r->load.at >= WINDOW_NS)
+            mpp_cores_are_taken(&r->load, now, clocks->process() - clocks->background(), clocks->idle());
+        if (!r->load.taken) return 0;
     }
     return mpp_inline_try(group, bytes);
+}
+
+static int64_t process_ns(void) { return clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
+
+int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes, int64_t (*background)(void)) {
+    const mpp_inline_clocks clocks = {now_ns, process_ns, background, idle_ns};
+    return mpp_inline_ns(&rule, group, bytes, &clocks);
 }

@@ -11,13 +11,13 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "shim.h"
 
 enum { MPP_INLINE_STALL_NS = 1000000 };
 
-/* How many ns an asynchronous call of a group is to poll for; 0: not at all. */
-int64_t mpp_inline_ns(mpp_inline *group, size_t bytes, int64_t now, const clockid_t *background);
+/* How many ns an asynchronous call of a group is to poll for; 0: not at all. `background`: CPU time of the progress
+ * thread. */
+int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes, int64_t (*background)(void));
 
 #endif

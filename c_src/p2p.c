@@ -173,6 +173,7 @@ static void match(message_op *m, transfer *t) {
 
 static int advance(message_op *m, int i) {
     transfer *t = &m->transfers[i];
+    int before = t->phase;
     if (t->phase == TO_MATCH) {
         /* the chunks of one message, in order */
         int first = i == 0 || m->transfers[i - 1].peer != t->peer || m->transfers[i - 1].phase != TO_MATCH;
@@ -185,6 +186,7 @@ static int advance(message_op *m, int i) {
         mpp_test(&m->op, &t->request, &status, &flag);
         if (flag) t->phase = OVER;
     }
+    if (t->phase != before) atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
     return t->phase == OVER;
 }
 
@@ -391,6 +393,11 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
         mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
     } else if (own && send[g->rank] != recv[g->rank]) {
         memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    }
+    /* One that is begun later is none that a caller waits in. */
+    if (!staging && tag < 0) {
+        size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
+        m->op.moves = sent > received ? sent : received;
     }
     mpp_lock();
     if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;

@@ -150,6 +150,19 @@ typedef struct mpp_core_load {
     int taken;              /* no core is left for a background thread */
 } mpp_core_load;
 
+/* Who moves the data of this process's asynchronous calls. */
+typedef struct mpp_inline_rule {
+    int mode; /* enum mpp_inline_mode */
+    mpp_core_load load;
+} mpp_inline_rule;
+
+/* Each in ns; asked only when a window is over, but for `now`. */
+typedef struct mpp_inline_clocks {
+    int64_t (*now)(void);
+    int64_t (*process)(void), (*background)(void); /* CPU time of all threads, and of the progress thread alone */
+    int64_t (*idle)(void);                         /* of all cores; -1: not known */
+} mpp_inline_clocks;
+
 /* A group's experience; zero at first. */
 typedef struct mpp_inline {
     unsigned misses, skip; /* tries in a row that were given up; calls until the next one */
@@ -159,6 +172,7 @@ void mpp_set_inline(int mode, double share);
 int mpp_cores_are_taken(mpp_core_load *load, int64_t now, int64_t used, int64_t idle);
 int64_t mpp_inline_try(mpp_inline *group, size_t bytes);
 void mpp_inline_note(mpp_inline *group, int is_complete);
+int64_t mpp_inline_ns(mpp_inline_rule *rule, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks);
 
 /* Status: what a process tells of itself, status.c. */
 int mpp_group_describe(uintptr_t group, const char *about);

@@ -1,6 +1,7 @@
 """Nodes on one machine: network namespaces on a bridge, each with a host name of its own.
 
-Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), and ``ip``, ``unshare`` and ``nsenter``. What it makes, it removes.
+Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), and ``ip``, ``tc``, ``unshare`` and ``nsenter``. What it makes, it
+removes. ``hosts/on_nodes.py`` runs any command on such hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SUBNET = "10.77.9"
-TOOLS = ("ip", "unshare", "nsenter", "mount")
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 
 
 def missing() -> str:
@@ -38,9 +39,13 @@ def _do(*command: object) -> None:
 
 
 class Hosts:
-    """Nodes named node1, node2, ..., which can reach each other and nothing else."""
+    """Nodes named node1, node2, ..., which can reach each other and nothing else.
 
-    def __init__(self, count: int, directory: Path) -> None:
+    ``rate``: what each can send, as tc writes it ("1gbit"); empty: as fast as the machine copies memory.
+    """
+
+    def __init__(self, count: int, directory: Path, rate: str = "") -> None:
+        self._rate = rate
         self._mark = f"mpp{uuid.uuid4().hex[:5]}"
         self._directory = directory
         self.names = [f"node{index + 1}" for index in range(count)]
@@ -75,6 +80,9 @@ class Hosts:
         _do("ip", "-n", space, "addr", "add", address, "dev", "eth0")
         for device in ("eth0", "lo"):
             _do("ip", "-n", space, "link", "set", device, "up")
+        if self._rate:  # latency: how long a packet may wait before it is dropped, and not how long it travels
+            shaper = ("root", "tbf", "rate", self._rate, "burst", "256kb", "latency", "50ms")
+            _do("tc", "-n", space, "qdisc", "add", "dev", "eth0", *shaper)
         names = self._directory / f"{name}.uts"
         names.touch()
         _do("unshare", f"--uts={names}", "hostname", name)
@@ -130,9 +138,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int, directory: Path) -> Iterator[Hosts]:
+def hosts(count: int, directory: Path, rate: str = "") -> Iterator[Hosts]:
     """Nodes that exist as long as the block lasts."""
-    made = Hosts(count, directory)
+    made = Hosts(count, directory, rate)
     try:
         made.make()
         yield made

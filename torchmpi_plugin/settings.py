@@ -133,8 +133,10 @@ ASYNC_PROGRESS = Setting(
     f"one of {', '.join(PROGRESS_OF)}",
     functools.partial(_word, PROGRESS_OF),
     "Who moves the data of an asynchronous collective: a thread in the `background`; the `caller`, which polls for "
-    "about as long as the data needs; `auto`: the caller [where no core is idle](architecture.md#the-engine). Each "
-    "process reads it for itself, with the first group.",
+    "about as long as the data needs, and for 50 ms at most; `auto`: the caller [where no core is "
+    "idle](architecture.md#the-engine). Always the background's: messages (`isend`, `irecv`, windows), tensors on a "
+    "CUDA device, and all but `all_to_all`, `gather` and `scatter` where the collectives are MPI's own. Each process "
+    "reads it for itself, with the first group.",
 )
 TUNING = Setting(
     "MPIPLUS_TUNING",

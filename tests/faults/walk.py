@@ -47,6 +47,8 @@ from started import Operation, run_case
 #: Rows of the table that make several calls, of which the others make the rest when one of them has failed here.
 WITH_MORE_CALLS = ("monitored_barrier", "recv_any_source", "irecv_any_source", "sparse_all_reduce")
 IN_ALL_MODES = ("all_reduce", "all_to_all")
+#: Where an operation waits for its Work, and the call polls first.
+BY_CALLER = "wait, moved by the caller"
 ROWS = [
     *(
         operation
@@ -92,8 +94,9 @@ def one_case(operation: Operation, group: groups.Group, mode: str, target: Targe
     """Whether the failure came about."""
     what = f"{operation} ({mode}), {target}"
     dtype = torch.bfloat16 if operation.kind == REDUCTION and not operation.dtypes else torch.float32
-    case = Case(group, dtype, (NUMEL,), mode=mode)
-    with faults.armed(*(target if ME == 0 else NOTHING)):
+    case = Case(group, dtype, (NUMEL,), mode=mode.partition(",")[0])
+    mover = groups.moved_by("caller" if mode == BY_CALLER else "background")
+    with mover, faults.armed(*(target if ME == 0 else NOTHING)):
         outcome = outcome_of(what, lambda: "; ".join(run_case(operation, case)))
     happened = bool(notes.bcast(faults.happened))
     usable = notes.allgather(is_usable(group))
@@ -181,6 +184,7 @@ def main() -> None:
         if WANTED and operation.name not in WANTED:
             continue
         modes = [mode for mode in ("sync", "wait") if mode in operation.modes]
+        modes += [BY_CALLER] if "wait" in modes else []
         for mode in modes if operation.name in IN_ALL_MODES else modes[:1]:
             walk(operation, mode, faults)
     walk_missed(faults)

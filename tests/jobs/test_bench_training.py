@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 from job_runs import Job, Outcome
 from launch_runs import MPIPLUS_MODULE, ended
@@ -15,9 +16,9 @@ POSITIVE = ("samples_per_second", "step_seconds", "alone_seconds", "step_over_al
 TURNS = {"seconds", "cpu_seconds", "voluntary", "involuntary"}
 
 
-def figures_of(job: Job, *options: str) -> tuple[Outcome, dict]:
+def figures_of(job: Job, *options: str, ranks: int = 2) -> tuple[Outcome, dict]:
     file = job.directory / "figures.json"
-    command = job.installation.command(2, [*MPIPLUS_MODULE, *TRAIN, *options, "--json", str(file)])
+    command = job.installation.command(ranks, [*MPIPLUS_MODULE, *TRAIN, *options, "--json", str(file)])
     outcome = ended(job._run(command, None), 0).says_not("Traceback", "Warning")
     return outcome, json.loads(file.read_text())
 
@@ -66,9 +67,31 @@ def check_buckets(rows: dict) -> None:
     assert {way for (way, _, _), buckets in of.items() if not buckets} == {"fsdp2", "pipeline", "tensor"}
 
 
+def test_each_backend_is_trained_on_itself(job: Job) -> None:
+    """Equal losses do not show that: what torch keeps of one group may serve another, as where two meshes are equal."""
+    outcome = job.run(2, "whose_steps.py").succeeded(2)
+    told = re.findall(r"rank (\d): (\S+) on (\w+): (.*)", outcome.output)
+    wanted = {"mpiplus": "mpiplus", "gloo": "not mpiplus", "alone": "not mpiplus"}
+    ways = [(str(rank), way.name) for rank in (0, 1) for way in WAYS]
+    assert sorted(told) == sorted((*way, *pair) for way in ways for pair in wanted.items())
+
+
 def test_only_the_ways_that_are_named(job: Job) -> None:
     _, found = figures_of(job, "--train=sleep")
     assert [row["way"] for row in found["training"]] == ["sleep"]
+
+
+def test_more_ranks_than_cores(job: Job) -> None:
+    """Of the ways whose computation depends on the number of ranks, and of the usual one."""
+    _, found = figures_of(job, "--train=tensor,pipeline,ddp", ranks=4)
+    assert found["facts"]["ranks"] == 4
+    assert [note for note in found["notes"] if "left out by --quick" not in note] == []
+    planned = [(way.name, task.name, dtype) for way in WAYS for task, dtype in way.quick]
+    rows = [(row["way"], row["model"], row["dtype"]) for row in found["training"]]
+    assert sorted(rows) == sorted(row for row in planned if row[0] in ("tensor", "pipeline", "ddp"))
+    for row in found["training"]:
+        for figures in row["backends"].values():
+            check_figures(figures, bool(row["bucket_bytes"]))
 
 
 def test_a_wrong_training_is_an_error(job: Job) -> None:

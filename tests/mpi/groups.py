@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchmpi_plugin import Options
+from torchmpi_plugin import Options, settings
+from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.node import node
 
 # The environment of a rank, as MPI has not started when this is read.
@@ -40,6 +43,18 @@ def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **opt
         has_one = hasattr(group, "_set_default_timeout")
         (group if has_one else group._get_backend(torch.device("cpu")))._set_default_timeout(timeout)
     return group
+
+
+@contextmanager
+def moved_by(mover: str) -> Iterator[None]:
+    """Who moves the data of this rank's asynchronous calls, as ``MPIPLUS_ASYNC_PROGRESS`` has it."""
+    lib, usual = runtime.shim().lib, settings.ASYNC_PROGRESS.value()
+    share = len(runtime.allowed_cpus()) / RANKS
+    lib.mpp_set_inline(settings.PROGRESS_OF.index(mover), share)
+    try:
+        yield
+    finally:
+        lib.mpp_set_inline(settings.PROGRESS_OF.index(usual), share)
 
 
 def only_up_to(ranks: int) -> pytest.MarkDecorator:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from groups import moved_by
 from placements import PLACEMENTS, group_placed
 from sampling import count, dice
 
 LONG = 200_000  # of int64: 24 pieces
 ROWS = count("calls in a row", 40, 6)
 KINDS = ("all_reduce", "broadcast", "barrier", "all_gather", "reduce_scatter")
+
+
+#: Who moves the data, on even ranks and on odd ones: they need not agree.
+MOVERS = [("auto", "auto"), ("caller", "caller"), ("background", "caller")]
+
+
+@pytest.fixture(params=MOVERS, ids=" and ".join)
+def movers(request, world) -> Iterator[None]:
+    with moved_by(request.param[world.rank % 2]):
+        yield
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,7 @@ def filled(rank: int) -> torch.Tensor:
     return torch.arange(LONG) * 7 + rank * 1_000_003
 
 
+@pytest.mark.usefixtures("movers")
 @pytest.mark.parametrize("placement", [each for each in PLACEMENTS if each != "MPI"])
 def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group, monkeypatch) -> None:
     """MPI's own nonblocking collectives, like gloo's, go on side by side: there a program has to wait in between."""
@@ -90,6 +103,7 @@ def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group,
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.usefixtures("movers")
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_one_of_them_differs(placement: str, at: int, world, new_group, monkeypatch) -> None:

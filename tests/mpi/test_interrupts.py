@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from groups import only_up_to
+from groups import moved_by, only_up_to
 from sampling import FULL, number, share
 
 import torchmpi_plugin
@@ -238,14 +238,17 @@ def one_interrupt(name: str, asynchronous: bool, group: Any, number: int, channe
     else:
         problem += check_books(group, poison)
     tensor = full(dist.get_rank() + 1.0)
-    dist.all_reduce(tensor, group=group)
+    work = dist.all_reduce(tensor, group=group, async_op=asynchronous)  # in time: the caller polls the next time too
+    if work is not None:
+        work.wait()
     if tensor.unique().tolist() != [3.0]:
         problem += f"; the next all_reduce gave {tensor.unique().tolist()}"
     return interrupted, next((f"instruction {number}: {text}" for text in channel.allgather(problem) if text), "")
 
 
 WAYS = {"in Python": True, "in C": False}
-HOW = {"sync": False, "async": True}
+#: Whether the call is asynchronous, and who then moves its data.
+HOW = {"sync": (False, "auto"), "async": (True, "background"), "async, caller": (True, "caller")}
 #: Calls, ways and how, of which a change tries some; and of how many instructions one is interrupted. The seed says
 #: which calls these are, and with which instruction each begins. all_reduce, which others resemble, is always there.
 ALL = [(name, way, how) for name in CALLS for way in WAYS for how in HOW]
@@ -258,14 +261,15 @@ STRIDE, STRIDE_IN_C = (1, 1) if FULL else (31, 7)
 @pytest.mark.parametrize(("name", "way", "how"), CHOSEN)
 def test_interrupted_at_every_instruction(name: str, way: str, how: str, new_group, channel, impatient) -> None:
     """Rank 0 is interrupted at one after the other, while rank 1 has not come; what it has begun goes on."""
-    python_only = WAYS[way]
+    python_only, (asynchronous, mover) = WAYS[way], HOW[how]
     stride, most = (STRIDE, MOST) if python_only else (STRIDE_IN_C, MOST_IN_C)
     group, until = new_group(None), time.monotonic() + 80
     instruction = 1 + number(f"interrupts: {name} {way} {how}", stride)
     group._calls.python_only, interrupted, problem = python_only, True, ""
-    while interrupted and not problem and instruction < most and channel.bcast(time.monotonic() < until):
-        interrupted, problem = one_interrupt(name, HOW[how], group, instruction, channel)
-        instruction += stride
+    with moved_by(mover):
+        while interrupted and not problem and instruction < most and channel.bcast(time.monotonic() < until):
+            interrupted, problem = one_interrupt(name, asynchronous, group, instruction, channel)
+            instruction += stride
     assert problem == ""
     assert not python_only or instruction > 60, "hardly anything was interrupted"
 

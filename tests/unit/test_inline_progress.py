@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import pytest
+
+from torchmpi_plugin.engine.engine import SLICE_NS
 
 WINDOW = 50_000_000
 MIB = 1 << 20
@@ -74,6 +77,79 @@ def test_the_more_is_moved_the_longer_a_call_may_take(shim) -> None:
     group = shim.ffi.new("mpp_inline *")
     limits = [shim.lib.mpp_inline_try(group, size) for size in (8, MIB, 25 * MIB)]
     assert limits == [1_000_012, 1_000_000 + 3 * MIB // 2, 1_000_000 + 3 * 25 * MIB // 2]
+
+
+def test_a_call_never_holds_up_a_signal_for_long(shim) -> None:
+    """As long as a synchronous call waits in C before Python looks for Ctrl-C."""
+    group = shim.ffi.new("mpp_inline *")
+    limits = [shim.lib.mpp_inline_try(group, size) for size in (31 * MIB, 1 << 30, 1 << 50, (1 << 64) - 1)]
+    assert limits == [1_000_000 + 3 * 31 * MIB // 2, *[SLICE_NS] * 3]
+
+
+class Clocks:
+    """The clocks of a process, which only the test moves; each says how often it was asked."""
+
+    NAMES = ("now", "process", "background", "idle")
+
+    def __init__(self, shim, mode: int, share: float = 1.0) -> None:
+        self.lib, self.ffi = shim.lib, shim.ffi
+        self.values = dict.fromkeys(self.NAMES, 1_000_000_000)
+        self.asked = dict.fromkeys(self.NAMES, 0)
+        self._callbacks = {name: shim.ffi.callback("int64_t(void)", partial(self._ask, name)) for name in self.NAMES}
+        self._clocks = shim.ffi.new("mpp_inline_clocks *", self._callbacks)
+        self._rule = shim.ffi.new("mpp_inline_rule *", {"mode": mode, "load": {"share": share}})
+        self.group = shim.ffi.new("mpp_inline *")
+
+    def _ask(self, name: str) -> int:
+        self.asked[name] += 1
+        return self.values[name]
+
+    def pass_by(self, windows: float, **cores: float) -> None:
+        """Let windows of time pass, with so many cores used by the whole process, by its background, and by nobody."""
+        for name, part in {"now": 1.0, **cores}.items():
+            self.values[name] += int(part * windows * WINDOW)
+
+    def call(self) -> bool:
+        return bool(self.lib.mpp_inline_ns(self._rule, self.group, MIB, self._clocks))
+
+
+@pytest.mark.parametrize(("mode", "polls"), [("NEVER", False), ("ALWAYS", True)])
+def test_a_mode_that_asks_no_clock(shim, mode: str, polls: bool) -> None:
+    clocks = Clocks(shim, getattr(shim.lib, f"MPP_INLINE_{mode}"))
+    for _ in range(3):
+        clocks.pass_by(1, process=1, idle=0 if mode == "NEVER" else 1)
+        assert clocks.call() == polls
+    assert not any(clocks.asked.values())
+
+
+def test_always_still_learns(shim) -> None:
+    clocks = Clocks(shim, shim.lib.MPP_INLINE_ALWAYS)
+    for _ in range(2):
+        assert clocks.call()
+        shim.lib.mpp_inline_note(clocks.group, False)
+    assert [clocks.call() for _ in range(3)] == [False, False, True]
+
+
+def test_auto_follows_the_load(shim) -> None:
+    """A window late at the most; and within a window it asks for the time only."""
+    clocks = Clocks(shim, shim.lib.MPP_INLINE_AUTO)
+    assert not clocks.call()
+    polls = []
+    for busy in (1.0, 1.0, 0.1, 0.1, 1.0):
+        for _ in range(5):
+            clocks.pass_by(0.2, process=busy, idle=1 - busy)
+            polls.append(clocks.call())
+    assert polls == [False] * 4 + [True] * 10 + [False] * 10 + [True]
+    assert clocks.asked == {"now": 26, "process": 6, "background": 6, "idle": 6}
+
+
+@pytest.mark.parametrize(("background", "is_taken"), [(0.0, True), (0.3, True), (0.7, False), (1.0, False)])
+def test_the_background_is_no_computation(shim, background: float, is_taken: bool) -> None:
+    """Its thread polls while data comes: a program that sleeps meanwhile has its core to spare."""
+    clocks = Clocks(shim, shim.lib.MPP_INLINE_AUTO)
+    clocks.call()
+    clocks.pass_by(1, process=1.0, background=background)
+    assert clocks.call() == is_taken
 
 
 def calls(shim, group, is_complete) -> list[int]:

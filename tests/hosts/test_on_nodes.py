@@ -1,0 +1,38 @@
+"""on_nodes.py: a command on pretended nodes, with a network as slow as asked for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_installations import Installation, run_limited
+from network import missing
+from rank_runs import no_mpi_message
+
+ON_NODES = Path(__file__).with_name("on_nodes.py")
+
+
+@pytest.mark.parametrize("rate", ["", "1gbit"])
+def test_nodes(installation: Installation | None, rate: str) -> None:
+    """Every node has its ranks and the rate; and is removed."""
+    if installation is None:
+        pytest.fail(no_mpi_message(), pytrace=False)
+    if reason := missing():
+        pytest.skip(f"no hosts can be made here: {reason}")
+    options = ["--nodes", "3", "--ranks", "2", "--mpiexec", installation.mpiexec, *(["--rate", rate] if rate else [])]
+    command = [sys.executable, str(ON_NODES), *options, "sh", "-c", "echo $(hostname) $(tc qdisc show dev eth0)"]
+    code, output = run_limited(command, installation.full_environment(), 120)
+    assert code == 0, output
+    assert sorted(re.findall(r"(node\d) qdisc", output)) == ["node1"] * 2 + ["node2"] * 2 + ["node3"] * 2, output
+    assert output.count("tbf") == (6 if rate else 0), output
+    assert not rate or output.count("rate 1Gbit") == 6, output
+
+
+def test_a_command_that_fails(installation: Installation | None) -> None:
+    if reason := missing():
+        pytest.skip(f"no hosts can be made here: {reason}")
+    result = subprocess.run([sys.executable, str(ON_NODES), "false"], check=False, capture_output=True, timeout=100)
+    assert result.returncode != 0

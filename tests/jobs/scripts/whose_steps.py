@@ -1,0 +1,34 @@
+"""Takes a step in each way of `mpiplus bench --train` on each group, and tells whether mpiplus had a part in it."""
+
+import torch
+import torch.distributed as dist
+
+import torchmpi_plugin
+from torchmpi_plugin.cli.bench.session import new_groups
+from torchmpi_plugin.cli.bench.training.alone import new_alone_group
+from torchmpi_plugin.cli.bench.training.ways import WAYS, Place
+
+torch.set_num_threads(1)
+groups = new_groups(("mpiplus", "gloo"), False)
+first, alone = groups["mpiplus"], new_alone_group()
+rank = dist.get_rank()
+
+
+def calls() -> int:
+    operations = torchmpi_plugin.statistics(first)["operations"]
+    return sum(operation["calls"] for operation in operations.values())
+
+
+for way in (way.with_samples(2) for way in WAYS):
+    task, dtype = way.quick[0]
+    places = {name: Place(task, getattr(torch, dtype), group, group) for name, group in groups.items()}
+    places["alone"] = Place(task, getattr(torch, dtype), alone, first, alone=True)
+    trainees = {name: way.make(place) for name, place in places.items()}
+    for name, trainee in trainees.items():
+        for _ in range(3):  # in the first ones DDP settles its buckets, on the group that it was made on
+            trainee.step()
+        before = calls()
+        trainee.step()
+        print(f"rank {rank}: {way.name} on {name}: {'mpiplus' if calls() > before else 'not mpiplus'}", flush=True)
+print(f"[{rank}] end", flush=True)
+dist.destroy_process_group()
