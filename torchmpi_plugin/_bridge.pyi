@@ -1,4 +1,4 @@
-"""The extension made from c_src/bridge_module.c."""
+"""The extension made from c_src/python/bridge_module.c."""
 
 from collections.abc import Callable
 from types import CodeType

@@ -1,4 +1,4 @@
-"""The protocol of shared memory: c_src/shm.c and calls.c once more, function by function.
+"""The protocol of shared memory: c_src/shm/protocol.c and signatures.c once more, function by function.
 
 explore.py runs it in all orders.
 
@@ -6,7 +6,7 @@ Each `yield` is one access to what other ranks can see: an atomic load or store 
 data. Between two of them a rank is alone. What is left out: the data itself (a slot holds a tag that says what was
 written there), staging, and the bound on rounds in `move`, as one round at a time is the same, taken up more often.
 
-test_model.py notices when a function of shm.c changes and this file was not looked at.
+test_model.py notices when a function of them changes and this file was not looked at.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ def reduce_part(s: Op, c: Channel, number: int) -> Access:
 
 
 def write(s: Op, c: Channel, number: int) -> Access:
-    """shm_collectives.c: write_plain and the like."""
+    """shm/shm_collectives.c: write_plain and the like."""
     if s.writes(c.rank):
         yield "write", c.slot(number), (s.position, s.written)
 
 
 def read(s: Op, c: Channel, number: int) -> Access:
-    """shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
+    """shm/shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
     if not s.reads(c.rank):
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):

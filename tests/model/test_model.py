@@ -20,7 +20,7 @@ from protocol import NO_MEMORY, Call
 from sampling import share
 
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
-C_SRC = Path(__file__).resolve().parents[2] / "c_src"
+SHM = Path(__file__).resolve().parents[2] / "c_src" / "shm"
 
 FLAT, FLAT_2, FLAT_3 = (Call("all_reduce", chunks) for chunks in (1, 2, 3))
 TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunks in (2, 3))
@@ -28,7 +28,7 @@ BROADCAST, REDUCE, REDUCE_2_PHASE = Call("broadcast", 2), Call("reduce", 2), Cal
 BARRIER, REFUSED = Call("barrier"), Call(NO_MEMORY, refused=True)
 CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, REFUSED)
 
-# What was read of shm.c when protocol.py was last compared with it.
+# What was read of these when protocol.py was last compared with it.
 COMPARED = {
     "reached": "402e228e559f",
     "may_write": "25036e1f9883",
@@ -48,11 +48,11 @@ COMPARED = {
 
 
 def text_of(function: str) -> str:
-    """A function of shm.c or calls.c without comments and layout."""
-    text = "".join((C_SRC / name).read_text() for name in ("shm.c", "calls.c"))
+    """A function of protocol.c or signatures.c without comments and layout."""
+    text = "".join((SHM / name).read_text() for name in ("protocol.c", "signatures.c"))
     code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     found = re.search(rf"^[a-z][^;{{}}()]*\b{function}\([^;]*?\) {{.*?^}}", code, re.DOTALL | re.MULTILINE)
-    assert found, f"shm.c has no function {function}"
+    assert found, f"c_src/shm has no function {function}"
     return "".join(found[0].split())
 
 
@@ -60,7 +60,7 @@ def text_of(function: str) -> str:
 def test_the_c_code_is_what_was_modelled(function: str) -> None:
     digest = hashlib.sha256(text_of(function).encode()).hexdigest()[:12]
     assert digest == COMPARED[function], (
-        f"{function} in shm.c has changed: change it in protocol.py too where its accesses to shared memory or its "
+        f"{function} in c_src/shm has changed: change it in protocol.py too where its accesses to shared memory or its "
         f"decisions have, and then write {digest!r} here"
     )
     assert callable(getattr(protocol, function))

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire.h"
+#include "arith/mpi_representation.h"
 
 enum { COUNT = 2500, SOURCES = 4, CODES = 1 << 16, PATTERNS = 1 << 18 };
 

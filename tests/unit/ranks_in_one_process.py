@@ -53,7 +53,7 @@ def build(folder):
     ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
         "shim_of_all_ranks",
-        _ALLOCATION + '#include "hosts.h"\n' + (HERE / "messages_in_one_process.c").read_text(),
+        _ALLOCATION + '#include "internode/agreement.h"\n' + (HERE / "messages_in_one_process.c").read_text(),
         sources=[str(C_SRC / source) for source in build_shim.SOURCES],
         include_dirs=[str(C_SRC)],
         define_macros=[("MPP_HANDLES_ARE_POINTERS", None)],

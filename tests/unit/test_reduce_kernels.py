@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reduce_kernels import (
     BLOCK_BYTES,
+    ARITH,
     C_SRC,
     CASES,
     CC,
@@ -67,7 +68,7 @@ def test_types_and_supported_pairs(kernels):
 SELF_CHECK = r"""
 #include <stdlib.h>
 #include <string.h>
-#include "wire.h"
+#include "arith/mpi_representation.h"
 
 /* Buffers end where the heap block ends and start at odd addresses. */
 static void try_one(const mpp_reduction *r, int nsrc, size_t n)
@@ -118,10 +119,10 @@ def test_sanitizers_stay_silent(tmp_path, level):
     main, program = tmp_path / "check.c", tmp_path / "check"
     main.write_text(SELF_CHECK)
     sanitize = ["-g", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
-    compile_with([level, *sanitize, "-o", str(program)], C_SRC / "reduce.c", C_SRC / "wire.c", main)
+    compile_with([level, *sanitize, "-o", str(program)], ARITH / "reduce.c", ARITH / "mpi_representation.c", main)
     done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_compiles_without_warnings(tmp_path):
-    compile_with(["-O3", "-c", "-o", str(tmp_path / "reduce.o")], C_SRC / "reduce.c")
+    compile_with(["-O3", "-c", "-o", str(tmp_path / "reduce.o")], ARITH / "reduce.c")

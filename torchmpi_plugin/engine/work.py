@@ -167,7 +167,7 @@ class Work(dist.Work):
 class PendingWork(Work):
     """An operation that C is still busy with, or was when it started.
 
-    It is made without arguments, as C makes it too (c_src/bridge.c), and then given what :meth:`begun` says.
+    It is made without arguments, as C makes it too (c_src/python/bridge.c), and then given what :meth:`begun` says.
     """
 
     finished = False

@@ -35,7 +35,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPLEX = (torch.complex64, torch.complex128)
 
-# By enum mpp_redop of c_src/reduce.h.
+# By enum mpp_redop of c_src/arith/reduce.h.
 _SUM = 0
 _KERNELS: tuple[Callable[..., torch.Tensor], ...] = (
     *(torch.add, torch.mul, torch.minimum, torch.maximum),
@@ -76,7 +76,7 @@ def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
 def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> None:
     """Reduce equally long tensors elementwise, in their order; ``target`` may be one of them.
 
-    With mpiplus's own arithmetic (``mpp_reduce`` of c_src/reduce.h): narrow floats are computed in float32 and rounded
+    With mpiplus's own arithmetic (``mpp_reduce`` of c_src/arith/reduce.h): narrow floats are computed in float32 and rounded
     once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero.
     """
     if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
@@ -91,7 +91,7 @@ def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> 
 
 
 def _added_up(sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any) -> torch.Tensor:
-    """In the order of ``reduce_block`` of c_src/reduce.c: the largest power of two of them with the rest."""
+    """In the order of ``reduce_block`` of c_src/arith/reduce.c: the largest power of two of them with the rest."""
     if len(sources) == 1:
         return _scaled(sources[0].to(_WIDE.get(sources[0].dtype, sources[0].dtype)), how)
     first = 1 << (len(sources) - 1).bit_length() - 1
