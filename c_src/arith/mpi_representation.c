@@ -10,7 +10,7 @@ static enum form form_of(const mpp_reduction *r) {
     return (r->op == MPP_MIN || r->op == MPP_MAX) && r->dtype > MPP_I64 ? FORM_ORDERED : FORM_WIDE;
 }
 
-int mpp_wire_dtype(const mpp_reduction *r) {
+int mpp_mpi_dtype(const mpp_reduction *r) {
     switch (form_of(r)) {
     case FORM_LONG: return MPP_U32; /* signed ones too: modulo 2^16 it is all the same */
     case FORM_ORDERED: return r->dtype == MPP_F64 ? MPP_I64 : MPP_I32;
@@ -20,7 +20,7 @@ int mpp_wire_dtype(const mpp_reduction *r) {
 
 /* A torch bool travels as a byte that is 0 or 1. MPI has no logical operation on bytes that every library
  * implements, but on 0 and 1 the maximum is "or" and the minimum is "and". */
-int mpp_wire_op(const mpp_reduction *r) {
+int mpp_mpi_op(const mpp_reduction *r) {
     if (r->dtype == MPP_BOOL && (r->op == MPP_SUM || r->op == MPP_BOR)) return MPP_MAX;
     if (r->dtype == MPP_BOOL && (r->op == MPP_PROD || r->op == MPP_BAND)) return MPP_MIN;
     return r->op;
@@ -69,45 +69,45 @@ static void shorten(void *out, const uint32_t *in, size_t n, size_t size) {
 
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
-static void long_to_wire(const mpp_reduction *r, uint32_t *wire, const char *src, size_t count) {
+static void long_to_mpi(const mpp_reduction *r, uint32_t *out, const char *src, size_t count) {
     uint16_t piece[PIECE];
     size_t size = mpp_dtype_size(r->dtype);
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
         mpp_widen(r, piece, src + begin * size, n);
-        lengthen(wire + begin, piece, n, size);
+        lengthen(out + begin, piece, n, size);
     }
 }
 
-static void long_from_wire(const mpp_reduction *r, char *dst, const uint32_t *wire, size_t count) {
+static void long_from_mpi(const mpp_reduction *r, char *dst, const uint32_t *values, size_t count) {
     uint16_t piece[PIECE];
     size_t size = mpp_dtype_size(r->dtype);
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
-        shorten(piece, wire + begin, n, size);
+        shorten(piece, values + begin, n, size);
         mpp_narrow(r, dst + begin * size, piece, n);
     }
 }
 
-void mpp_to_wire(const mpp_reduction *r, void *wire, const void *src, size_t count) {
+void mpp_to_mpi(const mpp_reduction *r, void *out, const void *src, size_t count) {
     enum form form = form_of(r);
     if (form == FORM_LONG) {
-        long_to_wire(r, wire, src, count);
+        long_to_mpi(r, out, src, count);
         return;
     }
-    mpp_widen(r, wire, src, count);
+    mpp_widen(r, out, src, count);
     if (form != FORM_ORDERED) return;
-    if (r->dtype == MPP_F64) order_64(wire, count, r->op == MPP_MIN);
-    else order_32(wire, count, r->op == MPP_MIN);
+    if (r->dtype == MPP_F64) order_64(out, count, r->op == MPP_MIN);
+    else order_32(out, count, r->op == MPP_MIN);
 }
 
-void mpp_from_wire(const mpp_reduction *r, void *dst, void *wire, size_t count) {
+void mpp_from_mpi(const mpp_reduction *r, void *dst, void *values, size_t count) {
     enum form form = form_of(r);
     if (form == FORM_LONG) {
-        long_from_wire(r, dst, wire, count);
+        long_from_mpi(r, dst, values, count);
         return;
     }
-    if (form == FORM_ORDERED && r->dtype == MPP_F64) unorder_64(wire, count);
-    else if (form == FORM_ORDERED) unorder_32(wire, count);
-    mpp_narrow(r, dst, wire, count);
+    if (form == FORM_ORDERED && r->dtype == MPP_F64) unorder_64(values, count);
+    else if (form == FORM_ORDERED) unorder_32(values, count);
+    mpp_narrow(r, dst, values, count);
 }

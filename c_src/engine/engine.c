@@ -65,7 +65,7 @@ static void complete(mpp_op *op, int state) {
     if (op->notify) {
         op->queued = 1;
         push(&engine.done, &engine.done_tail, op);
-        if (++engine.done_count >= MOST_DONE || op->hurry) pthread_cond_signal(&engine.completed);
+        if (++engine.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&engine.completed);
     }
     /* Last: from here a waiter may release the operation. */
     atomic_store_explicit(&op->state, state, memory_order_release);
@@ -272,21 +272,21 @@ int mpp_state_of(uintptr_t handle) {
 
 /* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. Nobody is woken
  * for it, which costs more than a small operation itself, unless that hurries: something follows from its end. */
-int mpp_watch(uintptr_t handle, int hurry) {
+int mpp_notify_on_completion(uintptr_t handle, int wake) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     int pending = atomic_load(&op->state) == MPP_PENDING;
     op->notify = pending;
-    op->hurry |= hurry;
+    op->wake |= wake;
     if (pending) wake_progress();
     mpp_unlock();
     return pending;
 }
 
-void mpp_hurry(uintptr_t handle) {
+void mpp_wake_on_completion(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
-    op->hurry = 1;
+    op->wake = 1;
     if (op->queued) pthread_cond_signal(&engine.completed);
     mpp_unlock();
 }

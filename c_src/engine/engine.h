@@ -19,9 +19,9 @@
 
 typedef struct mpp_op mpp_op;
 typedef struct mpp_group mpp_group;
-typedef struct mpp_channel mpp_channel;   /* shared memory of a group, shm.c */
-typedef struct mpp_listener mpp_listener; /* what comes for windows, windows.c */
-typedef struct mpp_staging mpp_staging;   /* between an operation and device memory, staging.h */
+typedef struct mpp_channel mpp_channel;   /* shared memory of a group, shm/shm.h */
+typedef struct mpp_listener mpp_listener; /* receives messages for windows, p2p/windows.c */
+typedef struct mpp_staging mpp_staging;   /* between an operation and device memory, cuda/staging.h */
 
 /* The first member of what an operation owns and gives back with itself. */
 typedef struct mpp_owned mpp_owned;
@@ -47,7 +47,7 @@ struct mpp_op {
     int ours;     /* a part of the engine's own memory, never Python's */
     int holds;    /* keeps the group: from the moment that Python has the operation's handle */
     int notify;   /* report completion through mpp_next_completed */
-    int hurry;    /* and wake whoever asks that; else it may wait until the next time that something does */
+    int wake;     /* and wake the thread that asks; else the report waits until that thread wakes up by itself */
     int queued;   /* stands in the list of completed operations */
     int failure;
     int mpi_error;
@@ -58,21 +58,22 @@ struct mpp_op {
 struct mpp_group {
     mpi_handle comm;
     int rank, size;
-    /* Tags of exchanges, above every tag a user may give; those above are of windows, and above these, of hosts.c. */
+    /* Tags of exchanges, above every tag a user may give; those above are of windows, and above these, of internode/.
+     */
     int first_tag, tag_count;
     unsigned sequence;
     int yield_early;
     mpp_inline inline_progress;
     int spins; /* for an operation of the group, unless it knows better */
     _Atomic int aborted;
-    _Atomic int holders;              /* Python's group, and operations that Python knows */
-    void (*release)(mpp_group *);     /* by the last of them */
-    _Atomic int64_t active;           /* operations that are made and not complete; from MPP_CLOSED on: none will be */
-    _Atomic unsigned moves;           /* counts, under the lock, what this rank has moved through shared memory */
-    mpp_channel *channel;             /* NULL where not all ranks of a node share memory */
-    struct message_op *receives;      /* what has messages still to be matched, in program order */
-    struct message_op *sends;         /* those that wait for their data, and those behind them, in program order */
-    struct mpi_collective *launching; /* collectives with calls still to make, in program order */
+    _Atomic int holders;            /* Python's group, and operations that Python knows */
+    void (*release)(mpp_group *);   /* by the last of them */
+    _Atomic int64_t active;         /* operations that are made and not complete; from MPP_CLOSED on: none will be */
+    _Atomic unsigned moves;         /* counts, under the lock, what this rank has moved through shared memory */
+    mpp_channel *channel;           /* NULL where not all ranks of a node share memory */
+    struct message_op *receives;    /* operations with messages still to be matched, in program order */
+    struct message_op *sends;       /* operations with messages still to be sent, in program order */
+    struct mpi_collective *issuing; /* collectives with calls still to make, in program order */
     struct mpp_window *windows;
     mpp_listener *listener; /* NULL until a window needs one */
     mpp_activity *activity; /* NULL where nobody counts */
@@ -98,20 +99,16 @@ static inline int mpp_is_closed(const mpp_group *group) {
     return atomic_load(&group->active) >= MPP_CLOSED || mpp_in_child();
 }
 
-/* Looks for a message, and how many bytes it has; MPI's error. */
-int mpp_probe(const mpp_group *group, int peer, int tag, mpi_handle *message, mpi_status *status, int *length,
-              int *found);
-
 /* Both return what step should return. */
 int mpp_fail(mpp_op *op, int failure, int mpi_error);
-int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag);
+int mpp_test(mpp_op *op, mpi_handle *request); /* MPP_DONE: MPI is done with the request */
 
 /* Takes the staging over, also where it returns NULL: no memory, or the group is closed. */
 void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t staging);
 void mpp_discard(mpp_op *op);
 void mpp_no_longer_active(mpp_op *op);
 int mpp_is_shared(const mpp_op *op); /* by all that could not be made: nobody's to free */
-void mpp_let_go(mpp_group *group);
+void mpp_group_unref(mpp_group *group);
 void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns);
@@ -122,7 +119,8 @@ void mpp_note_waiting(const mpp_op *op, int64_t ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
-uintptr_t mpp_refused(const mpp_group *group); /* the same for a call that the other ranks learn of, in its place */
+uintptr_t
+mpp_out_of_memory_in_order(const mpp_group *group); /* for a call that takes its place in the order all the same */
 mpi_handle mpp_to_handle(int64_t value);
 
 #endif

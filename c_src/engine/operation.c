@@ -17,19 +17,12 @@ int mpp_fail(mpp_op *op, int failure, int mpi_error) {
     return MPP_FAILED;
 }
 
-int mpp_probe(const mpp_group *group, int peer, int tag, mpi_handle *message, mpi_status *status, int *length,
-              int *found) {
-    *found = 0;
-    int error = mpp_mpi.Improbe(peer, tag, group->comm, found, message, status);
-    return !error && *found ? mpp_mpi.Get_count(status, mpp_mpi.byte, length) : error;
-}
-
-int mpp_test(mpp_op *op, mpi_handle *request, mpi_status *status, int *flag) {
-    *flag = 0;
-    int error = mpp_mpi.Test(request, flag, status);
-    if (!error) return MPP_PENDING;
-    *flag = 1; /* an error completes the request */
-    *request = mpp_mpi.request_null;
+int mpp_test(mpp_op *op, mpi_handle *request) {
+    mpi_status status;
+    int flag = 0;
+    int error = mpp_mpi.Test(request, &flag, &status);
+    if (!error) return flag ? MPP_DONE : MPP_PENDING;
+    *request = mpp_mpi.request_null; /* an error completes the request */
     return mpp_fail(op, MPP_FAILURE_MPI, error);
 }
 
@@ -60,20 +53,22 @@ void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t
     return op;
 }
 
-/* What is returned for an operation that could not be made: all it can do is to say why. */
+/* Returned for an operation that could not be made: all it can do is to say why. */
 static mpp_op no_memory = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1};
-static mpp_op refused = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1, .detail = {1}};
+static mpp_op no_memory_in_order = {.state = MPP_FAILED, .failure = MPP_FAILURE_MEMORY, .source = -1, .detail = {1}};
 static mpp_op no_group = {.state = MPP_FAILED, .failure = MPP_FAILURE_CANCELLED, .source = -1};
 
-int mpp_is_shared(const mpp_op *op) { return op == &no_memory || op == &refused || op == &no_group; }
+int mpp_is_shared(const mpp_op *op) { return op == &no_memory || op == &no_memory_in_order || op == &no_group; }
 
 uintptr_t mpp_out_of_memory(const mpp_group *group) {
     return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory);
 }
 
-uintptr_t mpp_refused(const mpp_group *group) { return (uintptr_t)(mpp_is_closed(group) ? &no_group : &refused); }
+uintptr_t mpp_out_of_memory_in_order(const mpp_group *group) {
+    return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory_in_order);
+}
 
-void mpp_let_go(mpp_group *group) {
+void mpp_group_unref(mpp_group *group) {
     if (atomic_fetch_sub(&group->holders, 1) == 1) group->release(group);
 }
 
@@ -81,7 +76,7 @@ void mpp_discard(mpp_op *op) {
     if (op->discard) op->discard(op);
     release((mpp_owned *)op->staging);
     mpp_no_longer_active(op);
-    if (op->holds) mpp_let_go(op->group);
+    if (op->holds) mpp_group_unref(op->group);
     free(op);
 }
 

@@ -1,28 +1,31 @@
-/* The engine as another extension of this package calls it: a table, whose address travels through Python as a number.
- * Below it nothing knows a Python object; above it (bridge.c) nothing knows MPI. The functions are shim.h's. */
+/* The functions of shim.h that the other extension of this package calls: a table, whose address travels through Python
+ * as a number. Below it no file knows a Python object; above it (python/) none knows MPI. */
 #ifndef MPP_ENTRIES_H
 #define MPP_ENTRIES_H
 
 #include "shim.h"
 
+#define MPP_ENTRIES(X)                                                                                                 \
+    X(send)                                                                                                            \
+    X(recv)                                                                                                            \
+    X(exchange)                                                                                                        \
+    X(barrier)                                                                                                         \
+    X(broadcast)                                                                                                       \
+    X(allreduce)                                                                                                       \
+    X(reduce_to)                                                                                                       \
+    X(allgather)                                                                                                       \
+    X(allgather_list)                                                                                                  \
+    X(reduce_scatter)                                                                                                  \
+    X(reduction_supported)                                                                                             \
+    X(claim)                                                                                                           \
+    X(notify_on_completion)                                                                                            \
+    X(wait)
+
 typedef struct {
     size_t size; /* of this table: both extensions must be of one build */
-    uintptr_t (*send)(uintptr_t, uintptr_t, size_t, int, int, uintptr_t, int64_t);
-    uintptr_t (*recv)(uintptr_t, uintptr_t, size_t, int, int, uintptr_t, int64_t);
-    uintptr_t (*exchange)(uintptr_t, const uintptr_t *, const size_t *, const uintptr_t *, const size_t *, int,
-                          uintptr_t, int64_t);
-    uintptr_t (*barrier)(uintptr_t, int64_t);
-    uintptr_t (*broadcast)(uintptr_t, uintptr_t, size_t, int, uintptr_t, int64_t);
-    uintptr_t (*allreduce)(uintptr_t, uintptr_t, uintptr_t, size_t, const mpp_reduction *, uintptr_t, int64_t);
-    uintptr_t (*reduce_to)(uintptr_t, uintptr_t, uintptr_t, size_t, const mpp_reduction *, int, uintptr_t, int64_t);
-    uintptr_t (*allgather)(uintptr_t, uintptr_t, uintptr_t, size_t, uintptr_t, int64_t);
-    uintptr_t (*allgather_list)(uintptr_t, uintptr_t, const uintptr_t *, const size_t *, uintptr_t, int64_t);
-    uintptr_t (*reduce_scatter)(uintptr_t, const uintptr_t *, uintptr_t, const size_t *, int, const mpp_reduction *,
-                                uintptr_t, int64_t);
-    int (*reduction_supported)(int dtype, int op);
-    void (*claim)(uintptr_t);
-    int (*watch)(uintptr_t, int hurry);
-    int (*wait)(uintptr_t, int64_t);
+#define MPP_MEMBER(name) __typeof__(mpp_##name) *name;
+    MPP_ENTRIES(MPP_MEMBER)
+#undef MPP_MEMBER
 } mpp_entries;
 
 #endif

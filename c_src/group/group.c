@@ -1,11 +1,11 @@
-/* Groups: made, aborted, closed and released. What a group consists of is everybody's; this is above all of them. */
+/* Groups: made, aborted, closed and released. Its parts belong to the rooms below. */
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "shm/shm.h"
 #include "group/status.h"
+#include "internode/internode.h"
 #include "p2p/windows.h"
 
 uintptr_t mpp_map(int descriptor, size_t bytes) {
@@ -35,6 +35,24 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     group->holders = 1;
     group->release = release;
     return (uintptr_t)group;
+}
+
+/* Of a group on several nodes, `segment` is this node's, and `node_of` has the number of every rank's node; else NULL.
+ * `reproducible`: see mpp_topology_new(). */
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of,
+                     int reproducible) {
+    mpp_group *g = (mpp_group *)group;
+    mpp_topology *topology = node_of ? mpp_topology_new(g->size, g->rank, node_of, reproducible) : NULL;
+    if (node_of && !topology) return -1;
+    mpp_channel *c = mpp_channel_new(g, segment, slots, slot_bytes, topology);
+    if (!c) return -1;
+    if (topology && !mpp_internode_attach(g, c)) {
+        mpp_channel_free(c);
+        return -1;
+    }
+    if (topology && !g->yield_early) g->spins = MPP_SPINS_NETWORK;
+    g->channel = c;
+    return 0;
 }
 
 void mpp_group_only_compares(uintptr_t handle) { ((mpp_group *)handle)->channel->only_compares = 1; }
@@ -70,4 +88,4 @@ int mpp_group_close(uintptr_t handle) {
 }
 
 /* Nobody will use the handle any more. The memory goes with the last of the group's operations. */
-void mpp_group_release(uintptr_t handle) { mpp_let_go((mpp_group *)handle); }
+void mpp_group_release(uintptr_t handle) { mpp_group_unref((mpp_group *)handle); }

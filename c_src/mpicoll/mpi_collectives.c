@@ -1,4 +1,4 @@
-/* The collectives: over shared memory where the group has it, else through MPI's nonblocking ones.
+/* MPI's nonblocking collectives that move data, and how an operation makes its MPI calls.
  *
  * An operation may need several MPI calls (more elements than an int counts, or a conversion to a type
  * that MPI can reduce, done in pieces). MPI wants the calls on one communicator in the same order on every
@@ -12,12 +12,12 @@
 /* ---- one call after the other ---- */
 
 static void leave_queue(mpi_collective *c) {
-    c->last_launched = 1;
-    c->op.group->launching = c->later;
+    c->last_issued = 1;
+    c->op.group->issuing = c->later;
 }
 
 static void enter_queue(mpi_collective *c) {
-    mpi_collective **end = &c->op.group->launching;
+    mpi_collective **end = &c->op.group->issuing;
     while (*end) end = &(*end)->later;
     *end = c;
 }
@@ -35,7 +35,7 @@ static int agree(mpi_collective *c) {
     return mpp_fail(&c->op, agreement->failure, agreement->mpi_error);
 }
 
-/* Of its data nobody but MPI knows anything: never more than that a rank has come. */
+/* Only MPI knows of the data, so the answer is never more than that a rank has come. */
 static int arrived(mpp_op *op, int rank) {
     int there = op->agreement->arrived(op->agreement, rank);
     return there > 1 ? 1 : there;
@@ -48,7 +48,7 @@ static int step(mpp_op *op) {
     for (;;) {
         if (!c->active) {
             if (c->index == c->calls) return MPP_DONE;
-            if (op->group->launching != c) return MPP_PENDING;
+            if (op->group->issuing != c) return MPP_PENDING;
             if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) {
                 leave_queue(c);
                 return mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
@@ -58,18 +58,16 @@ static int step(mpp_op *op) {
                 leave_queue(c);
                 return MPP_FAILED;
             }
-            int error = c->launch(c);
+            int error = c->issue(c);
             if (error || c->index + 1 == c->calls) leave_queue(c);
             if (error) return mpp_fail(op, MPP_FAILURE_MPI, error);
             c->active = 1;
         }
-        mpi_status status;
-        int flag;
-        state = mpp_test(op, &c->request, &status, &flag);
-        if (!flag) return MPP_PENDING;
+        state = mpp_test(op, &c->request);
+        if (state == MPP_PENDING) return state;
         c->active = 0;
         if (state == MPP_FAILED) {
-            if (!c->last_launched) leave_queue(c);
+            if (!c->last_issued) leave_queue(c);
             return state;
         }
         if (c->finish) c->finish(c);
@@ -81,18 +79,18 @@ static int step(mpp_op *op) {
 static void discard_buffers(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
     if (op->agreement) mpp_discard(op->agreement);
-    free(c->stage);
-    free(c->stage_out);
+    free(c->scratch);
+    free(c->scratch_out);
     free(c->in_list);
     free(c->counts);
 }
 
-mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*launch)(mpi_collective *), uintptr_t staging) {
+mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging) {
     mpi_collective *c = mpp_new_op(sizeof *c, g, step, staging);
     if (!c) return NULL;
     c->op.discard = discard_buffers;
     c->kind = kind;
-    c->launch = launch;
+    c->issue = issue;
     c->root = -1;
     c->calls = 1;
     c->element = 1;
@@ -100,13 +98,13 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*launch)(mpi_col
 }
 
 /* Where calls are compared the others learn of it, in this call's place. */
-static uintptr_t out_of_memory(mpp_group *g) {
+uintptr_t mpp_mpi_out_of_memory(mpp_group *g) {
     return mpp_only_compares(g) ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
 }
 
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
     if (c) mpp_discard(&c->op);
-    return out_of_memory(g);
+    return mpp_mpi_out_of_memory(g);
 }
 
 /* The comparison of this call: of what all ranks must have in common. 0: no memory. */
@@ -146,35 +144,25 @@ void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int ou
     mpp_stage_begin(&c->op, c->stride);
 }
 
-/* Whether the operation stays in the node's memory. What MPI takes from a device directly does not. */
-static int in_node(const mpp_group *g, uintptr_t staging) {
-    return mpp_carries(g) && (!staging || mpp_through_host(staging));
-}
-
 /* ---- barrier ---- */
 
-static int launch_barrier(mpi_collective *c) { return mpp_mpi.Ibarrier(c->op.group->comm, &c->request); }
+static int issue_barrier(mpi_collective *c) { return mpp_mpi.Ibarrier(c->op.group->comm, &c->request); }
 
-uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns) {
-    mpp_note(MPP_CALL_BARRIER, 0, -1);
-    mpp_group *g = (mpp_group *)group;
-    if (mpp_carries(g)) return mpp_shm_barrier(g, wait_ns);
-    mpi_collective *c = mpp_new_collective(g, MPP_BARRIER, launch_barrier, 0);
+uintptr_t mpp_mpi_barrier(mpp_group *g, int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_BARRIER, issue_barrier, 0);
     return c ? mpp_enqueue(c, wait_ns) : mpp_no_collective(c, g);
 }
 
 /* ---- broadcast ---- */
 
-static int launch_broadcast(mpi_collective *c) {
+static int issue_broadcast(mpi_collective *c) {
     return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_length_of(c), mpp_mpi.byte, c->root,
                           c->op.group->comm, &c->request);
 }
 
-uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_BROADCAST, bytes, root);
-    mpp_group *g = (mpp_group *)group;
-    if (in_node(g, staging)) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
-    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, launch_broadcast, staging);
+uintptr_t mpp_mpi_broadcast(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging,
+                            int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, issue_broadcast, staging);
     if (!c) return mpp_no_collective(c, g);
     c->in = c->out = (char *)buffer;
     c->root = root;
@@ -185,7 +173,7 @@ uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int roo
 
 /* ---- all_gather ---- */
 
-static int launch_allgather(mpi_collective *c) {
+static int issue_allgather(mpi_collective *c) {
     const mpp_group *g = c->op.group;
     int n = (int)mpp_length_of(c);
     size_t offset = c->index * c->per_call;
@@ -195,54 +183,9 @@ static int launch_allgather(mpi_collective *c) {
     return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
 }
 
-/* One block for each rank: where it begins, and how long it is. */
-typedef struct {
-    uintptr_t *addresses;
-    size_t *lengths;
-} block_list;
-
-/* The first begins at `first`, each of the others `step` bytes after the one before. 0: no memory. */
-static int make_blocks(block_list *list, const mpp_group *g, uintptr_t first, size_t step, size_t length) {
-    list->addresses = malloc((size_t)g->size * sizeof *list->addresses);
-    list->lengths = malloc((size_t)g->size * sizeof *list->lengths);
-    if (!list->addresses || !list->lengths) return 0;
-    for (size_t r = 0; r < (size_t)g->size; r++) {
-        list->addresses[r] = first + r * step;
-        list->lengths[r] = length;
-    }
-    return 1;
-}
-
-static void free_blocks(block_list *list) {
-    free(list->addresses);
-    free(list->lengths);
-}
-
-static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                                 uintptr_t staging, int64_t wait_ns) {
-    block_list send;
-    uintptr_t op;
-    if (make_blocks(&send, g, in, 0, bytes[g->rank])) {
-        op = mpp_exchange((uintptr_t)g, send.addresses, send.lengths, out, bytes, -1, staging, wait_ns);
-    } else {
-        mpp_staging_free((mpp_staging *)staging);
-        op = out_of_memory(g);
-    }
-    free_blocks(&send);
-    return op;
-}
-
-uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                             uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
-    mpp_group *g = (mpp_group *)group;
-    if (in_node(g, staging)) return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
-    return exchange_blocks(g, in, out, bytes, staging, wait_ns);
-}
-
-static uintptr_t allgather_equal(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call,
-                                 uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, launch_allgather, staging);
+uintptr_t mpp_mpi_allgather(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
+                            int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, issue_allgather, staging);
     if (!c) return mpp_no_collective(c, g);
     c->in = (const char *)in;
     c->out = (char *)out;
@@ -254,28 +197,4 @@ static uintptr_t allgather_equal(mpp_group *g, uintptr_t in, uintptr_t out, size
         mpp_stage_begin(&c->op, c->stride);
     }
     return mpp_enqueue(c, wait_ns);
-}
-
-uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
-                        int64_t wait_ns) {
-    mpp_note(MPP_CALL_ALL_GATHER, bytes, -1);
-    mpp_group *g = (mpp_group *)group;
-    if (!in_node(g, staging)) {
-        size_t limit = mpp_call_limit(staging);
-        /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
-        if (mpp_through_host(staging))
-            return allgather_equal(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
-        if (bytes <= limit) return allgather_equal(g, in, out, bytes, bytes, staging, wait_ns);
-    }
-    block_list receive;
-    uintptr_t op;
-    if (make_blocks(&receive, g, out, bytes, bytes)) {
-        op = mpp_allgather_list(group, in, receive.addresses, receive.lengths, staging, wait_ns);
-    } else {
-        int shared = in_node(g, staging);
-        mpp_staging_free((mpp_staging *)staging);
-        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : out_of_memory(g);
-    }
-    free_blocks(&receive);
-    return op;
 }

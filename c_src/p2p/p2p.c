@@ -1,31 +1,29 @@
 /* Messages between pairs: send, recv, and exchanges (every collective that only moves data pairwise).
  *
- * A message longer than the chunk limit travels as several MPI messages in order; MPI's rule that
- * messages between two ranks with one tag do not overtake each other keeps them together.
+ * A message longer than the chunk limit travels as several MPI messages in order; MPI's rule that messages between two
+ * ranks with one tag do not overtake each other keeps them together.
  *
- * Receives are not posted but matched (MPI_Improbe, then MPI_Imrecv), so that the length is known before a
- * byte lands: Open MPI 5.0 writes past a receive buffer that is too small, whatever error it then returns.
- * A message of the wrong length is taken off the wire all the same, into memory of our own, and the
- * channel stays in order. Nothing needs MPI_Cancel either: an unmatched receive is only a note of ours.
+ * Receives are matched (message/message.h): Open MPI 5.0 writes past a posted buffer that is too small, whatever error
+ * it then returns. A message of the wrong length is received all the same, into memory of our own, and the channel
+ * stays in order.
  *
- * A send whose data is still on its way from a CUDA device is not begun yet. Those after it that could be taken for it
+ * A send whose data is still on its way from a CUDA device is not begun yet. Later sends that could be taken for it
  * wait behind it, as messages must not overtake each other. A message is staged as one piece, because the other side
  * may have its tensor elsewhere, and would cut it up in another way or not at all.
  */
-#include "shm/shm.h"
-
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TO_MATCH, TO_TAKE, TO_SEND, ACTIVE, OVER };
+#include "message/message.h"
+#include "shm/shm.h"
+
 enum { NO_TAG = -1 }; /* of an exchange that is not to begin yet; no message has it */
 
 typedef struct {
-    mpi_handle request, message; /* message: matched, and not taken yet */
-    char *buffer, *spill;        /* spill: where a message of the wrong length goes */
-    size_t bytes;
-    int peer, lane, phase, length;
+    mpp_message message; /* its tag is the operation's */
+    mpp_match match;     /* in the state MPP_TO_RECEIVE */
+    char *spill;         /* where a message of the wrong length goes */
+    int lane;
 } transfer;
 
 typedef struct message_op {
@@ -39,13 +37,7 @@ typedef struct message_op {
 
 static size_t chunks_of(size_t bytes) { return bytes ? (bytes - 1) / mpp_chunk_limit + 1 : 1; }
 
-static int status_source(const mpi_status *status) {
-    int source;
-    memcpy(&source, status->bytes + mpp_mpi.status_source_offset, sizeof source);
-    return source;
-}
-
-/* ---- what waits for messages, in the order it was called ---- */
+/* ---- the queue of receives, in program order ---- */
 
 static void enter_queue(message_op *m) {
     message_op **end = &m->op.group->receives;
@@ -67,7 +59,8 @@ static transfer *part_for(const message_op *m, int tag, int peer) {
     if (m->tag != tag) return NULL;
     for (int i = 0; i < m->count; i++) {
         transfer *t = &m->transfers[i];
-        if (t->phase == TO_MATCH && (t->peer == peer || t->peer == mpp_mpi.any_source)) return t;
+        if (t->message.state == MPP_TO_MATCH && (t->message.peer == peer || t->message.peer == mpp_mpi.any_source))
+            return t;
     }
     return NULL;
 }
@@ -82,10 +75,8 @@ static int is_covered(const message_op *m, int peer) {
 /* ---- sends that cannot be begun at once ---- */
 
 static void begin_send(message_op *m, transfer *t) {
-    int error = mpp_mpi.Isend(t->buffer, (int)t->bytes, mpp_mpi.byte, t->peer, m->tag, m->op.group->comm, &t->request);
     m->unsent--;
-    t->phase = error ? OVER : ACTIVE;
-    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+    mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
 }
 
 static void enter_sends(message_op *m) {
@@ -108,13 +99,16 @@ static void leave_sends(message_op *m) {
 static int is_behind(const message_op *m, const transfer *t) {
     for (const message_op *earlier = m->op.group->sends; earlier && earlier != m; earlier = earlier->later_to_send)
         for (int i = 0; i < earlier->count && earlier->tag == m->tag; i++)
-            if (earlier->transfers[i].phase == TO_SEND && earlier->transfers[i].peer == t->peer) return 1;
+            if (earlier->transfers[i].message.state == MPP_TO_SEND &&
+                earlier->transfers[i].message.peer == t->message.peer)
+                return 1;
     return 0;
 }
 
 static void begin_sends(message_op *m) {
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].phase == TO_SEND && !is_behind(m, &m->transfers[i])) begin_send(m, &m->transfers[i]);
+        if (m->transfers[i].message.state == MPP_TO_SEND && !is_behind(m, &m->transfers[i]))
+            begin_send(m, &m->transfers[i]);
     if (!m->unsent) leave_sends(m);
 }
 
@@ -123,31 +117,28 @@ static void begin_sends(message_op *m) {
 static void came_from(message_op *m, int source) {
     m->op.source = source;
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].peer == mpp_mpi.any_source) m->transfers[i].peer = source;
+        if (m->transfers[i].message.peer == mpp_mpi.any_source) m->transfers[i].message.peer = source;
 }
 
 /* Takes the message that was matched. One of the wrong length needs memory of our own; while there is none it stays
  * where it is, and the operation pending: what is longer than the user's buffer must not go there. The same where the
  * device has failed, and there may be no buffer. */
 static void take(message_op *m, transfer *t) {
-    int fits = (size_t)t->length == t->bytes;
+    int length = t->match.length, fits = (size_t)length == t->message.bytes;
     if (!fits && !m->op.failure) {
-        m->op.detail[0] = (int64_t)t->bytes;
-        m->op.detail[1] = t->length;
+        m->op.detail[0] = (int64_t)t->message.bytes;
+        m->op.detail[1] = length;
         mpp_fail(&m->op, MPP_FAILURE_LENGTH, 0);
     }
     if (!fits || m->op.failure == MPP_FAILURE_CUDA) {
-        t->spill = malloc(t->length ? (size_t)t->length : 1);
+        t->spill = malloc(length ? (size_t)length : 1);
         if (!t->spill) return;
     }
-    char *target = t->spill ? t->spill : t->buffer;
-    int error = mpp_mpi.Imrecv(target, t->length, mpp_mpi.byte, &t->message, &t->request);
-    t->phase = error ? OVER : ACTIVE;
-    if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
+    mpp_receive(&m->op, &t->message, &t->match, t->spill ? t->spill : t->message.buffer, length);
 }
 
 static void matched(message_op *m, transfer *t, int error) {
-    t->phase = error ? OVER : TO_TAKE;
+    t->message.state = error ? MPP_OVER : MPP_TO_RECEIVE;
     if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
     if (--m->unmatched == 0) leave_queue(m);
 }
@@ -156,44 +147,36 @@ static void matched(message_op *m, transfer *t, int error) {
  * takes messages from anyone, that may be one before it, which waits for this sender. So a receive is held up by those
  * before it only as far as they want the same messages. */
 static void match(message_op *m, transfer *t) {
-    mpi_status status;
-    mpi_handle message;
-    int found = 0, length = 0;
-    int error = mpp_probe(m->op.group, t->peer, m->tag, &message, &status, &length, &found);
+    mpp_match match;
+    int found, error = mpp_probe(m->op.group, t->message.peer, m->tag, &match, &found);
     if (!found && error) matched(m, t, error);
     if (!found) return;
     message_op *owner = m->op.group->receives;
-    int source = t->peer == mpp_mpi.any_source ? status_source(&status) : t->peer;
+    int source = t->message.peer == mpp_mpi.any_source ? match.source : t->message.peer;
     while (!(t = part_for(owner, m->tag, source))) owner = owner->later; /* `m` at the latest */
-    t->message = message;
-    t->length = length;
+    t->match = match;
     came_from(owner, source);
     matched(owner, t, error);
 }
 
 static int advance(message_op *m, int i) {
     transfer *t = &m->transfers[i];
-    if (t->phase == TO_MATCH) {
+    if (t->message.state == MPP_TO_MATCH) {
         /* the chunks of one message, in order */
-        int first = i == 0 || m->transfers[i - 1].peer != t->peer || m->transfers[i - 1].phase != TO_MATCH;
-        if (first && !is_covered(m, t->peer)) match(m, t);
+        int first = i == 0 || m->transfers[i - 1].message.peer != t->message.peer ||
+                    m->transfers[i - 1].message.state != MPP_TO_MATCH;
+        if (first && !is_covered(m, t->message.peer)) match(m, t);
     }
-    if (t->phase == TO_TAKE) take(m, t);
-    if (t->phase == ACTIVE) {
-        mpi_status status;
-        int flag;
-        mpp_test(&m->op, &t->request, &status, &flag);
-        if (flag) t->phase = OVER;
-    }
-    return t->phase == OVER;
+    if (t->message.state == MPP_TO_RECEIVE) take(m, t);
+    return mpp_test_message(&m->op, &t->message) != MPP_PENDING;
 }
 
 /* What has not been begun never will be; whether there was anything. */
 static int give_up(message_op *m) {
     int found = 0;
     for (int i = 0; i < m->count; i++) {
-        if (m->transfers[i].phase != TO_MATCH && m->transfers[i].phase != TO_SEND) continue;
-        m->transfers[i].phase = OVER;
+        if (m->transfers[i].message.state != MPP_TO_MATCH && m->transfers[i].message.state != MPP_TO_SEND) continue;
+        m->transfers[i].message.state = MPP_OVER;
         found = 1;
     }
     m->unmatched = m->unsent = 0;
@@ -230,7 +213,7 @@ static int step(mpp_op *op) {
     if (m->unsent) begin_sends(m);
     int over = 1;
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].phase != OVER) over &= advance(m, i);
+        if (m->transfers[i].message.state != MPP_OVER) over &= advance(m, i);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
@@ -266,9 +249,10 @@ static int lane_of(message_op *m, uintptr_t buffer, size_t bytes, int direction)
     return mpp_add_lane(&m->op, buffer, bytes, direction);
 }
 
-static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int lane, int phase) {
+static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int lane, int state) {
     transfer *t = &m->transfers[m->count++];
-    *t = (transfer){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .lane = lane, .phase = phase};
+    t->message = (mpp_message){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .state = state};
+    t->lane = lane;
     return t;
 }
 
@@ -276,7 +260,7 @@ static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_LOAD);
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        transfer *t = add(m, buffer, part, peer, lane, TO_SEND);
+        transfer *t = add(m, buffer, part, peer, lane, MPP_TO_SEND);
         m->unsent++;
         if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
@@ -288,7 +272,7 @@ static void add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer)
     int lane = lane_of(m, buffer, bytes, MPP_STORE);
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, lane, TO_MATCH);
+        add(m, buffer, part, peer, lane, MPP_TO_MATCH);
         m->unmatched++;
         buffer += part;
         bytes -= part;
@@ -301,8 +285,8 @@ static void stage_transfers(message_op *m) {
     mpp_stage_begin(&m->op, 0);
     for (int i = 0; i < m->count && !t->error; i++) {
         transfer *part = &m->transfers[i];
-        size_t offset = (uintptr_t)part->buffer - t->lanes[part->lane].device;
-        part->buffer = mpp_staged(t, part->lane, 0) + offset;
+        size_t offset = (uintptr_t)part->message.buffer - t->lanes[part->lane].device;
+        part->message.buffer = mpp_staged(t, part->lane, 0) + offset;
     }
 }
 

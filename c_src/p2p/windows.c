@@ -12,7 +12,8 @@
 #include "p2p/windows.h"
 
 #include <stdlib.h>
-#include <string.h>
+
+#include "message/message.h"
 
 typedef struct mpp_window mpp_window;
 typedef struct incoming incoming;
@@ -44,23 +45,18 @@ static counter *counter_of(const mpp_window *w, int of, int kind, int from) {
     return &w->reached[of][kind * w->group->size + from];
 }
 
-/* ---- messages: who sends ---- */
+/* ---- messages: the sender ---- */
 
 typedef struct {
     mpp_op op;
     notice head;
-    int count, over;
-    mpi_handle requests[];
+    int count;
+    mpp_message messages[];
 } sending;
 
 static int send_step(mpp_op *op) {
     sending *s = (sending *)op;
-    for (; s->over < s->count; s->over++) {
-        mpi_status status;
-        int flag;
-        mpp_test(op, &s->requests[s->over], &status, &flag);
-        if (!flag) return MPP_PENDING;
-    }
+    if (!mpp_test_all(op, s->messages, s->count)) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
 
@@ -68,15 +64,12 @@ static int notice_tag(const mpp_group *g) { return g->first_tag + g->tag_count; 
 static int data_tag(const mpp_group *g) { return notice_tag(g) + 1; }
 
 static void post(sending *s, const void *buffer, size_t bytes, int peer, int tag) {
-    if (s->op.failure) return;
-    int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, tag, s->op.group->comm, &s->requests[s->count]);
-    if (error) mpp_fail(&s->op, MPP_FAILURE_MPI, error);
-    else s->count++;
+    if (!s->op.failure) mpp_post_send(&s->op, &s->messages[s->count++], buffer, bytes, peer, tag);
 }
 
 static uintptr_t send(mpp_group *g, notice head, const char *data, int peer, int64_t wait_ns) {
     size_t pieces = (head.bytes + mpp_chunk_limit - 1) / mpp_chunk_limit;
-    sending *s = mpp_new_op(sizeof *s + (pieces + 1) * sizeof(mpi_handle), g, send_step, 0);
+    sending *s = mpp_new_op(sizeof *s + (pieces + 1) * sizeof *s->messages, g, send_step, 0);
     if (!s) return mpp_out_of_memory(g);
     s->head = head;
     mpp_lock();
@@ -103,12 +96,12 @@ uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns) {
     return 0;
 }
 
-/* ---- messages: who listens ---- */
+/* ---- messages: the listener ---- */
 
 struct incoming {
     incoming *next; /* in the order they came */
-    int source, active, understood;
-    mpi_handle request;
+    int source, understood;
+    mpp_message message; /* the notice, then the pieces of a put's data */
     notice head;
     mpp_window *window; /* of a put that is understood: the listener writes there */
     size_t done;
@@ -123,23 +116,20 @@ struct mpp_listener {
 };
 
 static void take_notice(mpp_listener *l) {
-    mpi_status status;
-    mpi_handle message;
-    int found = 0;
+    mpp_match match;
     incoming *in = calloc(1, sizeof *in), **end = &l->first;
     if (!in) return; /* then later */
-    int error =
-        mpp_mpi.Improbe(mpp_mpi.any_source, notice_tag(l->op.group), l->op.group->comm, &found, &message, &status);
-    if (!error && found) {
-        memcpy(&in->source, status.bytes + mpp_mpi.status_source_offset, sizeof in->source);
-        error = mpp_mpi.Imrecv(&in->head, sizeof in->head, mpp_mpi.byte, &message, &in->request);
+    int found, error = mpp_probe(l->op.group, mpp_mpi.any_source, notice_tag(l->op.group), &match, &found);
+    if (error) {
+        mpp_fail(&l->op, MPP_FAILURE_MPI, error);
+    } else if (found) {
+        in->source = match.source;
+        mpp_receive(&l->op, &in->message, &match, &in->head, sizeof in->head);
     }
-    if (error) mpp_fail(&l->op, MPP_FAILURE_MPI, error);
-    if (error || !found) {
+    if (in->message.state != MPP_ACTIVE) {
         free(in);
         return;
     }
-    in->active = 1;
     while (*end) end = &(*end)->next;
     *end = in;
     l->count++;
@@ -172,30 +162,23 @@ static char *place_for(incoming *in, size_t bytes) {
 
 /* The next piece of a put's data; 0 if there is none yet. */
 static int take_piece(mpp_listener *l, incoming *in) {
-    mpi_status status;
-    mpi_handle message;
-    int found = 0, length = 0;
-    int error = mpp_probe(l->op.group, in->source, data_tag(l->op.group), &message, &status, &length, &found);
-    if (!error && !found) return 0;
-    if (!error) {
-        char *target = place_for(in, (size_t)length);
-        if (!target) return mpp_fail(&l->op, MPP_FAILURE_MEMORY, 0), 0;
-        error = mpp_mpi.Imrecv(target, length, mpp_mpi.byte, &message, &in->request);
-    }
+    mpp_match match;
+    int found, error = mpp_probe(l->op.group, in->source, data_tag(l->op.group), &match, &found);
     if (error) return mpp_fail(&l->op, MPP_FAILURE_MPI, error), 0;
-    in->active = 1;
-    in->done += (size_t)length;
+    if (!found) return 0;
+    char *target = place_for(in, (size_t)match.length);
+    if (!target) return mpp_fail(&l->op, MPP_FAILURE_MEMORY, 0), 0;
+    mpp_receive(&l->op, &in->message, &match, target, match.length);
+    if (in->message.state != MPP_ACTIVE) return 0;
+    in->done += (size_t)match.length;
     return 1;
 }
 
 /* Whether all of it is over. */
 static int advance(mpp_listener *l, incoming *in) {
     for (;;) {
-        mpi_status status;
-        int flag = 1;
-        if (in->active && mpp_test(&l->op, &in->request, &status, &flag) != MPP_PENDING) return 1;
-        if (!flag) return 0;
-        in->active = 0;
+        int state = mpp_test_message(&l->op, &in->message);
+        if (state != MPP_DONE) return state == MPP_FAILED;
         if (!in->understood) understand(l, in);
         if (in->head.kind != PUT || in->done >= in->head.bytes) return 1;
         if (!take_piece(l, in)) return l->op.failure != 0;

@@ -12,8 +12,8 @@
 
 enum { MOST_FRAMES = 16, QUIET_BYTES = 65536 };
 
-mpp_connected to;
-mpp_names names;
+mpp_bridge_state bridge_state;
+mpp_interned interned;
 
 /* ---- what is noted of a call ---- */
 
@@ -46,7 +46,7 @@ static PyObject *entry_of(const call *c, PyObject *name) {
 
 static int count(call *c, PyObject *name, PyObject *entry) {
     PyObject *doing = PyTuple_Pack(2, c->self, name);
-    if (!doing || PyDict_SetItem(to.activity, names.last, doing)) return Py_XDECREF(doing), 0;
+    if (!doing || PyDict_SetItem(bridge_state.activity, interned.last, doing)) return Py_XDECREF(doing), 0;
     Py_DECREF(doing);
     if (is_message(c)) {
         c->group->messages++;
@@ -65,11 +65,11 @@ static int is_users(PyObject *code) {
     static PyObject *others[64];
     PyObject **known = &others[(uintptr_t)code >> 5 & 63];
     if (*known == code) return 0;
-    PyObject *file = PyObject_GetAttr(code, names.file);
+    PyObject *file = PyObject_GetAttr(code, interned.file);
     if (!file) return -1;
     int users = 1;
-    for (Py_ssize_t i = 0; users && i < PyTuple_Size(to.not_the_users); i++)
-        if (PyUnicode_Tailmatch(file, PyTuple_GetItem(to.not_the_users, i), 0, PY_SSIZE_T_MAX, -1)) users = 0;
+    for (Py_ssize_t i = 0; users && i < PyTuple_Size(bridge_state.not_the_users); i++)
+        if (PyUnicode_Tailmatch(file, PyTuple_GetItem(bridge_state.not_the_users, i), 0, PY_SSIZE_T_MAX, -1)) users = 0;
     Py_DECREF(file);
     if (users) return 1;
     PyObject *before = *known;
@@ -82,14 +82,14 @@ static int is_users(PyObject *code) {
  * would have to be counted from the function's first. */
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    PyObject *frames = PyList_New(0), *frame = to.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
+    PyObject *frames = PyList_New(0), *frame = bridge_state.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
     Py_XINCREF(frame);
     while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
         int users = is_users(code);
-        if (users > 0) at = PyObject_GetAttr(frame, names.instruction);
+        if (users > 0) at = PyObject_GetAttr(frame, interned.instruction);
         if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
-            back = PyObject_GetAttr(frame, names.back);
+            back = PyObject_GetAttr(frame, interned.back);
         Py_XDECREF(at);
         Py_DECREF(code);
         Py_DECREF(frame);
@@ -101,10 +101,10 @@ PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
 }
 
 static int record(PyObject *entry) {
-    PyObject *recorder = PyDict_GetItemWithError(to.recorder, names.current);
+    PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
     Py_INCREF(recorder);
-    PyObject *done = PyObject_CallMethodObjArgs(recorder, names.append, entry, NULL);
+    PyObject *done = PyObject_CallMethodObjArgs(recorder, interned.append, entry, NULL);
     Py_DECREF(recorder);
     Py_XDECREF(done);
     return done != NULL;
@@ -112,7 +112,7 @@ static int record(PyObject *entry) {
 
 /* flight_recorder.of_pending() */
 static int record_pending(PyObject *entry, PyObject *work) {
-    PyObject *recorder = PyDict_GetItemWithError(to.recorder, names.current);
+    PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
     PyObject *more = Py_BuildValue("NN", PyWeakref_NewRef(work, NULL), mpp_user_frames(NULL, NULL));
     PyObject *all = more ? PySequence_Concat(entry, more) : NULL;
@@ -130,16 +130,16 @@ static int does_without(const call *c) {
     PyFrameObject *frame = c->sync ? PyEval_GetFrame() : NULL;
     PyObject *code = frame ? (PyObject *)PyFrame_GetCode(frame) : NULL;
     int found = 0;
-    for (Py_ssize_t i = 0; code && !found && i < PyTuple_Size(to.front_end); i++)
-        found = code == PyTuple_GetItem(to.front_end, i);
+    for (Py_ssize_t i = 0; code && !found && i < PyTuple_Size(bridge_state.front_end); i++)
+        found = code == PyTuple_GetItem(bridge_state.front_end, i);
     Py_XDECREF(code);
     return found;
 }
 
 static PyObject *complete_work(const call *c) {
     if (does_without(c)) return shared(Py_None);
-    PyObject *work = PyObject_CallNoArgs(to.work);
-    if (work && PyObject_SetAttr(work, names.tensors, c->out.tensors)) Py_CLEAR(work);
+    PyObject *work = PyObject_CallNoArgs(bridge_state.work);
+    if (work && PyObject_SetAttr(work, interned.tensors, c->out.tensors)) Py_CLEAR(work);
     return work;
 }
 
@@ -153,15 +153,16 @@ static int set(PyObject *work, PyObject *name, PyObject *value) {
 /* A PendingWork with what engine/work.py says that every one has. */
 static PyObject *pending_work(const call *c, PyObject *name, PyObject *handle) {
     const calls_object *g = c->group;
-    PyObject *work = PyObject_CallNoArgs(to.pending);
+    PyObject *work = PyObject_CallNoArgs(bridge_state.pending);
     unsigned long long number = is_message(c) ? g->messages : g->sequence;
-    int is_made = work && set(work, names.handle, shared(handle)) && set(work, names.group, shared(c->self)) &&
-                  set(work, names.name, shared(name)) && set(work, names.number, PyLong_FromUnsignedLongLong(number)) &&
-                  set(work, names.peer, peer_of(c)) && set(work, names.opts, shared(opts_of(c))) &&
-                  set(work, names.limit, PyFloat_FromDouble(g->timeout)) &&
-                  set(work, names.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
-                  set(work, names.tensors, shared(c->out.tensors)) && set(work, names.keep, shared(kept_of(c))) &&
-                  set(work, names.lock, PyObject_CallNoArgs(to.lock));
+    int is_made = work && set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
+                  set(work, interned.name, shared(name)) &&
+                  set(work, interned.number, PyLong_FromUnsignedLongLong(number)) &&
+                  set(work, interned.peer, peer_of(c)) && set(work, interned.opts, shared(opts_of(c))) &&
+                  set(work, interned.limit, PyFloat_FromDouble(g->timeout)) &&
+                  set(work, interned.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
+                  set(work, interned.tensors, shared(c->out.tensors)) && set(work, interned.keep, shared(kept_of(c))) &&
+                  set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock));
     if (!is_made) Py_CLEAR(work);
     return work;
 }
@@ -170,14 +171,14 @@ static PyObject *pending_work(const call *c, PyObject *name, PyObject *handle) {
 static PyObject *own(const call *c, PyObject *name, PyObject *entry, PyObject *handle) {
     uintptr_t op = (uintptr_t)PyLong_AsUnsignedLongLong(handle);
     PyObject *work = pending_work(c, name, handle);
-    if (!work || PyDict_SetItem(to.registry, handle, work)) return Py_XDECREF(work), NULL;
+    if (!work || PyDict_SetItem(bridge_state.registry, handle, work)) return Py_XDECREF(work), NULL;
     PyThreadState *gil = PyEval_SaveThread();
     mpp_engine->claim(op);
-    int is_pending = mpp_engine->watch(op, c->bytes > QUIET_BYTES);
+    int is_pending = mpp_engine->notify_on_completion(op, c->bytes > QUIET_BYTES);
     PyEval_RestoreThread(gil);
     if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (!is_pending) {
-        PyObject *watched = PyObject_CallFunctionObjArgs(to.watch, work, NULL); /* completes it */
+        PyObject *watched = PyObject_CallFunctionObjArgs(bridge_state.watch, work, NULL); /* completes it */
         if (!watched) PyErr_WriteUnraisable(work);
         Py_XDECREF(watched);
     }
@@ -185,12 +186,13 @@ static PyObject *own(const call *c, PyObject *name, PyObject *entry, PyObject *h
 }
 
 /* The operation is C's, and has no Work: engine/engine.py says how it gets one. */
-static void rescue(const call *c, PyObject *name) {
+static void adopt_orphan(const call *c, PyObject *name) {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     PyObject *lost =
         Py_BuildValue("OONOOOOO", c->self, name, peer_of(c), opts_of(c), c->out.tensors, Py_None, kept_of(c), Py_None);
-    if (lost && !PyList_Append(to.interrupted, lost)) Py_XDECREF(PyObject_CallFunction(to.recover, "Oi", lost, 0));
+    if (lost && !PyList_Append(bridge_state.interrupted, lost))
+        Py_XDECREF(PyObject_CallFunction(bridge_state.recover, "Oi", lost, 0));
     Py_XDECREF(lost);
     if (PyErr_Occurred()) PyErr_WriteUnraisable(c->self);
     PyErr_Restore(type, error, traceback);
@@ -198,10 +200,10 @@ static void rescue(const call *c, PyObject *name) {
 
 static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry, uintptr_t op) {
     PyObject *handle = PyLong_FromUnsignedLongLong(op), *work = NULL;
-    if (handle && !c->sync && to.is_watched) {
+    if (handle && !c->sync && bridge_state.is_watched) {
         work = own(c, name, entry, handle);
     } else if (handle) {
-        PyObject *peer = peer_of(c), *go_on = PyObject_GetAttr(c->self, names.go_on);
+        PyObject *peer = peer_of(c), *go_on = PyObject_GetAttr(c->self, interned.go_on);
         if (peer && go_on)
             work = PyObject_CallFunctionObjArgs(go_on, handle, name, peer, opts_of(c), c->out.tensors, kept_of(c),
                                                 entry, c->sync ? Py_True : Py_False, NULL);
@@ -209,7 +211,7 @@ static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry,
         Py_XDECREF(go_on);
     }
     Py_XDECREF(handle);
-    if (!work) rescue(c, name);
+    if (!work) adopt_orphan(c, name);
     return work;
 }
 
@@ -225,7 +227,7 @@ static struct {
 } last_message;
 
 static int64_t patience(const call *c) {
-    if (c->sync) return SLICE_NS;
+    if (c->sync) return MPP_SLICE_NS;
     if (last_message.op) last_message.waited_for = 0;
     last_message.op = 0;
     return is_message(c) && last_message.waited_for == SURE ? PATIENCE_NS : 0;
@@ -265,11 +267,12 @@ static int is_unset(const PyObject *member) { return !member || member == Py_Non
 
 /* Whether C may begin something for this group now. */
 static calls_object *ready_calls(PyObject *self) { /* a new reference */
-    PyObject *found = to.is_ready ? PyObject_GetAttr(self, names.calls) : NULL;
+    PyObject *found = bridge_state.is_ready ? PyObject_GetAttr(self, interned.calls) : NULL;
     if (!found) return PyErr_Clear(), NULL;
     calls_object *g = (calls_object *)found;
-    if ((PyObject *)Py_TYPE(found) == to.calls && !g->python_only && !g->compares && is_unset(g->broken) &&
-        is_unset(g->coalescing) && g->subject && PyList_Size(g->extensions) == 0 && PyList_Size(to.interrupted) == 0)
+    if ((PyObject *)Py_TYPE(found) == bridge_state.calls && !g->python_only && !g->compares && is_unset(g->broken) &&
+        is_unset(g->coalescing) && g->subject && PyList_Size(g->extensions) == 0 &&
+        PyList_Size(bridge_state.interrupted) == 0)
         return g;
     PyErr_Clear();
     Py_DECREF(found);
@@ -278,11 +281,11 @@ static calls_object *ready_calls(PyObject *self) { /* a new reference */
 
 /* Whether a profiler, or a TorchDispatchMode, is to see the calls of this thread. */
 static int is_watched_by_torch(void) {
-    PyObject *answer = PyObject_CallNoArgs(to.is_profiled);
+    PyObject *answer = PyObject_CallNoArgs(bridge_state.is_profiled);
     int yes = answer != Py_False;
     Py_XDECREF(answer);
     if (answer && !yes) {
-        answer = PyObject_CallNoArgs(to.modes);
+        answer = PyObject_CallNoArgs(bridge_state.modes);
         yes = !answer || PyLong_AsLong(answer) != 0;
         Py_XDECREF(answer);
     }
@@ -290,10 +293,10 @@ static int is_watched_by_torch(void) {
     return yes;
 }
 
-/* torch calls barrier(opts=...): the arguments as if it were not named. NULL: other names. */
+/* torch calls barrier(opts=...): the arguments as if it were not named. NULL: other interned. */
 static PyObject *unnamed(PyObject *args, PyObject *named) {
     if (!named || PyDict_Size(named) == 0) return shared(args);
-    PyObject *opts = PyDict_Size(named) == 1 ? PyDict_GetItemWithError(named, names.opts_word) : NULL;
+    PyObject *opts = PyDict_Size(named) == 1 ? PyDict_GetItemWithError(named, interned.opts_word) : NULL;
     Py_ssize_t given = PyTuple_Size(args);
     PyObject *all = opts ? PyTuple_New(given + 1) : NULL;
     if (!all) return PyErr_Clear(), NULL;
@@ -326,29 +329,29 @@ static int is_none(PyObject *work, PyObject *name) {
 
 /* Of a Work whose result needs nothing more done than to be there. */
 static int can_finish(PyObject *work) {
-    PyObject *finished = PyObject_GetAttr(work, names.finished);
+    PyObject *finished = PyObject_GetAttr(work, interned.finished);
     int open = finished == Py_False;
     Py_XDECREF(finished);
-    for (int i = 0; open && i < UNSET; i++) open = is_none(work, names.unset[i]);
+    for (int i = 0; open && i < UNSET; i++) open = is_none(work, interned.unset[i]);
     return open && !PyErr_Occurred();
 }
 
 static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is well */
     if (!can_finish(work)) return 0;
-    PyObject *handle = PyObject_GetAttr(work, names.handle);
+    PyObject *handle = PyObject_GetAttr(work, interned.handle);
     uintptr_t op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
     int state = MPP_PENDING;
     if (op && !PyErr_Occurred()) {
         note_wait(op);
         PyThreadState *gil = PyEval_SaveThread();
-        state = mpp_engine->wait(op, SLICE_NS);
+        state = mpp_engine->wait(op, MPP_SLICE_NS);
         PyEval_RestoreThread(gil);
     }
     /* Not reported to the background too, and nobody has asked for a future meanwhile: from here to the end no other
      * thread of Python runs. */
-    int done = state == MPP_DONE && can_finish(work) && set(work, names.finished, shared(Py_True)) &&
-               set(work, names.keep, shared(Py_None));
-    if (done && PyDict_DelItem(to.registry, handle)) PyErr_Clear();
+    int done = state == MPP_DONE && can_finish(work) && set(work, interned.finished, shared(Py_True)) &&
+               set(work, interned.keep, shared(Py_None));
+    if (done && PyDict_DelItem(bridge_state.registry, handle)) PyErr_Clear();
     if (!done) PyErr_Clear();
     Py_XDECREF(handle);
     return done;
@@ -357,6 +360,8 @@ static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is 
 PyObject *mpp_wait_for(PyObject *module, PyObject *work) {
     (void)module;
     PyObject *type = (PyObject *)Py_TYPE(work);
-    int is_over = to.is_ready && (type == to.work || (type == to.pending && to.is_watched && wait_a_slice(work)));
+    int is_over =
+        bridge_state.is_ready &&
+        (type == bridge_state.work || (type == bridge_state.pending && bridge_state.is_watched && wait_a_slice(work)));
     return shared(is_over ? Py_True : Py_False);
 }

@@ -5,10 +5,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "python/dlpack.h"
 #include "group/entries.h"
+#include "python/dlpack.h"
 
-enum { NO_PEER = -2, SLICE_NS = 50000000 };
+enum { NO_PEER = -2 };
 
 /* A dtype of torch's. */
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
     int code;     /* enum mpp_dtype; -1: it can only be moved */
     int is_float; /* it may be a view of other numbers than its memory holds: their negative, or conjugate */
     int is_complex;
-} dtype_facts;
+} dtype_info;
 
 /* What both ways of starting an operation need to know of a group; `_bridge.Calls` in Python. */
 typedef struct {
@@ -34,13 +34,13 @@ typedef struct {
     PyObject *subject, *last;      /* for the flight recorder: the group, and the last collective's entry */
 } calls_object;
 
-/* Tensors of one side of an operation, and what the flight recorder keeps of them. */
+/* The tensors that an operation reads, or writes, and their shapes for the flight recorder. */
 typedef struct {
     PyObject *tensors, *shapes;
-} side;
+} tensor_args;
 
 typedef struct {
-    const dtype_facts *type;
+    const dtype_info *type;
     uintptr_t address;
     size_t count, bytes;
     int64_t rows; /* dimension 0; 1 where there is none */
@@ -52,7 +52,7 @@ struct call {
     calls_object *group;
     PyObject *opts;
     int sync, peer, root, tag;
-    side out, in; /* the results, and what they are made of; without the latter: of themselves */
+    tensor_args out, in; /* the results, and what they are made of; without the latter: of themselves */
     operand a, b;
     mpp_reduction how;
     uintptr_t *addresses; /* two lists of a group's size each: of what is sent, and of what is received */
@@ -65,19 +65,19 @@ struct call {
 /* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
 extern const mpp_entries *mpp_engine;
 int mpp_view(PyObject *tensor, dl_tensor *view);
-int mpp_make_side(side *s, Py_ssize_t tensors);
+int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
 int mpp_make_lists(call *c);
 void mpp_forget(call *c);
 Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
 PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
-int mpp_read_single(PyObject *argument, side *s, operand *o);
-int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts **type, int which);
+int mpp_read_single(PyObject *argument, tensor_args *s, operand *o);
+int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which);
 void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length);
 int mpp_read_options(call *c, PyObject *args, Py_ssize_t place);
 int mpp_as_int(PyObject *number, int *value);
 int mpp_read_root(call *c);
-int mpp_read_reduction(call *c, const dtype_facts *type);
+int mpp_read_reduction(call *c, const dtype_info *type);
 
 /* overlaps.c: whether nothing that is written to lies in memory that is read, or is written to twice. A rank's `own`
  * tensor may be read and written in one place. `block`: one like that of `rank` in `whole`. */
@@ -104,8 +104,8 @@ typedef struct {
     PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
     PyObject *front_end;                      /* code that does without a Work for what is complete */
     char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
-} mpp_connected;
-extern mpp_connected to;
+} mpp_bridge_state;
+extern mpp_bridge_state bridge_state;
 
 enum { UNSET = 4 };
 
@@ -115,8 +115,8 @@ typedef struct {
     PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *started, *tensors, *keep, *lock;
     PyObject *file, *instruction, *back;
     PyObject *unset[UNSET]; /* of a Work that has nothing but to become finished */
-} mpp_names;
-extern mpp_names names;
+} mpp_interned;
+extern mpp_interned interned;
 
 /* A method of a group. */
 typedef struct {

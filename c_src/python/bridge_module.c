@@ -163,7 +163,7 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     (void)module;
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
-    mpp_connected told = to;
+    mpp_bridge_state told = bridge_state;
     if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types,
                           &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
                           &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
@@ -180,19 +180,19 @@ static PyObject *connect(PyObject *module, PyObject *args) {
                         told.watch,    told.not_the_users, told.front_end};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
     told.is_ready = (char)has_tensors;
-    to = told;
+    bridge_state = told;
     Py_RETURN_NONE;
 }
 
 static PyObject *set_watched(PyObject *module, PyObject *is_watched) {
     (void)module;
-    to.is_watched = is_watched == Py_True;
+    bridge_state.is_watched = is_watched == Py_True;
     Py_RETURN_NONE;
 }
 
 static PyObject *disconnect(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    to.is_ready = to.is_watched = 0;
+    bridge_state.is_ready = bridge_state.is_watched = 0;
     Py_RETURN_NONE;
 }
 
@@ -211,15 +211,15 @@ static int intern_names(void) {
     const struct {
         PyObject **name;
         const char *text;
-    } all[] = {{&names.calls, "_calls"},     {&names.go_on, "_go_on"},      {&names.last, "last"},
-               {&names.current, "current"},  {&names.append, "append"},     {&names.opts_word, "opts"},
-               {&names.handle, "handle"},    {&names.finished, "finished"}, {&names.group, "group"},
-               {&names.name, "name"},        {&names.number, "number"},     {&names.peer, "peer"},
-               {&names.opts, "_opts"},       {&names.limit, "_limit"},      {&names.started, "started"},
-               {&names.tensors, "_tensors"}, {&names.keep, "_keep"},        {&names.lock, "_lock"},
-               {&names.file, "co_filename"}, {&names.back, "f_back"},       {&names.instruction, "f_lasti"},
-               {&names.unset[0], "_finish"}, {&names.unset[1], "_then"},    {&names.unset[2], "_future"},
-               {&names.unset[3], "_error"}};
+    } all[] = {{&interned.calls, "_calls"},     {&interned.go_on, "_go_on"},      {&interned.last, "last"},
+               {&interned.current, "current"},  {&interned.append, "append"},     {&interned.opts_word, "opts"},
+               {&interned.handle, "handle"},    {&interned.finished, "finished"}, {&interned.group, "group"},
+               {&interned.name, "name"},        {&interned.number, "number"},     {&interned.peer, "peer"},
+               {&interned.opts, "_opts"},       {&interned.limit, "_limit"},      {&interned.started, "started"},
+               {&interned.tensors, "_tensors"}, {&interned.keep, "_keep"},        {&interned.lock, "_lock"},
+               {&interned.file, "co_filename"}, {&interned.back, "f_back"},       {&interned.instruction, "f_lasti"},
+               {&interned.unset[0], "_finish"}, {&interned.unset[1], "_then"},    {&interned.unset[2], "_future"},
+               {&interned.unset[3], "_error"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
     return 1;
@@ -242,7 +242,7 @@ PyMODINIT_FUNC PyInit__bridge(void) {
     Py_XDECREF(types);
     PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
     PyObject *method = calls ? PyType_FromSpec(&method_spec) : NULL;
-    to.calls = calls;
+    bridge_state.calls = calls;
     if (!method || PyModule_AddObject(module, "Method", method)) goto failed;
     Py_INCREF(calls);
     if (PyModule_AddObject(module, "Calls", calls)) goto failed;

@@ -54,7 +54,7 @@ static uintptr_t start_recv(const call *c, int64_t ns) {
 
 static int read_barrier(call *c, PyObject *args) {
     c->start = start_barrier;
-    return mpp_read_options(c, args, 1) && mpp_make_side(&c->out, 0);
+    return mpp_read_options(c, args, 1) && mpp_make_tensor_args(&c->out, 0);
 }
 
 static int read_one(call *c, PyObject *args) {
@@ -139,9 +139,9 @@ static int read_reduce_scatter(call *c, PyObject *args) {
 }
 
 /* The list that only the root gives, of tensors like this rank's own. */
-static int read_roots_list(call *c, PyObject *argument, side *s, const operand *own, int which) {
+static int read_roots_list(call *c, PyObject *argument, tensor_args *s, const operand *own, int which) {
     int size = c->group->size;
-    const dtype_facts *type = own->type;
+    const dtype_info *type = own->type;
     if (c->root != c->group->rank)
         return mpp_length_of(argument) == 0 ||
                (mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) == 0);
@@ -184,7 +184,7 @@ static int read_scatter(call *c, PyObject *args) {
         return 0;
     if (!mpp_make_lists(c) || !read_roots_list(c, PyTuple_GetItem(args, 2), &c->in, &c->a, 0)) return 0;
     only_for_root(c, 1);
-    return is_exchange_apart(c) && (c->in.tensors || mpp_make_side(&c->in, 0));
+    return is_exchange_apart(c) && (c->in.tensors || mpp_make_tensor_args(&c->in, 0));
 }
 
 static int read_splits(call *c, PyObject *sizes, const operand *o, int which) {

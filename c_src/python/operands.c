@@ -9,7 +9,7 @@ enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32 };
 const mpp_entries *mpp_engine;
 static const dl_exchange *exchange;
 static PyObject *tensor_types; /* a tuple: no subclasses, which may be anything */
-static dtype_facts dtypes[KINDS][WIDTHS];
+static dtype_info dtypes[KINDS][WIDTHS];
 static struct {
     char is_there, is_average;
     int code;             /* enum mpp_redop */
@@ -25,7 +25,7 @@ int mpp_view(PyObject *tensor, dl_tensor *view) {
     return 0;
 }
 
-static dtype_facts *facts_of(const dl_tensor *view) {
+static dtype_info *info_of(const dl_tensor *view) {
     int width = view->bits >= 8 ? __builtin_ctz(view->bits) - 3 : WIDTHS;
     if (view->lanes != 1 || view->code >= KINDS || width >= WIDTHS || (view->bits & (view->bits - 1))) return NULL;
     return &dtypes[view->code][width];
@@ -91,11 +91,11 @@ failed:
     return NULL;
 }
 
-/* `object` becomes number `i` of a side. */
-static int read_tensor(PyObject *object, side *s, int i, operand *o) {
+/* `object` becomes number `i` of these. */
+static int read_tensor(PyObject *object, tensor_args *s, int i, operand *o) {
     dl_tensor view;
     if (!mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
-    o->type = facts_of(&view);
+    o->type = info_of(&view);
     if (!o->type || !o->type->dtype || !count_elements(&view, &o->count)) return 0;
     o->bytes = o->count * o->type->size;
     o->address = (uintptr_t)view.data + view.byte_offset;
@@ -111,7 +111,7 @@ static int read_tensor(PyObject *object, side *s, int i, operand *o) {
     return !o->type->is_complex || !says(object, is_conj);
 }
 
-int mpp_make_side(side *s, Py_ssize_t tensors) {
+int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors) {
     s->tensors = PyList_New(tensors);
     s->shapes = PyTuple_New(tensors);
     return s->tensors && s->shapes ? 1 : (PyErr_Clear(), 0);
@@ -126,10 +126,10 @@ PyObject *mpp_item_of(PyObject *list, Py_ssize_t i) { /* borrowed */
 }
 
 /* The one tensor of an argument that is a list of one, or the tensor itself. */
-int mpp_read_single(PyObject *argument, side *s, operand *o) {
+int mpp_read_single(PyObject *argument, tensor_args *s, operand *o) {
     Py_ssize_t length = mpp_length_of(argument);
     if (length >= 0 && length != 1) return 0;
-    return mpp_make_side(s, 1) && read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
+    return mpp_make_tensor_args(s, 1) && read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
 }
 
 PyObject *mpp_only_list_of(PyObject *argument) {
@@ -139,9 +139,9 @@ PyObject *mpp_only_list_of(PyObject *argument) {
 
 /* The tensors of a list, one for each rank, all of one type, which is the first's if none is given; their addresses
  * and lengths. */
-int mpp_read_list(call *c, PyObject *argument, side *s, const dtype_facts **type, int which) {
+int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which) {
     int size = c->group->size;
-    if (mpp_length_of(argument) != size || !mpp_make_side(s, size)) return 0;
+    if (mpp_length_of(argument) != size || !mpp_make_tensor_args(s, size)) return 0;
     for (int r = 0; r < size; r++) {
         operand o;
         if (r >= mpp_length_of(argument) || !read_tensor(mpp_item_of(argument, r), s, r, &o)) return 0;
@@ -195,7 +195,7 @@ int mpp_read_root(call *c) {
     return known;
 }
 
-int mpp_read_reduction(call *c, const dtype_facts *type) {
+int mpp_read_reduction(call *c, const dtype_info *type) {
     PyObject *op = PyObject_GetAttr(c->opts, reduce_op);
     Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
     Py_XDECREF(op);
@@ -219,13 +219,13 @@ void mpp_forget(call *c) {
 
 /* `numbers`: torch's number of an operation: (ours, whether it is the average). */
 static int know_operations(PyObject *numbers) {
-    PyObject *number, *facts;
-    for (Py_ssize_t at = 0; PyDict_Next(numbers, &at, &number, &facts);) {
+    PyObject *number, *info;
+    for (Py_ssize_t at = 0; PyDict_Next(numbers, &at, &number, &info);) {
         long index = PyLong_AsLong(number);
         if (index < 0 || index >= OPERATIONS)
             return PyErr_Occurred() ? 0 : (PyErr_Format(PyExc_ValueError, "operation number %ld", index), 0);
         int code, is_average;
-        if (!PyArg_ParseTuple(facts, "ip", &code, &is_average)) return 0;
+        if (!PyArg_ParseTuple(info, "ip", &code, &is_average)) return 0;
         operations[index].code = code;
         operations[index].is_average = (char)is_average;
         operations[index].is_there = 1;
@@ -235,12 +235,12 @@ static int know_operations(PyObject *numbers) {
 
 /* `samples`: a tensor of each dtype: (the dtype, its size, enum mpp_dtype or -1, whether float, whether complex). */
 static int know_dtypes(PyObject *samples) {
-    PyObject *sample, *facts;
-    for (Py_ssize_t at = 0; PyDict_Next(samples, &at, &sample, &facts);) {
+    PyObject *sample, *info;
+    for (Py_ssize_t at = 0; PyDict_Next(samples, &at, &sample, &info);) {
         dl_tensor view;
-        dtype_facts *known = mpp_view(sample, &view) ? facts_of(&view) : NULL, read = {0};
+        dtype_info *known = mpp_view(sample, &view) ? info_of(&view) : NULL, read = {0};
         Py_ssize_t size;
-        if (!PyArg_ParseTuple(facts, "Onipp", &read.dtype, &size, &read.code, &read.is_float, &read.is_complex))
+        if (!PyArg_ParseTuple(info, "Onipp", &read.dtype, &size, &read.code, &read.is_float, &read.is_complex))
             return 0;
         if (!known || known->dtype) continue; /* such tensors go through Python */
         Py_INCREF(read.dtype);

@@ -10,10 +10,10 @@
  *
  * With its first chunk every rank publishes a signature of the call: a hash of all that must agree (what, how
  * many bytes, of which type, every length in a list), and the call in words. Nobody reads data or goes on to a
- * second chunk before all signatures are there and equal. Where they are not, the operation fails on every rank
- * alike, all take as many chunk numbers as the longest call would have, and the group goes on.
+ * second chunk before all signatures are there and equal. On a mismatch the operation fails on every rank alike, all
+ * take as many chunk numbers as the longest call would have, and the group goes on.
  *
- * A rank that has no memory for a call says so in its place (`refusal`), and all fail in the same way.
+ * A rank that has no memory for a call publishes that in its place (`oom_placeholder`), and all fail in the same way.
  *
  * Sums are taken as the same tree over the ranks by whoever computes them, so the bits are the same on every rank, on
  * every run, and for both algorithms below.
@@ -32,85 +32,82 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "message/message.h"
 #include "shm/signatures.h"
-#include "internode/pipeline.h"
 
 enum { INBOX_LIMIT = 16 << 20 };
 
 _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
-/* How much of a block from another host one chunk brings; the same on all hosts. */
+/* How much of a block from another node one chunk brings; the same on all nodes. */
 static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
     size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
     size_t at_most = slot_bytes < MPP_EAGER ? slot_bytes : MPP_EAGER;
     return most > at_most ? at_most : most < CACHE_LINE ? CACHE_LINE : most;
 }
 
-/* For a group of `ranks`, of which `here` are on this host. */
+/* For a group of `ranks`, of which `here` are on this node. */
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes) {
     size_t inboxes = (size_t)(ranks - here) * (size_t)slots * inbox_bytes(ranks, slots, slot_bytes);
     return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + inboxes;
 }
 
-static int step_refusal(mpp_op *op);
+static int step_oom_placeholder(mpp_op *op);
 static int arrived(mpp_op *op, int rank);
 
-/* The refusal: what this rank calls where it has no memory for a call. */
-static void prepare_refusal(mpp_channel *c, mpp_group *g) {
-    c->refusal.op.ours = 1;
-    c->refusal.op.group = g;
-    c->refusal.op.step = step_refusal;
-    c->refusal.op.arrived = arrived;
-    c->refusal.op.source = -1;
-    c->refusal.chunk_bytes = c->slot_bytes;
-    c->refusal.windows = 1;
-    c->refusal.wait_for = -1;
-    mpp_sign(&c->refusal, MPP_NO_MEMORY, -1, 0);
+/* What this rank calls where it has no memory for a call. */
+static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
+    c->oom_placeholder.op.ours = 1;
+    c->oom_placeholder.op.group = g;
+    c->oom_placeholder.op.step = step_oom_placeholder;
+    c->oom_placeholder.op.arrived = arrived;
+    c->oom_placeholder.op.source = -1;
+    c->oom_placeholder.chunk_bytes = c->slot_bytes;
+    c->oom_placeholder.batches = 1;
+    c->oom_placeholder.wait_for = -1;
+    mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
 }
 
-/* Of a group on several hosts, `segment` is this host's, and `host_of` has the number of every rank's; else NULL.
- * `reproducible`: see mpp_hosts_new(). */
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
-                     int reproducible) {
-    mpp_group *g = (mpp_group *)group;
-    if (slots < 1 || slots > MAX_RING || slot_bytes < CACHE_LINE || slot_bytes % CACHE_LINE) return -1;
-    mpp_channel *c = calloc(1, sizeof *c);
-    if (!c) return -1;
-    if (host_of) c->hosts = mpp_hosts_new(g, host_of, reproducible);
-    c->size = c->hosts ? mpp_local_count(c->hosts, c->hosts->here) : g->size;
-    c->rank = c->hosts ? c->hosts->place_of[g->rank] : g->rank;
+mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
+    int fits = slots >= 1 && slots <= MAX_RING && slot_bytes >= CACHE_LINE && slot_bytes % CACHE_LINE == 0;
+    mpp_channel *c = fits ? calloc(1, sizeof *c) : NULL;
+    if (!c) {
+        mpp_topology_free(topology);
+        return NULL;
+    }
+    c->topology = topology;
+    c->size = topology ? mpp_local_count(topology, topology->here) : g->size;
+    c->rank = topology ? topology->place_of[g->rank] : g->rank;
     c->sources = malloc((size_t)g->size * sizeof *c->sources);
     c->factors = malloc((size_t)g->size * sizeof *c->factors);
-    if (!c->sources || !c->factors || (host_of && !c->hosts)) {
+    if (!c->sources || !c->factors) {
         mpp_channel_free(c);
-        return -1;
+        return NULL;
     }
     c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
     c->slots = (char *)segment + (size_t)c->size * sizeof(rank_counters);
     c->ring = slots;
     c->slot_bytes = slot_bytes;
-    if (c->hosts) {
-        c->hosts->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
-        c->hosts->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
-    }
-    prepare_refusal(c, g);
-    if (host_of && !g->yield_early) g->spins = MPP_SPINS_NETWORK;
-    g->channel = c;
-    return 0;
+    c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
+    c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
+    prepare_oom_placeholder(c, g);
+    return c;
 }
 
 void mpp_channel_free(mpp_channel *c) {
     if (!c) return;
     free(c->sources);
     free(c->factors);
-    mpp_hosts_free(c->hosts);
+    if (c->internode_state) c->internode->free(c->internode_state);
+    mpp_topology_free(c->topology);
     free(c);
 }
 
 void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
     *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
-    *taken += mpp_hosts_bytes(c->hosts);
-    *later = c->only_compares ? 0 : mpp_flights_to_take(c, ranks);
+    *taken += mpp_topology_bytes(c->topology);
+    if (c->internode) c->internode->count_bytes(c, ranks, taken, later);
+    if (!c->internode || c->only_compares) *later = 0;
 }
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
@@ -140,26 +137,29 @@ static int all_written(shm_op *s, uint64_t chunk) {
 
 static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
     if (s->two_phase) return reached(c, &c->all_reduced, offsetof(rank_counters, reduced), number + 1);
-    if (s->payload) return 1; /* it came with the agreement */
+    if (s->payload) return 1; /* it was piggybacked on the agreement */
     if (s->wait_for < 0) return reached(c, &c->all_in, offsetof(rank_counters, in), number + 1);
     return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
 }
 
 /* Of how many ranks' blocks one slot carries a piece in a reduce-scatter: of all, as long as each gets a cache line. */
-int mpp_window(const mpp_channel *c) {
+int mpp_ranks_per_slot(const mpp_channel *c) {
     size_t most = c->slot_bytes / CACHE_LINE;
-    int ranks = c->hosts ? c->hosts->first[c->hosts->count] : c->size;
+    int ranks = c->topology ? c->topology->first[c->topology->count] : c->size;
     return (size_t)ranks < most ? ranks : (int)most;
 }
 
-size_t mpp_piece_bytes(const mpp_channel *c) { return c->slot_bytes / (size_t)mpp_window(c) / CACHE_LINE * CACHE_LINE; }
+size_t mpp_piece_bytes(const mpp_channel *c) {
+    return c->slot_bytes / (size_t)mpp_ranks_per_slot(c) / CACHE_LINE * CACHE_LINE;
+}
 
 int mpp_first_in_slot(const shm_op *s, uint64_t chunk) {
-    return (int)(chunk % s->windows) * mpp_window(s->op.group->channel);
+    return (int)(chunk % s->batches) * mpp_ranks_per_slot(s->op.group->channel);
 }
 
 int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
-    int first = mpp_first_in_slot(s, chunk), width = mpp_window(s->op.group->channel), ranks = s->op.group->size;
+    int first = mpp_first_in_slot(s, chunk), width = mpp_ranks_per_slot(s->op.group->channel),
+        ranks = s->op.group->size;
     return ranks - first < width ? ranks : first + width;
 }
 
@@ -172,7 +172,7 @@ mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
 
 /* Where in its buffers an operation is once it is done with this many chunks. */
 static size_t offset_after(const shm_op *s, uint64_t chunks) {
-    return (s->windows > 1 ? chunks / s->windows : chunks) * s->chunk_bytes;
+    return (s->batches > 1 ? chunks / s->batches : chunks) * s->chunk_bytes;
 }
 
 /* The part of a chunk of `length` bytes that `rank` reduces; whole cache lines, so that no two ranks
@@ -194,20 +194,20 @@ static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
 /* Whether this rank's data of the next chunk has come from the device it may be on. */
 static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
 
-/* Whether a chunk was there to be sent, or has come. */
-static int send_and_receive(shm_op *s) {
+/* Whether a chunk was started, or is complete. */
+static int move_pipeline(shm_op *s, mpp_channel *c) {
     int moved = 0;
-    for (; s->launched < s->written && all_written(s, s->launched); s->launched++, moved = 1)
-        mpp_launch(s, s->launched);
-    return (s->reduced < s->launched && mpp_land(s)) || moved;
+    for (; s->started < s->written && all_written(s, s->started); s->started++, moved = 1)
+        c->internode->start(s, s->started);
+    return (s->reduced < s->started && c->internode->poll(s)) || moved;
 }
 
-static int fly(shm_op *s, mpp_channel *c) {
+static int publish_pipeline(shm_op *s, mpp_channel *c) {
     _Atomic uint64_t *reduced = &c->counters[c->rank].reduced;
-    int moved = send_and_receive(s);
-    uint64_t come = s->first + s->reduced; /* some of them before it was the operation's turn */
-    if (come <= atomic_load_explicit(reduced, memory_order_relaxed)) return moved;
-    atomic_store_explicit(reduced, come, memory_order_release);
+    int moved = move_pipeline(s, c);
+    uint64_t complete = s->first + s->reduced; /* some of them before it was the operation's turn */
+    if (complete <= atomic_load_explicit(reduced, memory_order_relaxed)) return moved;
+    atomic_store_explicit(reduced, complete, memory_order_release);
     return 1;
 }
 
@@ -229,8 +229,8 @@ static int advance(shm_op *s, mpp_channel *c) {
     int moved = write_next(s, c);
     if (!s->checked) return moved;
     uint64_t number = s->first + s->reduced;
-    if (s->route && s->route->first_leg) {
-        moved |= fly(s, c);
+    if (s->route && s->route->first_phase) {
+        moved |= publish_pipeline(s, c);
     } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
         reduce_part(s, c, number);
         s->reduced++;
@@ -252,7 +252,7 @@ static int check(shm_op *s, mpp_channel *c) {
     return s->written && all_written(s, 0) ? mpp_check_calls(s, c) : MPP_PENDING;
 }
 
-/* Between hosts each rank sees the errors of its own messages only, and those here wait for each other. */
+/* Between nodes each rank sees the errors of its own messages only, and those here wait for each other. */
 static void share_failure(mpp_op *op, mpp_channel *c) {
     _Atomic int64_t *broken = &c->counters[0].broken;
     if (op->failure == MPP_FAILURE_MPI) atomic_store(broken, op->mpi_error);
@@ -274,8 +274,8 @@ static int move(shm_op *s, mpp_channel *c) {
         }
         if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
-    if (c->hosts && s->done < s->chunks) share_failure(op, c);
-    if (op->failure && c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING;
+    if (c->internode && s->done < s->chunks) share_failure(op, c);
+    if (op->failure && c->internode && !c->internode->is_idle(s)) return MPP_PENDING;
     if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
     return s->done == s->chunks ? MPP_DONE : state;
 }
@@ -296,18 +296,18 @@ static int is_apart(const shm_op *s, const shm_op *before) {
     return 1;
 }
 
-/* Between hosts the next operation is agreed about, and its chunks are sent, while the last ones of the operation
- * before are under way: an answer takes its time, in which the network would have nothing to do. Nobody reads what has
- * come, and no call is refused, before it is the operation's turn. Not for one that can fail on this rank alone, as its
- * data come from a device: a failure takes back what is expected. */
+/* Between nodes the next operation is agreed about, and its chunks are sent, while the last ones of the operation
+ * before are under way: else the network would be idle until the answers are there. No rank reads received data, and no
+ * call fails, before it is the operation's turn. An operation that can fail on this rank alone, because its data come
+ * from a device, does not look ahead: a failure drops the receives that were posted. */
 static void look_ahead(shm_op *s, mpp_channel *c) {
     const shm_op *before = c->head;
     if (before->later != s || before->written < before->chunks || !before->checked) return;
     if (before->op.failure || s->op.failure || before->op.staging || s->op.staging) return;
     if (before->how.has_premul || s->how.has_premul) return; /* their factors have one place in the channel */
-    if (before->refused || c->refused || is_aborted(&s->op) || !is_apart(s, before)) return;
+    if (before->oom_after || c->oom_first || is_aborted(&s->op) || !is_apart(s, before)) return;
     if (s->checked || !s->written) write_next(s, c);
-    if (s->checked && s->route && s->route->first_leg) send_and_receive(s);
+    if (s->checked && s->route && s->route->first_phase) move_pipeline(s, c);
     else if (!s->checked && s->written && all_written(s, 0)) s->checked = mpp_ask_early(s, c);
 }
 
@@ -316,37 +316,37 @@ static int step(mpp_op *op) {
     mpp_channel *c = op->group->channel;
     int state;
     if (c->head != s) {
-        if (c->hosts) look_ahead(s, c);
+        if (c->internode) look_ahead(s, c);
         return MPP_PENDING;
     }
     if (is_aborted(op)) {
-        if (c->hosts && !mpp_hosts_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
+        if (c->internode && !c->internode->is_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
         state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
-    } else if (c->refused) return MPP_PENDING;
+    } else if (c->oom_first) return MPP_PENDING;
     else state = move(s, c);
     if (state == MPP_PENDING) return state;
     c->head = s->later;
     if (!c->head) c->tail = NULL;
-    c->refused = s->refused;
+    c->oom_first = s->oom_after;
     return state;
 }
 
 /* ---- calls that there is no memory for ---- */
 
-/* Where this rank would be if it had made them: each takes one chunk number, and fails on all ranks. */
-static int step_refusal(mpp_op *op) {
+/* Each takes one chunk number, as if this rank had made the call, and fails on all ranks. */
+static int step_oom_placeholder(mpp_op *op) {
     shm_op *s = (shm_op *)op;
     mpp_channel *c = op->group->channel;
-    while (c->refused && !is_aborted(op)) {
+    while (c->oom_first && !is_aborted(op)) {
         s->first = atomic_load_explicit(&c->counters[c->rank].out, memory_order_relaxed); /* all before is done */
         if (move(s, c) == MPP_PENDING) return MPP_PENDING;
         s->written = s->done = 0;
         s->checked = op->failure = 0;
-        c->refused--;
-        c->refusals--;
+        c->oom_first--;
+        c->oom_total--;
     }
-    if (c->refusals && !is_aborted(op)) return MPP_PENDING; /* operations come first */
-    c->refusals = 0;
+    if (c->oom_total && !is_aborted(op)) return MPP_PENDING; /* operations come first */
+    c->oom_total = 0;
     return mpp_fail(op, MPP_FAILURE_MEMORY, 0);
 }
 
@@ -354,23 +354,23 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
     mpp_lock();
     if (!mpp_is_closed(g)) {
         mpp_channel *c = g->channel;
-        if (c->tail) c->tail->refused++;
-        else c->refused++;
+        if (c->tail) c->tail->oom_after++;
+        else c->oom_first++;
         c->next++;
-        if (c->refusals++ == 0) mpp_begin(&c->refusal.op);
+        if (c->oom_total++ == 0) mpp_begin(&c->oom_placeholder.op);
     }
     mpp_unlock();
-    /* The call fails in any case. It waits so that the others learn of it though nobody here should call again. */
-    if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->refusal, wait_ns);
-    return mpp_refused(g);
+    /* The call fails in any case. It waits so that the others learn of it even if this rank never calls again. */
+    if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->oom_placeholder, wait_ns);
+    return mpp_out_of_memory_in_order(g);
 }
 
 /* ---- operations ---- */
 
 static int arrived(mpp_op *op, int rank) {
     const mpp_channel *c = op->group->channel;
-    if (c->hosts && c->hosts->host_of[rank] != c->hosts->here) return -1;
-    const rank_counters *theirs = &c->counters[c->hosts ? c->hosts->place_of[rank] : rank];
+    if (c->topology && c->topology->node_of[rank] != c->topology->here) return -1;
+    const rank_counters *theirs = &c->counters[c->topology ? c->topology->place_of[rank] : rank];
     const shm_op *s = (const shm_op *)op;
     if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
     return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;
@@ -388,10 +388,10 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     if (!s) return NULL;
     s->op.discard = discard_lists;
     s->op.arrived = arrived;
-    if (g->channel->hosts) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
+    if (g->channel->topology) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
-    s->windows = 1;
+    s->batches = 1;
     return s;
 }
 

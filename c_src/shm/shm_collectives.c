@@ -1,11 +1,10 @@
-/* The collectives over shared memory: for each, what a rank writes to its slot and what it reads from the
- * others'. The protocol around that is in shm.c. */
+/* The collectives over shared memory: for each, what a rank writes to its slot and what it reads from the others'. The
+ * protocol around that is in protocol.c. */
 #include "shm/shm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "internode/internode.h"
 #include "shm/signatures.h"
 
 static uintptr_t *copy_list(const uintptr_t *list, int count) {
@@ -51,7 +50,7 @@ uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, 
     s->root = s->wait_for = root;
     if (g->rank == root) s->write = write_plain;
     else s->read = read_from_root;
-    if (g->channel->hosts && !mpp_broadcast_across(s)) return out_of_memory(s, g, wait_ns);
+    if (g->channel->internode && !g->channel->internode->broadcast(s)) return out_of_memory(s, g, wait_ns);
     mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (staging) {
         mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
@@ -99,7 +98,7 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
-    if (g->channel->hosts && !mpp_reduce_across(s)) return out_of_memory(s, g, wait_ns);
+    if (g->channel->internode && !g->channel->internode->reduce(s)) return out_of_memory(s, g, wait_ns);
     mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
         int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
@@ -142,7 +141,7 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
         if (bytes[r] > longest) longest = bytes[r];
     s->write = write_own_block;
     s->read = read_blocks;
-    if (g->channel->hosts && !mpp_allgather_across(s, longest)) return out_of_memory(s, g, wait_ns);
+    if (g->channel->internode && !g->channel->internode->allgather(s, longest)) return out_of_memory(s, g, wait_ns);
     mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     if (staging) {
         mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
@@ -161,7 +160,7 @@ static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     int end = mpp_end_in_slot(s, chunk);
     for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
         mpp_stretch block = mpp_block_in_slot(s, chunk, r);
-        if (block.length && (c->hosts || r != c->rank))
+        if (block.length && (c->topology || r != c->rank))
             memcpy(slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
     }
 }
@@ -192,10 +191,11 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
         if (s->lengths[r] > longest) longest = s->lengths[r];
     }
     s->chunk_bytes = mpp_piece_bytes(g->channel);
-    s->windows = (uint64_t)((g->size - 1) / mpp_window(g->channel) + 1);
+    s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
     s->write = write_pieces;
     s->read = read_piece_sum;
-    if (g->channel->hosts && !mpp_reduce_scatter_across(s, longest)) return out_of_memory(s, g, wait_ns);
+    if (g->channel->internode && !g->channel->internode->reduce_scatter(s, longest))
+        return out_of_memory(s, g, wait_ns);
     mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     if (staging) {
         for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
@@ -275,7 +275,7 @@ mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *re
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, send_bytes, recv_bytes);
-    if (!g->channel->hosts && lengths_fit(g->channel)) {
+    if (!g->channel->topology && lengths_fit(g->channel)) {
         s->lengths = malloc(2 * size * sizeof *s->lengths);
         if (!s->lengths) {
             mpp_discard(&s->op);

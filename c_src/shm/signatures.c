@@ -1,7 +1,5 @@
-/* What each rank calls, told to the others, and compared before any data is used. */
+/* Each rank publishes what it calls; all calls are compared before any data is used. */
 #include "shm/signatures.h"
-
-#include "internode/agreement.h"
 
 /* A step of splitmix64: words that differ in one bit give hashes that differ in half of theirs. */
 uint64_t mpp_mix(uint64_t hash, uint64_t word) {
@@ -20,7 +18,7 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     s->call.has_premul = how->has_premul;
     s->call.premul = how->premul;
     s->call.divisor = how->divisor;
-    s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->windows;
+    s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->batches;
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
                     (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
     s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
@@ -43,7 +41,7 @@ static const mpp_call *call_of(const shm_op *s, const mpp_channel *c, int rank) 
     return &c->counters[rank].call[s->first % (uint64_t)c->ring];
 }
 
-/* Of all ranks that differ, the one to name: `rank`, if there is none of which more can be said. */
+/* The rank to name in the error: one without memory, or one that explains more than `rank`, else `rank`. */
 static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
     for (int r = 0; r < c->size; r++)
         if (call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
@@ -56,7 +54,7 @@ static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
  * to pass over: as many as the longest call takes. */
 static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
     rank_counters *mine = &c->counters[c->rank];
-    for (shm_op *later = s == &c->refusal ? c->head : s->later; later; later = later->later)
+    for (shm_op *later = s == &c->oom_placeholder ? c->head : s->later; later; later = later->later)
         later->first += most - s->chunks;
     c->next += most - s->chunks;
     atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
@@ -90,11 +88,11 @@ static void take_factors(shm_op *s, mpp_channel *c) {
     if (s->how.has_premul) s->how.factors = c->factors;
 }
 
-/* The first rank of a host asks the other hosts, and tells the rest of this one. */
-static void ask_hosts(shm_op *s, mpp_channel *c) {
-    const mpp_opinion *all = mpp_agree(s);
+/* The first rank of a node asks the other nodes, and publishes the answer to the ranks here. */
+static void ask_nodes(shm_op *s, mpp_channel *c) {
+    const mpp_call_summary *all = c->internode->agree(s);
     if (!all) return;
-    c->counters[0].opinion = *all;
+    c->counters[0].summary = *all;
     atomic_store_explicit(&c->counters[0].agreed, s->first + 1, memory_order_release);
 }
 
@@ -102,11 +100,11 @@ static int has_agreed(const shm_op *s, mpp_channel *c) {
     return atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) > s->first;
 }
 
-static int check_with_hosts(shm_op *s, mpp_channel *c) {
-    const mpp_opinion *all = &c->counters[0].opinion;
-    if (c->rank == 0 && !has_agreed(s, c)) ask_hosts(s, c);
+static int check_with_nodes(shm_op *s, mpp_channel *c) {
+    const mpp_call_summary *all = &c->counters[0].summary;
+    if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
     if (!has_agreed(s, c)) return MPP_PENDING;
-    s->checked = !all->differ;
+    s->checked = !all->mismatch;
     if (s->checked) return MPP_PENDING;
     int other = all->signature[0] != s->signature ? 0 : 1;
     s->op.detail[0] = all->rank[other];
@@ -116,13 +114,13 @@ static int check_with_hosts(shm_op *s, mpp_channel *c) {
 }
 
 int mpp_ask_early(shm_op *s, mpp_channel *c) {
-    if (c->rank == 0 && !has_agreed(s, c)) ask_hosts(s, c);
-    return has_agreed(s, c) && !c->counters[0].opinion.differ;
+    if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
+    return has_agreed(s, c) && !c->counters[0].summary.mismatch;
 }
 
 int mpp_check_calls(shm_op *s, mpp_channel *c) {
     take_factors(s, c);
-    if (c->hosts) return check_with_hosts(s, c);
+    if (c->internode) return check_with_nodes(s, c);
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);

@@ -50,7 +50,17 @@ def libraries(folder: Path) -> list[ctypes.CDLL]:
     for name, compiler in (("gcc", ["gcc"]), ("zig", [*release.compiler(platform.machine()), *release.LINKING])):
         library = folder / f"{name}.so"
         subprocess.run(
-            [*compiler, "-std=gnu11", "-O3", "-fPIC", "-shared", f"-I{C_SRC}", "-o", library, C_SRC / "arith" / "reduce.c"],
+            [
+                *compiler,
+                "-std=gnu11",
+                "-O3",
+                "-fPIC",
+                "-shared",
+                f"-I{C_SRC}",
+                "-o",
+                library,
+                C_SRC / "arith" / "reduce.c",
+            ],
             check=True,
         )
         built.append(ctypes.CDLL(str(library)))

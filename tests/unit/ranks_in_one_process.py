@@ -39,8 +39,8 @@ typedef struct { int source, to, tag, bytes; } sent_message;
 int64_t communicator_of(int before, int rank);
 void use_messages_in_one_process(void);
 int sent_messages(const sent_message **list);
-int parts_of(int size, const int *host_of, int reproducible, int *members, int *first_in, int *turn, int *weight,
-             int *regular);
+int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
+             int *leaf_count, int *regular);
 """
 
 
@@ -53,7 +53,9 @@ def build(folder):
     ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
         "shim_of_all_ranks",
-        _ALLOCATION + '#include "internode/agreement.h"\n' + (HERE / "messages_in_one_process.c").read_text(),
+        _ALLOCATION
+        + '#include "message/message.h"\n#include "shm/topology.h"\n'
+        + (HERE / "messages_in_one_process.c").read_text(),
         sources=[str(C_SRC / source) for source in build_shim.SOURCES],
         include_dirs=[str(C_SRC)],
         define_macros=[("MPP_HANDLES_ARE_POINTERS", None)],

@@ -59,10 +59,12 @@ C_ROOMS = {
     "mpi": "the MPI library, found at run time",
     "engine": "operations, the lock, and who polls",
     "cuda": "device memory",
+    "message": "one matched message",
     "shm": "collectives in one segment of shared memory",
     "internode": "the same across nodes",
-    "p2p": "messages between pairs, and windows",
     "mpicoll": "MPI's nonblocking collectives",
+    "p2p": "messages between pairs, and windows",
+    "collectives": "which way an operation goes",
     "group": "groups, and what a process tells of them",
     "python": "the extension that knows Python",
 }
@@ -157,9 +159,8 @@ def c_is_allowed(user: str, used: str) -> bool:
         return True
     if user == "shim.h":
         return used.startswith("arith/")
-    order = {room: place for place, room in enumerate(C_ROOMS)}
-    order["internode"] = order["shm"]  # as long as they call each other
-    return order[used.partition("/")[0]] <= order[user.partition("/")[0]]
+    order = list(C_ROOMS)
+    return order.index(used.partition("/")[0]) <= order.index(user.partition("/")[0])
 
 
 #: The beginning of a function, or of a variable with a value, that other files know.

@@ -73,8 +73,8 @@ SELF_CHECK = r"""
 /* Buffers end where the heap block ends and start at odd addresses. */
 static void try_one(const mpp_reduction *r, int nsrc, size_t n)
 {
-    size_t bytes = n * mpp_dtype_size(r->dtype), wire_bytes = n * mpp_dtype_size(mpp_wire_dtype(r));
-    char *block[6], *wire = malloc(wire_bytes ? wire_bytes : 1);
+    size_t bytes = n * mpp_dtype_size(r->dtype), converted_bytes = n * mpp_dtype_size(mpp_mpi_dtype(r));
+    char *block[6], *converted = malloc(converted_bytes ? converted_bytes : 1);
     const void *src[6];
     for (int i = 0; i < 6; i++) {
         block[i] = malloc(bytes + 1);
@@ -84,11 +84,11 @@ static void try_one(const mpp_reduction *r, int nsrc, size_t n)
     }
     mpp_reduce(r, block[5] + 1, src, nsrc, n);
     mpp_reduce(r, block[nsrc - 1] + 1, src, nsrc, n);
-    mpp_to_wire(r, wire, src[0], n);
-    mpp_from_wire(r, block[5] + 1, wire, n);
+    mpp_to_mpi(r, converted, src[0], n);
+    mpp_from_mpi(r, block[5] + 1, converted, n);
     for (int i = 0; i < 6; i++)
         free(block[i]);
-    free(wire);
+    free(converted);
 }
 
 int main(void)

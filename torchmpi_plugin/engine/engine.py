@@ -113,7 +113,9 @@ class Engine:
             self._reap()
             return
         self.poll_in_background()
-        if not self.lib.mpp_watch(handle, 1) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
+        if not self.lib.mpp_notify_on_completion(handle, 1) and self._finish(
+            work, handle, self.lib.mpp_state_of(handle)
+        ):
             self.watch(work)
 
     def _finish(self, work: Pending, handle: int, state: int) -> bool:

@@ -237,7 +237,7 @@ class PendingWork(Work):
 
     def _hurry(self) -> None:
         if not self.finished:
-            engine.start().lib.mpp_hurry(self.handle)
+            engine.start().lib.mpp_wake_on_completion(self.handle)
 
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.
