@@ -81,6 +81,11 @@ int mpp_deadline(const char *word, double word_after, const char *last_word, dou
 void mpp_deadline_over(void);
 
 /* groups */
+
+/* The largest tags that MPI allows are our own: most of them for exchanges, the last ones for windows. A user's lie
+ * below. */
+enum { MPP_OWN_TAGS = 1024, MPP_WINDOW_TAGS = 2 };
+
 uintptr_t mpp_map(int descriptor, size_t bytes); /* -1: of this process's own; 0: errno says why not */
 void mpp_unmap(uintptr_t address, size_t bytes);
 uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);

@@ -76,6 +76,8 @@ class Lib:
     MPP_ALL_GATHER: int
     MPP_REDUCE_SCATTER: int
     MPP_EXCHANGE: int
+    MPP_OWN_TAGS: int
+    MPP_WINDOW_TAGS: int
     MPP_INLINE_NEVER: int
     MPP_INLINE_AUTO: int
     MPP_INLINE_ALWAYS: int

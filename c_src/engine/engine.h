@@ -81,8 +81,6 @@ struct mpp_group {
 
 extern size_t mpp_chunk_limit;
 
-enum { MPP_WINDOW_TAGS = 2 };
-
 /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody to run: hundreds of
  * looks at memory, but tens at a network, which are some system calls each. With fewer cores than ranks every spin
  * takes the core from the rank that is waited for. */

@@ -235,6 +235,18 @@ static int is_main_interpreter(void) {
     return 0;
 }
 
+/* Those of shim.h that Python needs before it knows which shim to load. */
+static int add_constants(PyObject *module) {
+    const struct {
+        const char *name;
+        long value;
+    } all[] = {{"PENDING", MPP_PENDING}, {"DONE", MPP_DONE},         {"FAILED", MPP_FAILED},
+               {"ABORTED", MPP_ABORTED}, {"REPORTED", MPP_REPORTED}, {"SLICE_NS", MPP_SLICE_NS}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (PyModule_AddIntConstant(module, all[i].name, all[i].value)) return 0;
+    return 1;
+}
+
 PyMODINIT_FUNC PyInit__bridge(void) {
     PyObject *module = is_main_interpreter() && intern_names() ? PyModule_Create(&definition) : NULL;
     PyObject *types = module ? PyImport_ImportModule("types") : NULL;
@@ -243,7 +255,7 @@ PyMODINIT_FUNC PyInit__bridge(void) {
     PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
     PyObject *method = calls ? PyType_FromSpec(&method_spec) : NULL;
     bridge_state.calls = calls;
-    if (!method || PyModule_AddObject(module, "Method", method)) goto failed;
+    if (!method || !add_constants(module) || PyModule_AddObject(module, "Method", method)) goto failed;
     Py_INCREF(calls);
     if (PyModule_AddObject(module, "Calls", calls)) goto failed;
     return module;

@@ -5,8 +5,8 @@ import subprocess
 import numpy as np
 import pytest
 from reduce_kernels import (
-    BLOCK_BYTES,
     ARITH,
+    BLOCK_BYTES,
     C_SRC,
     CASES,
     CC,
