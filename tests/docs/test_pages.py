@@ -6,7 +6,9 @@ import ast
 import functools
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from code_blocks import PAGES, ROOT
@@ -71,12 +73,45 @@ def test_links_from_the_top_lead_to_files() -> None:
             assert (ROOT / target).exists(), f"{page} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["generate_settings", "generate_command_line", "loggp"])
-def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def tool(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
-    path = ROOT / "docs" / "tools" / f"{name}.py"
-    specification = importlib.util.spec_from_file_location(name, path)
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / "tools" / f"{name}.py")
     assert specification is not None and specification.loader is not None
     script = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, name, script)
     specification.loader.exec_module(script)
-    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{path.name}"
+    return script
+
+
+@pytest.mark.parametrize("name", ["generate_settings", "generate_command_line", "loggp"])
+def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tool(name, monkeypatch)
+    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{name}.py"
+
+
+# ---- docs/tools/renew_figures.py ----
+
+
+def test_marked_figures_are_those_that_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its command before it."""
+    script = tool("renew_figures", monkeypatch)
+    marked = {
+        (page, name) for page in PAGES for name in re.findall(r"^<!-- figures: (\S+) -->$", page.read_text(), re.M)
+    }
+    assert marked == {(figure.page, name) for name, figure in script.FIGURES.items()}
+    for name in script.FIGURES:
+        assert " mpiplus bench" in script.find(name)[1]
+
+
+def test_renewed_tables_have_the_columns_of_those_that_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tool("renew_figures", monkeypatch)
+    us = dict.fromkeys(("raw", "raw nonblocking", "mpiplus", "gloo", "front end"), 1.5)
+    call = {"operation": "all_reduce", "dtype": "float32", "bytes": 8, "us": us, "bus_gb_per_s": {"mpiplus": 1.0}}
+    backend = {"alone_seconds": 0.1, "step_seconds": 0.2}
+    trained = {"way": "ddp", "model": "CNN", "dtype": "float32", "backends": {"mpiplus": backend, "gloo": backend}}
+    found = {
+        "operations": [{**call, "ratio": {"gloo/mpiplus": 1.0}}, {**call, "operation": "barrier", "ratio": {}}],
+        "training": [{**trained, "ratio": {"mpiplus/gloo": 1.0}}],
+    }
+    for name, figure in script.FIGURES.items():
+        assert figure.of(found).splitlines()[:2] == script.find(name)[2].splitlines()[:2]

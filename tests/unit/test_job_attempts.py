@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -90,7 +92,7 @@ class Job:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr(attempts, "pause", lambda seconds: waited.append(seconds) or 0)
+    monkeypatch.setattr(attempts, "pause", lambda seconds, before: waited.append(seconds) or 0)
     return waited
 
 
@@ -175,3 +177,17 @@ def test_nodes_of_an_allocation(tmp_path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     assert allocated_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) == ["n1", "n2"]
     assert allocated_nodes({"PBS_NODEFILE": "nowhere"}) == allocated_nodes({}) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_as_a_restart_is_announced(number: int) -> None:
+    """Before the pause has begun to handle signals."""
+
+    def tell(line: str) -> None:
+        os.kill(os.getpid(), number)
+
+    job = Job(FAILED, FAILED)
+    result = run_attempts(job.start, Restarts(1), None, tell)
+    assert result.returncode == 128 + number
+    assert len(job.attempts) == 1
+    assert signal.getsignal(number) is signal.SIG_DFL

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import torch_operators
 from ..group.forms import FORMS, first_form
 from ..group.process_group import ProcessGroupMPI
+from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import PREMUL_SUM
 
 #: The methods of a group, by the names of their operators.
@@ -89,7 +90,7 @@ def _field(name: str, value: Any) -> Any:
     if name == "reduce_op":
         kind = dist.ReduceOp.RedOpType(value.op())
         if kind == PREMUL_SUM:
-            raise ValueError(f"PREMUL_SUM: the operators of torch {torch.__version__} do not tell the factor")
+            raise ArgumentError(f"PREMUL_SUM: the operators of torch {torch.__version__} do not tell the factor")
         return kind
     return timedelta(milliseconds=value) if name == "timeout" else value
 

@@ -13,7 +13,7 @@ from ..engine.coalesced import CoalescedWork
 from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..tensors import arguments, overlaps
-from ..tensors.arguments import blocks_of, bytes_of, check, readable, rows_of, single, writable
+from ..tensors.arguments import ArgumentError, blocks_of, bytes_of, check, readable, rows_of, single, writable
 from ..tensors.overlaps import Memory
 from . import several
 from .messages import Messages, first_of
@@ -116,7 +116,7 @@ class Exchanging(Messages):
         """The tensors that the root alone gives, one for each rank and each like ``tensor``; elsewhere none."""
         if root != self._rank:
             if given and first_of(given):
-                raise ValueError(f"{name}: only the root may pass an {side} list")
+                raise ArgumentError(f"{name}: only the root may pass an {side} list")
             return []
         items = list(first_of(given))
         arguments.check_count(len(items), self._size, f"the root's {side} list", name)

@@ -31,6 +31,9 @@ from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premu
 from . import call_path, statistics
 from .outcomes import Outcomes
 
+#: How long rank 0 keeps the world's store for ranks that leave at about the same time.
+_DEPARTURES_SECONDS = 1.0
+
 
 @dataclass
 class Extension:
@@ -72,6 +75,8 @@ class Group(Outcomes):
         self.diagnosis = Diagnosis(self)
         self._closed = False
         self._left = False
+        #: This rank holds the world's store: its server ends when the world is destroyed here.
+        self.serves_store = False
         self._reductions: dict[Any, Any] = {}
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
@@ -146,7 +151,10 @@ class Group(Outcomes):
         if runtime.forked:
             return
         self._engine.check_thread(f"destroying {self.label}")
+        is_leaving = not self._left and not self._closed
         self.leave()
+        if is_leaving and self.serves_store:
+            self._checkin.wait_for_departures(_DEPARTURES_SECONDS)
         statistics.end(self)
         self.take_back_failed()
         # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
@@ -394,10 +402,10 @@ class Group(Outcomes):
             return how
         code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
         if code is None or operation_code is None:
-            raise TypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
+            raise arguments.ArgumentTypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
         boolean_sum = dtype is torch.bool and kind in (AVG, PREMUL_SUM)
         if boolean_sum or not self._lib.mpp_reduction_supported(code, operation_code):
-            raise ValueError(f"{operation}: {kind.name} makes no sense for {dtype}")
+            raise arguments.ArgumentError(f"{operation}: {kind.name} makes no sense for {dtype}")
         how = self._ffi.new("mpp_reduction *")
         how.dtype, how.op, how.premul, how.divisor = code, operation_code, 1.0, 1
         if kind == AVG:

@@ -9,7 +9,7 @@ import torch
 
 from ..engine.work import Work
 from ..tensors import arguments, device
-from ..tensors.arguments import Finish, check, readable
+from ..tensors.arguments import ArgumentError, Finish, check, readable
 from ..tensors.dtypes import PREMUL_SUM, kind_of
 
 
@@ -17,7 +17,7 @@ def _check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation:
     for tensor in tensors:
         arguments.check_alike(check(tensor, operation), check(like, operation), operation)
         if tensor.shape != like.shape:
-            raise ValueError(
+            raise ArgumentError(
                 f"{operation}: a rank's tensors must have one shape, not {tuple(like.shape)} and {tuple(tensor.shape)}"
             )
 
@@ -25,9 +25,9 @@ def _check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation:
 def one_of(tensors: Sequence[torch.Tensor], index: int, operation: str) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     """The tensor that the options name by their ``rootTensor``, and the others."""
     if not tensors:
-        raise ValueError(f"{operation}: the list of tensors is empty")
+        raise ArgumentError(f"{operation}: the list of tensors is empty")
     if not 0 <= index < len(tensors):
-        raise ValueError(f"{operation}: invalid root tensor: {index}; this rank has {len(tensors)}")
+        raise ArgumentError(f"{operation}: invalid root tensor: {index}; this rank has {len(tensors)}")
     tensor = check(tensors[index], operation)
     if len(tensors) == 1:
         return tensor, ()
@@ -58,9 +58,9 @@ def all_reduce(group: Any, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
     """
     _check_alike(tensors, tensors[0], "all_reduce")
     if not tensors[0].is_cpu:
-        raise ValueError(f"all_reduce: mpiplus takes one CUDA tensor per rank, not {len(tensors)}")
+        raise ArgumentError(f"all_reduce: mpiplus takes one CUDA tensor per rank, not {len(tensors)}")
     if kind_of(opts.reduceOp) == PREMUL_SUM:
-        raise ValueError(f"all_reduce: PREMUL_SUM takes one tensor per rank, not {len(tensors)}")
+        raise ArgumentError(f"all_reduce: PREMUL_SUM takes one tensor per rank, not {len(tensors)}")
     how = group._ffi.new("mpp_reduction *", group._reduction(tensors[0].dtype, opts.reduceOp, "all_reduce")[0])
     how.divisor = 1
     sources = [readable(tensor.detach()) for tensor in tensors]
@@ -78,10 +78,10 @@ def all_gather(
     name, size = "all_gather", group.size()
     _check_alike(inputs, inputs[0], name)
     if len(output_lists) != len(inputs):
-        raise ValueError(f"{name}: {len(inputs)} inputs want as many output lists, not {len(output_lists)}")
+        raise ArgumentError(f"{name}: {len(inputs)} inputs want as many output lists, not {len(output_lists)}")
     for outputs in output_lists:
         if len(outputs) != len(inputs) * size:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name}: {len(inputs)} inputs on {size} ranks want lists of {len(inputs) * size} outputs, not "
                 f"{len(outputs)}"
             )

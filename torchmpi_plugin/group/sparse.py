@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..names import describe_ranks
+from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import AVG, SUM, kind_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -34,9 +35,9 @@ def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, opts: Any) -> Wor
     """
     kind = kind_of(opts.reduceOp)
     if kind not in (SUM, AVG):
-        raise ValueError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
+        raise ArgumentError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
     if kind == AVG and tensor.dtype is torch.bool:
-        raise ValueError("all_reduce: AVG makes no sense for torch.bool")
+        raise ArgumentError("all_reduce: AVG makes no sense for torch.bool")
     # torch passes the real view of a complex tensor. Its new entries would not reach the tensor itself.
     base = tensor._base
     target = base if base is not None and base.is_complex() else tensor

@@ -15,6 +15,7 @@ from ..communicator import membership
 from ..diagnosis import comparison
 from ..errors import DistBackendError
 from ..mpi import failures, runtime
+from ..tensors.arguments import ArgumentError
 from . import world
 from .group import Group
 
@@ -65,7 +66,7 @@ class Splitting(Group):
         runtime.refuse_in_forked_child(f"splitting {self.label}")
         wrong = [rank for rank in ranks if not 0 <= rank < self._size]
         if wrong or len({*ranks}) != len(ranks):
-            raise ValueError(f"{self.label} has ranks 0 to {self._size - 1}; they cannot be split as {ranks}")
+            raise ArgumentError(f"{self.label} has ranks 0 to {self._size - 1}; they cannot be split as {ranks}")
         self._splits += 1
         if self._rank not in ranks:
             return None

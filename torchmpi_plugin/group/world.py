@@ -50,6 +50,7 @@ def adopt(group: Group) -> None:
     _base = group.communicator.base
     _processes = {group.global_rank(rank): process for rank, process in enumerate(group.communicator.processes)}
     checkin = group.checkin.connected_anew()
+    group.serves_store = group.rank() == 0 and group.size() > 1
     if group.size() > 1:
         monitor.start(group, group.get_group_store(), checkin.store, _elsewhere(group))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .loop import run
@@ -180,9 +182,10 @@ class _Attempts:
         seconds = pause_before(self._fast)
         self._number += 1
         when = f"in {seconds:g} s" if seconds else "now"
-        self._tell(f"{result.message}\nmpiplus run: restart {self._number} of at most {self._restarts.most} {when}")
-        left = self._left()
-        number = pause(seconds if left is None else min(seconds, left))
+        with remembered() as signals:
+            self._tell(f"{result.message}\nmpiplus run: restart {self._number} of at most {self._restarts.most} {when}")
+            left = self._left()
+            number = pause(seconds if left is None else min(seconds, left), signals)
         if number:
             name = signal.Signals(number).name
             return JobResult(128 + number, None, f"mpiplus run: {name} came between two attempts")
@@ -193,8 +196,33 @@ class _Attempts:
         return None
 
 
-def pause(seconds: float) -> int:
-    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to."""
+@contextlib.contextmanager
+def remembered() -> Iterator[Sequence[int]]:
+    """Note the signals that end jobs, from the line that announces a restart on.
+
+    Who reads that line may send one before the pause handles it. Its default would end this process without a word.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    numbers = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def pause(seconds: float, before: Sequence[int]) -> int:
+    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to.
+
+    Args:
+        seconds: how long.
+        before: signals that have come already.
+    """
 
     async def wait() -> int:
         loop = asyncio.get_running_loop()
@@ -205,6 +233,8 @@ def pause(seconds: float) -> int:
                 came.set_result(number)
 
         with caught(FORWARDED, loop, hear):
+            for number in before:
+                hear(number)
             done, _ = await asyncio.wait([came], timeout=seconds)
         return came.result() if done else 0
 

@@ -120,6 +120,8 @@ def _others_go_on() -> bool:
     left = world.checkin
     if left is None or left.size == 1 or not _aborts():
         return False
+    if not _noted_code and not world.groups():
+        return False  # all is destroyed, perhaps rank 0's store too: to ask it would print torch's C++ backtraces
     until = time.monotonic() + (_EXIT_GRACE if _noted_code else 0.0)
     while len(left.departed()) < left.size:
         if time.monotonic() >= until:

@@ -263,6 +263,18 @@ class CheckIn:
 
         self.briefly(say, None)
 
+    def wait_for_departures(self, seconds: float) -> None:
+        """Wait until all ranks have said that they leave, for so many seconds at most.
+
+        Rank 0 does so before it drops the world's store. The store's server ends with that, and a rank that says so
+        later would print torch's C++ backtraces.
+        """
+        until = time.monotonic() + seconds
+        while self.briefly(lambda: self._store.add(self._key("left"), 0), self.size) < self.size:
+            if time.monotonic() >= until:
+                return
+            time.sleep(0.005)
+
     def departed(self) -> dict[int, int]:
         """The ranks whose programs have ended, with the number of their last collective."""
 

@@ -24,7 +24,15 @@ class WithoutMemoryError(RuntimeError):
     """
 
 
-class NotDenseError(ValueError, NotImplementedError):
+class ArgumentError(ValueError, RuntimeError):
+    """A wrong value: a ValueError, and what other backends raise."""
+
+
+class ArgumentTypeError(TypeError, RuntimeError):
+    """A wrong dtype: a TypeError, and what other backends raise."""
+
+
+class NotDenseError(ArgumentError, NotImplementedError):
     """A tensor that is no plain array of numbers: a wrong argument; torch's dispatcher calls it not implemented."""
 
 
@@ -33,16 +41,16 @@ def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     if isinstance(tensors, torch.Tensor):
         return check(tensors, operation, sparse)
     if len(tensors) != 1:
-        raise ValueError(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
+        raise ArgumentError(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
     return check(tensors[0], operation, sparse)
 
 
 def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     """A CPU or CUDA tensor, dense (or COO where ``sparse``), or an exception that says what else it is."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
+        raise ArgumentTypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
     if not tensor.is_cpu and not device.is_cuda(tensor):
-        raise ValueError(
+        raise ArgumentError(
             f"{operation}: mpiplus moves CPU and CUDA tensors; this one is on {tensor.device}. Move it with .cpu(), or "
             f"use a backend for {tensor.device.type}"
         )
@@ -98,7 +106,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
     if _is_in_order(tensor):
         return tensor, None
     if torch_internals.shares_elements(tensor):
-        raise ValueError(
+        raise ArgumentError(
             f"{operation}: the result cannot be written to a tensor whose elements share memory (from expand()?); "
             f"pass a .clone()"
         )
@@ -151,42 +159,42 @@ def rows_of(tensor: torch.Tensor, counts: Sequence[int]) -> Blocks:
 def check_root(root: int, size: int, operation: str) -> int:
     """A rank of the group."""
     if not 0 <= root < size:
-        raise ValueError(f"{operation}: root rank {root} is not in the group, whose ranks are 0 to {size - 1}")
+        raise ArgumentError(f"{operation}: root rank {root} is not in the group, whose ranks are 0 to {size - 1}")
     return root
 
 
 def check_peer(peer: int, size: int, operation: str) -> int:
     """A rank of the group, for a message."""
     if not 0 <= peer < size:
-        raise ValueError(f"{operation}: rank {peer} is not in the group, whose ranks are 0 to {size - 1}")
+        raise ArgumentError(f"{operation}: rank {peer} is not in the group, whose ranks are 0 to {size - 1}")
     return peer
 
 
 def check_tag(tag: int, largest: int, operation: str) -> int:
     """A tag MPI can carry."""
     if not 0 <= tag <= largest:
-        raise ValueError(f"{operation}: tag {tag} is out of range; this MPI carries tags 0 to {largest}")
+        raise ArgumentError(f"{operation}: tag {tag} is out of range; this MPI carries tags 0 to {largest}")
     return tag
 
 
 def check_count(found: int, expected: int, what: str, operation: str) -> None:
     """A list with one entry per rank."""
     if found != expected:
-        raise ValueError(f"{operation}: {what} must have {expected} entries, one for each rank, not {found}")
+        raise ArgumentError(f"{operation}: {what} must have {expected} entries, one for each rank, not {found}")
 
 
 def check_alike(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:
     """Two tensors of one operation."""
     if tensor.dtype != like.dtype:
-        raise TypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
+        raise ArgumentTypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
     if not (tensor.is_cpu and like.is_cpu) and tensor.device != like.device:
-        raise ValueError(f"{operation}: all tensors must be on one device, not {like.device} and {tensor.device}")
+        raise ArgumentError(f"{operation}: all tensors must be on one device, not {like.device} and {tensor.device}")
 
 
 def check_numel(tensor: torch.Tensor, expected: int, what: str, operation: str) -> None:
     """A buffer of the right length."""
     if tensor.numel() != expected:
-        raise ValueError(f"{operation}: {what} must have {expected} elements, not {tensor.numel()}")
+        raise ArgumentError(f"{operation}: {what} must have {expected} elements, not {tensor.numel()}")
 
 
 def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: str, operation: str) -> list[int]:
@@ -195,17 +203,17 @@ def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: st
     row = tensor.numel() // rows if rows else 0
     if not sizes:
         if rows % ranks:
-            raise ValueError(
+            raise ArgumentError(
                 f"{operation}: dimension 0 of the {what} ({rows}) cannot be divided by {ranks} ranks; pass split sizes"
             )
         return [rows // ranks * row] * ranks
     check_count(len(sizes), ranks, f"{what} split sizes", operation)
     if any(size < 0 for size in sizes) or sum(sizes) != rows:
-        raise ValueError(f"{operation}: {what} split sizes {list(sizes)} do not add up to its dimension 0 ({rows})")
+        raise ArgumentError(f"{operation}: {what} split sizes {list(sizes)} do not add up to its dimension 0 ({rows})")
     return [size * row for size in sizes]
 
 
 def check_numel_pair(sent: int, received: int, operation: str) -> None:
     """What a rank sends to itself must be what it expects from itself."""
     if sent != received:
-        raise ValueError(f"{operation}: this rank sends itself {sent} elements but expects {received}")
+        raise ArgumentError(f"{operation}: this rank sends itself {sent} elements but expects {received}")

@@ -8,6 +8,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from .. import torch_internals
+from .arguments import ArgumentError
 
 # Position = enum mpp_dtype of c_src/arith/reduce.h. The MPI type is given where MPI is handed that type to reduce;
 # the others are converted to one of these first (mpp_wide_dtype). Data that only moves travels as bytes.
@@ -69,7 +70,7 @@ def premul_factor(op: Any) -> float:
     factor = torch_internals.premul_factor(op)
     if isinstance(factor, torch.Tensor):
         if factor.numel() != 1:
-            raise ValueError(f"the factor of PREMUL_SUM must have one element, not {factor.numel()}")
+            raise ArgumentError(f"the factor of PREMUL_SUM must have one element, not {factor.numel()}")
         return float(factor.item())
     return float(factor)
 
