@@ -1,4 +1,4 @@
-/* Groups: made, aborted, closed and released. Its parts belong to the rooms below. */
+/* Groups: made, aborted, closed and released. Their parts belong to the layers below. */
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <stdlib.h>

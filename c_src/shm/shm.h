@@ -49,7 +49,7 @@ typedef struct {
     void (*second_phase)(shm_op *, uint64_t chunk);
 } mpp_route;
 
-/* The functions that reach the other nodes. internode/ has them, and lies above this room. */
+/* The functions that reach the other nodes. They are in internode/, the layer above. */
 typedef struct {
     /* what an operation needs for its data to reach the other nodes, before mpp_sign(); 0: no memory */
     int (*broadcast)(shm_op *);

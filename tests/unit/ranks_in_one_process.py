@@ -1,5 +1,5 @@
 """Any number of ranks in one process and one thread, without MPI: groups of the C engine that share a segment, or one
-for each host, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
+for each node, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
 
 import importlib.util
 import sys
@@ -74,25 +74,25 @@ def build(folder):
 class Ranks:
     """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions.
 
-    ``host_of`` has the number of each rank's host, by their first ranks; None: all are on one.
+    ``node_of`` has the number of each rank's node, by their first ranks; None: all are on one.
     """
 
     _before = 0  # ranks of other groups
 
-    def __init__(self, shim, size, slots, slot_bytes, host_of=None, reproducible=False):
+    def __init__(self, shim, size, slots, slot_bytes, node_of=None, reproducible=False):
         self.ffi, self.lib, self.size = shim.ffi, shim.lib, size
-        hosts = host_of or [0] * size
-        numbers = self.ffi.new("int[]", hosts) if host_of else self.ffi.NULL
+        nodes = node_of or [0] * size
+        numbers = self.ffi.new("int[]", nodes) if node_of else self.ffi.NULL
         self._memory, segments = [], []
-        for host in range(max(hosts) + 1):
-            length = self.lib.mpp_segment_size(size, hosts.count(host), slots, slot_bytes)
+        for node in range(max(nodes) + 1):
+            length = self.lib.mpp_segment_size(size, nodes.count(node), slots, slot_bytes)
             self._memory.append(self.ffi.new("char[]", length + 64))
             segments.append((int(self.ffi.cast("uintptr_t", self._memory[-1])) + 63) // 64 * 64)
         comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
         Ranks._before += size
         self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
-        for group, host in zip(self.groups, hosts, strict=True):
-            assert self.lib.mpp_group_attach(group, segments[host], slots, slot_bytes, numbers, reproducible) == 0
+        for group, node in zip(self.groups, nodes, strict=True):
+            assert self.lib.mpp_group_attach(group, segments[node], slots, slot_bytes, numbers, reproducible) == 0
 
     def messages(self):
         """Those sent since the last call, by all groups: sender, receiver, tag, bytes."""

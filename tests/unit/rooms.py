@@ -1,4 +1,4 @@
-"""The rooms of the house, from the ground up: where each module is, and what it may import; the same for the C files.
+"""The rooms of the house, from the ground up: where each module is, and what it may import; and the layers of C files.
 
 ``test_layout.py`` reads the code and compares; ``python tests/unit/rooms.py`` draws them into docs/architecture.md.
 """
@@ -51,9 +51,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "faces", "lifecycle"),
 }
 
-#: The folders of c_src, from the ground up: a file may include and call what is in its own folder or in one before it.
+#: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
 #: ``shim.h``, which declares what Python calls, lies beside them and may be included from everywhere.
-C_ROOMS = {
+C_LAYERS = {
     "arith": "arithmetic on torch's element types",
     "mpi": "the MPI library, found at run time",
     "engine": "operations, the lock, and who polls",
@@ -67,7 +67,7 @@ C_ROOMS = {
     "group": "groups, and what a process tells of them",
     "python": "the extension that knows Python",
 }
-#: What only the room "python" may include.
+#: Only the layer python includes it.
 PYTHON_HEADER = "Python.h"
 
 
@@ -153,12 +153,12 @@ def c_files() -> dict[str, str]:
 
 
 def c_is_allowed(user: str, used: str) -> bool:
-    """Whether the order of rooms lets one file include or call into another."""
+    """Whether the order of layers lets one file include or call into another."""
     if used == "shim.h":
         return True
     if user == "shim.h":
         return used.startswith("arith/")
-    order = list(C_ROOMS)
+    order = list(C_LAYERS)
     return order.index(used.partition("/")[0]) <= order.index(user.partition("/")[0])
 
 

@@ -101,8 +101,8 @@ def test_each_room_says_what_it_is_for() -> None:
 # ---- C ----
 
 
-def test_every_c_file_is_in_a_room() -> None:
-    assert {name.rpartition("/")[0] for name in C_TEXTS if name != "shim.h"} == set(rooms.C_ROOMS)
+def test_every_c_file_is_in_a_layer() -> None:
+    assert {name.rpartition("/")[0] for name in C_TEXTS if name != "shim.h"} == set(rooms.C_LAYERS)
     names = [name.rpartition("/")[2] for name in C_TEXTS]
     assert len(set(names)) == len(names)
 
@@ -118,7 +118,12 @@ def test_no_circle_in_c() -> None:
     assert rooms.circle(rooms.c_uses(C_TEXTS)) == []
 
 
-def test_one_room_knows_python() -> None:
+def test_every_header_is_included() -> None:
+    included = set().union(*rooms.c_uses(C_TEXTS).values())
+    assert [name for name in C_TEXTS if name.endswith(".h") and name not in included] == []
+
+
+def test_one_layer_knows_python() -> None:
     assert {name.partition("/")[0] for name, text in C_TEXTS.items() if rooms.PYTHON_HEADER in text} == {"python"}
 
 
@@ -135,7 +140,7 @@ def test_a_wrong_call_is_found(file: str, code: str, wanted: str) -> None:
     assert c_against_the_order(rooms.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})) == [wanted]
 
 
-def test_a_circle_within_a_room_of_c_is_found() -> None:
+def test_a_circle_within_a_layer_of_c_is_found() -> None:
     code = C_TEXTS["engine/operation.c"] + "void f(void) { mpp_begin(NULL); }\n"
     assert {"engine/engine.c", "engine/operation.c"} <= set(
         rooms.circle(rooms.c_uses({**C_TEXTS, "engine/operation.c": code}))
@@ -148,6 +153,12 @@ def test_a_circle_within_a_room_of_c_is_found() -> None:
 def test_the_architecture_page_has_the_picture() -> None:
     page = rooms.PAGE.read_text()
     assert page == rooms.drawn(page), "python tests/unit/rooms.py draws it"
+
+
+def test_the_architecture_page_has_the_layers_of_c() -> None:
+    rows = [line.split("|")[1].strip() for line in rooms.PAGE.read_text().splitlines() if line.startswith("| ")]
+    begin = rows.index(next(iter(rooms.C_LAYERS)))
+    assert rows[begin : begin + len(rooms.C_LAYERS)] == list(rooms.C_LAYERS)
 
 
 def test_no_file_is_too_long(limit: int = 450) -> None:
