@@ -2,8 +2,8 @@
  * same on every rank.
  *
  * MPI has no bfloat16, fp16 or fp8: they become float32. Two more conversions work around the libraries:
- *  - SUM and PROD of 8- and 16-bit integers become those of 32-bit ones: Open MPI 5 adds the short ones with
- * instructions that saturate, where torch wraps;
+ *  - SUM and PROD of 8- and 16-bit integers become those of 32-bit ones: Open MPI 5 saturates
+ *    the short ones, where torch wraps;
  *  - MIN and MAX of floats become those of integers in the same order: the libraries drop a NaN or keep it depending on
  *    the operand that holds it, so the ranks' results may differ.
  */

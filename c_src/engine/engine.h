@@ -58,8 +58,7 @@ struct mpp_op {
 struct mpp_group {
     mpi_handle comm;
     int rank, size;
-    /* Tags of exchanges, above every tag a user may give; those above are of windows, and above these, of internode/.
-     */
+    /* Tags of exchanges, above every tag a user may give. Above them are those of windows, then those of internode/. */
     int first_tag, tag_count;
     unsigned sequence;
     int yield_early;
@@ -117,8 +116,8 @@ void mpp_note_waiting(const mpp_op *op, int64_t ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
-uintptr_t
-mpp_out_of_memory_in_order(const mpp_group *group); /* for a call that takes its place in the order all the same */
+/* The same for a call that takes its place in the order all the same. */
+uintptr_t mpp_out_of_memory_in_order(const mpp_group *group);
 mpi_handle mpp_to_handle(int64_t value);
 
 #endif

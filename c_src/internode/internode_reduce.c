@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "internode/internode.h"
-
 #include "internode/pipeline.h"
 
 /* ---- partial sums ---- */

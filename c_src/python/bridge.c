@@ -293,7 +293,7 @@ static int is_watched_by_torch(void) {
     return yes;
 }
 
-/* torch calls barrier(opts=...): the arguments as if it were not named. NULL: other interned. */
+/* torch calls barrier(opts=...): the arguments as if it were not named. NULL: other names. */
 static PyObject *unnamed(PyObject *args, PyObject *named) {
     if (!named || PyDict_Size(named) == 0) return shared(args);
     PyObject *opts = PyDict_Size(named) == 1 ? PyDict_GetItemWithError(named, interned.opts_word) : NULL;
