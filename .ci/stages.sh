@@ -44,7 +44,7 @@ stage_warnings() {
     python=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
     for kind in INTS POINTERS; do
         mkdir -p "$work/tmp/$kind"
-        for file in "$src"/c_src/*.c; do
+        for file in "$src"/c_src/*/*.c; do
             echo "gcc, handles are ${kind,,}: ${file##*/}"
             gcc -std=gnu11 -O3 -fPIC -Wall -Wextra -Werror "-DMPP_HANDLES_ARE_$kind" -DPy_LIMITED_API=0x030A0000 \
                 -I"$src/c_src" -I"$python" -c "$file" \

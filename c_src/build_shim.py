@@ -15,15 +15,17 @@ from cffi import FFI
 from setuptools import Extension
 
 HERE = Path(__file__).parent
-SOURCES = (
-    *("reduce.c", "wire.c", "mpi_api.c", "deadline.c", "cuda_api.c", "operation.c", "activity.c", "inline_progress.c"),
-    *("engine.c", "counted.c"),
-    *("cuda_pool.c", "staging.c"),
-    *("hosts.c", "flights.c", "calls.c", "shm.c", "across_copies.c", "across_sums.c", "shm_collectives.c"),
-    *("p2p.c", "collectives.c", "mpi_reductions.c", "windows.c", "status.c", "group.c", "entries.c"),
-)
-BRIDGE = ("bridge_module.c", "bridge.c", "methods.c", "operands.c", "overlaps.c")
-HEADERS = ("reduce.h", "shim.h")
+#: The folder of what knows Python, which is an extension of its own.
+PYTHON = "python"
+
+
+def _files(of_the_bridge: bool) -> tuple[str, ...]:
+    found = sorted(file.relative_to(HERE) for file in HERE.glob("*/*.c"))
+    return tuple(file.as_posix() for file in found if (file.parent.name == PYTHON) == of_the_bridge)
+
+
+SOURCES, BRIDGE = _files(False), _files(True)
+HEADERS = ("arith/reduce.h", "shim.h")
 
 
 def _declarations() -> str:
@@ -58,6 +60,7 @@ def bridge() -> Extension:
     return Extension(
         "torchmpi_plugin._bridge",
         [f"c_src/{source}" for source in BRIDGE],
+        include_dirs=["c_src"],
         define_macros=[("Py_LIMITED_API", "0x030A0000")],
         extra_compile_args=_compile_flags("_bridge"),
         extra_link_args=_link_flags("_bridge"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("reduce.h", "shim.h")
+HEADERS = ("arith/reduce.h", "shim.h")
 OUT = HERE.parent / "torchmpi_plugin" / "_shim.pyi"
 FUNCTION = re.compile(r"^([a-z][\w ]*?[ *]+)(mpp_\w+)\(([^;{]*)\);", re.MULTILINE)
 ENUM = re.compile(r"\benum\b[^{;]*\{(.*?)\}", re.DOTALL)

@@ -9,9 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "reduce.h"
+#include "arith/reduce.h"
 
 enum mpp_state { MPP_PENDING = 0, MPP_DONE = 1, MPP_FAILED = 2, MPP_ABORTED = 3 };
+
+/* How long a synchronous call polls in C at a time; between two slices Python handles signals. */
+enum { MPP_SLICE_NS = 50000000 };
 
 /* Added to the state of a complete operation that mpp_next_completed reports, or has reported. */
 enum { MPP_REPORTED = 4 };
@@ -27,7 +30,7 @@ enum mpp_failure {
     MPP_FAILURE_CUDA = 6
 };
 
-/* What the ranks of a group can call in their shared memory. MPP_NO_MEMORY: a rank had no memory for its call. */
+/* The calls that the ranks of a group compare. MPP_NO_MEMORY: a rank had no memory for its call. */
 enum mpp_call_kind {
     MPP_NO_MEMORY,
     MPP_BARRIER,
@@ -39,7 +42,7 @@ enum mpp_call_kind {
     MPP_EXCHANGE
 };
 
-/* What a rank called, in the words in which it tells the others where they disagree. */
+/* What a rank called, for the error text of a mismatch. */
 typedef struct mpp_call {
     int32_t kind;      /* enum mpp_call_kind */
     int32_t dtype, op; /* of a reduction */
@@ -78,10 +81,15 @@ int mpp_deadline(const char *word, double word_after, const char *last_word, dou
 void mpp_deadline_over(void);
 
 /* groups */
+
+/* The largest tags that MPI allows are our own: most of them for exchanges, the last ones for windows. A user's lie
+ * below. */
+enum { MPP_OWN_TAGS = 1024, MPP_WINDOW_TAGS = 2 };
+
 uintptr_t mpp_map(int descriptor, size_t bytes); /* -1: of this process's own; 0: errno says why not */
 void mpp_unmap(uintptr_t address, size_t bytes);
 uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *host_of,
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of,
                      int reproducible);
 void mpp_group_only_compares(uintptr_t group); /* just after it was attached: MPI's collectives move the data */
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
@@ -190,8 +198,8 @@ void mpp_free_text(char *text);
 /* waiting */
 int mpp_wait(uintptr_t op, int64_t wait_ns);
 int mpp_state_of(uintptr_t op);
-int mpp_watch(uintptr_t op, int hurry);
-void mpp_hurry(uintptr_t op);
+int mpp_notify_on_completion(uintptr_t op, int wake);
+void mpp_wake_on_completion(uintptr_t op);
 void mpp_cancel(uintptr_t op);
 int mpp_failure_of(uintptr_t op, int *mpi_error, int64_t *first, int64_t *second);
 void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs);

@@ -1,8 +1,16 @@
-"""The extension made from c_src/bridge_module.c."""
+"""The extension made from c_src/python/bridge_module.c."""
 
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
+
+#: Of shim.h: the states of an operation, and how long C polls in one call.
+PENDING: int
+DONE: int
+FAILED: int
+ABORTED: int
+REPORTED: int
+SLICE_NS: int
 
 class Calls:
     """What a group's operations need to know of it, whether they begin in C or in Python."""

@@ -60,6 +60,7 @@ class Lib:
     MPP_DONE: int
     MPP_FAILED: int
     MPP_ABORTED: int
+    MPP_SLICE_NS: int
     MPP_REPORTED: int
     MPP_FAILURE_MPI: int
     MPP_FAILURE_MEMORY: int
@@ -75,6 +76,8 @@ class Lib:
     MPP_ALL_GATHER: int
     MPP_REDUCE_SCATTER: int
     MPP_EXCHANGE: int
+    MPP_OWN_TAGS: int
+    MPP_WINDOW_TAGS: int
     MPP_INLINE_NEVER: int
     MPP_INLINE_AUTO: int
     MPP_INLINE_ALWAYS: int
@@ -122,7 +125,7 @@ class Lib:
         segment: int,
         slots: int,
         slot_bytes: int,
-        host_of: CData | Sequence[Any],
+        node_of: CData | Sequence[Any],
         reproducible: int,
         /,
     ) -> int: ...
@@ -217,8 +220,8 @@ class Lib:
     def mpp_free_text(self, text: CData, /) -> None: ...
     def mpp_wait(self, op: int, wait_ns: int, /) -> int: ...
     def mpp_state_of(self, op: int, /) -> int: ...
-    def mpp_watch(self, op: int, hurry: int, /) -> int: ...
-    def mpp_hurry(self, op: int, /) -> None: ...
+    def mpp_notify_on_completion(self, op: int, wake: int, /) -> int: ...
+    def mpp_wake_on_completion(self, op: int, /) -> None: ...
     def mpp_cancel(self, op: int, /) -> None: ...
     def mpp_failure_of(self, op: int, mpi_error: CData, first: CData, second: CData, /) -> int: ...
     def mpp_disagreement(self, op: int, mine: CData, theirs: CData, /) -> None: ...

@@ -68,19 +68,19 @@ def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: 
     """How long one operation takes.
 
     A short one is as many messages one after the other as there are levels of nodes, and one more where shares are
-    sent in the end. A long one is the agreement, without data, then its legs, and then the longest of: a rank's
+    sent in the end. A long one is the agreement, without data, then its phases, and then the longest of: a rank's
     messages, a node's bytes, and the ring, which lets no more than so many chunks be under way. What the ranks of one
     node do among themselves is not counted.
     """
     message = network.latency + 2 * network.overhead
     each = max(network.gap, 2 * network.overhead)
-    levels = message_counts.levels(group.hosts)
+    levels = message_counts.levels(group.nodes)
     if operation == "gather":  # root receives what it would send in a scatter
         operation = "scatter"
-    those = group.on_host[0] + group.on_host[-1]
+    those = group.on_node[0] + group.on_node[-1]
     sent = dict(zip(those, message_counts.counts(group, operation, nbytes, wide, of=those), strict=True))
     if operation not in message_counts.EXCHANGES and message_counts.is_short(group, operation, nbytes, wide):
-        first = max((sent[ranks[0]] for ranks in (group.on_host[0], group.on_host[-1])), key=lambda it: it.bytes)
+        first = max((sent[ranks[0]] for ranks in (group.on_node[0], group.on_node[-1])), key=lambda it: it.bytes)
         steps = message_counts.steps(group, operation, nbytes, wide)
         parts = {
             "latency": steps * message,
@@ -88,18 +88,18 @@ def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: 
             "bytes": first.bytes * network.per_byte,
         }
         return Estimate(sum(parts.values()), max(parts, key=lambda name: parts[name]))
-    legs = {"all_reduce": 2, "reduce": 2, "broadcast": 2}.get(operation, 1)
+    phases = {"all_reduce": 2, "reduce": 2, "broadcast": 2}.get(operation, 1)
     chunks = -(-nbytes // message_counts.chunk_bytes(group, operation))
     if operation == "reduce_scatter":
-        chunks *= -(-group.ranks // group.window)
+        chunks *= -(-group.ranks // group.ranks_per_slot)
     parts = {
         "messages": max(of_rank.messages for of_rank in sent.values()) * each,
-        "bytes": max(sum(sent[rank].bytes for rank in ranks) for ranks in (group.on_host[0], group.on_host[-1]))
+        "bytes": max(sum(sent[rank].bytes for rank in ranks) for ranks in (group.on_node[0], group.on_node[-1]))
         * network.per_byte,
-        "ring": 0 if operation in message_counts.EXCHANGES else chunks / RING * legs * message,
+        "ring": 0 if operation in message_counts.EXCHANGES else chunks / RING * phases * message,
     }
     most = max(parts, key=lambda name: parts[name])
-    start = (levels + legs) * message
+    start = (levels + phases) * message
     return Estimate(start + parts[most], most if parts[most] > start else "latency")
 
 
@@ -121,8 +121,8 @@ def _bytes(nbytes: int) -> str:
 
 
 def _table(network: Network) -> str:
-    groups = [Group(tuple(host for host in range(hosts) for _ in range(RANKS_PER_HOST))) for hosts in HOSTS]
-    titles = " | ".join(f"{group.ranks:,} ranks on {group.hosts:,} nodes" for group in groups)
+    groups = [Group(tuple(node for node in range(nodes) for _ in range(RANKS_PER_HOST))) for nodes in HOSTS]
+    titles = " | ".join(f"{group.ranks:,} ranks on {group.nodes:,} nodes" for group in groups)
     lines = [f"| | {titles} |", "|---|" + "---|" * len(groups)]
     for operation, nbytes in ROWS:
         found = [estimate(network, group, operation, nbytes) for group in groups]

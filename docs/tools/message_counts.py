@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 
 LINE = 64
-OPINION = 192  # bytes: what a node's ranks call
-PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that rides with it; and of what is sent whole at every level
+SUMMARY = 192  # bytes: of the calls of a node's ranks
+PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that is piggybacked; and of what is sent whole at every level
 EAGER = 60 << 10  # the most of a chunk that goes to another node whole
 RING = 4
 INBOXES = 16 << 20
@@ -45,62 +45,62 @@ class Group:
     """Ranks on nodes.
 
     Attributes:
-        host_of: the number of each rank's node, by their first ranks.
+        node_of: the number of each rank's node, by their first ranks.
         slot: bytes of a slot of shared memory.
         reproducible: sums have the bits of one node.
     """
 
-    host_of: tuple[int, ...]
+    node_of: tuple[int, ...]
     slot: int = 64 << 10
     reproducible: bool = False
 
     @property
     def ranks(self) -> int:
         """P of the formulas."""
-        return len(self.host_of)
+        return len(self.node_of)
 
     @functools.cached_property
-    def on_host(self) -> list[list[int]]:
+    def on_node(self) -> list[list[int]]:
         """The ranks of each node; p of the formulas is how many there are."""
-        found: list[list[int]] = [[] for _ in range(max(self.host_of) + 1)]
-        for rank, host in enumerate(self.host_of):
-            found[host].append(rank)
+        found: list[list[int]] = [[] for _ in range(max(self.node_of) + 1)]
+        for rank, node in enumerate(self.node_of):
+            found[node].append(rank)
         return found
 
     @property
-    def hosts(self) -> int:
+    def nodes(self) -> int:
         """H of the formulas."""
-        return len(self.on_host)
+        return len(self.on_node)
 
     @property
-    def lanes(self) -> int:
+    def leaders_per_node(self) -> int:
         """L of the formulas."""
-        return min(map(len, self.on_host))
+        return min(map(len, self.on_node))
 
     @functools.cached_property
     def parts(self) -> list[int]:
         """q of the formulas: how many sums each node has to send."""
-        counts = [0] * self.hosts
-        for host in self._owners(0, self.ranks):
-            counts[host] += 1
-        return counts if self.reproducible or max(counts) == 1 else [1] * self.hosts
+        counts = [0] * self.nodes
+        for node in self._owners(0, self.ranks):
+            counts[node] += 1
+        return counts if self.reproducible or max(counts) == 1 else [1] * self.nodes
 
     def _owners(self, begin: int, end: int) -> list[int]:
-        if len(set(self.host_of[begin:end])) == 1:
-            return [self.host_of[begin]]
+        if len(set(self.node_of[begin:end])) == 1:
+            return [self.node_of[begin]]
         half = 1 << (end - begin - 1).bit_length() - 1
         return self._owners(begin, begin + half) + self._owners(begin + half, end)
 
     @functools.cached_property
     def is_tree(self) -> bool:
         """Whether the nodes are the leaves of the ranks' tree, or of one of their own: sums are added on the way."""
-        sizes = [len(ranks) for ranks in self.on_host]
-        whole = len(self._owners(0, self.ranks)) == self.hosts
+        sizes = [len(ranks) for ranks in self.on_node]
+        whole = len(self._owners(0, self.ranks)) == self.nodes
         alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
         return alike if whole else not self.reproducible
 
     @property
-    def window(self) -> int:
+    def ranks_per_slot(self) -> int:
         """Of how many ranks' blocks a chunk of a reduce_scatter carries a piece."""
         return min(self.ranks, self.slot // LINE)
 
@@ -113,30 +113,30 @@ class Group:
 # ---- with the agreement ----
 
 
-def levels(hosts: int) -> int:
-    """How many messages come one after the other until all nodes know what all call."""
-    return (hosts - 1).bit_length()
+def levels(nodes: int) -> int:
+    """How many messages come one after the other until all nodes know the calls of all."""
+    return (nodes - 1).bit_length()
 
 
 @dataclasses.dataclass(frozen=True)
-class Riding:
+class Piggyback:
     """What travels with an agreement.
 
     Attributes:
-        of_host: bytes that each node brings along.
+        of_node: bytes that each node brings along.
         way: they lie "side by side", or are "added" up on the way, or that "by halves".
     """
 
-    of_host: list[float]
+    of_node: list[float]
     way: str = "side by side"
 
     @functools.cached_property
     def _before(self) -> list[float]:
-        return [0.0, *itertools.accumulate(self.of_host)]
+        return [0.0, *itertools.accumulate(self.of_node)]
 
     @functools.cached_property
     def _most(self) -> float:
-        return max(self.of_host)
+        return max(self.of_node)
 
     def length(self, begin: int, end: int) -> float:
         """Of what the nodes from one to another one send, bytes."""
@@ -145,116 +145,118 @@ class Riding:
         return self._most / (2 * (end - begin) if self.way == "by halves" else 1)
 
 
-def _agreement(group: Group, riding: Riding) -> list[Sent]:
+def _agreement(group: Group, piggyback: Piggyback) -> list[Sent]:
     """By node, for its first rank: a message of its part of the nodes to the part beside it, at each level."""
     sent = []
-    for host in range(group.hosts):
+    for node in range(group.nodes):
         total = Sent()
-        for level in range(levels(group.hosts)):
-            begin = host >> level << level
-            part, beside = (range(at, min(at + (1 << level), group.hosts)) for at in (begin, begin ^ 1 << level))
-            messages = max(0, math.ceil((len(beside) - (host - begin)) / len(part)))
-            total += Sent(messages, messages * (OPINION + riding.length(part.start, part.stop)))
+        for level in range(levels(group.nodes)):
+            begin = node >> level << level
+            part, beside = (range(at, min(at + (1 << level), group.nodes)) for at in (begin, begin ^ 1 << level))
+            messages = max(0, math.ceil((len(beside) - (node - begin)) / len(part)))
+            total += Sent(messages, messages * (SUMMARY + piggyback.length(part.start, part.stop)))
         sent.append(total)
     return sent
 
 
-def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> Riding | None:
+def _payload(group: Group, operation: str, nbytes: int, wide: int, root: int) -> Piggyback | None:
     """What each node has to say in an operation that is short enough; None: it is not."""
-    nobody = [0.0] * group.hosts
+    nobody = [0.0] * group.nodes
     if operation == "barrier" or not nbytes:
-        return Riding(nobody)
+        return Piggyback(nobody)
     if operation == "broadcast":
-        mine = [float(nbytes) if host == group.host_of[root] else 0.0 for host in range(group.hosts)]
-        return Riding(mine) if nbytes <= min(group.slot, WHOLE) else None
+        mine = [float(nbytes) if node == group.node_of[root] else 0.0 for node in range(group.nodes)]
+        return Piggyback(mine) if nbytes <= min(group.slot, WHOLE) else None
     if operation == "all_gather":
-        blocks = [float(nbytes * len(there)) for there in group.on_host]
-        return Riding(blocks) if nbytes * group.ranks <= min(group.slot, PAYLOAD) else None
+        blocks = [float(nbytes * len(there)) for there in group.on_node]
+        return Piggyback(blocks) if nbytes * group.ranks <= min(group.slot, PAYLOAD) else None
     return _payload_of_sums(group, operation, nbytes, wide) if operation in REDUCING else None
 
 
-def _payload_of_sums(group: Group, operation: str, nbytes: int, wide: int) -> Riding | None:
+def _payload_of_sums(group: Group, operation: str, nbytes: int, wide: int) -> Piggyback | None:
     scatters = operation == "reduce_scatter"
     whole = nbytes * (group.ranks if scatters else 1)
     if whole > group.slot:
         return None
-    share = max(map(len, group.on_host)) * nbytes if scatters else share_bytes(group, nbytes)
-    halves = group.is_tree and group.hosts.bit_count() == 1 and share * wide * group.hosts <= PAYLOAD
+    share = max(map(len, group.on_node)) * nbytes if scatters else share_bytes(group, nbytes)
+    halves = group.is_tree and group.nodes.bit_count() == 1 and share * wide * group.nodes <= PAYLOAD
     is_short = whole * wide * (1 if group.is_tree else sum(group.parts)) <= WHOLE
     if halves and (scatters or not is_short):
-        return Riding([float(share * wide * group.hosts)] * group.hosts, "by halves")
+        return Piggyback([float(share * wide * group.nodes)] * group.nodes, "by halves")
     if not is_short:
         return None
-    return Riding([float(whole * wide * parts) for parts in group.parts], "added" if group.is_tree else "side by side")
+    return Piggyback(
+        [float(whole * wide * parts) for parts in group.parts], "added" if group.is_tree else "side by side"
+    )
 
 
-def _ends_with_shares(operation: str, riding: Riding | None) -> bool:
+def _ends_with_shares(operation: str, piggyback: Piggyback | None) -> bool:
     """Whether nodes send each other their shares of a sum when they have agreed."""
-    return riding is not None and riding.way == "by halves" and operation != "reduce_scatter"
+    return piggyback is not None and piggyback.way == "by halves" and operation != "reduce_scatter"
 
 
 def share_bytes(group: Group, nbytes: int) -> int:
-    """Of a tensor whose sum rides by halves, what a node has of it before the shares are sent to who wants them."""
-    return math.ceil(nbytes / LINE / group.hosts) * LINE
+    """Of a tensor whose sum is piggybacked by halves: a node's share, before the shares are sent on."""
+    return math.ceil(nbytes / LINE / group.nodes) * LINE
 
 
 # ---- in chunks, and as messages ----
 
 
-def _sums(group: Group, host: int, wide: int) -> int:
+def _sums(group: Group, node: int, wide: int) -> int:
     """Bytes of a node's sums for each byte of the tensor: a node with one rank sends its elements as they are."""
-    return 1 if len(group.on_host[host]) == 1 else wide * group.parts[host]
+    return 1 if len(group.on_node[node]) == 1 else wide * group.parts[node]
 
 
-def _takers(group: Group, host: int, root: int | None) -> int:
+def _takers(group: Group, node: int, root: int | None) -> int:
     """How many other nodes want a result of which this one has a piece."""
-    return group.hosts - 1 if root is None else int(host != group.host_of[root])
+    return group.nodes - 1 if root is None else int(node != group.node_of[root])
 
 
 def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) -> Sent:
-    host, hosts = group.host_of[rank], group.hosts
-    if group.on_host[host].index(rank) >= group.lanes:
+    node, nodes = group.node_of[rank], group.nodes
+    if group.on_node[node].index(rank) >= group.leaders_per_node:
         return Sent()
-    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.lanes * hosts)
-    wanted_by = _takers(group, host, root)
-    sums = Sent(chunks * (hosts - 1), (hosts - 1) * piece * _sums(group, host, wide))
+    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.leaders_per_node * nodes)
+    wanted_by = _takers(group, node, root)
+    sums = Sent(chunks * (nodes - 1), (nodes - 1) * piece * _sums(group, node, wide))
     return sums + Sent(chunks * wanted_by, wanted_by * piece)
 
 
 def _shared(group: Group, rank: int, nbytes: int, root: int | None) -> Sent:
     """The shares of sums that came by halves."""
-    host, share = group.host_of[rank], share_bytes(group, nbytes)
-    mine = max(0, min(share, nbytes - host * share))
-    if rank != group.on_host[host][0] or not mine:
+    node, share = group.node_of[rank], share_bytes(group, nbytes)
+    mine = max(0, min(share, nbytes - node * share))
+    if rank != group.on_node[node][0] or not mine:
         return Sent()
-    wanted_by = _takers(group, host, root)
+    wanted_by = _takers(group, node, root)
     return Sent(wanted_by, wanted_by * mine)
 
 
 def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
-    host, hosts = group.host_of[rank], group.hosts
-    if group.on_host[host].index(rank) >= group.lanes:
+    node, nodes = group.node_of[rank], group.nodes
+    if group.on_node[node].index(rank) >= group.leaders_per_node:
         return Sent()
     chunks = math.ceil(nbytes / chunk_bytes(group, "broadcast"))
-    piece = nbytes / (group.lanes * (hosts - 1))
-    to = hosts - 1 if host == group.host_of[root] else hosts - 2
+    piece = nbytes / (group.leaders_per_node * (nodes - 1))
+    to = nodes - 1 if node == group.node_of[root] else nodes - 2
     return Sent(chunks * to, to * piece)
 
 
 def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
-    host = group.host_of[rank]
-    mine, here = group.on_host[host].index(rank), len(group.on_host[host])
-    blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_host) if other != host)
+    node = group.node_of[rank]
+    mine, here = group.on_node[node].index(rank), len(group.on_node[node])
+    blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_node) if other != node)
     chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter"))
-    return Sent(chunks * blocks, blocks * nbytes * _sums(group, host, wide))
+    return Sent(chunks * blocks, blocks * nbytes * _sums(group, node, wide))
 
 
 def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) -> Sent:
-    host = group.host_of[rank]
+    node = group.node_of[rank]
     to = {"all_to_all": set(range(group.ranks)), "gather": {root}}.get(operation)
     if to is None:
         to = set(range(group.ranks)) if rank == root else set()
-    far = sum(group.host_of[other] != host for other in to)
+    far = sum(group.node_of[other] != node for other in to)
     return Sent(far, far * nbytes, len(to - {rank}) - far)
 
 
@@ -270,17 +272,17 @@ def counts(
         root: where there is one.
         of: these ranks only.
     """
-    rides = _payload(group, operation, nbytes, wide, root)
-    agreement = _agreement(group, rides or Riding([0.0] * group.hosts))
+    piggyback = _payload(group, operation, nbytes, wide, root)
+    agreement = _agreement(group, piggyback or Piggyback([0.0] * group.nodes))
     sent = []
     for rank in range(group.ranks) if of is None else of:
-        host = group.host_of[rank]
-        total = agreement[host] if rank == group.on_host[host][0] else Sent()
+        node = group.node_of[rank]
+        total = agreement[node] if rank == group.on_node[node][0] else Sent()
         if operation in EXCHANGES:
             total += _exchanged(group, operation, rank, nbytes, root)
-        elif rides is None and group.hosts > 1:
+        elif piggyback is None and group.nodes > 1:
             total += _flown(group, operation, rank, nbytes, wide, root)
-        elif _ends_with_shares(operation, rides):
+        elif _ends_with_shares(operation, piggyback):
             total += _shared(group, rank, nbytes, root if operation == "reduce" else None)
         sent.append(total)
     return sent
@@ -293,16 +295,16 @@ def is_short(group: Group, operation: str, nbytes: int, wide: int = 1) -> bool:
 
 def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
     """Of such an operation: how many messages come one after the other."""
-    riding = _payload(group, operation, nbytes, wide, 0)
-    return levels(group.hosts) + _ends_with_shares(operation, riding)
+    piggyback = _payload(group, operation, nbytes, wide, 0)
+    return levels(group.nodes) + _ends_with_shares(operation, piggyback)
 
 
 def chunk_bytes(group: Group, operation: str) -> int:
     """How much one chunk carries of the tensor, or of each block."""
-    goes_whole = group.hosts == 2 and group.lanes == 1
+    goes_whole = group.nodes == 2 and group.leaders_per_node == 1
     pieces = {
         "all_gather": group.inbox,
-        "reduce_scatter": group.slot // group.window // LINE * LINE,
+        "reduce_scatter": group.slot // group.ranks_per_slot // LINE * LINE,
         "broadcast": min(group.slot, EAGER) if goes_whole else group.slot,
     }
     return pieces.get(operation, group.slot)
@@ -312,7 +314,7 @@ def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root
     if operation == "broadcast":
         return _broadcast(group, rank, nbytes, root)
     if operation == "all_gather":
-        others = group.hosts - 1
+        others = group.nodes - 1
         return Sent(others * math.ceil(nbytes / group.inbox), others * nbytes)
     if operation == "reduce_scatter":
         return _reduce_scattered(group, rank, nbytes, wide)
@@ -322,23 +324,23 @@ def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root
 # ---- memory ----
 
 
-def segment_bytes(group: Group, host: int) -> int:
+def segment_bytes(group: Group, node: int) -> int:
     """Of the file in /dev/shm that a node's ranks share, less their counters, some 1 KiB each."""
-    here = len(group.on_host[host])
-    return RING * (here * group.slot + ((group.ranks - here) * group.inbox if group.hosts > 1 else 0))
+    here = len(group.on_node[node])
+    return RING * (here * group.slot + ((group.ranks - here) * group.inbox if group.nodes > 1 else 0))
 
 
 def agreement_bytes(group: Group) -> int:
-    """Of a rank's own memory from the beginning: opinions with what rides in them, and tables of the ranks."""
+    """Of a rank's own memory from the beginning: call summaries with their piggyback, and tables of the ranks."""
     tables = 9 * 4 * (group.ranks + 1) + 16 * group.ranks
-    return (2 + levels(group.hosts)) * (OPINION + PAYLOAD) + tables if group.hosts > 1 else 16 * group.ranks
+    return (2 + levels(group.nodes)) * (SUMMARY + PAYLOAD) + tables if group.nodes > 1 else 16 * group.ranks
 
 
-def flight_bytes(group: Group, rank: int) -> float:
+def pipeline_bytes(group: Group, rank: int) -> float:
     """Of a rank's own memory from its first long operation on, but for less than 1 KiB for each node and rank."""
-    host = group.host_of[rank]
-    here, of_block = len(group.on_host[host]), group.slot / group.ranks
-    of_blocks = of_block * sum(math.ceil(len(there) / here) for there in group.on_host)
-    of_lane = group.slot / group.lanes
-    sums = group.parts[host] * max(of_lane, of_blocks)
-    return RING * 4 * (sums + 2 * sum(group.parts) * max(of_lane / group.hosts, of_block))
+    node = group.node_of[rank]
+    here, of_block = len(group.on_node[node]), group.slot / group.ranks
+    of_blocks = of_block * sum(math.ceil(len(there) / here) for there in group.on_node)
+    of_leader = group.slot / group.leaders_per_node
+    sums = group.parts[node] * max(of_leader, of_blocks)
+    return RING * 4 * (sums + 2 * sum(group.parts) * max(of_leader / group.nodes, of_block))

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mpi_api.h"
+#include "mpi/mpi_api.h"
 
 enum { ALLOCATION, CALL_OF_MPI, KINDS };
 

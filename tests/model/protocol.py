@@ -1,4 +1,4 @@
-"""The protocol of shared memory: c_src/shm.c and calls.c once more, function by function.
+"""The protocol of shared memory: c_src/shm/protocol.c and signatures.c once more, function by function.
 
 explore.py runs it in all orders.
 
@@ -6,7 +6,7 @@ Each `yield` is one access to what other ranks can see: an atomic load or store 
 data. Between two of them a rank is alone. What is left out: the data itself (a slot holds a tag that says what was
 written there), staging, and the bound on rounds in `move`, as one round at a time is the same, taken up more often.
 
-test_model.py notices when a function of shm.c changes and this file was not looked at.
+test_model.py notices when a function of them changes and this file was not looked at.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ CANCELLED, MEMORY = "cancelled", "memory"
 
 
 class Call(NamedTuple):
-    """What a rank calls; equal on ranks that agree (`refused` apart).
+    """What a rank calls; equal on ranks that agree (`oom` apart).
 
     Attributes:
         kind: "all_reduce" (everybody reads everybody), "broadcast" (everybody reads rank 0), "reduce" (rank 0 reads),
             "barrier" (nobody reads).
         chunks: how many chunk numbers it takes.
         two_phase: reduced part by part, in place, between writing and reading.
-        refused: there is no memory for it.
+        oom: there is no memory for it.
     """
 
     kind: str
     chunks: int = 1
     two_phase: bool = False
-    refused: bool = False
+    oom: bool = False
 
 
-REFUSAL = Call(NO_MEMORY)
+OOM_PLACEHOLDER = Call(NO_MEMORY)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Op:
     reduced: int = 0
     done: int = 0
     checked: bool = False
-    refused: int = 0
+    oom_after: int = 0
 
     @property
     def chunks(self) -> int:
@@ -78,9 +78,9 @@ class Channel:
     next: int = 0
     known: dict[str, int] = field(default_factory=lambda: {"in": 0, "reduced": 0, "out": 0})  # all_in and so on
     queue: list[Op] = field(default_factory=list)  # from head to tail
-    refused: int = 0
-    refusals: int = 0
-    refusal: Op = field(default_factory=lambda: Op(-1, REFUSAL))
+    oom_first: int = 0
+    oom_total: int = 0
+    oom_placeholder: Op = field(default_factory=lambda: Op(-1, OOM_PLACEHOLDER))
     aborted: bool = False
     called: int = 0
     outcomes: list[str] = field(default_factory=list)
@@ -126,13 +126,13 @@ def reduce_part(s: Op, c: Channel, number: int) -> Access:
 
 
 def write(s: Op, c: Channel, number: int) -> Access:
-    """shm_collectives.c: write_plain and the like."""
+    """shm/shm_collectives.c: write_plain and the like."""
     if s.writes(c.rank):
         yield "write", c.slot(number), (s.position, s.written)
 
 
 def read(s: Op, c: Channel, number: int) -> Access:
-    """shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
+    """shm/shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
     if not s.reads(c.rank):
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):
@@ -175,7 +175,7 @@ def mismatch(s: Op, c: Channel) -> Access:
 
 
 def pass_over(s: Op, c: Channel, most: int) -> Access:
-    for later in c.queue if s is c.refusal else c.queue[1:]:
+    for later in c.queue if s is c.oom_placeholder else c.queue[1:]:
         later.first += most - s.chunks
     c.next += most - s.chunks
     yield "store", "in", s.first + most
@@ -207,39 +207,39 @@ def move(s: Op, c: Channel) -> Access:
 def step(s: Op, c: Channel) -> Access:
     if c.aborted:
         state = CANCELLED
-    elif c.refused:
+    elif c.oom_first:
         return
     else:
         state = yield from move(s, c)
     if state == PENDING:
         return
     c.queue.pop(0)
-    c.refused = s.refused
+    c.oom_first = s.oom_after
     c.outcomes.append(state)
 
 
-def step_refusal(s: Op, c: Channel) -> Access:
-    while c.refused and not c.aborted:
+def step_oom_placeholder(s: Op, c: Channel) -> Access:
+    while c.oom_first and not c.aborted:
         s.first = yield "own", "out"
         s.position = len(c.outcomes)
         if (yield from move(s, c)) == PENDING:
             return
         s.written = s.done = 0
         s.checked = False
-        c.refused -= 1
-        c.refusals -= 1
+        c.oom_first -= 1
+        c.oom_total -= 1
         c.outcomes.append(MEMORY)
-    if c.refusals and not c.aborted:
+    if c.oom_total and not c.aborted:
         return
-    c.refusals = 0
+    c.oom_total = 0
 
 
 def mpp_shm_out_of_memory(c: Channel) -> None:
-    c.refusals += 1
+    c.oom_total += 1
     if c.queue:
-        c.queue[-1].refused += 1
+        c.queue[-1].oom_after += 1
     else:
-        c.refused += 1
+        c.oom_first += 1
     c.next += 1
 
 
@@ -251,7 +251,7 @@ def mpp_enqueue_shm(s: Op, c: Channel) -> None:
 
 def start(c: Channel, call: Call) -> None:
     """A call of the program: takes its place in the order."""
-    if call.refused:
+    if call.oom:
         mpp_shm_out_of_memory(c)
     else:
         mpp_enqueue_shm(Op(c.called, call), c)
@@ -262,8 +262,8 @@ def progress_all(c: Channel) -> Access:
     """engine.c: whichever operation can move."""
     if c.queue:
         yield from step(c.queue[0], c)
-    if c.refusals:
-        yield from step_refusal(c.refusal, c)
+    if c.oom_total:
+        yield from step_oom_placeholder(c.oom_placeholder, c)
 
 
 def copy(c: Channel) -> Channel:
@@ -271,7 +271,7 @@ def copy(c: Channel) -> Channel:
         c,
         known=dict(c.known),
         queue=[replace(s) for s in c.queue],
-        refusal=replace(c.refusal),
+        oom_placeholder=replace(c.oom_placeholder),
         outcomes=list(c.outcomes),
     )
 
@@ -279,6 +279,7 @@ def copy(c: Channel) -> Channel:
 def frozen(c: Channel) -> tuple:
     """All of a rank's own state, to compare."""
     ops = tuple(
-        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.refused) for s in [*c.queue, c.refusal]
+        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after)
+        for s in [*c.queue, c.oom_placeholder]
     )
-    return (c.next, *c.known.values(), ops, c.refused, c.refusals, c.aborted, c.called, *c.outcomes)
+    return (c.next, *c.known.values(), ops, c.oom_first, c.oom_total, c.aborted, c.called, *c.outcomes)

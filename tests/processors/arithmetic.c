@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire.h"
+#include "arith/mpi_representation.h"
 
 enum { COUNT = 2500, SOURCES = 4, CODES = 1 << 16, PATTERNS = 1 << 18 };
 
@@ -62,7 +62,7 @@ static size_t wide_float(int dtype) {
 }
 
 static void reductions(int dtype, int op) {
-    static unsigned char block[SOURCES][COUNT * 16 + 1], out[COUNT * 16 + 1], wire[COUNT * 16];
+    static unsigned char block[SOURCES][COUNT * 16 + 1], out[COUNT * 16 + 1], converted[COUNT * 16];
     size_t bytes = COUNT * mpp_dtype_size(dtype);
     const void *sources[SOURCES];
     for (int i = 0; i < SOURCES; i++) {
@@ -75,8 +75,8 @@ static void reductions(int dtype, int op) {
             mpp_reduce(&r, out + 1, sources, n, COUNT);
             printf("%d %d %d %d %016llx", dtype, op, scaled, n,
                    (unsigned long long)digest(out + 1, bytes, wide_float(dtype)));
-            mpp_to_wire(&r, wire, sources[n - 1], COUNT);
-            mpp_from_wire(&r, out + 1, wire, COUNT);
+            mpp_to_mpi(&r, converted, sources[n - 1], COUNT);
+            mpp_from_mpi(&r, out + 1, converted, COUNT);
             printf(" %016llx\n", (unsigned long long)digest(out + 1, bytes, wide_float(dtype)));
         }
 }

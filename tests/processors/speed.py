@@ -37,7 +37,7 @@ class Reduction(ctypes.Structure):
 
 def names(of: str) -> list[str]:
     """The names of an enum in reduce.h."""
-    text = re.search(rf"enum {of} {{(.*?)}}", (C_SRC / "reduce.h").read_text(), re.DOTALL)[1]
+    text = re.search(rf"enum {of} {{(.*?)}}", (C_SRC / "arith" / "reduce.h").read_text(), re.DOTALL)[1]
     return re.findall(r"MPP_(\w+)", text)[:-1]
 
 
@@ -50,7 +50,18 @@ def libraries(folder: Path) -> list[ctypes.CDLL]:
     for name, compiler in (("gcc", ["gcc"]), ("zig", [*release.compiler(platform.machine()), *release.LINKING])):
         library = folder / f"{name}.so"
         subprocess.run(
-            [*compiler, "-std=gnu11", "-O3", "-fPIC", "-shared", "-o", library, C_SRC / "reduce.c"], check=True
+            [
+                *compiler,
+                "-std=gnu11",
+                "-O3",
+                "-fPIC",
+                "-shared",
+                f"-I{C_SRC}",
+                "-o",
+                library,
+                C_SRC / "arith" / "reduce.c",
+            ],
+            check=True,
         )
         built.append(ctypes.CDLL(str(library)))
     return built

@@ -20,7 +20,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 C_SRC = ROOT / "c_src"
-ARITHMETIC = [HERE / "arithmetic.c", C_SRC / "reduce.c", C_SRC / "wire.c"]
+ARITHMETIC = [HERE / "arithmetic.c", C_SRC / "arith" / "reduce.c", C_SRC / "arith" / "mpi_representation.c"]
 LIBRARIES = Path("/usr/aarch64-linux-gnu")
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{C_SRC}"]
 

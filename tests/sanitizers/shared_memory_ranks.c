@@ -29,7 +29,7 @@ enum { MAX_RANKS = 8, USERS = 2, SLOTS = 4, SLOT_BYTES = 4096, MOST = 5000, SECO
     X(mpp_engine_start) X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) \
     X(mpp_group_attach) X(mpp_group_abort) X(mpp_group_close) X(mpp_group_release) X(mpp_segment_size) \
     X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
-    X(mpp_state_of) X(mpp_watch) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
+    X(mpp_state_of) X(mpp_notify_on_completion) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
 /* clang-format on */
 
 typedef struct {
@@ -98,7 +98,7 @@ static void *consume(void *argument) {
 static void wait_in_background(shim *s, user *u, uintptr_t op) {
     pthread_mutex_lock(&s->lock);
     s->last[u->index] = op;
-    if (!s->mpp_watch(op, 1)) s->last[u->index] = 0;
+    if (!s->mpp_notify_on_completion(op, 1)) s->last[u->index] = 0;
     while (s->last[u->index]) pthread_cond_wait(&s->reported, &s->lock);
     pthread_mutex_unlock(&s->lock);
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,23 +51,24 @@ LAYERS: dict[str, tuple[str, ...]] = {
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
 }
 
-#: The files of c_src. Each may include and call what is above it in this list.
-C_LAYERS: dict[str, tuple[str, ...]] = {
-    "arithmetic": ("reduce.h", "narrow_float.h", "reduce_kernels.h", "reduce.c", "wire.h", "wire.c"),
-    "libraries found at run time": ("shim.h", "mpi_api.h", "mpi_api.c", "deadline.c", "cuda_api.h", "cuda_api.c"),
-    "engine": (
-        *("pause.h", "activity.h", "inline_progress.h", "inline_progress.c", "engine.h", "operation.c", "activity.c"),
-        *("engine.c", "counted.c"),
-    ),
-    "CUDA tensors": ("cuda_pool.h", "cuda_pool.c", "staging.h", "staging.c"),
-    "between hosts": ("shm.h", "hosts.h", "hosts.c", "flights.h", "flights.c"),
-    "shared memory": (
-        *("calls.h", "calls.c", "shm.c", "across.h", "across_sums.c", "across_copies.c", "shm_collectives.c"),
-    ),
-    "MPI": ("p2p.c", "mpi_collective.h", "collectives.c", "mpi_reductions.c", "windows.h", "windows.c"),
-    "groups": ("status.h", "status.c", "group.c", "entries.h", "entries.c"),
-    "Python": ("dlpack.h", "bridge.h", "operands.c", "overlaps.c", "methods.c", "bridge.c", "bridge_module.c"),
+#: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
+#: ``shim.h``, which declares what Python calls, lies beside them and may be included from everywhere.
+C_LAYERS = {
+    "arith": "arithmetic on torch's element types",
+    "mpi": "the MPI library, found at run time",
+    "engine": "operations, the lock, and who polls",
+    "cuda": "device memory",
+    "message": "one matched message",
+    "shm": "collectives in one segment of shared memory",
+    "internode": "the same across nodes",
+    "mpicoll": "MPI's nonblocking collectives",
+    "p2p": "messages between pairs, and windows",
+    "collectives": "which way an operation goes",
+    "group": "groups, and what a process tells of them",
+    "python": "the extension that knows Python",
 }
+#: Only the layer python includes it.
+PYTHON_HEADER = "Python.h"
 
 
 # ---- Python ----
@@ -147,9 +147,19 @@ def _without_comments(text: str) -> str:
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
 
 
-def c_order() -> list[str]:
-    """All files, from the ground up."""
-    return list(itertools.chain(*C_LAYERS.values()))
+def c_files() -> dict[str, str]:
+    """The text of each C file, by its path below c_src."""
+    return {path.relative_to(C_SRC).as_posix(): path.read_text() for path in sorted(C_SRC.rglob("*.[ch]"))}
+
+
+def c_is_allowed(user: str, used: str) -> bool:
+    """Whether the order of layers lets one file include or call into another."""
+    if used == "shim.h":
+        return True
+    if user == "shim.h":
+        return used.startswith("arith/")
+    order = list(C_LAYERS)
+    return order.index(used.partition("/")[0]) <= order.index(user.partition("/")[0])
 
 
 #: The beginning of a function, or of a variable with a value, that other files know.

@@ -1,5 +1,5 @@
-/* MPI's messages between ranks that are all in this process, and a list of them. Included after hosts.h; what calls
- * these functions holds the engine's lock. */
+/* MPI's messages between ranks that are all in this process, and a list of them. Included after message/message.h; what
+ * calls these functions holds the engine's lock. */
 #include <string.h>
 
 typedef struct letter letter;
@@ -99,17 +99,16 @@ int sent_messages(const sent_message **list) {
     return count;
 }
 
-/* Of a group of ranks on hosts: its parts (hosts.h). Room for `size` + 1 numbers each. */
-int parts_of(int size, const int *host_of, int reproducible, int *members, int *first_in, int *turn, int *weight,
-             int *regular) {
-    mpp_group group = {.size = size, .tag_count = 1000};
-    mpp_hosts *h = mpp_hosts_new(&group, host_of, reproducible);
-    int parts = h->parts;
-    memcpy(members, h->members, (size_t)size * sizeof *members);
-    memcpy(first_in, h->first_in, ((size_t)parts + 1) * sizeof *first_in);
-    memcpy(turn, h->turn, (size_t)parts * sizeof *turn);
-    memcpy(weight, h->weight, (size_t)parts * sizeof *weight);
-    *regular = h->regular;
-    mpp_hosts_free(h);
+/* Of a group of ranks on several nodes: its parts (shm/topology.h). Room for `size` + 1 numbers each. */
+int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
+             int *leaf_count, int *regular) {
+    mpp_topology *t = mpp_topology_new(size, 0, node_of, reproducible);
+    int parts = t->parts;
+    memcpy(members, t->members, (size_t)size * sizeof *members);
+    memcpy(first_in, t->first_in, ((size_t)parts + 1) * sizeof *first_in);
+    memcpy(tree_position, t->tree_position, (size_t)parts * sizeof *tree_position);
+    memcpy(leaf_count, t->leaf_count, (size_t)parts * sizeof *leaf_count);
+    *regular = t->regular;
+    mpp_topology_free(t);
     return parts;
 }

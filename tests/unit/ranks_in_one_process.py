@@ -39,8 +39,8 @@ typedef struct { int source, to, tag, bytes; } sent_message;
 int64_t communicator_of(int before, int rank);
 void use_messages_in_one_process(void);
 int sent_messages(const sent_message **list);
-int parts_of(int size, const int *host_of, int reproducible, int *members, int *first_in, int *turn, int *weight,
-             int *regular);
+int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
+             int *leaf_count, int *regular);
 """
 
 
@@ -53,7 +53,9 @@ def build(folder):
     ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
         "shim_of_all_ranks",
-        _ALLOCATION + '#include "hosts.h"\n' + (HERE / "messages_in_one_process.c").read_text(),
+        _ALLOCATION
+        + '#include "message/message.h"\n#include "shm/topology.h"\n'
+        + (HERE / "messages_in_one_process.c").read_text(),
         sources=[str(C_SRC / source) for source in build_shim.SOURCES],
         include_dirs=[str(C_SRC)],
         define_macros=[("MPP_HANDLES_ARE_POINTERS", None)],
@@ -72,25 +74,25 @@ def build(folder):
 class Ranks:
     """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions.
 
-    ``host_of`` has the number of each rank's node, by their first ranks; None: all are on one.
+    ``node_of`` has the number of each rank's node, by their first ranks; None: all are on one.
     """
 
     _before = 0  # ranks of other groups
 
-    def __init__(self, shim, size, slots, slot_bytes, host_of=None, reproducible=False):
+    def __init__(self, shim, size, slots, slot_bytes, node_of=None, reproducible=False):
         self.ffi, self.lib, self.size = shim.ffi, shim.lib, size
-        hosts = host_of or [0] * size
-        numbers = self.ffi.new("int[]", hosts) if host_of else self.ffi.NULL
+        nodes = node_of or [0] * size
+        numbers = self.ffi.new("int[]", nodes) if node_of else self.ffi.NULL
         self._memory, segments = [], []
-        for host in range(max(hosts) + 1):
-            length = self.lib.mpp_segment_size(size, hosts.count(host), slots, slot_bytes)
+        for node in range(max(nodes) + 1):
+            length = self.lib.mpp_segment_size(size, nodes.count(node), slots, slot_bytes)
             self._memory.append(self.ffi.new("char[]", length + 64))
             segments.append((int(self.ffi.cast("uintptr_t", self._memory[-1])) + 63) // 64 * 64)
         comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
         Ranks._before += size
         self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
-        for group, host in zip(self.groups, hosts, strict=True):
-            assert self.lib.mpp_group_attach(group, segments[host], slots, slot_bytes, numbers, reproducible) == 0
+        for group, node in zip(self.groups, nodes, strict=True):
+            assert self.lib.mpp_group_attach(group, segments[node], slots, slot_bytes, numbers, reproducible) == 0
 
     def messages(self):
         """Those sent since the last call, by all groups: sender, receiver, tag, bytes."""

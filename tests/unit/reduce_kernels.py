@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
+ARITH = C_SRC / "arith"
 CC = shlex.split(os.environ.get("CC", "gcc"))
 
 BLOCK_BYTES = 8192  # of reduce.c
@@ -75,10 +76,11 @@ class Kernels:
 
 def load_kernels(folder, name, flags):
     ffi = cffi.FFI()
-    header = "".join((C_SRC / name).read_text() for name in ("reduce.h", "wire.h"))
+    header = "".join((ARITH / name).read_text() for name in ("reduce.h", "mpi_representation.h"))
     ffi.cdef(re.sub(r"(?m)^#.*$", "", header))
-    ffi.set_source(name, '#include "wire.h"', sources=[str(C_SRC / source) for source in ("reduce.c", "wire.c")],
-                   include_dirs=[str(C_SRC)], extra_compile_args=flags)  # fmt: skip
+    sources = [str(ARITH / source) for source in ("reduce.c", "mpi_representation.c")]
+    ffi.set_source(name, '#include "arith/mpi_representation.h"', sources=sources, include_dirs=[str(C_SRC)],
+                   extra_compile_args=flags)  # fmt: skip
     spec = importlib.util.spec_from_file_location(name, ffi.compile(tmpdir=str(folder)))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

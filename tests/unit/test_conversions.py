@@ -25,19 +25,19 @@ def test_reducing_the_form_on_the_wire_gives_the_same(kernels, dtype, op):
     count, size = 5000, kernels.size(dtype)
     premul, divisor = (None, 1) if dtype == "BOOL" else (1.75, 3)
     reduction = kernels.reduction(dtype, op, premul, divisor)
-    wire, wire_op = wire_dtype(kernels, reduction), OPS[lib.mpp_wire_op(reduction)]
+    dtype_of_mpi, mpi_op = mpi_dtype(kernels, reduction), OPS[lib.mpp_mpi_op(reduction)]
     sources = [random_bytes(rng, dtype, count, size) for _ in range(3)]
     for isa in each_isa(kernels):
-        sent = [np.empty(count * kernels.size(wire), np.uint8) for _ in sources]
+        sent = [np.empty(count * kernels.size(dtype_of_mpi), np.uint8) for _ in sources]
         for w, s in zip(sent, sources, strict=True):
-            lib.mpp_to_wire(reduction, kernels.pointer(w), kernels.pointer(s), count)
-        total = kernels.reduce(kernels.reduction(wire, wire_op), kernels.size(wire), sent)
-        actual = from_wire(kernels, reduction, total, count, size)
+            lib.mpp_to_mpi(reduction, kernels.pointer(w), kernels.pointer(s), count)
+        total = kernels.reduce(kernels.reduction(dtype_of_mpi, mpi_op), kernels.size(dtype_of_mpi), sent)
+        actual = from_mpi(kernels, reduction, total, count, size)
         check_equal(actual, expected(sources, dtype, op, premul, divisor), dtype, op, isa)
-        if op in ("SUM", "PROD") and wire not in INTEGERS:
+        if op in ("SUM", "PROD") and dtype_of_mpi not in INTEGERS:
             continue  # sums of floats depend on the order
-        reversed_total = kernels.reduce(kernels.reduction(wire, wire_op), kernels.size(wire), sent[::-1])
-        assert (from_wire(kernels, reduction, reversed_total, count, size) == actual).all()
+        reversed_total = kernels.reduce(kernels.reduction(dtype_of_mpi, mpi_op), kernels.size(dtype_of_mpi), sent[::-1])
+        assert (from_mpi(kernels, reduction, reversed_total, count, size) == actual).all()
 
 
 def test_what_libraries_do_wrong_does_not_reach_them(kernels):
@@ -46,21 +46,21 @@ def test_what_libraries_do_wrong_does_not_reach_them(kernels):
         for op in ("SUM", "PROD", "MIN", "MAX"):
             if (dtype, op) not in CASES:
                 continue
-            wire = wire_dtype(kernels, kernels.reduction(dtype, op))
+            dtype_of_mpi = mpi_dtype(kernels, kernels.reduction(dtype, op))
             if op in ("MIN", "MAX"):
-                assert wire in INTEGERS
+                assert dtype_of_mpi in INTEGERS
             elif dtype != "BOOL":
-                assert kernels.size(wire) >= 4
+                assert kernels.size(dtype_of_mpi) >= 4
 
 
-def wire_dtype(kernels, reduction):
-    code = kernels.lib.mpp_wire_dtype(reduction)
+def mpi_dtype(kernels, reduction):
+    code = kernels.lib.mpp_mpi_dtype(reduction)
     return next(name for name in DTYPES if getattr(kernels.lib, f"MPP_{name}") == code)
 
 
-def from_wire(kernels, reduction, wire, count, size):
-    wire, out = wire.copy(), np.empty(count * size, np.uint8)
-    kernels.lib.mpp_from_wire(reduction, kernels.pointer(out), kernels.pointer(wire), count)
+def from_mpi(kernels, reduction, values, count, size):
+    values, out = values.copy(), np.empty(count * size, np.uint8)
+    kernels.lib.mpp_from_mpi(reduction, kernels.pointer(out), kernels.pointer(values), count)
     return out
 
 

@@ -1,4 +1,4 @@
-"""When an asynchronous call moves its data itself (c_src/inline_progress.c), with a made-up clock and load."""
+"""When an asynchronous call moves its data itself (c_src/engine/inline_progress.c), with a made-up clock and load."""
 
 from __future__ import annotations
 

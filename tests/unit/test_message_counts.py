@@ -21,15 +21,15 @@ SHAPES = {
     "4x2": [0, 0, 1, 1, 2, 2, 3, 3],
     "3 uneven": [0, 0, 0, 1, 2, 2],
     "3 uneven, in turn": [0, 1, 2, 0, 1, 0],
-    "5x3": [host for host in range(5) for _ in range(3)],
+    "5x3": [node for node in range(5) for _ in range(3)],
     "7x1": list(range(7)),
-    "16x4": [host for host in range(16) for _ in range(4)],
+    "16x4": [node for node in range(16) for _ in range(4)],
     "1x32": [0] * 32,
 }
 TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
 SHORT, CHUNKS = 48, 3
-HALVED = 40 << 10  # of a tensor: rides, but not whole
-CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each lane and node
+HALVED = 40 << 10  # of a tensor: piggybacked, but not whole
+CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each leader and node
 
 
 def slot_of(shape):
@@ -79,11 +79,11 @@ def call(ranks, operation, nbytes, dtype, root):
     }.get(operation, exchange))  # fmt: skip
 
 
-def sent_by(ranks, hosts):
+def sent_by(ranks, nodes):
     """By rank, as the formulas have it."""
-    found = [formulas.Sent() for _ in hosts]
+    found = [formulas.Sent() for _ in nodes]
     for source, to, _, length in ranks.messages():
-        far = hosts[source] != hosts[to]
+        far = nodes[source] != nodes[to]
         found[source] += formulas.Sent(1, length) if far else formulas.Sent(local=1)
     return found
 
@@ -97,7 +97,7 @@ def shape(request):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
     group = formulas.Group(tuple(shape), slot_of(shape), reproducible)
-    several = group.hosts > 1
+    several = group.nodes > 1
     ranks = Ranks(shim_of_all_ranks, len(shape), formulas.RING, group.slot, shape if several else None, reproducible)
     ranks.messages()
     wrong = []
@@ -108,7 +108,9 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
                 call(ranks, operation, nbytes, dtype, root)
                 wide = TYPES[dtype][1]
                 wanted = formulas.counts(group, operation, nbytes, wide, root)
-                pieces = group.lanes * max(1, group.hosts - (operation == "broadcast"))  # in whole cache lines each
+                pieces = group.leaders_per_node * max(
+                    1, group.nodes - (operation == "broadcast")
+                )  # in whole cache lines each
                 for rank, (sent, formula) in enumerate(zip(sent_by(ranks, shape), wanted, strict=True)):
                     uneven = nbytes > SHORT and operation in CUT and group.slot // 64 % pieces
                     rounding = 64 * wide * max(group.parts) * formula.messages if uneven else 0
@@ -133,18 +135,18 @@ def test_nothing_is_sent_on_one_host(shim_of_all_ranks):
 def test_memory(shim_of_all_ranks, shape, reproducible):
     """Of a segment, and of a rank: from the beginning, and from its first long operation on."""
     group, lib = formulas.Group(tuple(shape), slot_of(shape), reproducible), shim_of_all_ranks.lib
-    several, size = group.hosts > 1, len(shape)
-    for host, there in enumerate(group.on_host):
+    several, size = group.nodes > 1, len(shape)
+    for node, there in enumerate(group.on_node):
         length = lib.mpp_segment_size(size, len(there), formulas.RING, group.slot)
-        assert 0 < length - formulas.segment_bytes(group, host) <= 1024 * len(there)
+        assert 0 < length - formulas.segment_bytes(group, node) <= 1024 * len(there)
     before = lib.allocated_bytes()
     ranks = Ranks(shim_of_all_ranks, size, formulas.RING, group.slot, shape if several else None, reproducible)
     new_group = 2048  # the group itself, and its channel; messages to come
     taken = (lib.allocated_bytes() - before) / size
-    assert 0 <= taken - formulas.agreement_bytes(group) <= new_group + 64 * size + 1024 * formulas.levels(group.hosts)
+    assert 0 <= taken - formulas.agreement_bytes(group) <= new_group + 64 * size + 1024 * formulas.levels(group.nodes)
     before = lib.allocated_bytes()
     call(ranks, "all_reduce", CHUNKS * group.slot, "F32", 0)
     taken = lib.allocated_bytes() - before
-    flights = sum(formulas.flight_bytes(group, rank) for rank in range(size)) if several else 0
-    assert 0 <= taken - flights <= size * (new_group + 4096 * (group.hosts + size))
+    pipeline = sum(formulas.pipeline_bytes(group, rank) for rank in range(size)) if several else 0
+    assert 0 <= taken - pipeline <= size * (new_group + 4096 * (group.nodes + size))
     ranks.close()

@@ -5,6 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 from reduce_kernels import (
+    ARITH,
     BLOCK_BYTES,
     C_SRC,
     CASES,
@@ -67,13 +68,13 @@ def test_types_and_supported_pairs(kernels):
 SELF_CHECK = r"""
 #include <stdlib.h>
 #include <string.h>
-#include "wire.h"
+#include "arith/mpi_representation.h"
 
 /* Buffers end where the heap block ends and start at odd addresses. */
 static void try_one(const mpp_reduction *r, int nsrc, size_t n)
 {
-    size_t bytes = n * mpp_dtype_size(r->dtype), wire_bytes = n * mpp_dtype_size(mpp_wire_dtype(r));
-    char *block[6], *wire = malloc(wire_bytes ? wire_bytes : 1);
+    size_t bytes = n * mpp_dtype_size(r->dtype), converted_bytes = n * mpp_dtype_size(mpp_mpi_dtype(r));
+    char *block[6], *converted = malloc(converted_bytes ? converted_bytes : 1);
     const void *src[6];
     for (int i = 0; i < 6; i++) {
         block[i] = malloc(bytes + 1);
@@ -83,11 +84,11 @@ static void try_one(const mpp_reduction *r, int nsrc, size_t n)
     }
     mpp_reduce(r, block[5] + 1, src, nsrc, n);
     mpp_reduce(r, block[nsrc - 1] + 1, src, nsrc, n);
-    mpp_to_wire(r, wire, src[0], n);
-    mpp_from_wire(r, block[5] + 1, wire, n);
+    mpp_to_mpi(r, converted, src[0], n);
+    mpp_from_mpi(r, block[5] + 1, converted, n);
     for (int i = 0; i < 6; i++)
         free(block[i]);
-    free(wire);
+    free(converted);
 }
 
 int main(void)
@@ -118,10 +119,10 @@ def test_sanitizers_stay_silent(tmp_path, level):
     main, program = tmp_path / "check.c", tmp_path / "check"
     main.write_text(SELF_CHECK)
     sanitize = ["-g", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
-    compile_with([level, *sanitize, "-o", str(program)], C_SRC / "reduce.c", C_SRC / "wire.c", main)
+    compile_with([level, *sanitize, "-o", str(program)], ARITH / "reduce.c", ARITH / "mpi_representation.c", main)
     done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_compiles_without_warnings(tmp_path):
-    compile_with(["-O3", "-c", "-o", str(tmp_path / "reduce.o")], C_SRC / "reduce.c")
+    compile_with(["-O3", "-c", "-o", str(tmp_path / "reduce.o")], ARITH / "reduce.c")

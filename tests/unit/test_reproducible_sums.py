@@ -54,12 +54,14 @@ def nodes_of_tree(begin, end):
 def parts(shim, hosts, reproducible):
     """The parts' ranks in the order of the tree, their weights, and whether the nodes are its leaves."""
     size, ffi = len(hosts), shim.ffi
-    members, first_in, turn, weight = (ffi.new("int[]", size + 1) for _ in range(4))
+    members, first_in, position, leaf_count = (ffi.new("int[]", size + 1) for _ in range(4))
     regular = ffi.new("int *")
-    count = shim.lib.parts_of(size, ffi.new("int[]", hosts), reproducible, members, first_in, turn, weight, regular)
-    ranks = {turn[part]: list(members[first_in[part] : first_in[part + 1]]) for part in range(count)}
+    count = shim.lib.parts_of(
+        size, ffi.new("int[]", hosts), reproducible, members, first_in, position, leaf_count, regular
+    )
+    ranks = {position[part]: list(members[first_in[part] : first_in[part + 1]]) for part in range(count)}
     assert sorted(ranks) == list(range(count))
-    return [ranks[number] for number in range(count)], list(weight[0:count]), regular[0]
+    return [ranks[number] for number in range(count)], list(leaf_count[0:count]), regular[0]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=70).map(by_first_rank))

@@ -97,7 +97,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def engine_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    lib = SimpleNamespace(mpp_state_of=lambda handle: engine.PENDING, mpp_hurry=lambda handle: None)
+    lib = SimpleNamespace(mpp_state_of=lambda handle: engine.PENDING, mpp_wake_on_completion=lambda handle: None)
     monkeypatch.setattr(engine, "start", lambda: SimpleNamespace(lib=lib, poll=lambda work: work.finished))
     monkeypatch.setattr(engine, "running", lambda: None)
 

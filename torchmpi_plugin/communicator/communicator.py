@@ -23,9 +23,6 @@ from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
 
-# The largest tags the MPI allows: most are taken by exchanges, the last two by windows. A user's lie below.
-OWN_TAGS, WINDOW_TAGS = 1024, 2
-
 
 class Member(NamedTuple):
     """What a rank tells the others of its group.
@@ -77,7 +74,7 @@ class Communicator:
         self._lib, self._ffi = shim.lib, shim.ffi
         self._segment: Segment | None = None
         self._descriptor = -1
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - OWN_TAGS
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - self._lib.MPP_OWN_TAGS
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
@@ -127,7 +124,7 @@ class Communicator:
             rank,
             size,
             self.largest_tag + 1,
-            OWN_TAGS - WINDOW_TAGS,
+            self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS,
             self._is_crowded(len(cpus_here)),
         )
         self._set_inline_progress(len(cpus_here))

@@ -26,12 +26,12 @@ from .contracts import Interrupted, Pending
 
 log = logging.getLogger("torchmpi_plugin")
 
-PENDING, DONE, FAILED, ABORTED = 0, 1, 2, 3
-_REPORTED = 4  # added to the state where the background thread completes the operation too
+PENDING, DONE, FAILED, ABORTED = _bridge.PENDING, _bridge.DONE, _bridge.FAILED, _bridge.ABORTED
+_REPORTED = _bridge.REPORTED  # added to the state where the background thread completes the operation too
 #: What is left to do after PendingWork.complete(): resolve the future; watch the second operation, just begun.
 NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
-SLICE_NS = 50_000_000
+SLICE_NS = _bridge.SLICE_NS
 _HOUSEKEEPING_NS = 250_000_000
 
 
@@ -113,7 +113,9 @@ class Engine:
             self._reap()
             return
         self.poll_in_background()
-        if not self.lib.mpp_watch(handle, 1) and self._finish(work, handle, self.lib.mpp_state_of(handle)):
+        if not self.lib.mpp_notify_on_completion(handle, 1) and self._finish(
+            work, handle, self.lib.mpp_state_of(handle)
+        ):
             self.watch(work)
 
     def _finish(self, work: Pending, handle: int, state: int) -> bool:

@@ -167,7 +167,7 @@ class Work(dist.Work):
 class PendingWork(Work):
     """An operation that C is still busy with, or was when it started.
 
-    It is made without arguments, as C makes it too (c_src/bridge.c), and then given what :meth:`begun` says.
+    It is made without arguments, as C makes it too (c_src/python/bridge.c), and then given what :meth:`begun` says.
     """
 
     finished = False
@@ -237,7 +237,7 @@ class PendingWork(Work):
 
     def _hurry(self) -> None:
         if not self.finished:
-            engine.start().lib.mpp_hurry(self.handle)
+            engine.start().lib.mpp_wake_on_completion(self.handle)
 
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.

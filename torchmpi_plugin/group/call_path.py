@@ -1,6 +1,6 @@
 """The way through C: which methods of a group have it, and what C needs to be told for it.
 
-It goes from torch's call to the engine and back without a line of Python (c_src/bridge.c), for dense tensors in host
+It goes from torch's call to the engine and back without a line of Python (python/bridge.c), for dense tensors in host
 memory, and where torch shows its tensors to C (DLPack's table of functions, from torch 2.10 on). For everything else,
 and for every error, C calls the methods that are written in Python.
 """

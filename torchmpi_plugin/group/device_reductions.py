@@ -22,6 +22,7 @@ from torch import cuda
 from ..errors import DistBackendError
 from ..tensors import device
 from ..tensors.arguments import blocks_of
+from ..tensors.dtypes import MPI_OPERATIONS
 
 if TYPE_CHECKING:
     from .group import Group
@@ -35,8 +36,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPLEX = (torch.complex64, torch.complex128)
 
-# By enum mpp_redop of c_src/reduce.h.
-_SUM = 0
+# By enum mpp_redop of c_src/arith/reduce.h.
 _KERNELS: tuple[Callable[..., torch.Tensor], ...] = (
     *(torch.add, torch.mul, torch.minimum, torch.maximum),
     *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
@@ -69,14 +69,14 @@ def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
     if tensor.is_cpu or nbytes < smallest_bytes:
         return False
     if tensor.dtype in _COMPLEX:
-        return bool(how.op == _SUM)
+        return bool(MPI_OPERATIONS[how.op] == "SUM")
     return tensor.dtype in _FLOATS or tensor.dtype is torch.bool or (tensor.dtype in _INTEGERS and not how.has_premul)
 
 
 def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> None:
     """Reduce equally long tensors elementwise, in their order; ``target`` may be one of them.
 
-    With mpiplus's own arithmetic (``mpp_reduce`` of c_src/reduce.h): narrow floats are computed in float32 and rounded
+    With mpiplus's own arithmetic (``mpp_reduce`` of arith/reduce.h): narrow floats are computed in float32 and rounded
     once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero.
     """
     if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
@@ -91,7 +91,7 @@ def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> 
 
 
 def _added_up(sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any) -> torch.Tensor:
-    """In the order of ``reduce_block`` of c_src/reduce.c: the largest power of two of them with the rest."""
+    """In the order of ``reduce_block`` of c_src/arith/reduce.c: the largest power of two of them with the rest."""
     if len(sources) == 1:
         return _scaled(sources[0].to(_WIDE.get(sources[0].dtype, sources[0].dtype)), how)
     first = 1 << (len(sources) - 1).bit_length() - 1

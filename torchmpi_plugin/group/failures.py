@@ -17,8 +17,6 @@ from .hooks import Hooks
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
 
-_FAILURE_MEMORY, _FAILURE_LENGTH, _FAILURE_CANCELLED, _FAILURE_MISMATCH, _FAILURE_CUDA = 2, 3, 4, 5, 6
-
 
 class Failures(Hooks):
     """Failures of a group's operations, and what they mean for the group."""
@@ -69,30 +67,31 @@ class Failures(Hooks):
 
     def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
+        lib = self._lib
         code, first, second = self._ffi.new("int *"), self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
-        failure = self._lib.mpp_failure_of(call.handle, code, first, second)
+        failure = lib.mpp_failure_of(call.handle, code, first, second)
         text = f"{call} failed on rank {self._rank} after {call.elapsed():.1f} s"
-        if failure not in (_FAILURE_LENGTH, _FAILURE_MISMATCH):  # after these nothing is left
+        if failure not in (lib.MPP_FAILURE_LENGTH, lib.MPP_FAILURE_MISMATCH):  # after these nothing is left
             self.gave_up(call)
-        if failure == _FAILURE_MEMORY:
+        if failure == lib.MPP_FAILURE_MEMORY:
             if call.peer is None and not first[0]:  # the others may make it, and then be one further
                 self.break_off(f"{call} ran out of memory on rank {self._rank}")
             return MemoryError(f"{text}: out of memory")
-        if failure == _FAILURE_LENGTH:
+        if failure == lib.MPP_FAILURE_LENGTH:
             return DistBackendError(
                 f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
             )
-        if failure == _FAILURE_MISMATCH:
+        if failure == lib.MPP_FAILURE_MISMATCH:
             mine, theirs = self._ffi.new("mpp_call *"), self._ffi.new("mpp_call *")
-            self._lib.mpp_disagreement(call.handle, mine, theirs)
+            lib.mpp_disagreement(call.handle, mine, theirs)
             return DistBackendError(
                 f"{text}: the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}. Nothing was "
                 f"reduced or sent; the group can be used again"
             )
-        if failure == _FAILURE_CUDA:
+        if failure == lib.MPP_FAILURE_CUDA:
             self.break_off(f"{call} failed")
-            return DistBackendError(f"{text}: {device.error_text(self._lib, self._ffi, code[0])}")
-        if failure == _FAILURE_CANCELLED:
+            return DistBackendError(f"{text}: {device.error_text(lib, self._ffi, code[0])}")
+        if failure == lib.MPP_FAILURE_CANCELLED:
             return call.if_cancelled or DistBackendError(f"{text}: {self._calls.broken or 'cancelled'}")
         return self._failure_in_mpi(call, text, code[0])
 

@@ -360,7 +360,7 @@ class Group(Failures):
         entry: tuple[Any, ...],
         sync: bool,
     ) -> Work:
-        """What C has begun, and is not done with: called by c_src/bridge.c."""
+        """What C has begun, and is not done with: called by c_src/python/bridge.c."""
         work = self._pending(handle, operation, peer, opts, tensors, None, keep, None)
         recorder = flight_recorder.current
         if recorder is not None:

@@ -1,7 +1,7 @@
 """Windows (c10d's one-sided communication) and tensors in memory that the ranks of a node share.
 
 A window is a tensor of each rank that the others may write to. A rank that can map another's tensor writes there
-itself; to all others it sends messages, which the engine of the receiving rank takes (c_src/windows.c). Either way what
+itself; to all others it sends messages, which the engine of the receiving rank takes (p2p/windows.c). Either way what
 a rank has put is there when its next signal is.
 """
 

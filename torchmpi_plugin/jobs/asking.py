@@ -49,7 +49,7 @@ def ask(sockets: Sequence[RankSocket], request: str, seconds: float) -> dict[int
 
     Args:
         sockets: theirs.
-        request: one of those that c_src/status.c knows.
+        request: one of those that c_src/group/status.c knows.
         seconds: for all answers.
 
     Returns:

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 from .. import torch_internals
 from .arguments import ArgumentError
 
-# Position = enum mpp_dtype of c_src/reduce.h. The MPI type is given where MPI is handed that type to reduce;
+# Position = enum mpp_dtype of c_src/arith/reduce.h. The MPI type is given where MPI is handed that type to reduce;
 # the others are converted to one of these first (mpp_wide_dtype). Data that only moves travels as bytes.
 _TABLE: tuple[tuple[str, str | None], ...] = (
     ("bool", None),

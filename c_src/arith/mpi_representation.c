@@ -1,0 +1,113 @@
+#include "arith/mpi_representation.h"
+
+enum { PIECE = 2048 }; /* elements converted at a time, through a buffer that stays in the first-level cache */
+
+enum form { FORM_WIDE, FORM_LONG, FORM_ORDERED };
+
+static enum form form_of(const mpp_reduction *r) {
+    int is_short = r->dtype >= MPP_U8 && r->dtype <= MPP_I16;
+    if (r->op == MPP_SUM || r->op == MPP_PROD) return is_short ? FORM_LONG : FORM_WIDE;
+    return (r->op == MPP_MIN || r->op == MPP_MAX) && r->dtype > MPP_I64 ? FORM_ORDERED : FORM_WIDE;
+}
+
+int mpp_mpi_dtype(const mpp_reduction *r) {
+    switch (form_of(r)) {
+    case FORM_LONG: return MPP_U32; /* signed ones too: modulo 2^16 it is all the same */
+    case FORM_ORDERED: return r->dtype == MPP_F64 ? MPP_I64 : MPP_I32;
+    default: return mpp_wide_dtype(r->dtype);
+    }
+}
+
+/* A torch bool travels as a byte that is 0 or 1. MPI has no logical operation on bytes that every library
+ * implements, but on 0 and 1 the maximum is "or" and the minimum is "and". */
+int mpp_mpi_op(const mpp_reduction *r) {
+    if (r->dtype == MPP_BOOL && (r->op == MPP_SUM || r->op == MPP_BOR)) return MPP_MAX;
+    if (r->dtype == MPP_BOOL && (r->op == MPP_PROD || r->op == MPP_BAND)) return MPP_MIN;
+    return r->op;
+}
+
+/* IEEE floats read as sign and magnitude; with the magnitude of negative ones inverted they are integers in
+ * the floats' order, -0 before +0. A NaN becomes the integer that wins, which reads back as a NaN. */
+#define ORDERED(bits, least, most)                                                                                     \
+    static void order_##bits(void *values, size_t n, int nan_is_least) {                                               \
+        const int##bits##_t nan = nan_is_least ? least : most, infinity = bits == 64 ? INFINITY_64 : INFINITY_32;      \
+        int##bits##_t *v = values;                                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            int##bits##_t x = v[i], magnitude = x & most;                                                              \
+            v[i] = magnitude > infinity ? nan : x < 0 ? x ^ most : x;                                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void unorder_##bits(void *values, size_t n) {                                                               \
+        int##bits##_t *v = values;                                                                                     \
+        for (size_t i = 0; i < n; i++) v[i] = v[i] < 0 ? v[i] ^ most : v[i];                                           \
+    }
+#define INFINITY_32 0x7f800000
+#define INFINITY_64 0x7ff0000000000000
+ORDERED(32, INT32_MIN, INT32_MAX)
+ORDERED(64, INT64_MIN, INT64_MAX)
+#undef ORDERED
+
+static void lengthen(uint32_t *out, const void *in, size_t n, size_t size) {
+    if (size == 1) {
+        const uint8_t *p = in;
+        for (size_t i = 0; i < n; i++) out[i] = p[i];
+    } else {
+        const uint16_t *p = in;
+        for (size_t i = 0; i < n; i++) out[i] = p[i];
+    }
+}
+
+static void shorten(void *out, const uint32_t *in, size_t n, size_t size) {
+    if (size == 1) {
+        uint8_t *p = out;
+        for (size_t i = 0; i < n; i++) p[i] = (uint8_t)in[i];
+    } else {
+        uint16_t *p = out;
+        for (size_t i = 0; i < n; i++) p[i] = (uint16_t)in[i];
+    }
+}
+
+static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
+
+static void long_to_mpi(const mpp_reduction *r, uint32_t *out, const char *src, size_t count) {
+    uint16_t piece[PIECE];
+    size_t size = mpp_dtype_size(r->dtype);
+    for (size_t begin = 0; begin < count; begin += PIECE) {
+        size_t n = piece_at(begin, count);
+        mpp_widen(r, piece, src + begin * size, n);
+        lengthen(out + begin, piece, n, size);
+    }
+}
+
+static void long_from_mpi(const mpp_reduction *r, char *dst, const uint32_t *values, size_t count) {
+    uint16_t piece[PIECE];
+    size_t size = mpp_dtype_size(r->dtype);
+    for (size_t begin = 0; begin < count; begin += PIECE) {
+        size_t n = piece_at(begin, count);
+        shorten(piece, values + begin, n, size);
+        mpp_narrow(r, dst + begin * size, piece, n);
+    }
+}
+
+void mpp_to_mpi(const mpp_reduction *r, void *out, const void *src, size_t count) {
+    enum form form = form_of(r);
+    if (form == FORM_LONG) {
+        long_to_mpi(r, out, src, count);
+        return;
+    }
+    mpp_widen(r, out, src, count);
+    if (form != FORM_ORDERED) return;
+    if (r->dtype == MPP_F64) order_64(out, count, r->op == MPP_MIN);
+    else order_32(out, count, r->op == MPP_MIN);
+}
+
+void mpp_from_mpi(const mpp_reduction *r, void *dst, void *values, size_t count) {
+    enum form form = form_of(r);
+    if (form == FORM_LONG) {
+        long_from_mpi(r, dst, values, count);
+        return;
+    }
+    if (form == FORM_ORDERED && r->dtype == MPP_F64) unorder_64(values, count);
+    else if (form == FORM_ORDERED) unorder_32(values, count);
+    mpp_narrow(r, dst, values, count);
+}

@@ -1,0 +1,198 @@
+#include "cuda/cuda_pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "shim.h"
+
+enum { OUT_OF_MEMORY = 2, MAX_DEVICES = 128, BAD_DEVICE = 101, ORDERS = 48, SMALLEST = 16 /* 64 KiB */ };
+
+/* Pinned memory is taken from everybody else on the machine: more than this is given back. */
+static const size_t KEEP_BYTES = (size_t)256 << 20;
+
+struct cuda_device {
+    cuda_context context;
+    int driver_device;
+    copier *idle;
+};
+
+typedef struct block block;
+struct block {
+    block *next;
+};
+
+static struct {
+    pthread_mutex_t lock; /* never held while the driver may block, except to make a device's context */
+    cuda_device *devices[MAX_DEVICES];
+    block *idle[ORDERS]; /* by the logarithm of their size; the link lies in the block itself */
+    size_t idle_bytes;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- devices ---- */
+
+static int new_device(int ordinal, cuda_device **made) {
+    cuda_device *d = calloc(1, sizeof *d);
+    if (!d) return OUT_OF_MEMORY;
+    int error = mpp_cuda.device_get(&d->driver_device, ordinal);
+    /* The primary context is the one that torch uses. */
+    if (!error) error = mpp_cuda.context_retain(&d->context, d->driver_device);
+    if (error) free(d);
+    else *made = d;
+    return error;
+}
+
+static int find_device(int ordinal, cuda_device **found) {
+    if (ordinal < 0 || ordinal >= MAX_DEVICES) return BAD_DEVICE;
+    int error = 0;
+    if (!pool.devices[ordinal]) error = new_device(ordinal, &pool.devices[ordinal]);
+    *found = pool.devices[ordinal];
+    return error;
+}
+
+int mpp_enter_device(copier *c) { return mpp_cuda.context_push(c->device->context); }
+
+void mpp_leave_device(void) {
+    cuda_context old;
+    mpp_cuda.context_pop(&old);
+}
+
+/* ---- streams and events ---- */
+
+static void destroy_event(cuda_event event) {
+    if (event) mpp_cuda.event_destroy(event);
+}
+
+static void destroy_copier(copier *c) {
+    for (int i = 0; i < MPP_SLOTS; i++) {
+        destroy_event(c->loaded[i]);
+        destroy_event(c->stored[i]);
+    }
+    destroy_event(c->start);
+    destroy_event(c->joined);
+    destroy_event(c->end);
+    if (c->load) mpp_cuda.stream_destroy(c->load);
+    if (c->store) mpp_cuda.stream_destroy(c->store);
+    free(c);
+}
+
+static int new_event(cuda_event *event) { return mpp_cuda.event_create(event, CUDA_EVENT_NO_TIMING); }
+
+static int new_copier(cuda_device *device, copier **made) {
+    copier *c = calloc(1, sizeof *c);
+    if (!c) return OUT_OF_MEMORY;
+    c->device = device;
+    int error = mpp_enter_device(c);
+    if (error) {
+        free(c);
+        return error;
+    }
+    error = mpp_cuda.stream_create(&c->load, CUDA_STREAM_NON_BLOCKING);
+    for (int i = 0; i < MPP_SLOTS && !error; i++) {
+        error = new_event(&c->loaded[i]);
+        if (!error) error = new_event(&c->stored[i]);
+    }
+    if (!error) error = new_event(&c->start);
+    if (!error) error = new_event(&c->joined);
+    if (!error) error = new_event(&c->end);
+    if (error) destroy_copier(c);
+    else *made = c;
+    mpp_leave_device();
+    return error;
+}
+
+int mpp_get_copier(int ordinal, copier **found) {
+    cuda_device *device = NULL;
+    copier *c = NULL;
+    pthread_mutex_lock(&pool.lock);
+    int error = find_device(ordinal, &device);
+    if (!error && (c = device->idle)) device->idle = c->next;
+    pthread_mutex_unlock(&pool.lock);
+    if (!error && !c) error = new_copier(device, &c);
+    *found = c;
+    return error;
+}
+
+int mpp_second_stream(copier *c) {
+    return c->store ? CUDA_OK : mpp_cuda.stream_create(&c->store, CUDA_STREAM_NON_BLOCKING);
+}
+
+void mpp_put_copier(copier *c) {
+    pthread_mutex_lock(&pool.lock);
+    c->next = c->device->idle;
+    c->device->idle = c;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* ---- pinned memory, in powers of two ---- */
+
+static int order_of(size_t bytes) {
+    int order = SMALLEST;
+    while (order < ORDERS - 1 && ((size_t)1 << order) < bytes) order++;
+    return order;
+}
+
+int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size) {
+    int order = order_of(bytes);
+    pthread_mutex_lock(&pool.lock);
+    block *b = pool.idle[order];
+    if (b) {
+        pool.idle[order] = b->next;
+        pool.idle_bytes -= (size_t)1 << order;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    *size = (size_t)1 << order;
+    *found = (char *)b;
+    if (b) return CUDA_OK;
+    int error = mpp_enter_device(c);
+    if (error) return error;
+    error = mpp_cuda.host_alloc((void **)found, *size, CUDA_HOST_PORTABLE);
+    mpp_leave_device();
+    return error;
+}
+
+static void free_pinned(copier *c, void *memory) {
+    if (mpp_enter_device(c)) return;
+    mpp_cuda.host_free(memory);
+    mpp_leave_device();
+}
+
+void mpp_put_pinned(copier *c, char *memory, size_t size) {
+    block *b = (block *)memory;
+    int order = order_of(size);
+    pthread_mutex_lock(&pool.lock);
+    int keep = pool.idle_bytes + size <= KEEP_BYTES;
+    if (keep) {
+        b->next = pool.idle[order];
+        pool.idle[order] = b;
+        pool.idle_bytes += size;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    if (!keep) free_pinned(c, memory);
+}
+
+/* ---- the end ---- */
+
+/* Gives everything back that no operation uses. The devices' contexts are torch's as well, and stay to the end of the
+ * process: copies of an operation that was left behind may still be under way. */
+void mpp_cuda_release(void) {
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        cuda_device *d = pool.devices[i];
+        if (!d || mpp_cuda.context_push(d->context)) continue;
+        for (int order = 0; order < ORDERS; order++) {
+            for (block *b = pool.idle[order], *next; b; b = next) {
+                next = b->next;
+                mpp_cuda.host_free(b);
+            }
+            pool.idle[order] = NULL;
+        }
+        pool.idle_bytes = 0;
+        for (copier *c = d->idle, *next; c; c = next) {
+            next = c->next;
+            destroy_copier(c);
+        }
+        d->idle = NULL;
+        mpp_leave_device();
+    }
+    pthread_mutex_unlock(&pool.lock);
+}

@@ -1,0 +1,36 @@
+/* What staging needs of a CUDA device and is slow to make: streams, events and pinned memory, kept for reuse. */
+#ifndef MPP_CUDA_POOL_H
+#define MPP_CUDA_POOL_H
+
+#include "cuda/cuda_api.h"
+
+enum { MPP_SLOTS = 4 }; /* pieces of one operation in host memory at a time */
+
+typedef struct cuda_device cuda_device;
+typedef struct copier copier;
+
+/* The streams of one operation, its own so that no operation's copies wait behind another's: those that come first
+ * may be waiting for a kernel that runs for long. */
+struct copier {
+    copier *next;
+    cuda_device *device;
+    cuda_stream load, store; /* from the device; to it, NULL until mpp_second_stream() */
+    cuda_event start;        /* on the user's stream: everything queued before the operation */
+    cuda_event loaded[MPP_SLOTS], stored[MPP_SLOTS];
+    cuda_event joined, end;
+};
+
+/* All return a CUresult. */
+int mpp_get_copier(int ordinal, copier **found);
+int mpp_second_stream(copier *c);
+int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size);
+
+void mpp_put_copier(copier *c);
+void mpp_put_pinned(copier *c, char *block, size_t size);
+
+/* Calls of the driver go to the context that the thread has pushed. The user's threads have one of their own, which
+ * must be back in place afterwards; the progress thread has none. */
+int mpp_enter_device(copier *c);
+void mpp_leave_device(void);
+
+#endif

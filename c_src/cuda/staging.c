@@ -1,0 +1,259 @@
+#include "cuda/staging.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { OUT_OF_MEMORY = 2 };
+
+/* Bytes of one slot, of all lanes together. Large enough for a bus to be busy with, small enough that several fit
+ * into the processor's cache. */
+static size_t stage_bytes = (size_t)1 << 20;
+
+void mpp_set_stage_bytes(size_t bytes) { stage_bytes = bytes; }
+size_t mpp_get_stage_bytes(void) { return stage_bytes; }
+
+size_t mpp_call_limit(uintptr_t staging) {
+    return mpp_through_host(staging) && stage_bytes < mpp_chunk_limit ? stage_bytes : mpp_chunk_limit;
+}
+
+/* ---- making ---- */
+
+static void release(mpp_owned *owned) { mpp_staging_free((mpp_staging *)owned); }
+
+/* Notes what has been queued on the user's stream: the operation that takes this staging starts after it. */
+uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int length) {
+    mpp_staging *t = calloc(1, sizeof *t);
+    int error = OUT_OF_MEMORY;
+    if (t) {
+        t->owned.release = release;
+        t->direct = direct;
+        error = mpp_get_copier(device, &t->copier);
+    }
+    if (!error) error = mpp_enter_device(t->copier);
+    if (!error) {
+        error = mpp_cuda.event_record(t->copier->start, (cuda_stream)stream);
+        mpp_leave_device();
+    }
+    if (!error) return (uintptr_t)t;
+    mpp_cuda_error_text(error, message, length);
+    mpp_staging_free(t);
+    return 0;
+}
+
+void mpp_staging_free(mpp_staging *t) {
+    if (!t) return;
+    /* After an error nobody can tell whether copies are still under way: what they may touch is never used again. */
+    if (!t->error || !t->begun) {
+        if (t->pinned) mpp_put_pinned(t->copier, t->pinned, t->pinned_bytes);
+        if (t->copier) mpp_put_copier(t->copier);
+    }
+    free(t->lanes);
+    free(t->where);
+    free(t);
+}
+
+static void note(mpp_staging *t, int error) {
+    if (error && !t->error) t->error = error;
+}
+
+static int enter(mpp_staging *t) {
+    int error = mpp_enter_device(t->copier);
+    note(t, error);
+    return !error;
+}
+
+int mpp_add_lane(mpp_op *op, uintptr_t device, size_t bytes, int direction) {
+    mpp_staging *t = op->staging;
+    if (t->lane_count == t->lane_capacity) {
+        int capacity = t->lane_capacity ? 2 * t->lane_capacity : 4;
+        mpp_lane *lanes = realloc(t->lanes, (size_t)capacity * sizeof *lanes);
+        if (!lanes) {
+            note(t, OUT_OF_MEMORY);
+            return 0;
+        }
+        t->lanes = lanes;
+        t->lane_capacity = capacity;
+    }
+    t->lanes[t->lane_count] = (mpp_lane){device, bytes, direction};
+    if (bytes > t->longest) t->longest = bytes;
+    return t->lane_count++;
+}
+
+/* ---- copies ---- */
+
+static size_t length_in(const mpp_staging *t, const mpp_lane *lane, size_t piece) {
+    size_t begin = piece * t->piece;
+    if (begin >= lane->bytes) return 0;
+    return lane->bytes - begin < t->piece ? lane->bytes - begin : t->piece;
+}
+
+/* Gives the next piece its slot, and fills that. On the device's side the copies of a slot are in order: those of
+ * this piece wait for those of the piece before it, which the host need not see. */
+static void load_next(mpp_staging *t) {
+    copier *c = t->copier;
+    size_t piece = t->begun++, slot = piece % t->slots;
+    uintptr_t *where = t->where + slot * (size_t)t->lane_count;
+    uintptr_t at = (uintptr_t)t->pinned + slot * t->slot_bytes;
+    if (piece >= t->slots) note(t, mpp_cuda.stream_wait(c->load, c->stored[slot], 0));
+    for (int i = 0; i < t->lane_count; i++) {
+        const mpp_lane *lane = &t->lanes[i];
+        size_t length = length_in(t, lane, piece);
+        where[i] = at;
+        at += length; /* without gaps, so that equal lanes make one buffer for MPI */
+        if (length && lane->direction & MPP_LOAD && !t->error)
+            note(t, mpp_cuda.to_host((void *)where[i], lane->device + piece * t->piece, length, c->load));
+    }
+    note(t, mpp_cuda.event_record(c->loaded[slot], c->load));
+}
+
+static void store_next(mpp_staging *t) {
+    copier *c = t->copier;
+    cuda_stream stream = t->pieces > 1 ? c->store : c->load;
+    size_t piece = t->closed++, slot = piece % t->slots;
+    for (int i = 0; i < t->lane_count; i++) {
+        const mpp_lane *lane = &t->lanes[i];
+        size_t length = length_in(t, lane, piece);
+        if (length && lane->direction & MPP_STORE && !t->error)
+            note(t, mpp_cuda.to_device(lane->device + piece * t->piece, mpp_staged(t, i, piece * t->piece), length,
+                                       stream));
+    }
+    if (t->begun == t->pieces) return;
+    note(t, mpp_cuda.event_record(c->stored[slot], stream));
+    load_next(t);
+}
+
+static int step(mpp_op *op);
+
+size_t mpp_piece_size(size_t unit, int lanes) {
+    size_t units = stage_bytes / (size_t)(lanes > 0 ? lanes : 1) / unit;
+    return (units ? units : 1) * unit;
+}
+
+static void choose_pieces(mpp_staging *t, size_t piece) {
+    int whole = t->direct || !piece || piece > t->longest;
+    t->piece = whole ? (t->longest ? t->longest : 1) : piece;
+    t->pieces = t->longest ? (t->longest - 1) / t->piece + 1 : 0;
+    t->slots = t->pieces < MPP_SLOTS ? t->pieces : MPP_SLOTS;
+    if (!t->slots) t->slots = 1;
+}
+
+static int get_slots(mpp_staging *t) {
+    t->where = calloc(t->slots * (size_t)t->lane_count + 1, sizeof *t->where);
+    if (!t->where) return OUT_OF_MEMORY;
+    for (int i = 0; i < t->lane_count; i++) {
+        t->slot_bytes += length_in(t, &t->lanes[i], 0);
+        if (t->direct) t->where[i] = t->lanes[i].device;
+    }
+    if (t->direct || !t->slot_bytes) return CUDA_OK;
+    t->slot_bytes = (t->slot_bytes + 63) / 64 * 64; /* MPI may want numbers to be aligned */
+    return mpp_get_pinned(t->copier, t->slot_bytes * t->slots, &t->pinned, &t->pinned_bytes);
+}
+
+static int reads(const mpp_staging *t) {
+    int directions = 0;
+    for (int i = 0; i < t->lane_count; i++) directions |= t->lanes[i].direction;
+    return directions & MPP_LOAD;
+}
+
+void mpp_stage_begin(mpp_op *op, size_t piece) {
+    mpp_staging *t = op->staging;
+    copier *c = t->copier;
+    t->step = op->step;
+    op->step = step;
+    choose_pieces(t, piece);
+    note(t, get_slots(t));
+    if (t->error || !enter(t)) return;
+    note(t, mpp_cuda.stream_wait(c->load, c->start, 0));
+    if (t->direct) {
+        t->begun = t->pieces;
+    } else {
+        if (t->pieces > 1) {
+            note(t, mpp_second_stream(c));
+            /* Also where nothing is loaded: what the user queued before may still read the old values. */
+            if (!t->error) note(t, mpp_cuda.stream_wait(c->store, c->start, 0));
+        }
+        while (!t->error && t->begun < t->pieces && t->begun < t->slots) load_next(t);
+        if (!reads(t)) t->opened = t->begun; /* a message may come in while the user's stream is busy */
+    }
+    mpp_leave_device();
+}
+
+void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes) {
+    mpp_staging *t = op->staging;
+    if (t->error || !bytes || to == from || !enter(t)) return;
+    note(t, mpp_cuda.in_device(to, from, bytes, t->copier->load));
+    mpp_leave_device();
+}
+
+/* ---- the gate ---- */
+
+static int query(mpp_staging *t, cuda_event event) {
+    if (!enter(t)) return 1;
+    int code = mpp_cuda.event_query(event);
+    mpp_leave_device();
+    if (code == CUDA_NOT_READY) return 0;
+    note(t, code);
+    return 1;
+}
+
+static int fail(mpp_op *op) {
+    mpp_fail(op, MPP_FAILURE_CUDA, op->staging->error);
+    atomic_store(&op->group->aborted, 1);
+    return 0;
+}
+
+int mpp_stage_open(mpp_op *op, size_t offset) {
+    mpp_staging *t = op->staging;
+    if (t->error) return fail(op);
+    if (!t->pieces) return 1; /* there are no bytes */
+    size_t piece = offset / t->piece;
+    if (piece < t->opened) return 1;
+    if (piece >= t->begun) return 0;
+    if (!query(t, t->direct ? t->copier->start : t->copier->loaded[piece % t->slots])) return 0;
+    if (t->error) return fail(op);
+    t->opened = piece + 1;
+    return 1;
+}
+
+void mpp_stage_close(mpp_staging *t, size_t offset) {
+    if (t->direct || t->closed == t->pieces || t->error) return;
+    if (offset < t->longest && offset < (t->closed + 1) * t->piece) return;
+    if (!enter(t)) return;
+    while (t->closed < t->pieces && (offset >= t->longest || offset >= (t->closed + 1) * t->piece)) store_next(t);
+    mpp_leave_device();
+}
+
+/* ---- the end ---- */
+
+/* Records the event that comes after all copies, those of a failed operation too: they are still under way. */
+static void end_copies(mpp_staging *t) {
+    copier *c = t->copier;
+    cuda_stream last = t->pieces > 1 ? c->store : c->load;
+    if (!enter(t)) return;
+    if (last != c->load) {
+        note(t, mpp_cuda.event_record(c->joined, c->load));
+        note(t, mpp_cuda.stream_wait(last, c->joined, 0));
+    }
+    note(t, mpp_cuda.event_record(c->end, last));
+    mpp_leave_device();
+}
+
+/* MPI that works on device memory wants its context to be the thread's, and the progress thread has none. */
+static int step_in_context(mpp_op *op) {
+    mpp_staging *t = op->staging;
+    int entered = t->direct && enter(t), state = t->step(op);
+    if (entered) mpp_leave_device();
+    return state;
+}
+
+static int step(mpp_op *op) {
+    mpp_staging *t = op->staging;
+    if (!t->state) {
+        t->state = step_in_context(op);
+        if (!t->state) return MPP_PENDING;
+        if (t->state == MPP_DONE) mpp_stage_close(t, t->longest);
+        if (!t->error) end_copies(t);
+    }
+    if (!t->error && !query(t, t->copier->end)) return MPP_PENDING;
+    return t->error ? mpp_fail(op, MPP_FAILURE_CUDA, t->error) : t->state;
+}

@@ -1,0 +1,418 @@
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#include "engine/inline_progress.h"
+#include "engine/pause.h"
+
+enum { STUCK_NAP_NS = 50000, LOOK_NS = 1000000, MOST_DONE = 64 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work;      /* the progress thread sleeps here when nothing is active */
+    pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
+    mpp_op *active, *active_tail;
+    mpp_op *done, *done_tail;
+    int done_count;
+    mpp_op *unclaimed;    /* the newest first */
+    int64_t count;        /* active operations */
+    _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
+    _Atomic int starters; /* threads that want the lock to start something: pollers make room */
+    _Atomic int stopping;
+    int running, asleep, woken;
+    clockid_t background; /* of the progress thread */
+    clockid_t starter;    /* counts what the thread that has started something last has of a core */
+    pthread_t thread;
+} engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
+            .work = PTHREAD_COND_INITIALIZER,
+            .completed = PTHREAD_COND_INITIALIZER};
+
+/* Deadlines are not to move when somebody sets the clock. */
+__attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes)) return;
+    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)) pthread_cond_init(&engine.completed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void mpp_lock(void) {
+    if (mpp_in_child() || pthread_mutex_trylock(&engine.lock) == 0) return;
+    /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
+     * without this hint a starter could wait for as long as somebody polls. */
+    atomic_fetch_add(&engine.starters, 1);
+    pthread_mutex_lock(&engine.lock);
+    atomic_fetch_sub(&engine.starters, 1);
+}
+
+void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&engine.lock)); }
+
+/* ---- the list of active operations (under the lock) ---- */
+
+static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
+    op->next = NULL;
+    if (*tail) (*tail)->next = op;
+    else *head = op;
+    *tail = op;
+}
+
+static void complete(mpp_op *op, int state) {
+    mpp_no_longer_active(op);
+    if (op->notify) {
+        op->queued = 1;
+        push(&engine.done, &engine.done_tail, op);
+        if (++engine.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&engine.completed);
+    }
+    /* Last: from here a waiter may release the operation. */
+    atomic_store_explicit(&op->state, state, memory_order_release);
+}
+
+static int progress_all(void) { /* how many operations have become complete, or have moved data */
+    int advances = 0;
+    mpp_op *previous = NULL;
+    for (mpp_op *op = mpp_in_child() ? NULL : engine.active, *next; op; op = next) {
+        next = op->next;
+        unsigned before = op->group->moves;
+        int state = op->step(op);
+        if (state == MPP_PENDING) {
+            advances += op->group->moves != before;
+            previous = op;
+            continue;
+        }
+        if (previous) previous->next = next;
+        else engine.active = next;
+        if (engine.active_tail == op) engine.active_tail = previous;
+        engine.count--;
+        advances++;
+        complete(op, state);
+    }
+    return advances;
+}
+
+/* ---- operations that Python has not got hold of yet ----
+ *
+ * An exception (Ctrl-C, say) may reach Python between the return of a function here and the next instruction, and
+ * the handle that was returned is lost. So operations are noted until Python has put them into its books. */
+
+/* Under the lock. */
+static void note_unclaimed(mpp_op *op) {
+    if (op->ours) return;
+    op->holds = 1;
+    atomic_fetch_add(&op->group->holders, 1);
+    op->starter = pthread_self();
+    pthread_getcpuclockid(op->starter, &engine.starter);
+    op->later_unclaimed = engine.unclaimed;
+    engine.unclaimed = op;
+}
+
+/* The newest unclaimed operation that this thread has started, or 0. */
+uintptr_t mpp_unclaimed(void) {
+    mpp_lock();
+    mpp_op *op = engine.unclaimed;
+    while (op && !pthread_equal(op->starter, pthread_self())) op = op->later_unclaimed;
+    mpp_unlock();
+    return (uintptr_t)op;
+}
+
+void mpp_claim(uintptr_t handle) {
+    mpp_lock();
+    for (mpp_op **at = &engine.unclaimed; *at; at = &(*at)->later_unclaimed) {
+        if ((uintptr_t)*at != handle) continue;
+        *at = (*at)->later_unclaimed;
+        break;
+    }
+    mpp_unlock();
+}
+
+/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
+static void wake_progress(void) {
+    if (!engine.running || !engine.asleep) return;
+    engine.woken = 1;
+    pthread_cond_signal(&engine.work);
+}
+
+/* Polls until `op` is complete, its group aborted, or the time up; what it found. Nor longer than `stall_ns`, if that
+ * is not 0, without anything of the group's having moved. Once the operation is complete, the group is kept by whom the
+ * caller works for. */
+static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
+    mpp_group *group = op->group;
+    int64_t deadline = 0, since = 0, looked = 0;
+    unsigned moves = 0;
+    int state, stuck = 0;
+    atomic_fetch_add(&engine.waiters, 1);
+    for (int polls = 0;; polls++) {
+        state = atomic_load_explicit(&op->state, memory_order_acquire);
+        if (state != MPP_PENDING) break;
+        if (atomic_load_explicit(&group->aborted, memory_order_relaxed)) {
+            state = MPP_ABORTED;
+            break;
+        }
+        if (atomic_load_explicit(&engine.starters, memory_order_relaxed) == 0 &&
+            pthread_mutex_trylock(&engine.lock) == 0) {
+            progress_all();
+            pthread_mutex_unlock(&engine.lock);
+        }
+        if (polls < op->spins) {
+            cpu_relax();
+            continue;
+        }
+        if (stuck || (polls & 15) == 0) {
+            int64_t now = now_ns();
+            if (!deadline) deadline = now + wait_ns;
+            else if (now >= deadline) break;
+            stuck = mpp_is_stuck(op, now, &moves, &since);
+            if (!looked) looked = now;
+            if (stuck && now - looked > LOOK_NS && pthread_mutex_trylock(&engine.lock) == 0) {
+                mpp_note_waiting(op, now - looked);
+                looked = now;
+                pthread_mutex_unlock(&engine.lock);
+            }
+            if (stall_ns && now - since >= stall_ns) break;
+        }
+        if (stuck) nap(STUCK_NAP_NS);
+        else sched_yield();
+    }
+    atomic_fetch_sub(&engine.waiters, 1);
+    return state;
+}
+
+static int64_t background_ns(void) { return clock_ns(engine.background); }
+
+/* Of an asynchronous call: how long it polls before it returns. Where it does, all that was left to the background
+ * moves on as well. */
+static int64_t inline_ns(const mpp_op *op) {
+    if (!op->moves || !engine.running) return 0;
+    return mpp_inline_ns_now(&op->group->inline_progress, op->moves, background_ns);
+}
+
+static int poll_inline(mpp_op *op, int64_t wait_ns) {
+    int state = poll(op, wait_ns, MPP_INLINE_STALL_NS);
+    mpp_lock();
+    mpp_inline_note(&op->group->inline_progress, state != MPP_PENDING);
+    mpp_unlock();
+    return state;
+}
+
+uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
+    mpp_lock();
+    int state = op->step(op);
+    int64_t at_once_ns = 0;
+    if (state == MPP_DONE && wait_ns >= 0) {
+        mpp_unlock();
+        mpp_discard(op);
+        return 0;
+    }
+    if (!op->counts) atomic_fetch_add(&op->group->active, op->counts = 1);
+    if (state == MPP_PENDING) {
+        push(&engine.active, &engine.active_tail, op);
+        engine.count++;
+        if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
+        if (wait_ns == 0) at_once_ns = inline_ns(op);
+        if (wait_ns <= 0 && !at_once_ns) wake_progress();
+    } else {
+        complete(op, state);
+    }
+    if (wait_ns <= 0 && !at_once_ns) note_unclaimed(op);
+    mpp_unlock();
+    if (wait_ns <= 0 && !at_once_ns) return (uintptr_t)op;
+    if ((at_once_ns ? poll_inline(op, at_once_ns) : poll(op, wait_ns, 0)) == MPP_DONE) {
+        mpp_discard(op);
+        return 0;
+    }
+    mpp_lock();
+    note_unclaimed(op);
+    wake_progress();
+    mpp_unlock();
+    return (uintptr_t)op;
+}
+
+void mpp_begin(mpp_op *op) {
+    atomic_store(&op->state, MPP_PENDING);
+    op->failure = 0;
+    op->counts = 1;
+    atomic_fetch_add(&op->group->active, 1);
+    int state = op->step(op);
+    if (state != MPP_PENDING) {
+        complete(op, state);
+        return;
+    }
+    push(&engine.active, &engine.active_tail, op);
+    engine.count++;
+    wake_progress();
+}
+
+static int state_of(const mpp_op *op) {
+    int state = atomic_load_explicit(&op->state, memory_order_acquire);
+    return state != MPP_PENDING && op->queued ? state | MPP_REPORTED : state;
+}
+
+/* The waiter will see the completion first: no need to wake the background for it. The caller watches the
+ * operation again if it gives up. */
+int mpp_wait_uncounted(uintptr_t handle, int64_t wait_ns) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    int state = atomic_load(&op->state);
+    op->notify = 0;
+    mpp_unlock();
+    if (state == MPP_PENDING) state = poll(op, wait_ns, 0);
+    return state == MPP_DONE || state == MPP_FAILED ? state_of(op) : state;
+}
+
+int mpp_state_of(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    if (atomic_load_explicit(&op->state, memory_order_acquire) == MPP_PENDING) {
+        mpp_lock();
+        progress_all();
+        mpp_unlock();
+    }
+    return state_of(op);
+}
+
+/* From now on mpp_next_completed reports this operation; 0 if it is complete already and will not be. Nobody is woken
+ * for it, which costs more than a small operation itself, unless that hurries: something follows from its end. */
+int mpp_notify_on_completion(uintptr_t handle, int wake) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    int pending = atomic_load(&op->state) == MPP_PENDING;
+    op->notify = pending;
+    op->wake |= wake;
+    if (pending) wake_progress();
+    mpp_unlock();
+    return pending;
+}
+
+void mpp_wake_on_completion(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    op->wake = 1;
+    if (op->queued) pthread_cond_signal(&engine.completed);
+    mpp_unlock();
+}
+
+void mpp_cancel(uintptr_t handle) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock();
+    if (op->cancel && atomic_load(&op->state) == MPP_PENDING) op->cancel(op);
+    mpp_unlock();
+}
+
+/* Whether `rank` has come to this operation: 1, 0, 2 if it is through with it, -1 where that cannot be seen here. */
+int mpp_arrived(uintptr_t handle, int rank) {
+    mpp_op *op = (mpp_op *)handle;
+    mpp_lock(); /* once the group is closed, its segment may go */
+    int there = op->arrived && !mpp_is_closed(op->group) ? op->arrived(op, rank) : -1;
+    mpp_unlock();
+    return there;
+}
+
+void mpp_release(uintptr_t handle) {
+    if (mpp_is_shared((mpp_op *)handle)) return;
+    mpp_claim(handle);
+    mpp_discard((mpp_op *)handle);
+}
+
+/* ---- background ---- */
+
+/* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
+ * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
+enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST = 5, BRISK_LOOKS = 1000 };
+
+static void sleep_until_work(void) {
+    engine.asleep = 1;
+    while (!engine.woken && !atomic_load(&engine.stopping)) pthread_cond_wait(&engine.work, &engine.lock);
+    engine.asleep = engine.woken = 0;
+}
+
+static void *progress_thread(void *unused) {
+    (void)unused;
+    int idle = 0, naps = 0, quiet = 0, busy = 0;
+    core_use last = {0};
+    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
+    while (!atomic_load(&engine.stopping)) {
+        mpp_lock();
+        if (engine.count == 0 && ++quiet > LIGHT_NAPS) {
+            sleep_until_work();
+            quiet = 0;
+        }
+        int empty = engine.count == 0, others = atomic_load(&engine.waiters) > 0;
+        int worked = empty || others ? 0 : progress_all();
+        clockid_t starter = engine.starter;
+        mpp_unlock();
+        if (!empty) quiet = 0;
+        if (empty || others) {
+            nap(LIGHT_NAP_NS);
+            idle = naps = 0;
+            continue;
+        }
+        if (worked) idle = naps = 0;
+        else idle += idle <= BRISK_LOOKS;
+        if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
+        /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
+         * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
+        if (!busy && idle <= BRISK_LOOKS) sched_yield();
+        else nap(NAP_NS * (naps < 256 * LONGEST ? 1 + naps++ / 256 : LONGEST)); /* the longer nothing moves */
+    }
+    return NULL;
+}
+
+int mpp_engine_start(int background) {
+    mpp_lock();
+    int error = 0;
+    if (background && !engine.running) {
+        atomic_store(&engine.stopping, 0);
+        error = pthread_create(&engine.thread, NULL, progress_thread, NULL);
+        engine.running = !error;
+        if (!error) pthread_getcpuclockid(engine.thread, &engine.background);
+    }
+    mpp_unlock();
+    return error;
+}
+
+void mpp_engine_stop(void) {
+    mpp_lock();
+    int running = engine.running;
+    engine.running = 0;
+    atomic_store(&engine.stopping, 1);
+    pthread_cond_broadcast(&engine.work);
+    pthread_cond_broadcast(&engine.completed);
+    mpp_unlock();
+    if (running) pthread_join(engine.thread, NULL);
+}
+
+uintptr_t mpp_next_completed(int64_t timeout_ns) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + timeout_ns;
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    mpp_lock();
+    while (!engine.done && !atomic_load(&engine.stopping))
+        if (pthread_cond_timedwait(&engine.completed, &engine.lock, &until) == ETIMEDOUT) break;
+    mpp_op *op = engine.done;
+    if (op) {
+        engine.done = op->next;
+        if (!engine.done) engine.done_tail = NULL;
+        engine.done_count--;
+    }
+    mpp_unlock();
+    return (uintptr_t)op;
+}
+
+int64_t mpp_active_count(void) {
+    mpp_lock();
+    int64_t count = engine.count;
+    mpp_unlock();
+    return count;
+}
+
+/* Cancels what can be taken back of a group's operations. */
+void mpp_cancel_all(mpp_group *group) {
+    mpp_lock();
+    for (mpp_op *op = engine.active; op; op = op->next)
+        if (op->group == group && op->cancel) op->cancel(op);
+    mpp_unlock();
+}

@@ -1,0 +1,31 @@
+/* The functions of shim.h that the other extension of this package calls: a table, whose address travels through Python
+ * as a number. Below it no file knows a Python object; above it (python/) none knows MPI. */
+#ifndef MPP_ENTRIES_H
+#define MPP_ENTRIES_H
+
+#include "shim.h"
+
+#define MPP_ENTRIES(X)                                                                                                 \
+    X(send)                                                                                                            \
+    X(recv)                                                                                                            \
+    X(exchange)                                                                                                        \
+    X(barrier)                                                                                                         \
+    X(broadcast)                                                                                                       \
+    X(allreduce)                                                                                                       \
+    X(reduce_to)                                                                                                       \
+    X(allgather)                                                                                                       \
+    X(allgather_list)                                                                                                  \
+    X(reduce_scatter)                                                                                                  \
+    X(reduction_supported)                                                                                             \
+    X(claim)                                                                                                           \
+    X(notify_on_completion)                                                                                            \
+    X(wait)
+
+typedef struct {
+    size_t size; /* of this table: both extensions must be of one build */
+#define MPP_MEMBER(name) __typeof__(mpp_##name) *name;
+    MPP_ENTRIES(MPP_MEMBER)
+#undef MPP_MEMBER
+} mpp_entries;
+
+#endif

@@ -1,0 +1,297 @@
+/* Answers whoever asks what this process does, on a socket in the file system, from memory: the thread takes neither
+ * the engine's lock nor Python's, so it answers while ranks are stuck. For stacks it sends the process the signal for
+ * which Python's faulthandler, in a handler written in C, writes them to a file.
+ *
+ * A request is a line: "status", "stacks", "others" or "dump". The answer goes until the end of the connection. Only
+ * the owner of the process and root get one. */
+#define _GNU_SOURCE
+#include "group/status.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "engine/pause.h"
+
+enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000, REQUEST = 64 };
+
+static const char *const names[MPP_CALLS] = {"nothing",    "send",           "recv",       "exchange",
+                                             "barrier",    "broadcast",      "all_reduce", "reduce",
+                                             "all_gather", "reduce_scatter", "one-sided"};
+
+static struct {
+    pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
+    mpp_activity *groups;
+    char *about; /* members of a JSON object: the job, and this rank in it */
+    int listening, stacks, stack_signal;
+    pthread_t thread, main_thread;
+    pthread_cond_t is_given;
+    int wanted; /* of the thread in Python that looks once a second: bits of mpp_wanted */
+    char *given;
+} status = {.lock = PTHREAD_MUTEX_INITIALIZER, .is_given = PTHREAD_COND_INITIALIZER, .listening = -1, .stacks = -1};
+
+/* ---- which groups there are ---- */
+
+static void free_activity(mpp_activity *a) {
+    if (!a) return;
+    free(a->about);
+    free((void *)a->late);
+    free((void *)a->missing);
+    free(a);
+}
+
+/* From now on the group's operations are counted. `about`: members of a JSON object. 0: no memory. */
+int mpp_group_describe(uintptr_t handle, const char *about) {
+    mpp_group *g = (mpp_group *)handle;
+    if (g->activity) return 1;
+    mpp_activity *a = calloc(1, sizeof *a);
+    if (!a) return 0;
+    a->rank = g->rank;
+    a->size = g->size;
+    a->active = &g->active;
+    a->about = strdup(about);
+    a->late = calloc((size_t)g->size, sizeof *a->late);
+    a->missing = calloc((size_t)g->size, sizeof *a->missing);
+    if (!a->about || !a->late || !a->missing) return free_activity(a), 0;
+    pthread_mutex_lock(&status.lock);
+    a->next = status.groups;
+    status.groups = g->activity = a;
+    pthread_mutex_unlock(&status.lock);
+    return 1;
+}
+
+void mpp_forget_activity(mpp_group *g) {
+    pthread_mutex_lock(&status.lock);
+    for (mpp_activity **at = &status.groups; *at; at = &(*at)->next) {
+        if (*at != g->activity) continue;
+        *at = g->activity->next;
+        break;
+    }
+    pthread_mutex_unlock(&status.lock);
+    free_activity(g->activity);
+    g->activity = NULL;
+}
+
+/* The figures of a group: of each kind of call the number and the bytes, then ns in calls and ns of waiting for others;
+ * `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
+int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
+    const mpp_activity *a = ((mpp_group *)handle)->activity;
+    if (!a) return 0;
+    for (int kind = 0; kind < MPP_CALLS; kind++) {
+        figures[2 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
+        figures[2 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
+    }
+    figures[2 * MPP_CALLS] = (uint64_t)atomic_load_explicit(&a->in_calls, memory_order_relaxed);
+    figures[2 * MPP_CALLS + 1] = (uint64_t)atomic_load_explicit(&a->waited, memory_order_relaxed);
+    for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r], memory_order_relaxed);
+    return 1;
+}
+
+int mpp_call_kinds(void) { return MPP_CALLS; }
+const char *mpp_call_name(int kind) { return kind >= 0 && kind < MPP_CALLS ? names[kind] : ""; }
+
+/* ---- answers ---- */
+
+static double seconds(int64_t ns) { return 1e-9 * (double)ns; }
+
+static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
+    uint64_t calls = 0, bytes = 0, messages = 0;
+    for (int kind = 0; kind < MPP_CALLS; kind++) {
+        calls += atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
+        bytes += atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
+    }
+    for (int kind = MPP_CALL_SEND; kind <= MPP_CALL_RECV; kind++)
+        messages += atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
+    int64_t begun = atomic_load_explicit(&a->begun, memory_order_relaxed);
+    int64_t ended = atomic_load_explicit(&a->ended, memory_order_relaxed);
+    int inside = atomic_load_explicit(&a->inside, memory_order_relaxed);
+    int64_t in_calls = atomic_load_explicit(&a->in_calls, memory_order_relaxed);
+    if (inside > 0 && begun) in_calls += now - begun;
+    fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->rank,
+            a->size, (unsigned long long)calls, (unsigned long long)bytes, (unsigned long long)(calls - messages));
+    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s",
+            names[atomic_load_explicit(&a->kind, memory_order_relaxed)],
+            atomic_load_explicit(&a->peer, memory_order_relaxed),
+            (unsigned long long)atomic_load_explicit(&a->length, memory_order_relaxed), inside > 0 ? "true" : "false");
+    fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(a->active) & (MPP_CLOSED - 1)));
+    fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
+            ended ? seconds(now - ended) : -1.0);
+    fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls),
+            seconds(atomic_load_explicit(&a->waited, memory_order_relaxed)));
+    const char *comma = "";
+    for (int r = 0; r < a->size; r++) {
+        if (!atomic_load_explicit(&a->missing[r], memory_order_relaxed)) continue;
+        fprintf(out, "%s%d", comma, r);
+        comma = ",";
+    }
+    fputs("],\"late\":{", out);
+    comma = "";
+    for (int r = 0; r < a->size; r++) {
+        int64_t late = atomic_load_explicit(&a->late[r], memory_order_relaxed);
+        if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
+        if (late) comma = ",";
+    }
+    fputs("}}", out);
+}
+
+static void write_status(FILE *out) {
+    int64_t now = now_ns();
+    pthread_mutex_lock(&status.lock);
+    fprintf(out, "{%s,\"groups\":[", status.about ? status.about : "");
+    for (const mpp_activity *a = status.groups; a; a = a->next) {
+        write_group(out, a, now);
+        if (a->next) fputc(',', out);
+    }
+    pthread_mutex_unlock(&status.lock);
+    fputs("]}\n", out);
+}
+
+/* As `write_status`, for Python; to be given back to mpp_free_text. NULL: no memory. */
+char *mpp_status_text(void) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    if (!out) return NULL;
+    write_status(out);
+    if (fclose(out)) return free(text), NULL;
+    return text;
+}
+
+void mpp_free_text(char *text) { free(text); }
+
+/* Python's stacks, of all threads. The file grows while the handler writes. */
+static void write_stacks(FILE *out) {
+    char piece[4096];
+    off_t before = -1, size = 0, at = 0;
+    if (status.stacks < 0 || ftruncate(status.stacks, 0) || lseek(status.stacks, 0, SEEK_SET)) return;
+    if (pthread_kill(status.main_thread, status.stack_signal)) return;
+    for (int look = 0; look < STACKS_LOOKS && (size == 0 || size != before); look++) {
+        nap(STACKS_NAP_NS);
+        before = size;
+        size = lseek(status.stacks, 0, SEEK_END);
+    }
+    for (ssize_t got; (got = pread(status.stacks, piece, sizeof piece, at)) > 0; at += got)
+        fwrite(piece, 1, (size_t)got, out);
+}
+
+/* What only Python can do: ask ranks on other nodes through the job's store, and write the flight recorder's trace. */
+static void write_pythons_answer(FILE *out, int wanted) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PYTHON_SECONDS;
+    pthread_mutex_lock(&status.lock);
+    status.wanted = wanted;
+    while (!status.given)
+        if (pthread_cond_timedwait(&status.is_given, &status.lock, &until)) break;
+    if (status.given) fputs(status.given, out);
+    free(status.given);
+    status.given = NULL;
+    status.wanted = 0;
+    pthread_mutex_unlock(&status.lock);
+}
+
+/* What somebody waits for that the caller is to give: MPP_WANTS_OTHERS or MPP_WANTS_DUMP; 0: nothing. */
+int mpp_status_wanted(void) {
+    pthread_mutex_lock(&status.lock);
+    int wanted = status.wanted;
+    status.wanted = 0;
+    pthread_mutex_unlock(&status.lock);
+    return wanted;
+}
+
+void mpp_status_give(const char *text) {
+    pthread_mutex_lock(&status.lock);
+    free(status.given);
+    status.given = strdup(text);
+    pthread_cond_signal(&status.is_given);
+    pthread_mutex_unlock(&status.lock);
+}
+
+static void send_all(int connection, const char *text, size_t length) {
+    while (length) {
+        ssize_t sent = send(connection, text, length, MSG_NOSIGNAL);
+        if (sent <= 0) return;
+        text += sent;
+        length -= (size_t)sent;
+    }
+}
+
+static int may_ask(int connection) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    return !getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &length) && (who.uid == geteuid() || who.uid == 0);
+}
+
+static void answer(int connection) {
+    struct timeval limit = {.tv_sec = CALLER_SECONDS};
+    char request[REQUEST] = "", *text = NULL;
+    size_t length = 0;
+    setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (!may_ask(connection) || recv(connection, request, sizeof request - 1, 0) <= 0) return;
+    FILE *out = open_memstream(&text, &length);
+    if (!out) return;
+    if (!strcmp(request, "status\n")) write_status(out);
+    if (!strcmp(request, "stacks\n")) write_stacks(out);
+    if (!strcmp(request, "others\n")) write_pythons_answer(out, MPP_WANTS_OTHERS);
+    if (!strcmp(request, "dump\n")) write_pythons_answer(out, MPP_WANTS_DUMP);
+    if (!fclose(out)) send_all(connection, text, length);
+    free(text);
+}
+
+static void *answer_forever(void *unused) {
+    (void)unused;
+    int connection;
+    while ((connection = accept4(status.listening, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        answer(connection);
+        close(connection);
+    }
+    return NULL; /* mpp_status_stop */
+}
+
+static int listen_at(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) return -1;
+    strcpy(address.sun_path, path);
+    int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listening < 0) return -1;
+    if (bind(listening, (struct sockaddr *)&address, sizeof address) || listen(listening, 16))
+        return close(listening), -1;
+    return listening;
+}
+
+/* Answers on a socket with this path, which is not there yet; `stacks`: the file that faulthandler writes to on
+ * `stack_signal`, or -1. Called by the main thread, once. 0: nobody will answer. */
+int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal) {
+    sigset_t all, before;
+    status.about = strdup(about);
+    status.stacks = stacks;
+    status.stack_signal = stack_signal;
+    status.main_thread = pthread_self();
+    status.listening = status.about ? listen_at(path) : -1;
+    if (status.listening < 0) return 0;
+    sigfillset(&all); /* the user's handlers are for the user's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&status.thread, NULL, answer_forever, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!error) return 1;
+    close(status.listening);
+    status.listening = -1;
+    return 0;
+}
+
+void mpp_status_stop(void) {
+    if (status.listening < 0) return;
+    shutdown(status.listening, SHUT_RDWR); /* ends accept() */
+    pthread_join(status.thread, NULL);
+    close(status.listening);
+    status.listening = -1;
+    free(status.about);
+    status.about = NULL;
+}

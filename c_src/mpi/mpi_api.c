@@ -1,0 +1,111 @@
+#define _GNU_SOURCE
+#include "mpi/mpi_api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+mpi_api mpp_mpi;
+
+int mpp_handle_size(void) { return (int)sizeof(mpi_handle); }
+
+/* `path` names mpi4py's own extension module: looking symbols up through it finds the very MPI library
+ * that mpi4py was linked to, whatever other MPI the process may have loaded. */
+int mpp_load(const char *path, char *message, int length) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    if (!library) {
+        const char *why = dlerror();
+        snprintf(message, (size_t)length, "%s is not loaded (%s)", path, why ? why : "no reason given");
+        return -1;
+    }
+    void *symbol;
+#define MPP_FIND(name, arguments)                                                                                      \
+    symbol = dlsym(library, "MPI_" #name);                                                                             \
+    if (!symbol) {                                                                                                     \
+        snprintf(message, (size_t)length, "the MPI library has no function MPI_" #name);                               \
+        dlclose(library);                                                                                              \
+        return -1;                                                                                                     \
+    }                                                                                                                  \
+    memcpy(&mpp_mpi.name, &symbol, sizeof symbol);
+    MPP_MPI_FUNCTIONS(MPP_FIND)
+#undef MPP_FIND
+    dlclose(library); /* mpi4py keeps it loaded to the end of the process */
+    return 0;
+}
+
+static mpi_handle to_handle(int64_t value) {
+#ifdef MPP_HANDLES_ARE_POINTERS
+    return (mpi_handle)(intptr_t)value;
+#else
+    return (mpi_handle)value; /* MPICH's handles are 32 bits, often with the top one set */
+#endif
+}
+
+int mpp_set_constant(const char *name, int index, int64_t value) {
+    if (!strcmp(name, "BYTE")) mpp_mpi.byte = to_handle(value);
+    else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = to_handle(value);
+    else if (!strcmp(name, "IN_PLACE")) mpp_mpi.in_place = (void *)(intptr_t)value;
+    else if (!strcmp(name, "COMM_WORLD")) mpp_mpi.world = to_handle(value);
+    else if (!strcmp(name, "ANY_SOURCE")) mpp_mpi.any_source = (int)value;
+    else if (!strcmp(name, "status_source_offset")) mpp_mpi.status_source_offset = (int)value;
+    else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = to_handle(value);
+    else if (!strcmp(name, "op") && index >= 0 && index < 16) mpp_mpi.op[index] = to_handle(value);
+    else return -1;
+    return 0;
+}
+
+void mpp_error_text(int code, char *text, int length) {
+    char whole[1024] = ""; /* at least MPI_MAX_ERROR_STRING in every MPI */
+    int used = 0;
+    if (mpp_mpi.Error_string(code, whole, &used) != 0) snprintf(whole, sizeof whole, "MPI error %d", code);
+    snprintf(text, (size_t)length, "%s", whole);
+}
+
+/* ---- the end of the process ---- */
+
+static pid_t owner;     /* the process that finalizes MPI; not a forked child of it, which would speak in its name */
+static int ending_rank; /* who it is, where a failure of this process ends the job; else -1 */
+
+void mpp_own_mpi(int own) { owner = own ? getpid() : 0; }
+void mpp_end_job_on_failure(int rank) { ending_rank = rank; }
+
+static void end_job(int status) {
+    const struct timespec moment = {.tv_nsec = 200000000}; /* a launcher may not forward what it has not read yet */
+    fprintf(stderr, "mpiplus: rank %d ends the job: exit code %d, while others go on\n", ending_rank, status);
+    fflush(NULL);
+    nanosleep(&moment, NULL);
+    mpp_mpi.Abort(mpp_mpi.world, status);
+    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+}
+
+/* After Python's end, whose exit code nobody knows before: it may come from sys.exit, from a SystemExit, or be Python's
+ * own. A rank that leaves with an error while others wait for it would hang itself in MPI_Finalize. */
+static void at_exit(int status, void *unused) {
+    (void)unused;
+    int finalized = 0;
+    if (getpid() != owner) return;
+    mpp_mpi.Finalized(&finalized);
+    if (finalized) return;
+    if (status && ending_rank >= 0) end_job(status);
+    mpp_mpi.Finalize();
+}
+
+#ifndef __GLIBC__
+static void at_some_exit(void) { at_exit(0, NULL); }
+#endif
+
+int mpp_finalize_at_exit(void) {
+    ending_rank = -1;
+#ifdef __GLIBC__
+    return on_exit(at_exit, NULL);
+#else
+    return atexit(at_some_exit);
+#endif
+}
+
+mpi_handle mpp_to_handle(int64_t value) { return to_handle(value); }

@@ -1,0 +1,73 @@
+/* MPI's nonblocking collectives: mpi_collectives.c has those that move data, mpi_reductions.c those that add it up. */
+#ifndef MPP_MPI_COLLECTIVE_H
+#define MPP_MPI_COLLECTIVE_H
+
+#include "shm/shm.h"
+
+typedef struct mpi_collective mpi_collective;
+
+struct mpi_collective {
+    mpp_op op;
+    mpi_collective *later; /* in group->issuing */
+    int (*issue)(mpi_collective *);
+    void (*finish)(mpi_collective *); /* may be NULL */
+    mpi_handle request;
+    int kind;   /* enum mpp_call_kind, for the comparison of calls */
+    int agreed; /* all ranks call the same, or nobody compares */
+    int active, last_issued;
+    size_t index, calls;
+    const char *in;
+    char *out;
+    size_t total, per_call, element; /* elements, elements, bytes */
+    size_t stride;                   /* bytes of every lane that one call takes; 0: a call takes any of them */
+    int out_lane;
+    int root;
+    mpp_reduction how;
+    int mpi_dtype;
+    char *scratch, *scratch_out;
+    uintptr_t *in_list;
+    size_t *counts;
+};
+
+static inline size_t mpp_length_of(const mpi_collective *c) {
+    size_t begin = c->index * c->per_call;
+    if (begin >= c->total) return 0;
+    return c->total - begin < c->per_call ? c->total - begin : c->per_call;
+}
+
+/* ---- the user's buffers: in host memory, or staged there ---- */
+
+static inline const char *mpp_in_at(const mpi_collective *c, size_t offset) {
+    return mpp_host_at(c->op.staging, 0, c->in, offset);
+}
+
+static inline char *mpp_out_at(const mpi_collective *c, size_t offset) {
+    return mpp_host_at(c->op.staging, c->out_lane, c->out, offset);
+}
+
+static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t offset) {
+    return mpp_host_at(c->op.staging, rank, (const void *)c->in_list[rank], offset);
+}
+
+/* ---- for collectives/ ---- */
+
+uintptr_t mpp_mpi_barrier(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_mpi_broadcast(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
+/* `per_call`: how many bytes of each block one MPI call takes. */
+uintptr_t mpp_mpi_allgather(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
+                            int64_t wait_ns);
+uintptr_t mpp_mpi_reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
+                         uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_mpi_reduce_scatter(mpp_group *g, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_mpi_out_of_memory(mpp_group *g);
+
+/* ---- between the files ---- */
+
+mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging);
+uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g);
+uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns);
+void mpp_split(mpi_collective *c, size_t total, size_t per_call);
+void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int out_direction);
+
+#endif

@@ -1,0 +1,136 @@
+/* The bridge between Python objects and the engine. See bridge.c. */
+#ifndef MPP_BRIDGE_H
+#define MPP_BRIDGE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "group/entries.h"
+#include "python/dlpack.h"
+
+enum { NO_PEER = -2 };
+
+/* A dtype of torch's. */
+typedef struct {
+    PyObject *dtype;
+    size_t size;
+    int code;     /* enum mpp_dtype; -1: it can only be moved */
+    int is_float; /* it may be a view of other numbers than its memory holds: their negative, or conjugate */
+    int is_complex;
+} dtype_info;
+
+/* What both ways of starting an operation need to know of a group; `_bridge.Calls` in Python. */
+typedef struct {
+    PyObject_HEAD unsigned long long handle;
+    int rank, size, largest_tag;
+    char compares;               /* what the ranks call, first of all */
+    char python_only;            /* each call is to take the way through Python */
+    unsigned long long sequence; /* of collectives: the same on all ranks */
+    unsigned long long messages;
+    unsigned long long in_c;       /* of both, how many C has begun without Python */
+    double timeout;                /* in seconds */
+    PyObject *broken, *coalescing; /* None, or why C is not to begin anything */
+    PyObject *extensions;          /* the same, if not empty */
+    PyObject *subject, *last;      /* for the flight recorder: the group, and the last collective's entry */
+} calls_object;
+
+/* The tensors that an operation reads, or writes, and their shapes for the flight recorder. */
+typedef struct {
+    PyObject *tensors, *shapes;
+} tensor_args;
+
+typedef struct {
+    const dtype_info *type;
+    uintptr_t address;
+    size_t count, bytes;
+    int64_t rows; /* dimension 0; 1 where there is none */
+} operand;
+
+typedef struct call call;
+struct call {
+    PyObject *self;
+    calls_object *group;
+    PyObject *opts;
+    int sync, peer, root, tag;
+    tensor_args out, in; /* the results, and what they are made of; without the latter: of themselves */
+    operand a, b;
+    mpp_reduction how;
+    uintptr_t *addresses; /* two lists of a group's size each: of what is sent, and of what is received */
+    size_t *lengths;
+    int flat;
+    size_t bytes; /* about so many are moved */
+    uintptr_t (*start)(const call *, int64_t wait_ns);
+};
+
+/* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
+extern const mpp_entries *mpp_engine;
+int mpp_view(PyObject *tensor, dl_tensor *view);
+int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
+int mpp_make_lists(call *c);
+void mpp_forget(call *c);
+Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
+PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
+PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
+int mpp_read_single(PyObject *argument, tensor_args *s, operand *o);
+int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which);
+void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length);
+int mpp_read_options(call *c, PyObject *args, Py_ssize_t place);
+int mpp_as_int(PyObject *number, int *value);
+int mpp_read_root(call *c);
+int mpp_read_reduction(call *c, const dtype_info *type);
+
+/* overlaps.c: whether nothing that is written to lies in memory that is read, or is written to twice. A rank's `own`
+ * tensor may be read and written in one place. `block`: one like that of `rank` in `whole`. */
+typedef struct {
+    const uintptr_t *addresses;
+    const size_t *lengths; /* in bytes */
+    int count, own;
+} mpp_tensors;
+int mpp_operands_are_apart(const operand *a, const operand *b);
+int mpp_is_apart_or_block(const operand *whole, const operand *block, int rank);
+int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
+
+/* How the arguments of a method are read: 1; or 0, without an exception, where Python is to see to the call. */
+typedef int reader(call *c, PyObject *args);
+reader *mpp_reader_of(const char *name); /* methods.c */
+
+/* What the bridge was told of Python's side (bridge_module.c); all zero before. */
+typedef struct {
+    PyObject *calls, *work, *pending, *lock;  /* types */
+    PyObject *is_profiled;                    /* of this thread: a function */
+    PyObject *modes;                          /* how many TorchDispatchModes it has entered: a function */
+    PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
+    PyObject *interrupted, *recover, *watch;  /* the engine's list of calls that an exception ended, and two methods */
+    PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
+    PyObject *front_end;                      /* code that does without a Work for what is complete */
+    char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
+} mpp_bridge_state;
+extern mpp_bridge_state bridge_state;
+
+enum { UNSET = 4 };
+
+/* Interned: attributes of a group, of two modules, of a Work, and of frames. */
+typedef struct {
+    PyObject *calls, *go_on, *last, *current, *append, *opts_word;
+    PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *started, *tensors, *keep, *lock;
+    PyObject *file, *instruction, *back;
+    PyObject *unset[UNSET]; /* of a Work that has nothing but to become finished */
+} mpp_interned;
+extern mpp_interned interned;
+
+/* A method of a group. */
+typedef struct {
+    PyObject_HEAD PyObject *python; /* the method that this stands for */
+    PyObject *name;                 /* of the operation */
+    reader *read;
+} mpp_method;
+
+PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
+PyObject *mpp_wait_for(PyObject *module, PyObject *work);
+PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
+
+/* Once per process; an exception where one is missing or not as expected. */
+int mpp_know_tensors(const mpp_entries *entries, PyObject *capsule, PyObject *types, PyObject *dtypes,
+                     PyObject *operations);
+
+#endif

@@ -1,0 +1,265 @@
+/* The extension `_bridge`: its types, and what Python tells it once. What it does is in bridge.c. */
+#include <stddef.h>
+
+#include "python/bridge.h"
+
+#include <structmember.h>
+
+/* ---- Calls: of a group ---- */
+
+static PyMemberDef calls_members[] = {
+    {"handle", T_ULONGLONG, offsetof(calls_object, handle), 0, NULL},
+    {"rank", T_INT, offsetof(calls_object, rank), 0, NULL},
+    {"size", T_INT, offsetof(calls_object, size), 0, NULL},
+    {"largest_tag", T_INT, offsetof(calls_object, largest_tag), 0, NULL},
+    {"compares", T_BOOL, offsetof(calls_object, compares), 0, NULL},
+    {"python_only", T_BOOL, offsetof(calls_object, python_only), 0, NULL},
+    {"sequence", T_ULONGLONG, offsetof(calls_object, sequence), 0, NULL},
+    {"messages", T_ULONGLONG, offsetof(calls_object, messages), 0, NULL},
+    {"in_c", T_ULONGLONG, offsetof(calls_object, in_c), READONLY, NULL},
+    {"timeout", T_DOUBLE, offsetof(calls_object, timeout), 0, NULL},
+    {"broken", T_OBJECT, offsetof(calls_object, broken), 0, NULL},
+    {"coalescing", T_OBJECT, offsetof(calls_object, coalescing), 0, NULL},
+    {"extensions", T_OBJECT, offsetof(calls_object, extensions), 0, NULL},
+    {"subject", T_OBJECT, offsetof(calls_object, subject), 0, NULL},
+    {"last", T_OBJECT, offsetof(calls_object, last), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static int calls_traverse(PyObject *self, visitproc visit, void *arg) {
+    calls_object *g = (calls_object *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(g->broken);
+    Py_VISIT(g->coalescing);
+    Py_VISIT(g->extensions);
+    Py_VISIT(g->subject);
+    Py_VISIT(g->last);
+    return 0;
+}
+
+static int calls_clear(PyObject *self) {
+    calls_object *g = (calls_object *)self;
+    Py_CLEAR(g->broken);
+    Py_CLEAR(g->coalescing);
+    Py_CLEAR(g->extensions);
+    Py_CLEAR(g->subject);
+    Py_CLEAR(g->last);
+    return 0;
+}
+
+static void free_object(PyObject *self, int (*clear)(PyObject *)) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static void calls_free(PyObject *self) { free_object(self, calls_clear); }
+
+static PyType_Slot calls_slots[] = {
+    {Py_tp_doc, "What a group's operations need to know of it, whether they begin in C or in Python."},
+    {Py_tp_members, calls_members},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_traverse, calls_traverse},
+    {Py_tp_clear, calls_clear},
+    {Py_tp_dealloc, calls_free},
+    {0, NULL},
+};
+
+static PyType_Spec calls_spec = {
+    .name = "torchmpi_plugin._bridge.Calls",
+    .basicsize = sizeof(calls_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = calls_slots,
+};
+
+/* ---- Method ---- */
+
+static PyObject *method_type_of_python; /* types.MethodType */
+
+static int method_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((mpp_method *)self)->python);
+    return 0;
+}
+
+static int method_clear(PyObject *self) {
+    Py_CLEAR(((mpp_method *)self)->python);
+    Py_CLEAR(((mpp_method *)self)->name);
+    return 0;
+}
+
+static void method_free(PyObject *self) { free_object(self, method_clear); }
+
+/* Method(python, c10d, operation): `c10d` is the name of the method in methods.c. */
+static PyObject *method_new(PyTypeObject *type, PyObject *args, PyObject *named) {
+    PyObject *python, *name;
+    const char *c10d;
+    if (named && PyDict_Size(named)) return PyErr_SetString(PyExc_TypeError, "Method takes no names"), NULL;
+    if (!PyArg_ParseTuple(args, "OsU", &python, &c10d, &name)) return NULL;
+    reader *read = mpp_reader_of(c10d);
+    if (!read) return PyErr_Format(PyExc_ValueError, "C has no way for %s", c10d), NULL;
+    mpp_method *m = (mpp_method *)PyType_GenericAlloc(type, 0);
+    if (!m) return NULL;
+    Py_INCREF(python);
+    Py_INCREF(name);
+    m->python = python;
+    m->name = name;
+    m->read = read;
+    return (PyObject *)m;
+}
+
+/* Not a function of C's for pybind11, which looks for overridden methods that way: bound, it is a plain method. */
+static PyObject *method_bind(PyObject *self, PyObject *object, PyObject *type) {
+    (void)type;
+    if (!object || object == Py_None) return Py_INCREF(self), self;
+    return PyObject_CallFunctionObjArgs(method_type_of_python, self, object, NULL);
+}
+
+static PyObject *method_attribute(PyObject *self, PyObject *name) { /* __name__, __doc__, __code__: the method's own */
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+    PyErr_Clear();
+    return PyObject_GetAttr(((mpp_method *)self)->python, name);
+}
+
+static PyMemberDef method_members[] = {
+    {"__wrapped__", T_OBJECT_EX, offsetof(mpp_method, python), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot method_slots[] = {
+    {Py_tp_members, method_members},
+    {Py_tp_new, method_new},
+    {Py_tp_call, mpp_call_operation},
+    {Py_tp_descr_get, method_bind},
+    {Py_tp_getattro, method_attribute},
+    {Py_tp_traverse, method_traverse},
+    {Py_tp_clear, method_clear},
+    {Py_tp_dealloc, method_free},
+    {0, NULL},
+};
+
+static PyType_Spec method_spec = {
+    .name = "torchmpi_plugin._bridge.Method",
+    .basicsize = sizeof(mpp_method),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .slots = method_slots,
+};
+
+/* ---- the module ---- */
+
+static PyObject *view(PyObject *module, PyObject *tensor) {
+    (void)module;
+    dl_tensor v;
+    if (!mpp_engine || !mpp_view(tensor, &v)) Py_RETURN_NONE;
+    return Py_BuildValue("KL", (unsigned long long)((uintptr_t)v.data + v.byte_offset), (long long)v.ndim);
+}
+
+/* connect(entries, capsule, types, samples, operations, objects): see call_path.py. Without a capsule, or operations by
+ * number, every call goes through Python. */
+static PyObject *connect(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long address;
+    PyObject *capsule, *types, *samples, *operations;
+    mpp_bridge_state told = bridge_state;
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types,
+                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
+                          &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
+                          &PyDict_Type, &told.registry, &PyList_Type, &told.interrupted, &told.recover, &told.watch,
+                          &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end))
+        return NULL;
+    const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
+    if (entries->size != sizeof *entries)
+        return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
+    int has_tensors = capsule != Py_None;
+    if (has_tensors && !mpp_know_tensors(entries, capsule, types, samples, operations)) return NULL;
+    PyObject *kept[] = {told.work,     told.pending,       told.lock,     told.is_profiled, told.modes,
+                        told.activity, told.recorder,      told.registry, told.interrupted, told.recover,
+                        told.watch,    told.not_the_users, told.front_end};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
+    told.is_ready = (char)has_tensors;
+    bridge_state = told;
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_watched(PyObject *module, PyObject *is_watched) {
+    (void)module;
+    bridge_state.is_watched = is_watched == Py_True;
+    Py_RETURN_NONE;
+}
+
+static PyObject *disconnect(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    bridge_state.is_ready = bridge_state.is_watched = 0;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"connect", connect, METH_VARARGS, NULL},
+    {"disconnect", disconnect, METH_NOARGS, "Let Python see to every call from now on."},
+    {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
+    {"user_frames", mpp_user_frames, METH_NOARGS,
+     "The calls of the user's program that led here: code, instruction, ..."},
+    {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
+    {"view", view, METH_O, "The address and the dimensions of a tensor that C can read, else None."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int intern_names(void) {
+    const struct {
+        PyObject **name;
+        const char *text;
+    } all[] = {{&interned.calls, "_calls"},     {&interned.go_on, "_go_on"},      {&interned.last, "last"},
+               {&interned.current, "current"},  {&interned.append, "append"},     {&interned.opts_word, "opts"},
+               {&interned.handle, "handle"},    {&interned.finished, "finished"}, {&interned.group, "group"},
+               {&interned.name, "name"},        {&interned.number, "number"},     {&interned.peer, "peer"},
+               {&interned.opts, "_opts"},       {&interned.limit, "_limit"},      {&interned.started, "started"},
+               {&interned.tensors, "_tensors"}, {&interned.keep, "_keep"},        {&interned.lock, "_lock"},
+               {&interned.file, "co_filename"}, {&interned.back, "f_back"},       {&interned.instruction, "f_lasti"},
+               {&interned.unset[0], "_finish"}, {&interned.unset[1], "_then"},    {&interned.unset[2], "_future"},
+               {&interned.unset[3], "_error"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
+    return 1;
+}
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_bridge", .m_size = -1,
+                                        .m_methods = functions};
+
+/* One state per process, like MPI itself. */
+static int is_main_interpreter(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return 1;
+    PyErr_SetString(PyExc_ImportError, "mpiplus runs in the main interpreter only: MPI is one per process");
+    return 0;
+}
+
+/* Those of shim.h that Python needs before it knows which shim to load. */
+static int add_constants(PyObject *module) {
+    const struct {
+        const char *name;
+        long value;
+    } all[] = {{"PENDING", MPP_PENDING}, {"DONE", MPP_DONE},         {"FAILED", MPP_FAILED},
+               {"ABORTED", MPP_ABORTED}, {"REPORTED", MPP_REPORTED}, {"SLICE_NS", MPP_SLICE_NS}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (PyModule_AddIntConstant(module, all[i].name, all[i].value)) return 0;
+    return 1;
+}
+
+PyMODINIT_FUNC PyInit__bridge(void) {
+    PyObject *module = is_main_interpreter() && intern_names() ? PyModule_Create(&definition) : NULL;
+    PyObject *types = module ? PyImport_ImportModule("types") : NULL;
+    method_type_of_python = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
+    Py_XDECREF(types);
+    PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
+    PyObject *method = calls ? PyType_FromSpec(&method_spec) : NULL;
+    bridge_state.calls = calls;
+    if (!method || !add_constants(module) || PyModule_AddObject(module, "Method", method)) goto failed;
+    Py_INCREF(calls);
+    if (PyModule_AddObject(module, "Calls", calls)) goto failed;
+    return module;
+failed:
+    Py_XDECREF(module);
+    return NULL;
+}

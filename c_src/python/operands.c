@@ -1,0 +1,270 @@
+/* What the methods of c10d are given, as the engine takes it: tensors as memory, options as numbers.
+ *
+ * Whatever is not plain here, be it an error or another kind of tensor, is left to the methods in Python: they know
+ * the words for it. So nothing in this file raises. */
+#include "python/bridge.h"
+
+enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32 };
+
+const mpp_entries *mpp_engine;
+static const dl_exchange *exchange;
+static PyObject *tensor_types; /* a tuple: no subclasses, which may be anything */
+static dtype_info dtypes[KINDS][WIDTHS];
+static struct {
+    char is_there, is_average;
+    int code;             /* enum mpp_redop */
+} operations[OPERATIONS]; /* by torch's number */
+static PyObject *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
+
+/* ---- tensors ---- */
+
+int mpp_view(PyObject *tensor, dl_tensor *view) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tensor_types); i++)
+        if ((PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i))
+            return exchange->view(tensor, view) ? (PyErr_Clear(), 0) : 1;
+    return 0;
+}
+
+static dtype_info *info_of(const dl_tensor *view) {
+    int width = view->bits >= 8 ? __builtin_ctz(view->bits) - 3 : WIDTHS;
+    if (view->lanes != 1 || view->code >= KINDS || width >= WIDTHS || (view->bits & (view->bits - 1))) return NULL;
+    return &dtypes[view->code][width];
+}
+
+static int count_elements(const dl_tensor *view, size_t *count) { /* 0: they do not lie one after the other */
+    int64_t expected = 1;
+    int is_dense = 1;
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        if (view->strides && view->shape[i] != 1 && view->strides[i] != expected) is_dense = 0;
+        expected *= view->shape[i];
+    }
+    *count = (size_t)expected;
+    return is_dense || !expected;
+}
+
+static int says(PyObject *tensor, PyObject *method) { /* what a method of no arguments answers; 1 also for no answer */
+    PyObject *answer = PyObject_CallMethodObjArgs(tensor, method, NULL);
+    int yes = answer != Py_False;
+    if (!answer) PyErr_Clear();
+    Py_XDECREF(answer);
+    return yes;
+}
+
+/* Of a storage that was freed, as FSDP does it, a tensor's address is its offset alone. Few addresses are so low that
+ * it could be; these are asked. */
+static int has_memory(PyObject *tensor, const operand *o) {
+    static const uintptr_t highest_offset = (uintptr_t)1 << 38;
+    if (!o->count || o->address >= highest_offset) return 1;
+    PyObject *offset = PyObject_CallMethodObjArgs(tensor, storage_offset, NULL);
+    size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
+    Py_XDECREF(offset);
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    return o->address != elements * o->type->size;
+}
+
+static PyObject *shape_of(const dl_tensor *view, PyObject *dtype) {
+    static PyObject *last; /* of one dimension: the next one is often the same */
+    static int64_t its_length;
+    int is_flat = view->ndim == 1;
+    if (is_flat && last && its_length == view->shape[0] && PyTuple_GetItem(last, 1) == dtype)
+        return Py_INCREF(last), last;
+    PyObject *shape = PyTuple_New(view->ndim), *pair = PyTuple_New(2);
+    if (!shape || !pair) goto failed;
+    for (int i = 0; i < view->ndim; i++) {
+        PyObject *length = PyLong_FromLongLong(view->shape[i]);
+        if (!length || PyTuple_SetItem(shape, i, length)) goto failed;
+    }
+    Py_INCREF(dtype);
+    PyTuple_SetItem(pair, 0, shape);
+    PyTuple_SetItem(pair, 1, dtype);
+    if (is_flat) {
+        Py_INCREF(pair);
+        Py_XDECREF(last);
+        last = pair;
+        its_length = view->shape[0];
+    }
+    return pair;
+failed:
+    PyErr_Clear();
+    Py_XDECREF(shape);
+    Py_XDECREF(pair);
+    return NULL;
+}
+
+/* `object` becomes number `i` of these. */
+static int read_tensor(PyObject *object, tensor_args *s, int i, operand *o) {
+    dl_tensor view;
+    if (!mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
+    o->type = info_of(&view);
+    if (!o->type || !o->type->dtype || !count_elements(&view, &o->count)) return 0;
+    o->bytes = o->count * o->type->size;
+    o->address = (uintptr_t)view.data + view.byte_offset;
+    o->rows = view.ndim ? view.shape[0] : 1;
+    PyObject *shape = shape_of(&view, o->type->dtype);
+    if (!shape) return 0;
+    PyTuple_SetItem(s->shapes, i, shape);
+    Py_INCREF(object);
+    PyList_SetItem(s->tensors, i, object);
+    /* Last: these run torch's code, after which the view would not be valid. */
+    if (!has_memory(object, o)) return 0;
+    if (o->type->is_float && says(object, is_neg)) return 0;
+    return !o->type->is_complex || !says(object, is_conj);
+}
+
+int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors) {
+    s->tensors = PyList_New(tensors);
+    s->shapes = PyTuple_New(tensors);
+    return s->tensors && s->shapes ? 1 : (PyErr_Clear(), 0);
+}
+
+Py_ssize_t mpp_length_of(PyObject *list) { /* -1: it is neither a list nor a tuple */
+    return PyList_Check(list) ? PyList_Size(list) : PyTuple_Check(list) ? PyTuple_Size(list) : -1;
+}
+
+PyObject *mpp_item_of(PyObject *list, Py_ssize_t i) { /* borrowed */
+    return PyList_Check(list) ? PyList_GetItem(list, i) : PyTuple_GetItem(list, i);
+}
+
+/* The one tensor of an argument that is a list of one, or the tensor itself. */
+int mpp_read_single(PyObject *argument, tensor_args *s, operand *o) {
+    Py_ssize_t length = mpp_length_of(argument);
+    if (length >= 0 && length != 1) return 0;
+    return mpp_make_tensor_args(s, 1) && read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
+}
+
+PyObject *mpp_only_list_of(PyObject *argument) {
+    int is_nested = mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) >= 0;
+    return is_nested ? mpp_item_of(argument, 0) : argument;
+}
+
+/* The tensors of a list, one for each rank, all of one type, which is the first's if none is given; their addresses
+ * and lengths. */
+int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which) {
+    int size = c->group->size;
+    if (mpp_length_of(argument) != size || !mpp_make_tensor_args(s, size)) return 0;
+    for (int r = 0; r < size; r++) {
+        operand o;
+        if (r >= mpp_length_of(argument) || !read_tensor(mpp_item_of(argument, r), s, r, &o)) return 0;
+        if (!*type) *type = o.type;
+        if (o.type != *type) return 0;
+        c->addresses[which * size + r] = o.address;
+        c->lengths[which * size + r] = o.bytes;
+        c->bytes += o.bytes;
+    }
+    return 1;
+}
+
+int mpp_make_lists(call *c) {
+    size_t entries = 2 * (size_t)c->group->size;
+    c->addresses = PyMem_Calloc(entries, sizeof *c->addresses);
+    c->lengths = PyMem_Calloc(entries, sizeof *c->lengths);
+    return c->addresses && c->lengths;
+}
+
+void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length) {
+    for (int r = 0; r < c->group->size; r++) {
+        c->addresses[which * c->group->size + r] = first + (size_t)r * length;
+        c->lengths[which * c->group->size + r] = length;
+    }
+}
+
+/* ---- options ---- */
+
+int mpp_read_options(call *c, PyObject *args, Py_ssize_t place) {
+    if (PyTuple_Size(args) != place + 1) return 0;
+    c->opts = PyTuple_GetItem(args, place);
+    PyObject *is_async = PyObject_GetAttr(c->opts, async_op);
+    if (!is_async) return PyErr_Clear(), 0;
+    c->sync = is_async == Py_False;
+    int known = c->sync || is_async == Py_True;
+    Py_DECREF(is_async);
+    return known;
+}
+
+int mpp_as_int(PyObject *number, int *value) {
+    long long wide = number ? PyLong_AsLongLong(number) : -1;
+    if (wide == -1 && PyErr_Occurred()) return PyErr_Clear(), 0;
+    *value = (int)wide;
+    return *value == wide;
+}
+
+int mpp_read_root(call *c) {
+    PyObject *root = PyObject_GetAttr(c->opts, root_rank);
+    int known = mpp_as_int(root, &c->root) && c->root >= 0 && c->root < c->group->size;
+    Py_XDECREF(root);
+    return known;
+}
+
+int mpp_read_reduction(call *c, const dtype_info *type) {
+    PyObject *op = PyObject_GetAttr(c->opts, reduce_op);
+    Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
+    Py_XDECREF(op);
+    if (number < 0 || number >= OPERATIONS) return PyErr_Clear(), 0;
+    int is_average = operations[number].is_average, code = operations[number].code;
+    if (!operations[number].is_there || type->code < 0 || (is_average && type->code == MPP_BOOL)) return 0;
+    c->how = (mpp_reduction){.dtype = type->code, .op = code, .premul = 1, .divisor = is_average ? c->group->size : 1};
+    return mpp_engine->reduction_supported(type->code, code);
+}
+
+void mpp_forget(call *c) {
+    Py_XDECREF(c->out.tensors);
+    Py_XDECREF(c->out.shapes);
+    Py_XDECREF(c->in.tensors);
+    Py_XDECREF(c->in.shapes);
+    PyMem_Free(c->addresses);
+    PyMem_Free(c->lengths);
+}
+
+/* ---- what Python tells once ---- */
+
+/* `numbers`: torch's number of an operation: (ours, whether it is the average). */
+static int know_operations(PyObject *numbers) {
+    PyObject *number, *info;
+    for (Py_ssize_t at = 0; PyDict_Next(numbers, &at, &number, &info);) {
+        long index = PyLong_AsLong(number);
+        if (index < 0 || index >= OPERATIONS)
+            return PyErr_Occurred() ? 0 : (PyErr_Format(PyExc_ValueError, "operation number %ld", index), 0);
+        int code, is_average;
+        if (!PyArg_ParseTuple(info, "ip", &code, &is_average)) return 0;
+        operations[index].code = code;
+        operations[index].is_average = (char)is_average;
+        operations[index].is_there = 1;
+    }
+    return 1;
+}
+
+/* `samples`: a tensor of each dtype: (the dtype, its size, enum mpp_dtype or -1, whether float, whether complex). */
+static int know_dtypes(PyObject *samples) {
+    PyObject *sample, *info;
+    for (Py_ssize_t at = 0; PyDict_Next(samples, &at, &sample, &info);) {
+        dl_tensor view;
+        dtype_info *known = mpp_view(sample, &view) ? info_of(&view) : NULL, read = {0};
+        Py_ssize_t size;
+        if (!PyArg_ParseTuple(info, "Onipp", &read.dtype, &size, &read.code, &read.is_float, &read.is_complex))
+            return 0;
+        if (!known || known->dtype) continue; /* such tensors go through Python */
+        Py_INCREF(read.dtype);
+        read.size = (size_t)size;
+        *known = read;
+    }
+    return 1;
+}
+
+int mpp_know_tensors(const mpp_entries *entries, PyObject *capsule, PyObject *types, PyObject *samples,
+                     PyObject *numbers) {
+    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!exchange) return 0;
+    if (exchange->major != DL_MAJOR || !exchange->view)
+        return PyErr_Format(PyExc_RuntimeError, "DLPack %u shows no tensors to C", exchange->major), 0;
+    mpp_engine = entries;
+    Py_INCREF(types);
+    tensor_types = types;
+    is_neg = PyUnicode_InternFromString("is_neg");
+    is_conj = PyUnicode_InternFromString("is_conj");
+    storage_offset = PyUnicode_InternFromString("storage_offset");
+    async_op = PyUnicode_InternFromString("asyncOp");
+    reduce_op = PyUnicode_InternFromString("reduceOp");
+    root_rank = PyUnicode_InternFromString("rootRank");
+    if (!is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
+    return know_operations(numbers) && know_dtypes(samples);
+}

@@ -1,0 +1,414 @@
+/* Collectives over a segment of shared memory, for groups that live on one node.
+ *
+ * Every collective is cut into chunks, numbered without gaps over the life of the group. Each rank owns a
+ * ring of slots; chunk c uses slot c mod slots of every rank. Three counters per rank, each in a cache
+ * line of its own, say how many chunks that rank has written to its slot (`in`), reduced its part of
+ * (`reduced`), and is done reading from the others (`out`). A rank writes a slot only when every rank is
+ * done with the chunk that used it before. All waiting is on these counters, so an operation is a small
+ * state machine that any thread may advance, and ranks never need to agree on anything but the order of
+ * operations. (`reduced` is moved by two-phase operations only, which set it to the number of their chunk.)
+ *
+ * With its first chunk every rank publishes a signature of the call: a hash of all that must agree (what, how
+ * many bytes, of which type, every length in a list), and the call in words. Nobody reads data or goes on to a
+ * second chunk before all signatures are there and equal. On a mismatch the operation fails on every rank alike, all
+ * take as many chunk numbers as the longest call would have, and the group goes on.
+ *
+ * A rank that has no memory for a call publishes that in its place (`oom_placeholder`), and all fail in the same way.
+ *
+ * Sums are taken as the same tree over the ranks by whoever computes them, so the bits are the same on every rank, on
+ * every run, and for both algorithms below.
+ *
+ * Flat: every rank reads all slots. One synchronisation; best for small messages and two ranks.
+ * Two-phase: every rank reduces one part of the chunk, in place in its own slot (nobody else reads that
+ * part before `reduced` says so), then all copy all parts: 2 n instead of p n bytes read per rank.
+ * (The reduce-scatter and all-gather of Rabenseifner's all-reduce, with memory in place of messages.)
+ *
+ * tests/model/protocol.py is this file once more, function by function, for a program that tries all orders in
+ * which ranks can run. Change both together.
+ */
+#include "shm/shm.h"
+
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "message/message.h"
+#include "shm/signatures.h"
+
+enum { INBOX_LIMIT = 16 << 20 };
+
+_Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
+
+/* How much of a block from another node one chunk brings; the same on all nodes. */
+static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
+    size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
+    size_t at_most = slot_bytes < MPP_EAGER ? slot_bytes : MPP_EAGER;
+    return most > at_most ? at_most : most < CACHE_LINE ? CACHE_LINE : most;
+}
+
+/* For a group of `ranks`, of which `here` are on this node. */
+size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes) {
+    size_t inboxes = (size_t)(ranks - here) * (size_t)slots * inbox_bytes(ranks, slots, slot_bytes);
+    return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + inboxes;
+}
+
+static int step_oom_placeholder(mpp_op *op);
+static int arrived(mpp_op *op, int rank);
+
+/* What this rank calls where it has no memory for a call. */
+static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
+    c->oom_placeholder.op.ours = 1;
+    c->oom_placeholder.op.group = g;
+    c->oom_placeholder.op.step = step_oom_placeholder;
+    c->oom_placeholder.op.arrived = arrived;
+    c->oom_placeholder.op.source = -1;
+    c->oom_placeholder.chunk_bytes = c->slot_bytes;
+    c->oom_placeholder.batches = 1;
+    c->oom_placeholder.wait_for = -1;
+    mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
+}
+
+mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
+    int fits = slots >= 1 && slots <= MAX_RING && slot_bytes >= CACHE_LINE && slot_bytes % CACHE_LINE == 0;
+    mpp_channel *c = fits ? calloc(1, sizeof *c) : NULL;
+    if (!c) {
+        mpp_topology_free(topology);
+        return NULL;
+    }
+    c->topology = topology;
+    c->size = topology ? mpp_local_count(topology, topology->here) : g->size;
+    c->rank = topology ? topology->place_of[g->rank] : g->rank;
+    c->sources = malloc((size_t)g->size * sizeof *c->sources);
+    c->factors = malloc((size_t)g->size * sizeof *c->factors);
+    if (!c->sources || !c->factors) {
+        mpp_channel_free(c);
+        return NULL;
+    }
+    c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
+    c->slots = (char *)segment + (size_t)c->size * sizeof(rank_counters);
+    c->ring = slots;
+    c->slot_bytes = slot_bytes;
+    c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
+    c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
+    prepare_oom_placeholder(c, g);
+    return c;
+}
+
+void mpp_channel_free(mpp_channel *c) {
+    if (!c) return;
+    free(c->sources);
+    free(c->factors);
+    if (c->internode_state) c->internode->free(c->internode_state);
+    mpp_topology_free(c->topology);
+    free(c);
+}
+
+void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
+    *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
+    *taken += mpp_topology_bytes(c->topology);
+    if (c->internode) c->internode->count_bytes(c, ranks, taken, later);
+    if (!c->internode || c->only_compares) *later = 0;
+}
+
+/* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
+static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t target) {
+    if (*known >= target) return 1;
+    uint64_t least = UINT64_MAX;
+    for (int r = 0; r < c->size; r++) {
+        _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)&c->counters[r] + offset);
+        uint64_t value = atomic_load_explicit(counter, memory_order_acquire);
+        if (value < target) return 0;
+        if (value < least) least = value;
+    }
+    *known = least;
+    return 1;
+}
+
+static int may_write(shm_op *s, mpp_channel *c, uint64_t number) {
+    if (s->written > 0 && !s->checked) return 0;
+    return number < (uint64_t)c->ring ||
+           reached(c, &c->all_out, offsetof(rank_counters, out), number - (uint64_t)c->ring + 1);
+}
+
+static int all_written(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    return reached(c, &c->all_in, offsetof(rank_counters, in), s->first + chunk + 1);
+}
+
+static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
+    if (s->two_phase) return reached(c, &c->all_reduced, offsetof(rank_counters, reduced), number + 1);
+    if (s->payload) return 1; /* it was piggybacked on the agreement */
+    if (s->wait_for < 0) return reached(c, &c->all_in, offsetof(rank_counters, in), number + 1);
+    return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
+}
+
+/* Of how many ranks' blocks one slot carries a piece in a reduce-scatter: of all, as long as each gets a cache line. */
+int mpp_ranks_per_slot(const mpp_channel *c) {
+    size_t most = c->slot_bytes / CACHE_LINE;
+    int ranks = c->topology ? c->topology->first[c->topology->count] : c->size;
+    return (size_t)ranks < most ? ranks : (int)most;
+}
+
+size_t mpp_piece_bytes(const mpp_channel *c) {
+    return c->slot_bytes / (size_t)mpp_ranks_per_slot(c) / CACHE_LINE * CACHE_LINE;
+}
+
+int mpp_first_in_slot(const shm_op *s, uint64_t chunk) {
+    return (int)(chunk % s->batches) * mpp_ranks_per_slot(s->op.group->channel);
+}
+
+int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
+    int first = mpp_first_in_slot(s, chunk), width = mpp_ranks_per_slot(s->op.group->channel),
+        ranks = s->op.group->size;
+    return ranks - first < width ? ranks : first + width;
+}
+
+mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
+    int first = mpp_first_in_slot(s, chunk);
+    if (rank < first || rank >= mpp_end_in_slot(s, chunk)) return (mpp_stretch){0, 0};
+    size_t length = mpp_chunk_length(s, s->lengths[rank], mpp_piece_number(s, chunk));
+    return (mpp_stretch){(size_t)(rank - first) * s->chunk_bytes, length};
+}
+
+/* Where in its buffers an operation is once it is done with this many chunks. */
+static size_t offset_after(const shm_op *s, uint64_t chunks) {
+    return (s->batches > 1 ? chunks / s->batches : chunks) * s->chunk_bytes;
+}
+
+/* The part of a chunk of `length` bytes that `rank` reduces; whole cache lines, so that no two ranks
+ * write to one line. */
+size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank) {
+    size_t lines = (length + CACHE_LINE - 1) / CACHE_LINE;
+    size_t begin = lines * (size_t)rank / (size_t)c->size * CACHE_LINE;
+    return begin < length ? begin : length;
+}
+
+static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
+    size_t length = mpp_chunk_length(s, s->bytes, s->reduced);
+    size_t begin = mpp_part_begin(c, length, c->rank), end = mpp_part_begin(c, length, c->rank + 1);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, number) + begin;
+    if (end > begin)
+        mpp_reduce(&s->how, mpp_slot_of(c, c->rank, number) + begin, c->sources, c->size, (end - begin) / s->element);
+}
+
+/* Whether this rank's data of the next chunk has come from the device it may be on. */
+static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
+
+/* Whether a chunk was started, or is complete. */
+static int move_pipeline(shm_op *s, mpp_channel *c) {
+    int moved = 0;
+    for (; s->started < s->written && all_written(s, s->started); s->started++, moved = 1)
+        c->internode->start(s, s->started);
+    return (s->reduced < s->started && c->internode->poll(s)) || moved;
+}
+
+static int publish_pipeline(shm_op *s, mpp_channel *c) {
+    _Atomic uint64_t *reduced = &c->counters[c->rank].reduced;
+    int moved = move_pipeline(s, c);
+    uint64_t complete = s->first + s->reduced; /* some of them before it was the operation's turn */
+    if (complete <= atomic_load_explicit(reduced, memory_order_relaxed)) return moved;
+    atomic_store_explicit(reduced, complete, memory_order_release);
+    return 1;
+}
+
+static int write_next(shm_op *s, mpp_channel *c) {
+    rank_counters *mine = &c->counters[c->rank];
+    uint64_t number = s->first + s->written;
+    if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s)) return 0;
+    if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
+    s->written++;
+    mine->signature[number % (uint64_t)c->ring] = s->signature;
+    if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
+    atomic_store_explicit(&mine->in, number + 1, memory_order_release);
+    return 1;
+}
+
+/* One round over write, reduce, read; whether anything moved. */
+static int advance(shm_op *s, mpp_channel *c) {
+    rank_counters *mine = &c->counters[c->rank];
+    int moved = write_next(s, c);
+    if (!s->checked) return moved;
+    uint64_t number = s->first + s->reduced;
+    if (s->route && s->route->first_phase) {
+        moved |= publish_pipeline(s, c);
+    } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
+        reduce_part(s, c, number);
+        s->reduced++;
+        atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
+        moved = 1;
+    }
+    number = s->first + s->done;
+    if (s->done < s->written && may_read(s, c, number)) {
+        if (s->read) s->read(s, s->done);
+        s->done++;
+        if (s->op.staging) mpp_stage_close(s->op.staging, offset_after(s, s->done));
+        atomic_store_explicit(&mine->out, number + 1, memory_order_release);
+        moved = 1;
+    }
+    return moved;
+}
+
+static int check(shm_op *s, mpp_channel *c) {
+    return s->written && all_written(s, 0) ? mpp_check_calls(s, c) : MPP_PENDING;
+}
+
+/* Between nodes each rank sees the errors of its own messages only, and those here wait for each other. */
+static void share_failure(mpp_op *op, mpp_channel *c) {
+    _Atomic int64_t *broken = &c->counters[0].broken;
+    if (op->failure == MPP_FAILURE_MPI) atomic_store(broken, op->mpi_error);
+    int64_t error = atomic_load_explicit(broken, memory_order_relaxed);
+    if (error) mpp_fail(op, MPP_FAILURE_MPI, (int)error);
+}
+
+/* Does what can be done now for the operation whose turn it is. */
+static int move(shm_op *s, mpp_channel *c) {
+    mpp_op *op = &s->op;
+    int state = MPP_PENDING;
+    /* A bound on the work done under the lock, so that other groups and threads get their turn. */
+    for (int round = 0, moved = !op->failure; moved && s->done < s->chunks && round < 8; round++) {
+        moved = advance(s, c);
+        if (!s->checked) {
+            state = check(s, c);
+            moved |= s->checked;
+            if (state == MPP_FAILED) break;
+        }
+        if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
+    }
+    if (c->internode && s->done < s->chunks) share_failure(op, c);
+    if (op->failure && c->internode && !c->internode->is_idle(s)) return MPP_PENDING;
+    if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
+    return s->done == s->chunks ? MPP_DONE : state;
+}
+
+static int is_aborted(const mpp_op *op) { return atomic_load_explicit(&op->group->aborted, memory_order_relaxed); }
+
+static int overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    uintptr_t first = (uintptr_t)a, second = (uintptr_t)b;
+    return a && b && first < second + b_bytes && second < first + a_bytes;
+}
+
+/* Whether an operation's data may be touched before the one in front of it is done: those of lists are not compared. */
+static int is_apart(const shm_op *s, const shm_op *before) {
+    const void *mine[] = {s->in, s->out}, *theirs[] = {before->in, before->out};
+    if (s->in_list || s->out_list || before->in_list || before->out_list) return 0;
+    for (int i = 0; i < 4; i++)
+        if (overlaps(mine[i / 2], s->bytes, theirs[i % 2], before->bytes)) return 0;
+    return 1;
+}
+
+/* Between nodes the next operation is agreed about, and its chunks are sent, while the last ones of the operation
+ * before are under way: else the network would be idle until the answers are there. No rank reads received data, and no
+ * call fails, before it is the operation's turn. An operation that can fail on this rank alone, because its data come
+ * from a device, does not look ahead: a failure drops the receives that were posted. */
+static void look_ahead(shm_op *s, mpp_channel *c) {
+    const shm_op *before = c->head;
+    if (before->later != s || before->written < before->chunks || !before->checked) return;
+    if (before->op.failure || s->op.failure || before->op.staging || s->op.staging) return;
+    if (before->how.has_premul || s->how.has_premul) return; /* their factors have one place in the channel */
+    if (before->oom_after || c->oom_first || is_aborted(&s->op) || !is_apart(s, before)) return;
+    if (s->checked || !s->written) write_next(s, c);
+    if (s->checked && s->route && s->route->first_phase) move_pipeline(s, c);
+    else if (!s->checked && s->written && all_written(s, 0)) s->checked = mpp_ask_early(s, c);
+}
+
+static int step(mpp_op *op) {
+    shm_op *s = (shm_op *)op;
+    mpp_channel *c = op->group->channel;
+    int state;
+    if (c->head != s) {
+        if (c->internode) look_ahead(s, c);
+        return MPP_PENDING;
+    }
+    if (is_aborted(op)) {
+        if (c->internode && !c->internode->is_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
+        state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+    } else if (c->oom_first) return MPP_PENDING;
+    else state = move(s, c);
+    if (state == MPP_PENDING) return state;
+    c->head = s->later;
+    if (!c->head) c->tail = NULL;
+    c->oom_first = s->oom_after;
+    return state;
+}
+
+/* ---- calls that there is no memory for ---- */
+
+/* Each takes one chunk number, as if this rank had made the call, and fails on all ranks. */
+static int step_oom_placeholder(mpp_op *op) {
+    shm_op *s = (shm_op *)op;
+    mpp_channel *c = op->group->channel;
+    while (c->oom_first && !is_aborted(op)) {
+        s->first = atomic_load_explicit(&c->counters[c->rank].out, memory_order_relaxed); /* all before is done */
+        if (move(s, c) == MPP_PENDING) return MPP_PENDING;
+        s->written = s->done = 0;
+        s->checked = op->failure = 0;
+        c->oom_first--;
+        c->oom_total--;
+    }
+    if (c->oom_total && !is_aborted(op)) return MPP_PENDING; /* operations come first */
+    c->oom_total = 0;
+    return mpp_fail(op, MPP_FAILURE_MEMORY, 0);
+}
+
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
+    mpp_lock();
+    if (!mpp_is_closed(g)) {
+        mpp_channel *c = g->channel;
+        if (c->tail) c->tail->oom_after++;
+        else c->oom_first++;
+        c->next++;
+        if (c->oom_total++ == 0) mpp_begin(&c->oom_placeholder.op);
+    }
+    mpp_unlock();
+    /* The call fails in any case. It waits so that the others learn of it even if this rank never calls again. */
+    if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->oom_placeholder, wait_ns);
+    return mpp_out_of_memory_in_order(g);
+}
+
+/* ---- operations ---- */
+
+static int arrived(mpp_op *op, int rank) {
+    const mpp_channel *c = op->group->channel;
+    if (c->topology && c->topology->node_of[rank] != c->topology->here) return -1;
+    const rank_counters *theirs = &c->counters[c->topology ? c->topology->place_of[rank] : rank];
+    const shm_op *s = (const shm_op *)op;
+    if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
+    return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;
+}
+
+static void discard_lists(mpp_op *op) {
+    shm_op *s = (shm_op *)op;
+    free((void *)s->in_list);
+    free((void *)s->out_list);
+    free(s->lengths);
+}
+
+shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
+    shm_op *s = mpp_new_op(sizeof *s, g, step, staging);
+    if (!s) return NULL;
+    s->op.discard = discard_lists;
+    s->op.arrived = arrived;
+    if (g->channel->topology) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
+    s->wait_for = -1;
+    s->chunk_bytes = g->channel->slot_bytes;
+    s->batches = 1;
+    return s;
+}
+
+/* Takes the operation's chunk numbers and its place in the queue. */
+void mpp_take_place(shm_op *s) {
+    mpp_channel *c = s->op.group->channel;
+    mpp_lock();
+    s->first = c->next;
+    c->next += s->chunks;
+    if (c->tail) c->tail->later = s;
+    else c->head = s;
+    c->tail = s;
+    mpp_unlock();
+}
+
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns) {
+    mpp_take_place(s);
+    if (!s->op.staging) s->op.moves = (size_t)s->chunks * s->chunk_bytes;
+    return mpp_start(&s->op, wait_ns);
+}

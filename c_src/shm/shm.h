@@ -1,0 +1,205 @@
+/* What the shared-memory protocol (protocol.c) and the collectives on it (shm_collectives.c) share. */
+#ifndef MPP_SHM_H
+#define MPP_SHM_H
+
+#include "cuda/staging.h"
+#include "engine/engine.h"
+#include "shm/topology.h"
+
+enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 7 };
+
+/* What the ranks of a part of the group call, as far as it is known. */
+typedef struct {
+    uint64_t number;       /* of the call's first chunk */
+    uint64_t balance;      /* of an exchange: the XOR of its ranks' hashes */
+    uint64_t most;         /* chunks that the longest call takes */
+    int32_t mismatch;      /* the two calls below do not agree */
+    int32_t rank[2];       /* the ranks that made them */
+    uint64_t signature[2]; /* of each */
+    char pad[CACHE_LINE - 7 * sizeof(uint64_t)];
+    mpp_call call[2];
+} mpp_call_summary;
+
+typedef struct {
+    _Atomic uint64_t in;
+    uint64_t signature[MAX_RING]; /* of the call in each slot; in the cache line that a reader needs anyway */
+    _Atomic uint64_t reduced;
+    char pad2[CACHE_LINE - sizeof(uint64_t)];
+    _Atomic uint64_t out;
+    char pad3[CACHE_LINE - sizeof(uint64_t)];
+    mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
+    _Atomic uint64_t agreed; /* of the first rank on a node: calls that were compared with the other nodes' */
+    _Atomic int64_t broken;  /* of the same: MPI's error, once a rank here has met one between the nodes */
+    char pad4[CACHE_LINE - 2 * sizeof(uint64_t)];
+    mpp_call_summary summary; /* of all nodes, from the last comparison */
+} rank_counters;
+
+typedef struct shm_op shm_op;
+typedef struct mpp_internode_state mpp_internode_state; /* internode/internode.h */
+
+/* How an operation's data gets to other nodes. */
+typedef struct {
+    /* piggybacked on the agreement, whose messages carry the data of a part of the nodes: a span of `payload` bytes */
+    void (*pack)(shm_op *, char *payload);
+    void (*span)(const shm_op *, int first_node, int end_node, size_t *offset, size_t *length);
+    void (*merge)(shm_op *, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first);
+    void (*unpack)(shm_op *, char *payload);
+    /* chunk by chunk, in one or two phases; may be NULL */
+    void (*first_phase)(shm_op *, uint64_t chunk);
+    void (*second_phase)(shm_op *, uint64_t chunk);
+} mpp_route;
+
+/* The functions that reach the other nodes. They are in internode/, the layer above. */
+typedef struct {
+    /* what an operation needs for its data to reach the other nodes, before mpp_sign(); 0: no memory */
+    int (*broadcast)(shm_op *);
+    int (*reduce)(shm_op *);
+    int (*allgather)(shm_op *, size_t longest);
+    int (*reduce_scatter)(shm_op *, size_t longest);
+    /* Under the lock. One step of the agreement, once all ranks of this node have called: the summary of all nodes when
+     * they agree or there is a mismatch, else NULL. For the first rank of the node. */
+    const mpp_call_summary *(*agree)(shm_op *);
+    /* Starts a chunk that all ranks here have written; moves those that were started, and says whether any is complete,
+     * which `reduced` counts. */
+    void (*start)(shm_op *, uint64_t chunk);
+    int (*poll)(shm_op *);
+    /* Drops what has not begun; whether MPI is done with all the rest. */
+    int (*is_idle)(shm_op *);
+    void (*count_bytes)(const mpp_channel *, size_t ranks, size_t *taken, size_t *later);
+    void (*free)(mpp_internode_state *);
+} mpp_internode;
+
+struct shm_op {
+    mpp_op op;
+    shm_op *later;
+    uint64_t oom_after;              /* calls between this one and `later` that there was no memory for */
+    uint64_t first, chunks;          /* my chunk numbers are first ... first + chunks - 1 */
+    uint64_t written, reduced, done; /* how many of them this rank has dealt with */
+    void (*write)(shm_op *, uint64_t chunk, char *slot);
+    void (*read)(shm_op *, uint64_t chunk);
+    void (*find_imbalance)(shm_op *, mpp_channel *); /* of a call whose signatures must add up to nothing */
+    uint64_t signature;
+    mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
+    int checked;           /* all ranks have come, with this signature */
+    int two_phase;
+    int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
+    int root;
+    size_t chunk_bytes;
+    uint64_t batches;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_ranks_per_slot() */
+    const mpp_route *route; /* to other nodes; NULL: none, or none is needed */
+    size_t payload;         /* bytes that are piggybacked on the agreement */
+    uint64_t started;       /* how many chunks have been started on their way there */
+    /* data */
+    const char *in;
+    char *out;
+    int out_lane; /* where they are staged: number of `out`, or of the first in out_list; 0 is that of the input */
+    size_t bytes; /* of `in` or `out`, what is cut into chunks */
+    mpp_reduction how;
+    size_t element;
+    const uintptr_t *in_list, *out_list; /* owned copies */
+    size_t *lengths;
+};
+
+struct mpp_channel {
+    rank_counters *counters;
+    char *slots;
+    int size, rank, ring;
+    size_t slot_bytes;
+    char *inbox; /* in the segment, behind the slots: blocks of ranks on other nodes */
+    size_t inbox_bytes;
+    uint64_t next;            /* number of the next chunk to be given to an operation */
+    uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
+    uint64_t all_reduced;
+    shm_op *head, *tail;            /* operations in program order; only the head moves data */
+    unsigned exchanges;             /* that were compared and begun */
+    uint64_t oom_first;             /* calls before `head` that there was no memory for */
+    uint64_t oom_total;             /* all such calls, also those behind operations */
+    shm_op oom_placeholder;         /* takes their places in the order, one after the other */
+    const void **sources;           /* scratch: one pointer per rank */
+    double *factors;                /* scratch: every rank's factor of a PREMUL_SUM */
+    mpp_topology *topology;         /* NULL: all ranks are on this node. Else size and rank are those on this node. */
+    const mpp_internode *internode; /* NULL exactly where topology is */
+    mpp_internode_state *internode_state;
+    int only_compares; /* the ranks' calls; MPI's collectives move the data */
+};
+
+/* Whether collectives go over the channel. */
+static inline int mpp_carries(const mpp_group *g) { return g->channel && !g->channel->only_compares; }
+static inline int mpp_only_compares(const mpp_group *g) { return g->channel && g->channel->only_compares; }
+
+/* ---- for operations over shared memory ---- */
+
+/* A channel over this node's segment, which takes `topology` over; NULL: no memory, or sizes that do not fit. */
+mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology);
+void mpp_channel_free(mpp_channel *channel);
+/* Memory of this rank's own that it has taken, and that it will take with its first long operation between nodes. */
+void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);
+/* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
+ * expect. Takes the exchange's place in the order. NULL: no memory. */
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
+/* The same of a collective that MPI does: `lengths`, of every rank's block, or NULL. Takes its place in the order. */
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths);
+/* The tag of an exchange that was compared: the next one after those of all exchanges before. */
+int mpp_shm_tag(mpp_group *g);
+/* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
+uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                         uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                            int64_t wait_ns);
+uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
+
+/* ---- the user's buffers: in host memory, or staged there ---- */
+
+static inline const char *mpp_shm_in(const shm_op *s, size_t offset) {
+    return mpp_host_at(s->op.staging, 0, s->in, offset);
+}
+
+static inline char *mpp_shm_out(const shm_op *s, size_t offset) {
+    return mpp_host_at(s->op.staging, s->out_lane, s->out, offset);
+}
+
+static inline const char *mpp_shm_in_block(const shm_op *s, int rank, size_t offset) {
+    return mpp_host_at(s->op.staging, rank, (const void *)s->in_list[rank], offset);
+}
+
+static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) {
+    return mpp_host_at(s->op.staging, s->out_lane + rank, (const void *)s->out_list[rank], offset);
+}
+
+/* ---- between the files ---- */
+
+static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
+    size_t begin = (size_t)chunk * s->chunk_bytes;
+    if (begin >= total) return 0;
+    return total - begin < s->chunk_bytes ? total - begin : s->chunk_bytes;
+}
+
+static inline char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number) {
+    return c->slots + ((size_t)rank * (size_t)c->ring + (size_t)(number % (uint64_t)c->ring)) * c->slot_bytes;
+}
+
+typedef struct {
+    size_t begin, length;
+} mpp_stretch;
+
+/* Of a reduce_scatter, one slot carries a piece of the blocks of some ranks, each in its own stretch of chunk_bytes.
+ * With more ranks than cache lines in a slot those are a batch of all, and the next batches come in the next chunks.
+ */
+int mpp_first_in_slot(const shm_op *s, uint64_t chunk);
+int mpp_end_in_slot(const shm_op *s, uint64_t chunk);
+mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank); /* of no length: it carries none of it */
+static inline uint64_t mpp_piece_number(const shm_op *s, uint64_t chunk) { return chunk / s->batches; }
+
+size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
+size_t mpp_piece_bytes(const mpp_channel *c);
+int mpp_ranks_per_slot(const mpp_channel *c);
+
+shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
+void mpp_take_place(shm_op *s);
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
+
+#endif

@@ -1,0 +1,292 @@
+/* The collectives over shared memory: for each, what a rank writes to its slot and what it reads from the others'. The
+ * protocol around that is in protocol.c. */
+#include "shm/shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/signatures.h"
+
+static uintptr_t *copy_list(const uintptr_t *list, int count) {
+    uintptr_t *copy = malloc((size_t)count * sizeof *copy);
+    if (copy) memcpy(copy, list, (size_t)count * sizeof *copy);
+    return copy;
+}
+
+static uintptr_t out_of_memory(shm_op *s, mpp_group *g, int64_t wait_ns) {
+    if (s) mpp_discard(&s->op);
+    return mpp_shm_out_of_memory(g, wait_ns);
+}
+
+static void begin_staging(shm_op *s) {
+    mpp_stage_begin(&s->op, mpp_piece_size(s->chunk_bytes, s->op.staging->lane_count));
+}
+
+/* ---- barrier and broadcast ---- */
+
+uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, 0);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_BARRIER, -1, 0);
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
+}
+
+static void read_from_root(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), mpp_slot_of(c, s->root, s->first + chunk), length);
+}
+
+uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    s->in = s->out = buffer;
+    s->bytes = bytes;
+    s->root = s->wait_for = root;
+    if (g->rank == root) s->write = write_plain;
+    else s->read = read_from_root;
+    if (g->channel->internode && !g->channel->internode->broadcast(s)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_BROADCAST, root, bytes);
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
+        begin_staging(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- all_reduce and reduce ---- */
+
+static void read_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = chunk * s->chunk_bytes;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk);
+    /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
+    c->sources[c->rank] = mpp_shm_in(s, offset);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+}
+
+static void read_parts(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    for (int r = 0; r < c->size; r++) {
+        size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
+        memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin,
+               end - begin);
+    }
+}
+
+/* root -1: everybody gets the result. */
+uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                         uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    s->in = in;
+    s->out = out;
+    s->how = *how;
+    s->root = root;
+    s->element = mpp_dtype_size(how->dtype);
+    s->bytes = count * s->element;
+    s->write = g->size > 1 ? write_plain : NULL;
+    s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
+    s->read = s->two_phase ? read_parts : read_sum;
+    if (root >= 0 && root != g->rank) {
+        s->read = NULL;
+        if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
+    }
+    if (g->channel->internode && !g->channel->internode->reduce(s)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
+    if (staging) {
+        int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
+        mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
+        if (result && !in_place) s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->bytes, result);
+        begin_staging(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- all_gather ---- */
+
+static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
+    size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
+    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
+}
+
+static void read_blocks(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = chunk * s->chunk_bytes;
+    for (int r = 0; r < c->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        if (!length) continue;
+        char *out = mpp_shm_out_block(s, r, offset);
+        if (r != c->rank) memcpy(out, mpp_slot_of(c, r, s->first + chunk), length);
+        else if (out != mpp_shm_in(s, offset)) memcpy(out, mpp_shm_in(s, offset), length);
+    }
+}
+
+uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                            int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    size_t longest = 0;
+    s->in = in;
+    s->out_list = copy_list(out, g->size);
+    s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
+    if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
+    for (int r = 0; r < g->size; r++)
+        if (bytes[r] > longest) longest = bytes[r];
+    s->write = write_own_block;
+    s->read = read_blocks;
+    if (g->channel->internode && !g->channel->internode->allgather(s, longest)) return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
+        s->out_lane = 1;
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, out[r], bytes[r], MPP_STORE);
+        begin_staging(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- reduce_scatter ---- */
+
+static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    int end = mpp_end_in_slot(s, chunk);
+    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
+        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
+        if (block.length && (c->topology || r != c->rank))
+            memcpy(slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
+    }
+}
+
+static void read_piece_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, c->rank);
+    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    if (!mine.length) return;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + mine.begin;
+    c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mine.length / s->element);
+}
+
+uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
+                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return out_of_memory(s, g, wait_ns);
+    size_t longest = 0;
+    s->out = out;
+    s->how = *how;
+    s->element = mpp_dtype_size(how->dtype);
+    s->in_list = copy_list(in, g->size);
+    s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
+    if (!s->in_list || !s->lengths) return out_of_memory(s, g, wait_ns);
+    for (int r = 0; r < g->size; r++) {
+        s->lengths[r] *= s->element;
+        if (s->lengths[r] > longest) longest = s->lengths[r];
+    }
+    s->chunk_bytes = mpp_piece_bytes(g->channel);
+    s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
+    s->write = write_pieces;
+    s->read = read_piece_sum;
+    if (g->channel->internode && !g->channel->internode->reduce_scatter(s, longest))
+        return out_of_memory(s, g, wait_ns);
+    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
+    if (staging) {
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
+        s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->lengths[g->rank], MPP_STORE);
+        begin_staging(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- exchanges of messages, before they begin ---- */
+
+/* What each rank sends and what it expects lie in its slot, where that is large enough, for the message of an error. */
+static void write_lengths(shm_op *s, uint64_t chunk, char *slot) {
+    (void)chunk;
+    memcpy(slot, s->lengths, 2 * (size_t)s->op.group->size * sizeof *s->lengths);
+}
+
+static int lengths_fit(const mpp_channel *c) { return 2 * (size_t)c->size * sizeof(size_t) <= c->slot_bytes; }
+
+/* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
+ * with XOR, cancel out if all lengths agree: one word per rank is enough. */
+static uint64_t balance_of(const mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    uint64_t sum = 0, me = (uint64_t)g->rank;
+    for (int r = 0; r < g->size; r++) {
+        if (r == g->rank) continue;
+        if (send_bytes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), send_bytes[r]);
+        if (recv_bytes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), recv_bytes[r]);
+    }
+    return sum;
+}
+
+/* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
+static void find_imbalance(shm_op *s, mpp_channel *c) {
+    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+    if (!lengths_fit(c)) return;
+    for (int to = 0; to < c->size; to++) {
+        const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
+        for (int from = 0; from < c->size; from++) {
+            size_t sent = ((const size_t *)mpp_slot_of(c, from, s->first))[to];
+            if (from == to || sent == expected[from]) continue;
+            s->theirs.root = to;
+            s->theirs.bytes = sent;
+            s->theirs.own = expected[from];
+            s->op.detail[0] = from;
+            return;
+        }
+    }
+}
+
+/* An operation that only compares, for another one, which is counted among the group's operations. */
+static shm_op *new_agreement(mpp_group *g) {
+    shm_op *s = mpp_new_shm_op(g, 0);
+    if (!s) return NULL;
+    s->op.counts = 0;
+    atomic_fetch_sub(&g->active, 1);
+    return s;
+}
+
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths) {
+    shm_op *s = new_agreement(g);
+    if (!s) return NULL;
+    if (how) s->how = *how;
+    if (lengths && !(s->lengths = (size_t *)copy_list((const uintptr_t *)lengths, g->size))) {
+        mpp_discard(&s->op);
+        return NULL;
+    }
+    s->chunk_bytes = SIZE_MAX; /* no data: one chunk, whatever the length */
+    mpp_sign(s, kind, root, bytes);
+    mpp_take_place(s);
+    return &s->op;
+}
+
+mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
+    shm_op *s = new_agreement(g);
+    size_t size = (size_t)g->size;
+    if (!s) return NULL;
+    mpp_sign(s, MPP_EXCHANGE, -1, 0);
+    s->find_imbalance = find_imbalance;
+    s->call.own = balance_of(g, send_bytes, recv_bytes);
+    if (!g->channel->topology && lengths_fit(g->channel)) {
+        s->lengths = malloc(2 * size * sizeof *s->lengths);
+        if (!s->lengths) {
+            mpp_discard(&s->op);
+            return NULL;
+        }
+        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
+        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
+        s->write = write_lengths;
+    }
+    mpp_take_place(s);
+    return &s->op;
+}
+
+int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }

@@ -1,0 +1,129 @@
+/* Each rank publishes what it calls; all calls are compared before any data is used. */
+#include "shm/signatures.h"
+
+/* A step of splitmix64: words that differ in one bit give hashes that differ in half of theirs. */
+uint64_t mpp_mix(uint64_t hash, uint64_t word) {
+    uint64_t z = (hash ^ word) + 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Everything that must agree, and nothing else: a rank may have a list or one tensor, and its own factor of a
+ * PREMUL_SUM. `root`: -1 where there is none; `bytes`: what is cut into chunks. */
+void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
+    const mpp_reduction *how = &s->how;
+    const mpp_group *g = s->op.group;
+    s->call = (mpp_call){.kind = kind, .dtype = how->dtype, .op = how->op, .root = root, .bytes = bytes};
+    s->call.has_premul = how->has_premul;
+    s->call.premul = how->premul;
+    s->call.divisor = how->divisor;
+    s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->batches;
+    uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
+                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
+    s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
+    if (!s->lengths) return;
+    s->call.has_lengths = 1;
+    s->call.own = s->lengths[g->rank];
+    for (int r = 0; r < g->size; r++) s->signature = mpp_mix(s->signature, s->lengths[r]);
+}
+
+/* After MPP_FAILURE_MISMATCH: what this rank called, and what another one did. */
+void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
+    const mpp_op *compared = ((mpp_op *)op)->agreement ? ((mpp_op *)op)->agreement : (mpp_op *)op;
+    *mine = ((const shm_op *)compared)->call;
+    *theirs = ((const shm_op *)compared)->theirs;
+}
+
+/* ---- comparing ---- */
+
+static const mpp_call *call_of(const shm_op *s, const mpp_channel *c, int rank) {
+    return &c->counters[rank].call[s->first % (uint64_t)c->ring];
+}
+
+/* The rank to name in the error: one without memory, or one that explains more than `rank`, else `rank`. */
+static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
+    for (int r = 0; r < c->size; r++)
+        if (call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
+    for (int r = 0; r < c->size && s->call.has_lengths; r++)
+        if (call_of(s, c, r)->kind == s->call.kind && call_of(s, c, r)->own != s->lengths[r]) return r;
+    return rank;
+}
+
+/* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
+ * to pass over: as many as the longest call takes. */
+static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
+    rank_counters *mine = &c->counters[c->rank];
+    for (shm_op *later = s == &c->oom_placeholder ? c->head : s->later; later; later = later->later)
+        later->first += most - s->chunks;
+    c->next += most - s->chunks;
+    atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
+    atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
+    return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
+}
+
+static int mismatch(shm_op *s, mpp_channel *c, int rank) {
+    uint64_t most = 1;
+    for (int r = 0; r < c->size; r++) {
+        const mpp_call *call = call_of(s, c, r);
+        if (call->chunks > most) most = call->chunks;
+    }
+    rank = blamed(s, c, rank);
+    s->theirs = *call_of(s, c, rank);
+    s->op.detail[0] = rank;
+    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
+    if (rank == c->rank && s->find_imbalance) s->find_imbalance(s, c); /* now: `out` gives the slots back */
+    return pass_over(s, c, most);
+}
+
+/* Of an exchange: whether what each rank sends to each is what that one expects. */
+static int is_balanced(const shm_op *s, const mpp_channel *c) {
+    uint64_t sum = 0;
+    for (int r = 0; r < c->size; r++) sum ^= call_of(s, c, r)->own;
+    return sum == 0;
+}
+
+static void take_factors(shm_op *s, mpp_channel *c) {
+    for (int r = 0; s->how.has_premul && r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
+    if (s->how.has_premul) s->how.factors = c->factors;
+}
+
+/* The first rank of a node asks the other nodes, and publishes the answer to the ranks here. */
+static void ask_nodes(shm_op *s, mpp_channel *c) {
+    const mpp_call_summary *all = c->internode->agree(s);
+    if (!all) return;
+    c->counters[0].summary = *all;
+    atomic_store_explicit(&c->counters[0].agreed, s->first + 1, memory_order_release);
+}
+
+static int has_agreed(const shm_op *s, mpp_channel *c) {
+    return atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) > s->first;
+}
+
+static int check_with_nodes(shm_op *s, mpp_channel *c) {
+    const mpp_call_summary *all = &c->counters[0].summary;
+    if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
+    if (!has_agreed(s, c)) return MPP_PENDING;
+    s->checked = !all->mismatch;
+    if (s->checked) return MPP_PENDING;
+    int other = all->signature[0] != s->signature ? 0 : 1;
+    s->op.detail[0] = all->rank[other];
+    s->op.detail[1] = s->lengths ? (int64_t)s->lengths[all->rank[other]] : -1;
+    s->theirs = all->call[other];
+    return pass_over(s, c, all->most);
+}
+
+int mpp_ask_early(shm_op *s, mpp_channel *c) {
+    if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
+    return has_agreed(s, c) && !c->counters[0].summary.mismatch;
+}
+
+int mpp_check_calls(shm_op *s, mpp_channel *c) {
+    take_factors(s, c);
+    if (c->internode) return check_with_nodes(s, c);
+    for (int r = 0; r < c->size; r++)
+        if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
+    if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
+    s->checked = 1;
+    return MPP_PENDING;
+}

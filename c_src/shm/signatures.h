@@ -1,0 +1,15 @@
+/* The ranks' calls: signed when an operation is made, compared when all ranks here have published theirs. */
+#ifndef MPP_CALLS_H
+#define MPP_CALLS_H
+
+#include "shm/shm.h"
+
+uint64_t mpp_mix(uint64_t hash, uint64_t word);
+void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
+/* Compares the calls, with the other nodes' too. MPP_FAILED on a mismatch; else MPP_PENDING, and `checked` says whether
+ * all agree. */
+int mpp_check_calls(shm_op *s, mpp_channel *c);
+/* Between nodes: goes on with the agreement about a call whose turn has not come; whether all have made this one. */
+int mpp_ask_early(shm_op *s, mpp_channel *c);
+
+#endif
