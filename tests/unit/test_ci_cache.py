@@ -191,3 +191,23 @@ def test_the_hash_of_a_wheel_is_of_its_content(tmp_path) -> None:
         for name in reversed(source.namelist()):
             target.writestr(zipfile.ZipInfo(name, (2001, 1, 1, 0, 0, 0)), source.read(name))
     assert digest(one) == digest(again) != digest(other)
+
+
+def test_what_zig_has_compiled_is_taken_only_as_it_was_kept(tmp_path) -> None:
+    """zig itself looks at nothing but names."""
+    program = f"""
+        set -euo pipefail
+        root={ROOT} cache={tmp_path}/cache
+        source {CI}/environments.sh
+        run() {{ work={tmp_path}/$1; mkdir -p "$work/release"; open_zig_cache; ls "$work/zig"; }}
+        mkdir "$cache"
+        run first
+        echo compiled >"$work/zig/object"
+        keep_zig_cache
+        run second
+        echo more >>"$cache/zig.tar"
+        run third
+        ls "$cache"
+    """
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n") == ["object", "cache: zig.tar is not what was kept", ""]

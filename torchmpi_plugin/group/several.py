@@ -92,7 +92,8 @@ def all_gather(
         device.copy(readable(tensor).reshape(-1), packed[i * length : (i + 1) * length])
     buffers = [torch.empty_like(packed) for _ in range(size)]
     parts = [part.reshape(inputs[0].shape) for buffer in buffers for part in buffer.split(length)] if length else []
-    finishes = [copied(part, [outputs[i] for outputs in output_lists], name, None) for i, part in enumerate(parts)]
+    # List by list, as gloo does: where lists overlap, that is seen.
+    finishes = [copied(part, [outputs[i]], name, None) for outputs in output_lists for i, part in enumerate(parts)]
     results = [output for outputs in output_lists for output in outputs]
     work: Work = group._allgather(buffers, packed, opts, then=arguments.all_of(finishes), results=results)
     return work
