@@ -95,14 +95,14 @@ class TestRanks:
 
     def test_twice(self) -> None:
         wanted = (
-            r"ranks 0, 1 given to several processes: rank 0 to MPI rank 0 \(process 100 on host0\), rank 1 to MPI rank "
-            r"1 \(process 101 on host1\), rank 1 to MPI rank 2 .*, rank 0 to MPI rank 4 \(process 104 on host4\)\. Give"
+            r"ranks 0, 1 given to several processes: rank 0 to MPI rank 0 \(process 100 on node0\), rank 1 to MPI rank "
+            r"1 \(process 101 on node1\), rank 1 to MPI rank 2 .*, rank 0 to MPI rank 4 \(process 104 on node4\)\. Give"
         )
         with pytest.raises(DistBackendError, match=wanted):
             tcp_store._check_ranks(self.everybody(0, 1, 1, 3, 0))
 
     def test_many(self) -> None:
-        with pytest.raises(DistBackendError, match=r"MPI rank 7 \(process 107 on host7\), and 92 more\. Give"):
+        with pytest.raises(DistBackendError, match=r"MPI rank 7 \(process 107 on node7\), and 92 more\. Give"):
             tcp_store._check_ranks(self.everybody(*[0] * 100))
 
 
