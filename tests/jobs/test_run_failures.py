@@ -35,6 +35,13 @@ def test_an_exit_code(job: Job, code: int) -> None:
     outcome.says(f"rank 2 on node {HOST}", r"\n    the last words\n")
 
 
+@pytest.mark.parametrize("how", ["kept", "SystemExit", "exit"])
+def test_an_exit_code_that_others_fail_of(job: Job, how: str) -> None:
+    """They wait for the rank, and hear from the store that it leaves, before its process has ended."""
+    outcome = ended(launch(job, 3, "exits.py", "one_exits", 2, how), 3)
+    assert f"rank 2 on host {platform.node()} failed first: exit code 3" in last_line(outcome), outcome.output
+
+
 def test_a_signal(job: Job) -> None:
     outcome = ended(launch(job, 3, "launched.py", "dies", "killed"), 137)
     assert re.search(f"rank 2 on node {HOST} failed first: killed by SIGKILL", last_line(outcome)), outcome.output

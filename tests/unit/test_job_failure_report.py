@@ -206,3 +206,14 @@ def test_names() -> None:
     assert signal_name(250) == "signal 250"
     assert describe_ranks([3]) == "rank 3"
     assert describe_ranks(range(20)).endswith("14, 15 and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "culprit"), [(3, 0, 1), (0, 0, 2), (143, 15, 2)], ids=["code", "none", "killed by us"]
+)
+def test_who_leaves_with_a_code_that_is_not_known_yet(code: int, signal: int, culprit: int) -> None:
+    """The word places it before those that fail of it; its end says whether it was a failure."""
+    _, first, second = everybody = records()
+    first.leaves, first.code, first.signal, first.ended_by_us = True, code, signal, True
+    second.code = 1
+    assert find_culprit([first, second], everybody) is everybody[culprit]

@@ -44,8 +44,7 @@ def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> 
     by_themselves = [
         record
         for record in order
-        if (record.left_with and record.code != 0)
-        or (record.code and not record.ended_by_us and not record.ended_by_mpi)
+        if record.left_by_itself or (record.code and not record.ended_by_us and not record.ended_by_mpi)
     ]
     if by_themselves:
         return by_themselves[0]

@@ -33,6 +33,7 @@ _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, an
 _ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL
 _READER_SECONDS = 1.0  # for the reader of the output to take the rest of it
 _NOISE_SECONDS = 1.0  # for a launch agent (ssh) to let go of mpirun's output once all else has ended
+_LEAVING_SECONDS = 1.0  # for a program that was leaving already to do so with its own exit code
 _WRITING_SECONDS = 0.1  # between two looks at what the reader has taken
 _NEVER = float("inf")
 
@@ -220,7 +221,7 @@ class JobMonitor:
             self._heard_stderr(record, frame.data)
         elif frame.kind == MESSAGE and frame.message.get("event") == "leaving":
             if not record.ended_by_us and not record.ended_by_mpi:
-                record.left_with = frame.message["code"]
+                record.leaves, record.left_with = True, frame.message["code"]
                 self._ending.order.append(record)
         elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
             said = frame.message
@@ -313,11 +314,18 @@ class JobMonitor:
             self._process.end_in(0)
             return
         for member in self._running():
-            member.record.ended_by_us = True
-            member.channel.say(signal=number)
+            if member.record.leaves and grace is None:
+                self._loop.call_later(_LEAVING_SECONDS, self._end_rank, member, number)
+            else:
+                self._end_rank(member, number)
         seconds = self._orders.grace if grace is None else grace
         self._kill.set(seconds)
         self._read_until = min(self._read_until, self._loop.time() + seconds)
+
+    def _end_rank(self, member: Member, number: int) -> None:
+        if member in self._running():
+            member.record.ended_by_us = True
+            member.channel.say(signal=number)
 
     def _close(self) -> None:
         """From now on the job ends, and nobody waits for a reader of its output longer than that takes."""

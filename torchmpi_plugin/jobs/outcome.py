@@ -52,7 +52,8 @@ class RankRecord:
         signal: what killed the program; 0: nothing.
         ended_by_us: its program was still running when this launcher began to end the job.
         ended_by_mpi: its program was still running when mpirun began to end this rank.
-        left_with: the exit code with which its program has said that it is leaving, before others could notice.
+        leaves: its program has said that it is leaving, before others could notice.
+        left_with: the exit code that it named then; 0: it did not know it yet.
         gone: the connection is closed.
         silent: its supervisor did not say that it has followed the order to end.
         is_killed: that supervisor and its program were on this node, and were killed.
@@ -65,6 +66,7 @@ class RankRecord:
     signal: int = 0
     ended_by_us: bool = False
     ended_by_mpi: bool = False
+    leaves: bool = False
     left_with: int = 0
     gone: bool = False
     silent: bool = False
@@ -76,6 +78,11 @@ class RankRecord:
     def gone_without_a_word(self) -> bool:
         """Lost: nobody knows how its program ended."""
         return self.gone and self.code is None
+
+    @property
+    def left_by_itself(self) -> bool:
+        """It said that it was leaving, and did so with an error."""
+        return self.leaves and self.code != 0 and (bool(self.left_with) or bool(self.code and not self.signal))
 
     def heard(self, lines: Sequence[str], now: float) -> None:
         """Remember what it wrote to stderr."""
