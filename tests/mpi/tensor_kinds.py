@@ -23,6 +23,7 @@ class Wrapper(torch.Tensor):
     """Has no memory, but another tensor inside, to which everything is handed on."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    inside: torch.Tensor
 
     @staticmethod
     def __new__(cls, inside: torch.Tensor) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_gradients_flow_through_all_reduce() -> None:
     assert tensor.grad.tolist() == [size * (size + 1) / 2] * 3
 
 
-Method = Callable[[object, torch.Tensor, torch.Tensor], object]
+Method = Callable[[Any, torch.Tensor, torch.Tensor], Any]
 BOTH_NAMES: dict[str, tuple[Method, str]] = {
     "_allgather_base": (lambda pg, out, x: pg._allgather_base(out, x, AllgatherOptions()), "gather"),
     "all_gather_single": (lambda pg, out, x: pg.all_gather_single(out, x, AllgatherOptions()), "gather"),

@@ -178,12 +178,19 @@ def killed() -> None:
     time.sleep(1000)
 
 
-def builds() -> None:
-    """One rank has another build of mpiplus: all are told of both, before anything is shared."""
+def builds(where: str) -> None:
+    """One rank has another build of mpiplus: all are told of both, before anything is shared.
+
+    As the store is made, or in a group, whose store may be torch's own.
+    """
+    if where == "group":
+        answers, find = [""], protocol.disagreement
+        protocol.disagreement = lambda builds: answers.pop() if answers else find(builds)
     pattern = rf"different builds of mpiplus.*\(protocol {protocol.PROTOCOL}\).*9\.9\.9 \(protocol 99\)"
     if ME == GUILTY:
         protocol.PROTOCOL, protocol.version = 99, lambda name: "9.9.9"
-    with raises(dist.DistBackendError, pattern, rf"rank {GUILTY}\)"):
+    doing = "init_process_group: the nodes" if where == "store" else "creating group .*: the nodes"
+    with raises(dist.DistBackendError, doing, pattern, rf"rank {GUILTY}\)"):
         dist.init_process_group("mpiplus", timeout=LONG)
 
 

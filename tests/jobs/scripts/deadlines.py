@@ -96,7 +96,7 @@ def messages(directory: str) -> None:
             with raises(
                 dist.DistBackendError, "^recv.* from rank 1", "timed out on rank 0", r"after \d+\.\d s", "group '"
             ):
-                work = receive(tensor, 1, group=group, tag=3)
+                work: Any = receive(tensor, 1, group=group, tag=3)
                 work.wait()  # dist.recv never comes here
         with raises(dist.DistBackendError, "^recv.* from any rank", "timed out"):
             dist.recv(tensor, None, group=group, tag=3)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ Call = Callable[[], object]
 REFUSED = (ValueError, TypeError, RuntimeError)
 
 
-def ones(*shape: int, **options: object) -> torch.Tensor:
+def ones(*shape: int, **options: Any) -> torch.Tensor:
     return torch.ones(*shape, **options)
 
 
