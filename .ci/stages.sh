@@ -204,7 +204,8 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
         tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
-    limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" --mpi-keyword "$3"
+    limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
+        --mpi-keyword "${3//$'\n'/ }"
 }
 
 unconstrained() { # prints the constraints without torch
