@@ -40,7 +40,7 @@ def test_an_exit_code(job: Job, code: int) -> None:
 def test_an_exit_code_that_others_fail_of(job: Job, how: str) -> None:
     """They wait for the rank, and hear from the store that it leaves, before its process has ended."""
     outcome = ended(launch(job, 3, "exits.py", "one_exits", 2, how), 3)
-    assert f"rank 2 on host {platform.node()} failed first: exit code 3" in last_line(outcome), outcome.output
+    assert f"rank 2 on node {platform.node()} failed first: exit code 3" in last_line(outcome), outcome.output
 
 
 def test_a_signal(job: Job) -> None:
