@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from groups import API_MODE
+from groups import API_MODE, on_gloo
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -314,24 +314,24 @@ def fresh_compiler(world, tmp_path, monkeypatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("compiler", "how"), [("eager", "as it is"), ("aot_eager", "as it is"), *(("inductor", how) for how in SETTINGS)]
 )
-def test_compiled_collectives_as_over_gloo(compiler: str, how: str, gloo, group, fresh_compiler) -> None:
+def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, group, fresh_compiler) -> None:
     import torch._inductor.config as inductor
 
     settings = {name: value for name, value in SETTINGS[how].items() if hasattr(inductor, name)}
     with inductor.patch(settings):
-        wanted = gathers(gloo, compiler)
+        wanted = on_gloo(channel, lambda gloo: gathers(gloo, compiler), 120)
         torch._dynamo.reset()
         assert not compare(wanted, gathers(group, compiler), how)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-def test_compiled_messages_as_over_gloo(compiler: str, gloo, group, fresh_compiler) -> None:
+def test_compiled_messages_as_over_gloo(compiler: str, channel, group, fresh_compiler) -> None:
     import torch._dynamo.config as dynamo
 
     if not hasattr(dynamo, "enable_p2p_compilation"):
         pytest.skip("this torch does not compile messages")
     with dynamo.patch(enable_p2p_compilation=True):
-        wanted = messages(gloo, compiler)
+        wanted = on_gloo(channel, lambda gloo: messages(gloo, compiler), 120)
         torch._dynamo.reset()
         assert not compare(wanted, messages(group, compiler), "messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from datetime import timedelta
+from typing import Any
 
 import groups
 import pytest
@@ -175,16 +176,18 @@ def test_ddp_with_uneven_inputs() -> None:
 
 
 @pytest.mark.parametrize("hook", ["ALLREDUCE", "FP16_COMPRESS"])
-def test_hooks_that_c10d_has_in_cpp(hook: str, world) -> None:
+@pytest.mark.timeout(200)
+def test_hooks_that_c10d_has_in_cpp(hook: str, world, channel) -> None:
     """They read the future's value in C++; the parameters become those that gloo gives."""
-    group, models = dist.new_group(backend="gloo"), []
-    for process_group in (group, dist.group.WORLD):
-        model = DistributedDataParallel(make_model(), process_group=process_group)
+
+    def trained(group: Any) -> nn.Module:
+        model = DistributedDataParallel(make_model(), process_group=group)
         model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
         train(model, my_part)
-        models.append(model)
-    assert_same_parameters(models[1], models[0], rtol=1e-3, atol=1e-3)
-    dist.destroy_process_group(group)
+        return model
+
+    wanted = groups.on_gloo(channel, trained)
+    assert_same_parameters(trained(dist.group.WORLD), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_future_that_cpp_can_read_tells_of_a_failure(world) -> None:
