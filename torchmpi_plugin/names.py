@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 #: What users ask torch for.
 BACKEND = "mpiplus"
+#: Where pip installs it from, as long as its name is on no index and the repository has no public address.
+SOURCE = "a checkout of mpiplus"
 
 
 def describe_ranks(ranks: Sequence[int], limit: int = 16) -> str:

@@ -17,6 +17,8 @@ from inspect import unwrap
 from types import CodeType
 from typing import Any, NamedTuple
 
+from .names import SOURCE
+
 
 class Need(NamedTuple):
     """Something of torch that its documentation does not promise.
@@ -136,7 +138,7 @@ def misfit() -> str:
 
     return (
         f"torchmpi-plugin {version_of('torchmpi-plugin')} does not fit torch {version_of('torch')}. Install a newer "
-        f"torchmpi-plugin (pip install -U torchmpi-plugin), or the torch before this one"
+        f"torchmpi-plugin (pip install . in {SOURCE}), or the torch before this one"
     )
 
 

@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
     "tensors": ("settings", "torch_internals", "node"),
-    "mpi": ("errors", "settings", "node", "tensors"),
+    "mpi": ("errors", "names", "settings", "node", "tensors"),
     "store": ("errors", "names", "protocol", "node", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "torch_internals", "tensors", "mpi"),

@@ -84,3 +84,16 @@ def test_nothing_is_left_of_a_meeting_that_is_forgotten() -> None:
     all_of(store, {rank: "" for rank in range(SIZE)})
     CheckIn(store, "test", 0, SIZE).forget("meeting")
     assert store.num_keys() == 0
+
+
+def test_the_store_is_asked_where_no_thread_can_be_started(monkeypatch) -> None:
+    """As Python 3.12.1 has it from atexit on, where a rank asks who else has come to its end."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    one, other = (CheckIn(store, "test", rank, 2) for store in [dist.HashStore()] for rank in (0, 1))
+    monkeypatch.setattr(checkin.threading.Thread, "start", refuse)
+    one.leave(7)
+    assert other.departed() == {0: 7}
+    assert checkin.wait_for_threads(0)

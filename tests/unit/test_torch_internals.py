@@ -44,7 +44,7 @@ def test_a_name_that_is_gone_is_told_with_both_versions(monkeypatch) -> None:
         f"torch {torch.__version__.split('+')[0]}",
         gone.name,
         gone.why,
-        "pip install -U",
+        "pip install .",
     ):
         assert words in str(caught.value)
 

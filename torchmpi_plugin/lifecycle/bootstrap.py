@@ -58,6 +58,11 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
 
 
 def _open_mpi_text(library: str, size: int) -> str:
+    if "ray" in sys.modules:
+        return (
+            f"init_process_group: Ray starts its own workers, and {library} cannot make a world of these {size}. Use "
+            f"MPICH under Ray: pip install mpich, in an environment without Open MPI."
+        )
     words = sys.orig_argv[2:] if sys.orig_argv[1:2] == ["-u"] else sys.orig_argv[1:]  # torchrun's, with its -u
     if words[:1] != ["-m"]:
         words = [Path(sys.argv[0]).name or "train.py", *sys.argv[1:]]
@@ -65,7 +70,7 @@ def _open_mpi_text(library: str, size: int) -> str:
     return (
         f"init_process_group: these {size} processes were not started by MPI, and {library} cannot make a world of "
         f"them. Start the job with its own launcher: mpirun -n {size} python {program}, or mpiplus run -n {size} "
-        f"{program}. (With MPICH, which pip installs as 'torchmpi-plugin[mpich]', mpiplus also runs under torchrun.)"
+        f"{program}. (With MPICH, pip install mpich, mpiplus also runs under torchrun.)"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..names import SOURCE
 from . import library_alias
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -164,7 +165,7 @@ def import_shim(module: Any) -> ModuleType:
     except ImportError as error:
         raise RuntimeError(
             f"torchmpi-plugin was installed without its compiled part {name}, which {describe(module).name} needs "
-            f"({error}). Reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
+            f"({error}). Reinstall it: pip install --force-reinstall --no-deps . in {SOURCE}"
         ) from error
 
 

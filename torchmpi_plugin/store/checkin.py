@@ -43,8 +43,8 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """A daemon that may call the store."""
     thread = threading.Thread(target=target, name=name, daemon=True)
-    _threads.add(thread)
     thread.start()
+    _threads.add(thread)
     return thread
 
 
@@ -235,8 +235,12 @@ class CheckIn:
             with contextlib.suppress(RuntimeError, ValueError):
                 answer[0] = ask()
 
-        self._asking = start_thread(run, "mpiplus-store")
-        self._asking.join(seconds)
+        try:
+            self._asking = start_thread(run, "mpiplus-store")
+        except RuntimeError:  # Python 3.12.0 and 3.12.1 start no thread once the program has ended
+            run()
+        else:
+            self._asking.join(seconds)
         return answer[0]
 
     def _say(self, subject: str, what: Any) -> None:

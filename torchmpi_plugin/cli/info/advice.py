@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...communicator.footprint import in_words
 from ...mpi import launcher_fit
 from ...mpi.library import Library
+from ...names import SOURCE
 from ...node.launchers import Launch
 from ..started import TORCHRUN
 
@@ -46,7 +47,7 @@ def _errors(facts: Mapping[str, Any], launch: Launch | None) -> list[Advice]:
     if facts.get("mpi_error") and not told:
         found.append(Advice(f"MPI does not work: {facts['mpi_error']}", True))
     if "without its compiled part" in facts["versions"]["mpiplus"]:
-        cure = "reinstall it: pip install --force-reinstall --no-deps torchmpi-plugin"
+        cure = f"reinstall it: pip install --force-reinstall --no-deps . in {SOURCE}"
         found.append(Advice(f"mpiplus lacks a compiled part; {cure}", True))
     if launch is not None and launch.size > 1 and facts.get("size") == 1:
         found.append(_worlds_of_one(facts, launch))
