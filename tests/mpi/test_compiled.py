@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from groups import on_gloo
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -19,13 +20,6 @@ pytestmark = [
 ]
 
 Program = Callable[[Any, str], list[torch.Tensor]]
-
-
-@pytest.fixture(scope="module")
-def gloo(world) -> Iterator[Any]:
-    group = dist.new_group(backend="gloo")
-    yield group
-    dist.destroy_process_group(group)
 
 
 @pytest.fixture(autouse=True)
@@ -105,14 +99,15 @@ def graph_breaks(group: Any, compiler: str) -> list[torch.Tensor]:
 PROGRAMS: list[Program] = [ddp, ddp_normalised, ddp_with_a_hook, fsdp1, graph_breaks]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "compiler"),
     [*((program, "aot_eager") for program in PROGRAMS), (ddp, "inductor")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_as_over_gloo(program: Program, compiler: str, gloo, tmp_path, monkeypatch) -> None:
+def test_as_over_gloo(program: Program, compiler: str, channel, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    wanted = program(gloo, compiler)
+    wanted = on_gloo(channel, lambda gloo: program(gloo, compiler), 60)
     torch._dynamo.reset()
     got = program(dist.group.WORLD, compiler)
     assert len(got) == len(wanted)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from groups import GROUP_TIMEOUT
 from torch.autograd.profiler import profile
 
 from torchmpi_plugin.engine import profiling
@@ -71,7 +72,7 @@ def calls_traced(group: Any, directory: Path) -> list[dict[str, Any]]:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_trace_tools_see_communication(world, tmp_path) -> None:
     """The operators that they see of gloo, with the same tensors; and sizes and dtypes in NCCL's words."""
-    gloo = dist.new_group(backend="gloo")
+    gloo = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     theirs, ours = calls_traced(gloo, tmp_path), calls_traced(None, tmp_path)
     dist.destroy_process_group(gloo)
     names = [f"c10d::{name}" for name in (*CALLS, "allreduce_")]
