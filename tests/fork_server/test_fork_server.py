@@ -19,12 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import patient
 
 import fork_server
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 ENVIRONMENT.pop("MPIPLUS_COVERAGE", None)
-SECONDS = 60
+SECONDS = patient(60)
 #: Everything that a program can ask about how it was started, as JSON.
 WHO_AM_I = """
 import fcntl, gc, json, locale, logging, os, resource, signal, stat, sys, threading, warnings

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import find_installations
+from patience import patient
 from rank_runs import no_mpi_message
 
 sys.path.append(str(Path(__file__).parents[1] / "jobs"))
@@ -15,7 +16,7 @@ from job_runs import Outcome, free_port, run_process
 __all__ = ["Launchers", "Outcome"]
 
 RANKS = 2
-SECONDS = 240.0
+SECONDS = patient(240)
 
 
 class Launchers:

@@ -20,14 +20,15 @@ from typing import BinaryIO
 import fork_server
 import pytest
 from mpi_installations import LEAK, Installation
+from patience import patient
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Generous: the machine may be busy. What has not ended by then has hung.
-SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", "180"))
+SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", patient(180)))
 #: How long processes may take to vanish once the launcher has ended.
-GRACE = 10.0
+GRACE = patient(10)
 #: Within how many seconds of what went wrong a job ends: generous, the machine may be busy, and nobody's timeout.
-SOON = 30
+SOON = patient(30)
 #: How long a launcher may stay alone. prterun of Open MPI 5.0.11 with ULFM does so for ever once in some twenty kills:
 #: its state machine waits for a mutex that its own thread holds.
 ALONE = 20.0

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from job_runs import SCRIPTS, Job, Outcome, run_process
 from launch_runs import MPIPLUS, ended, launch
+from patience import patient
 
 RESUME = Path(__file__).parents[2] / "docs/examples/resume.py"
 
@@ -50,12 +51,12 @@ def test_ends_that_are(job: Job) -> None:
 
 def test_an_attempt_that_takes_too_long(job: Job) -> None:
     """It is ended, and the next one comes; the limit of the whole ends it for good."""
-    outcome = ended(restarted(job, "sleeps", 1, "--attempt-timeout", 12, "--grace", 1), 0)
+    outcome = ended(restarted(job, "sleeps", 1, "--attempt-timeout", patient(10), "--grace", 1), 0)
     outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
 
 
 def test_the_time_of_the_whole(job: Job) -> None:
-    options = ("--timeout", 15, "--attempt-timeout", 10, "--grace", 1)
+    options = ("--timeout", 25, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need ten more
     ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
 
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import windows
+from patience import patient
 from rank_reports import RankReporter
 
 from torchmpi_plugin import Options
 
-LONGEST_WAIT_BETWEEN_TESTS = 100.0  # less than the time limit of a test
+LONGEST_WAIT_BETWEEN_TESTS = patient(100)  # less than the time limit of a test
 
 
 def pytest_configure(config: pytest.Config) -> None:

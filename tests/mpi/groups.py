@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+from patience import patient
 
 from torchmpi_plugin import Options, settings
 from torchmpi_plugin.mpi import runtime
@@ -25,7 +26,7 @@ RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
 BACKEND = "mpiplus"
 #: The API mode (docs/api-modes.md): all groups have the same.
 API_MODE = os.environ.get("MPIPLUS_TEST_API_MODE", "direct")
-GROUP_TIMEOUT = timedelta(seconds=30)
+GROUP_TIMEOUT = timedelta(seconds=patient(30))
 # Older torch sorts a new group's ranks always, newer torch unless told otherwise.
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 

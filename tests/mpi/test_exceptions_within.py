@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sampling
 import torch
 import torch.distributed as dist
 from groups import API_MODE
@@ -20,7 +21,7 @@ from torchmpi_plugin import engine, torch_internals
 from torchmpi_plugin.mpi import runtime
 
 pytestmark = pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself")
-OPERATIONS = 1000
+OPERATIONS = sampling.count("exceptions within: operations after each", 1000, 300)
 CPU = torch.device("cpu")
 
 

@@ -30,6 +30,7 @@ from message_model import (
     in_words,
     smaller,
 )
+from patience import patient
 from placements import PLACEMENTS, group_placed
 
 pytestmark = [
@@ -38,7 +39,7 @@ pytestmark = [
 ]
 SEED = sampling.seed()
 PROGRAMS = sampling.count("random programs of messages: of each placement", 3000, 200)
-SECONDS = 10  # until a program counts as one that hangs; a busy machine takes its time
+SECONDS = patient(10)  # until a program counts as one that hangs
 MOST_TRIES = 25
 #: Elements of all messages of a program: those that MPI sends at once, and those that wait for their receiver.
 COUNTS = (4, 4, 40_000)

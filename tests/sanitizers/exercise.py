@@ -17,14 +17,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import fake_cuda
 import groups
+import test_message_programs
+import test_overlaps
 import torch
 import torch.distributed as dist
 from cases import Case
 from expected import makes_sense
+from message_model import draw_complete
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION
 from started import FULL, Failures, Operation, complete, is_in_share, run_case
 from torch.distributed import DistBackendError
@@ -33,6 +37,7 @@ from windows import KINDS, memory
 import torchmpi_plugin
 import torchmpi_plugin.engine
 from torchmpi_plugin.group.windows import Window
+from torchmpi_plugin.mpi import runtime
 
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int64)
 # Nothing, less than a cache line, an odd length above the two-phase algorithm's limit, and several slots' worth.
@@ -40,6 +45,7 @@ SHAPES = ((0,), (5,), (3001,), (40_003,))
 FAMILIES = ("world", "reversed", "even_odd", "alone")
 CHUNK_LIMIT = 256
 TURNS = 30
+OVERLAPS, PROGRAMS = 20, 50
 #: Three ranks share the cases among the ways that there are: shared memory, MPI's collectives, several hosts.
 PATH = 2 if "MPIPLUS_TEST_HOST_OF" in os.environ else int(os.environ.get("MPIPLUS_SHM") == "0")
 
@@ -199,6 +205,32 @@ def windows(failures: Failures) -> None:
             window.tensor_deregister()
 
 
+def overlapping(failures: Failures) -> None:
+    """Results in the memory of inputs and of each other, through both call paths; and a long list."""
+    group = dist.new_group(None)
+    for name, number in itertools.product(test_overlaps.KINDS, range(OVERLAPS)):
+        if problem := test_overlaps.run_case(name, number, group):
+            failures.found.append(f"{name}: {problem}")
+    storage = torch.ones(59)
+    dist.all_reduce_coalesced([storage[at : at + 20] for at in range(40)], group=group)
+    if storage.unique().tolist() != [dist.get_world_size()]:
+        failures.found.append(f"a long list: {storage.unique().tolist()}")
+
+
+def messages(failures: Failures) -> None:
+    """Random programs that must complete."""
+    group, size = dist.new_group(None), dist.get_world_size()
+    channel = runtime.mpi().COMM_WORLD.Dup()
+    for number in range(PROGRAMS):
+        seed = f"{test_message_programs.SEED} {size} {number}"
+        dice = random.Random(seed)
+        program, count = draw_complete(dice, size), dice.choice(test_message_programs.COUNTS)
+        if why := test_message_programs.failure_of(program, group, count, seed, channel):
+            failures.found.append(f"program {number}: {why}")
+            break
+    channel.Free()
+
+
 def dropped() -> None:
     """Works and tensors that nobody keeps complete all the same."""
     for turn in range(TURNS):
@@ -265,6 +297,8 @@ def main() -> int:
     on_device(all_groups, failures)
     threads([dist.new_group(None) for _ in range(2)], failures)
     dropped()
+    overlapping(failures)
+    messages(failures)
     windows(failures)
     if "errors" in sys.argv[1:]:
         errors(failures)

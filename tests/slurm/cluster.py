@@ -111,7 +111,7 @@ class Cluster:
 
     def start(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> Batch:
         """Submit a batch script."""
-        words = ["--parsable", "--time=5", "--open-mode=append", f"--chdir={self.directory}"]
+        words = ["--parsable", "--time=20", "--open-mode=append", f"--chdir={self.directory}"]
         log = self.directory / f"{secrets.token_hex(4)}.log"
         job = self.run("sbatch", *words, f"--output={log}", str(script), *arguments, environment=environment)
         return Batch(job.strip(), log)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from mpi_installations import Installation
+from patience import patient
 
 SCRIPTS = Path(__file__).parents[2] / "docs/batch"
-SECONDS = 100.0
+SECONDS = patient(100)
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("mpiplus")

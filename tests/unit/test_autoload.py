@@ -11,8 +11,9 @@ import sys
 import textwrap
 
 import pytest
+from patience import patient
 
-SECONDS = 100
+SECONDS = patient(100)
 OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 IMPORT = """
