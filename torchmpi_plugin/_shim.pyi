@@ -78,6 +78,9 @@ class Lib:
     MPP_EXCHANGE: int
     MPP_OWN_TAGS: int
     MPP_WINDOW_TAGS: int
+    MPP_SUMS_USUAL: int
+    MPP_SUMS_REPRODUCIBLE: int
+    MPP_SUMS_NARROW: int
     MPP_INLINE_NEVER: int
     MPP_INLINE_AUTO: int
     MPP_INLINE_ALWAYS: int
@@ -120,14 +123,7 @@ class Lib:
         self, communicator: int, rank: int, size: int, first_tag: int, tag_count: int, yield_early: int, /
     ) -> int: ...
     def mpp_group_attach(
-        self,
-        group: int,
-        segment: int,
-        slots: int,
-        slot_bytes: int,
-        node_of: CData | Sequence[Any],
-        reproducible: int,
-        /,
+        self, group: int, segment: int, slots: int, slot_bytes: int, node_of: CData | Sequence[Any], sums: int, /
     ) -> int: ...
     def mpp_group_only_compares(self, group: int, /) -> None: ...
     def mpp_segment_size(self, ranks: int, here: int, slots: int, slot_bytes: int, /) -> int: ...

@@ -31,6 +31,10 @@ class Options:
             16 nodes; None: as the variable ``MPIPLUS_COLLECTIVES`` says. Of a group; what its rank 0 has counts.
         reproducible: sums have the same bits wherever the ranks are: see docs/sharp-bits.md. Always over mpiplus's
             collectives. None: as the variable ``MPIPLUS_REPRODUCIBLE`` says. Of a group; what its rank 0 has counts.
+        wire_dtype: the type in which long sums of bfloat16 and float16 cross between nodes that have several ranks.
+            "float32", which rounds once, at the end; "tensor": the tensor's own type, which is half the bytes, rounds
+            on each node, and overflows sooner in float16. None: as the variable ``MPIPLUS_WIRE_DTYPE`` says. Of
+            mpiplus's collectives. Of a group; what its rank 0 has counts. See docs/sharp-bits.md.
         api_mode: "direct": torch calls mpiplus directly, which is fastest; "dispatcher" (from torch 2.15 on): through
             its own process group and dispatcher, as it calls backends in C++. See docs/api-modes.md. In a group with
             other backends it is always the latter.
@@ -43,6 +47,7 @@ class Options:
     api_mode: str = "direct"
     collectives: str | None = None
     reproducible: bool | None = None
+    wire_dtype: str | None = None
     face: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +57,8 @@ class Options:
             raise ValueError(f"Options(api_mode=...) is 'direct' or 'dispatcher', not {self.api_mode!r}")
         if self.collectives not in (None, *settings.COLLECTIVES_OF):
             raise ValueError(f"Options(collectives=...) is 'auto', 'own' or 'mpi', not {self.collectives!r}")
+        if self.wire_dtype not in (None, *settings.WIRE_DTYPES):
+            raise ValueError(f"Options(wire_dtype=...) is 'float32' or 'tensor', not {self.wire_dtype!r}")
         if self.reproducible not in (None, False, True):
             raise TypeError(f"Options(reproducible=...) is True, False or None, not {self.reproducible!r}")
         if self.api_mode == "dispatcher" and not torch_internals.has_python_backends():

@@ -154,6 +154,16 @@ REPRODUCIBLE = Setting(
     "`1`: sums have [the same bits wherever the ranks are](sharp-bits.md#results-to-the-bit), always with mpiplus's "
     "collectives. What rank 0 of a group has counts, and `Options(reproducible=...)` comes before it.",
 )
+WIRE_DTYPES = ("float32", "tensor")
+WIRE_DTYPE = Setting(
+    "MPIPLUS_WIRE_DTYPE",
+    "float32",
+    "float32 or tensor",
+    functools.partial(_word, WIRE_DTYPES),
+    "`tensor`: long sums of bfloat16 and float16 cross between nodes [in the tensor's own "
+    "type](sharp-bits.md#narrow-sums-between-nodes). What rank 0 of a group has counts, and `Options(wire_dtype=...)` "
+    "comes before it.",
+)
 CUDA = Setting(
     "MPIPLUS_CUDA",
     "auto",
@@ -212,7 +222,7 @@ INTEGRATIONS = Setting(
 
 #: Those that users set.
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, CUDA),
+    *(COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, WIRE_DTYPE, CUDA),
     *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, REPLACE, STATUS, SUMMARY, INTEGRATIONS),
 )
 
@@ -265,6 +275,8 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
+    "MPIPLUS_TEST_PATIENCE": "How many times as long as usual a test may take before it counts as hanging.",
+    "MPIPLUS_TEST_RERUNS": "How often a test that has failed is run again.",
     "MPIPLUS_TEST_WHEELS": "A directory of wheels for other processors, for the tests that look into them.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",

@@ -38,12 +38,13 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
 }
 
 /* Of a group on several nodes, `segment` is this node's, and `node_of` has the number of every rank's node; else NULL.
- * `reproducible`: see mpp_topology_new(). */
-int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of,
-                     int reproducible) {
+ * `sums`: MPP_SUMS_USUAL ... MPP_SUMS_NARROW. */
+int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums) {
     mpp_group *g = (mpp_group *)group;
+    int reproducible = sums == MPP_SUMS_REPRODUCIBLE;
     mpp_topology *topology = node_of ? mpp_topology_new(g->size, g->rank, node_of, reproducible) : NULL;
     if (node_of && !topology) return -1;
+    if (topology) topology->narrow_sums = sums == MPP_SUMS_NARROW;
     mpp_channel *c = mpp_channel_new(g, segment, slots, slot_bytes, topology);
     if (!c) return -1;
     if (topology && !mpp_internode_attach(g, c)) {

@@ -15,6 +15,14 @@ static int sends_plain(const shm_op *s, int node) {
     return mpp_local_count(mpp_topology_of(s), node) == 1 && !s->how.has_premul;
 }
 
+/* Whether what a node sends is in the elements' type. Rounding a minimum or maximum changes nothing. */
+static int sends_narrow(const shm_op *s, int node) {
+    const mpp_topology *t = mpp_topology_of(s);
+    int is_exact = (s->how.op == MPP_MIN || s->how.op == MPP_MAX) && !s->how.has_premul;
+    if (sends_plain(s, node)) return 1;
+    return mpp_part_count(t, node) == 1 && (is_exact || (t->narrow_sums && s->element == 2));
+}
+
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
 /* Blocks of a reduce_scatter lie in slots only. */
@@ -48,9 +56,22 @@ static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t count, char 
     }
 }
 
+/* The same of all ranks here, rounded, but not divided: that comes in the end. */
+static void add_up_narrow(shm_op *s, uint64_t chunk, size_t offset, size_t count, char *sums) {
+    mpp_channel *c = mpp_channel_of(s);
+    mpp_reduction how = s->how;
+    how.divisor = 1;
+    for (int r = 0; r < c->size; r++) c->sources[r] = elements_at(s, r, chunk, offset);
+    mpp_reduce(&how, sums, c->sources, c->size, count);
+}
+
 /* The size of a node's sums of so many bytes. */
 static size_t sums_bytes(const shm_op *s, int node, size_t bytes) {
     return (size_t)mpp_part_count(mpp_topology_of(s), node) * wide_bytes(s, bytes);
+}
+
+static size_t sent_bytes(const shm_op *s, int node, size_t bytes) {
+    return sends_narrow(s, node) ? bytes : sums_bytes(s, node, bytes);
 }
 
 static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
@@ -60,9 +81,10 @@ static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes,
         mpp_pipeline_send(s, chunk, elements_at(s, mpp_channel_of(s)->rank, chunk, offset), bytes, rank);
         return;
     }
-    char *sums = mpp_pipeline_alloc(mpp_pipeline_slot_of(s, chunk), sums_bytes(s, here, bytes));
-    add_up(s, chunk, offset, bytes / s->element, sums);
-    mpp_pipeline_send(s, chunk, sums, sums_bytes(s, here, bytes), rank);
+    char *sums = mpp_pipeline_alloc(mpp_pipeline_slot_of(s, chunk), sent_bytes(s, here, bytes));
+    if (sends_narrow(s, here)) add_up_narrow(s, chunk, offset, bytes / s->element, sums);
+    else add_up(s, chunk, offset, bytes / s->element, sums);
+    mpp_pipeline_send(s, chunk, sums, sent_bytes(s, here, bytes), rank);
 }
 
 /* Places the sums of all nodes, this one's included, side by side at the beginning of the pipeline slot's memory. */
@@ -73,7 +95,7 @@ static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, 
         size_t length = sums_bytes(s, node, bytes);
         char *sums = mpp_pipeline_alloc(mpp_pipeline_slot_of(s, chunk), length);
         if (node == t->here) add_up(s, chunk, offset, bytes / s->element, sums);
-        else mpp_pipeline_recv(s, chunk, sums, sends_plain(s, node) ? bytes : length, sender(s, node));
+        else mpp_pipeline_recv(s, chunk, sums, sent_bytes(s, node, bytes), sender(s, node));
     }
 }
 
@@ -107,16 +129,17 @@ static void add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     const mpp_topology *t = c->topology;
     mpp_pipeline_slot *p = mpp_pipeline_slot_of(s, chunk);
     size_t wide = wide_bytes(s, bytes), count = bytes / s->element;
-    mpp_reduction of_wide = mpp_of_wide(&s->how);
+    mpp_reduction of_wide = mpp_of_wide(&s->how), received = s->how;
+    received.has_premul = 0; /* whoever sent it has multiplied */
     if (!bytes) return;
     p->used = 0;
     for (int node = 0; node < t->count; node++)
         find_sums(s, node, mpp_pipeline_alloc(p, sums_bytes(s, node, bytes)), wide);
     for (int node = 0; node < t->count; node++) {
-        if (node == t->here || !sends_plain(s, node) || of_wide.dtype == s->how.dtype) continue;
+        if (node == t->here || !sends_narrow(s, node) || of_wide.dtype == s->how.dtype) continue;
         const void **sum = &c->sources[t->tree_position[t->first_part[node]]];
         char *widened = mpp_pipeline_alloc(p, wide);
-        mpp_widen(&s->how, widened, *sum, count);
+        mpp_widen(&received, widened, *sum, count);
         *sum = widened;
     }
     mpp_narrow(&s->how, result, add_tree(s, (char **)c->sources, count), count);

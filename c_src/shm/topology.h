@@ -19,6 +19,7 @@ typedef struct {
     int regular;           /* nodes are the leaves of a balanced tree, one part each */
     int leaders_per_node;  /* the smallest number of ranks on a node: so many share what a node sends */
     int most_per_node;     /* the largest number of ranks on a node */
+    int narrow_sums;       /* a node's sums of 16-bit floats are rounded before they are sent */
 } mpp_topology;
 
 static inline int mpp_local_count(const mpp_topology *t, int node) { return t->first[node + 1] - t->first[node]; }

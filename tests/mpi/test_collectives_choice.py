@@ -106,6 +106,29 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     check(new_group(None, pg_options=Options(reproducible=True)), True)
 
 
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_narrow_sums_between_nodes(world, new_group, monkeypatch, by: str) -> None:
+    """As rank 0 has it; with small integers the result is exact."""
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if by == "variable" and world.rank == 0 else "float32")
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
+    asked = "tensor" if by == "option" and world.rank == 0 else None
+    group = new_group(None, pg_options=Options(wire_dtype=asked))
+    assert group._communicator.config.wire_dtype == "tensor"
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        tensor = torch.arange(200_000).remainder(7).to(dtype) + world.rank
+        dist.all_reduce(tensor, group=group)
+        wanted = torch.arange(200_000).remainder(7) * world.size + sum(range(world.size))
+        assert torch.equal(tensor.long(), wanted)
+
+
+def test_narrow_sums_are_not_reproducible(world) -> None:
+    with pytest.raises(ValueError, match="wire_dtype"):
+        dist.new_group(None, pg_options=Options(reproducible=True, wire_dtype="tensor"))
+    with pytest.raises(ValueError, match="'float32' or 'tensor', not 'bfloat16'"):
+        Options(wire_dtype="bfloat16")
+
+
 def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkeypatch) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     parent = new_group(None, pg_options=Options(reproducible=True))

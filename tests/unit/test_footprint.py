@@ -119,7 +119,7 @@ def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
     told = group.own_report()
     assert (told["config"], told["problem"]) == (
-        {"collectives": "own", "reproducible": False, "shares": True},
+        {"collectives": "own", "reproducible": False, "shares": True, "wire_dtype": "float32"},
         "",
     )
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")

@@ -192,7 +192,7 @@ class Communicator:
             self._segment = Segment(self._lib, self._ffi, -1, length)
         if self._segment is not None:
             memory = self._segment.address
-            attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.reproducible, own)
+            attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.sums(self._lib), own)
             self._carries = own
 
     def _unmap(self) -> None:

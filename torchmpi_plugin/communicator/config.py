@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import settings
+
+if TYPE_CHECKING:
+    from .._shim import Lib
 
 
 class GroupConfig(NamedTuple):
@@ -12,27 +15,40 @@ class GroupConfig(NamedTuple):
 
     Attributes:
         collectives: whose: "own", "mpi" or "auto".
-        shares: the ranks of a node may share memory.
         reproducible: sums have the same bits wherever the ranks are, which takes collectives of our own.
+        shares: the ranks of a node may share memory.
+        wire_dtype: of sums of 16-bit floats that our collectives send between nodes: "float32" or "tensor", their own.
     """
 
     collectives: str
     reproducible: bool
     shares: bool = True
+    wire_dtype: str = "float32"
+
+    def sums(self, lib: Lib) -> int:
+        """As C has it."""
+        if self.reproducible:
+            return lib.MPP_SUMS_REPRODUCIBLE
+        return lib.MPP_SUMS_NARROW if self.wire_dtype == "tensor" else lib.MPP_SUMS_USUAL
 
 
-def group_config(collectives: str | None, reproducible: bool | None) -> GroupConfig:
+def group_config(collectives: str | None, reproducible: bool | None, wire_dtype: str | None = None) -> GroupConfig:
     """From what the user's ``Options`` say; None: what the variable says.
 
     Raises:
-        ValueError: reproducible sums over collectives that can give none.
+        ValueError: reproducible sums over collectives that can give none, or in a type that depends on the nodes.
     """
     unshared = settings.unshared()
     wanted = "mpi" if unshared else collectives or settings.COLLECTIVES.value()
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()
     if not reproducible:
-        return GroupConfig(wanted, False, not unshared)
+        return GroupConfig(wanted, False, not unshared, wire_dtype or settings.WIRE_DTYPE.value())
+    if wire_dtype == "tensor":
+        raise ValueError(
+            "Options(wire_dtype='tensor') and reproducible sums exclude each other: what is rounded between nodes "
+            "depends on where the ranks are"
+        )
     if wanted == "mpi":
         variable = unshared or f"{settings.COLLECTIVES.name}=mpi"
         asked = "Options(collectives='mpi')" if collectives and not unshared else variable

@@ -56,12 +56,13 @@ def attach(
     address: int,
     places: Sequence[Place],
     here: int,
-    reproducible: bool,
+    sums: int,
     carries: bool = True,
 ) -> None:
     """Give a C group the segment of its node, on which ``here`` of its ranks are.
 
     Args:
+        sums: ``GroupConfig.sums()``.
         carries: collectives go over it; else it is for the comparison of calls only.
 
     Raises:
@@ -69,7 +70,7 @@ def attach(
     """
     numbers = [place.node_rank for place in places]
     node_of = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
-    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], node_of, reproducible):
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], node_of, sums):
         raise MemoryError("no memory for a group")
     if not carries:
         lib.mpp_group_only_compares(group)
@@ -97,7 +98,7 @@ def of_layout(lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = 
         if not group:
             raise MemoryError("no memory for a group")
         try:
-            attach(lib, ffi, group, int(ffi.cast("uintptr_t", nowhere)), places, place.local_size, reproducible)
+            attach(lib, ffi, group, int(ffi.cast("uintptr_t", nowhere)), places, place.local_size, int(reproducible))
             found.append(of_group(lib, ffi, group, segment_size(lib, places, place.local_size)[0]))
         finally:
             lib.mpp_group_release(group)

@@ -79,7 +79,8 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     torch_internals.leave_out_of_compilation()
     settings.check()  # a wrong word is an error here, before anybody waits for this rank
     cuda_aware.asked_for(cuda, os.environ)
-    asked_for = config.group_config(*((None, None) if options is None else (options.collectives, options.reproducible)))
+    chosen = options or Options()
+    asked_for = config.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):

@@ -1,0 +1,155 @@
+"""Sums that cross between nodes in the tensor's own type: half the bytes, the same on all ranks, and how far off."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ranks_in_one_process import ASYNC, DONE, Ranks
+
+SLOTS, SLOT = 4, 1024
+LONG = 3000  # elements: several chunks, more than is piggybacked
+LAYOUTS = (
+    [0, 0, 1, 1],
+    [0, 0, 0, 1, 1],
+    [0, 1, 0, 1, 2, 2],
+    [0, 0, 1],
+    [0, 0, 1, 1, 2, 2, 3, 3],
+    [0, 0, 0, 0, 1, 1, 1],
+)
+#: The relative error of one rounding.
+ROUNDING = {"BF16": 2.0**-8, "F16": 2.0**-11}
+
+
+def encoded(values, name):
+    if name == "F16":
+        return values.astype(np.float16).view(np.uint16)
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def decoded(bits, name):
+    if name == "F16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def reduced(shim, hosts, kind, inputs, how, sums):
+    """What comes out on each rank, and the bytes that crossed between nodes."""
+    ranks = Ranks(shim, len(hosts), SLOTS, SLOT, hosts, sums)
+    ranks.messages()
+    lib, ffi = ranks.lib, ranks.ffi
+    count, width = len(inputs[0]), inputs[0].itemsize
+    block = count // len(hosts) if kind == "reduce_scatter" else count
+    outs = [np.zeros(block, inputs[0].dtype) for _ in hosts]
+    hows = [how(ranks, rank) for rank in range(len(hosts))]
+
+    def start(rank, group):
+        address, target = inputs[rank].ctypes.data, outs[rank].ctypes.data
+        if kind == "all_reduce":
+            return lib.mpp_allreduce(group, address, target, count, hows[rank], 0, ASYNC)
+        if kind == "reduce":
+            return lib.mpp_reduce_to(group, address, target, count, hows[rank], 1, 0, ASYNC)
+        blocks = ffi.new("uintptr_t[]", [address + place * block * width for place in range(len(hosts))])
+        return lib.mpp_reduce_scatter(
+            group, blocks, target, ffi.new("size_t[]", [block] * len(hosts)), 1, hows[rank], 0, ASYNC
+        )
+
+    try:
+        ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
+        assert set(ranks.finish(ops)) == {DONE}
+        ranks.release(ops)
+        crossed = sum(length for source, to, _, length in ranks.messages() if hosts[source] != hosts[to])
+        return [outs[1]] if kind == "reduce" else outs, crossed
+    finally:
+        ranks.close()
+
+
+def whole(outs, kind):
+    return [np.concatenate(outs)] if kind == "reduce_scatter" else outs
+
+
+def usual(name, op="SUM", divisor=1, premul=None):
+    def how(ranks, rank):
+        made = ranks.reduction(name, op, premul)
+        made.divisor = divisor
+        return made
+
+    return how
+
+
+@given(
+    hosts=st.sampled_from(LAYOUTS),
+    kind=st.sampled_from(("all_reduce", "reduce", "reduce_scatter")),
+    name=st.sampled_from(sorted(ROUNDING)),
+    average=st.booleans(),
+    count=st.integers(1, LONG // 40),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_each_node_rounds_once_and_all_ranks_have_the_same(shim_of_all_ranks, hosts, kind, name, average, count, seed):
+    size, nodes = len(hosts), max(hosts) + 1
+    dice = np.random.default_rng(seed)
+    inputs = [encoded(dice.standard_normal(count * 40 // size * size), name) for _ in hosts]
+    values = [decoded(one, name) for one in inputs]
+    narrow = shim_of_all_ranks.lib.MPP_SUMS_NARROW
+    outs, _ = reduced(shim_of_all_ranks, hosts, kind, inputs, usual(name, divisor=size if average else 1), narrow)
+    outs = whole(outs, kind)
+    assert len({one.tobytes() for one in outs}) == 1
+    of_nodes = [sum(value for value, host in zip(values, hosts, strict=True) if host == node) for node in range(nodes)]
+    exact, scale = sum(of_nodes), size if average else 1
+    allowed = ROUNDING[name] * (sum(map(np.abs, of_nodes)) + np.abs(exact)) * 1.01 + 1e-4
+    assert (np.abs(decoded(outs[0], name) * scale - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("hosts", [layout for layout in LAYOUTS if min(map(layout.count, layout)) > 1])
+@pytest.mark.parametrize("name", ROUNDING)
+def test_half_the_bytes(shim_of_all_ranks, hosts, kind, name):
+    """Of the sums; small integers are exact in either way. Results of an all_reduce cross in the same type as ever."""
+    count = LONG // len(hosts) * len(hosts)
+    inputs = [encoded(np.arange(count) % 7.0 - rank, name) for rank in range(len(hosts))]
+    lib = shim_of_all_ranks.lib
+    wide_outs, wide = reduced(shim_of_all_ranks, hosts, kind, inputs, usual(name), lib.MPP_SUMS_USUAL)
+    outs, narrow = reduced(shim_of_all_ranks, hosts, kind, inputs, usual(name), lib.MPP_SUMS_NARROW)
+    assert [one.tobytes() for one in outs] == [one.tobytes() for one in wide_outs]
+    assert narrow < (0.75 if kind == "all_reduce" else 0.7) * wide
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
+def test_factors_are_applied_once(shim_of_all_ranks, kind):
+    hosts = [0, 0, 1, 1]
+    inputs = [encoded(np.full(LONG, float(2 + rank)), "BF16") for rank in range(4)]
+    outs, _ = reduced(
+        shim_of_all_ranks, hosts, kind, inputs, usual("BF16", premul=0.5), shim_of_all_ranks.lib.MPP_SUMS_NARROW
+    )
+    assert set(decoded(np.concatenate(outs), "BF16")) == {7.0}
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+@pytest.mark.parametrize("name", ROUNDING)
+def test_a_minimum_always_crosses_narrow(shim_of_all_ranks, op, name):
+    """As rounding changes nothing there: the bits, and the bytes, are the same in both ways."""
+    hosts, lib = [0, 0, 1, 1, 2, 2], shim_of_all_ranks.lib
+    dice = np.random.default_rng(3)
+    values = [decoded(encoded(dice.standard_normal(LONG), name), name) for _ in hosts]
+    inputs = [encoded(value, name) for value in values]
+    found = [reduced(shim_of_all_ranks, hosts, "all_reduce", inputs, usual(name, op), sums)
+             for sums in (lib.MPP_SUMS_USUAL, lib.MPP_SUMS_NARROW)]  # fmt: skip
+    wanted = encoded(np.min(values, axis=0) if op == "MIN" else np.max(values, axis=0), name).tobytes()
+    assert {one.tobytes() for outs, _ in found for one in outs} == {wanted}
+    _, summed = reduced(shim_of_all_ranks, hosts, "all_reduce", inputs, usual(name), lib.MPP_SUMS_USUAL)
+    assert found[0][1] == found[1][1] < 0.75 * summed
+
+
+@pytest.mark.parametrize("name", ["F32", "F8_E5M2"])
+def test_other_types_are_summed_as_ever(shim_of_all_ranks, name):
+    hosts, lib = [0, 0, 1, 1], shim_of_all_ranks.lib
+    dice = np.random.default_rng(5)
+    if name == "F32":
+        inputs = [dice.standard_normal(LONG).astype(np.float32) for _ in hosts]
+    else:
+        inputs = [dice.integers(0, 60, 3 * LONG, dtype=np.uint8) for _ in hosts]
+    found = [reduced(shim_of_all_ranks, hosts, "all_reduce", inputs, usual(name), sums)
+             for sums in (lib.MPP_SUMS_USUAL, lib.MPP_SUMS_NARROW)]  # fmt: skip
+    assert found[0][1] == found[1][1]
+    assert [one.tobytes() for one in found[0][0]] == [one.tobytes() for one in found[1][0]]
