@@ -13,14 +13,17 @@ import pytest
 import sampling
 import torch
 import torch.distributed as dist
-from groups import API_MODE
+from groups import API_MODE, only_up_to
 from operation_table import TABLE
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from torchmpi_plugin import engine, torch_internals
 from torchmpi_plugin.mpi import runtime
 
-pytestmark = pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself")
+pytestmark = [
+    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
+    only_up_to(3),
+]
 OPERATIONS = sampling.count("exceptions within: operations after each", 1000, 300)
 CPU = torch.device("cpu")
 

@@ -326,7 +326,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, gro
 
     settings = {name: value for name, value in SETTINGS[how].items() if hasattr(inductor, name)}
     with inductor.patch(settings):
-        wanted = on_gloo(channel, lambda gloo: gathers(gloo, compiler), 120)
+        wanted = on_gloo(channel, lambda gloo: gathers(gloo, compiler), 60)
         torch._dynamo.reset()
         assert not compare(wanted, gathers(group, compiler), how)
 
@@ -339,6 +339,6 @@ def test_compiled_messages_as_over_gloo(compiler: str, channel, group, fresh_com
     if not hasattr(dynamo, "enable_p2p_compilation"):
         pytest.skip("this torch does not compile messages")
     with dynamo.patch(enable_p2p_compilation=True):
-        wanted = on_gloo(channel, lambda gloo: messages(gloo, compiler), 120)
+        wanted = on_gloo(channel, lambda gloo: messages(gloo, compiler), 60)
         torch._dynamo.reset()
         assert not compare(wanted, messages(group, compiler), "messages")
