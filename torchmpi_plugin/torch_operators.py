@@ -6,7 +6,6 @@ Imports no torch when it is imported itself.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,9 @@ from .torch_internals import find
 C10D = "torch._C._distributed_c10d"
 
 
-def can_replace_kernels() -> bool:
-    """Whether a kernel may be put in front of one of torch's, and call it."""
-    import torch
-
-    return hasattr(torch.library, "get_kernel")
+#: Where a kernel comes before those of all devices, and after all else: modes, functionalization, autograd.
+_BEFORE_DEVICES = "BackendSelect"
+_DEVICES = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 
 
 @functools.cache
@@ -32,21 +29,31 @@ def _library(namespace: str) -> Any:
 def put_before_kernels(namespace: str, operator: str, make: Callable[[Any, Any], Callable[..., Any]]) -> None:
     """Let an operator, on all kinds of devices that mpiplus knows, call a kernel of ours; nothing if torch has no such.
 
+    Torch's kernels stay, and are called by the dispatcher, which releases the GIL. To call one while this thread holds
+    the GIL may block for ever: gloo's threads drop tensors, which takes the GIL, while they hold a lock of the group.
+
     Args:
-        make: of the operator's schema and torch's kernel, ours; it takes the key set first.
+        make: of the operator's schema and torch's kernel, ours. Both take the key set first.
     """
     import torch
 
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     if packet is None:
         return
-    name = f"{namespace}::{operator}"
-    for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA"):
-        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key):
-            kernel = make(packet.default._schema, torch.library.get_kernel(name, key))
-            with warnings.catch_warnings():  # torch warns of the first that is replaced
-                warnings.simplefilter("ignore", UserWarning)
-                _library(namespace).impl(operator, kernel, key, with_keyset=True)
+    function, after = packet.default, torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    meta, devices = torch._C.DispatchKey.Meta, [getattr(torch._C.DispatchKey, name) for name in _DEVICES]
+
+    def original(keys: Any, *arguments: Any, **named: Any) -> Any:
+        return function.redispatch(keys & after, *arguments, **named)
+
+    ours = make(function._schema, original)
+
+    def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
+        # Fake tensors have the keys of both, while their shapes are computed.
+        has_memory = not keys.has(meta) and any(keys.has(device) for device in devices)
+        return (ours if has_memory else original)(keys, *arguments, **named)
+
+    _library(namespace).impl(operator, kernel, _BEFORE_DEVICES, with_keyset=True)
 
 
 def group_of_operator(group: Any) -> Any:

@@ -14,11 +14,8 @@ from groups import API_MODE, on_gloo
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmpi_plugin import torch_operators
-
 pytestmark = [
     pytest.mark.mpi(min_size=2),
-    pytest.mark.skipif(not torch_operators.can_replace_kernels(), reason="this torch cannot call a replaced kernel"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 Results = list[torch.Tensor]
@@ -176,6 +173,20 @@ def test_operators_as_over_gloo(channel, group) -> None:
     wanted = results_on_gloo(channel, lambda gloo: operators(gloo, op))
     assert len(wanted) > 15
     assert not [line for name in wanted for line in compare(wanted[name], operators(group, op)[name](), name)]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_operators_of_gloo_take_no_lock_for_ever(channel, group, world) -> None:
+    """Its threads drop tensors, for which they want the GIL, under a lock that its operators want.
+
+    So whoever calls one of its kernels must have released the GIL: ours, which comes first, included.
+    """
+    if world.size > 2:
+        pytest.skip("no different on more ranks")
+    group.boxed()
+    op = on_gloo(channel, boxed_sum)
+    for _ in range(10):
+        on_gloo(channel, lambda gloo: [call() for call in operators(gloo, op).values()], 10)
 
 
 def test_functional_operators_as_over_gloo(channel, group) -> None:

@@ -136,7 +136,7 @@ def _kernel(operator: str, schema: Any, original: Any) -> Callable[..., Any]:
     def kernel(keys: Any, *arguments: Any) -> Any:
         group = _ours(arguments[place])
         if group is None:
-            return original.call_boxed(keys, *arguments)
+            return original(keys, *arguments)
         issued.work = work = _begin(group, operator, schema, arguments)
         held = _holder().hold(work).boxed()
         return (arguments[0], held) if returns_tensors else held
@@ -158,7 +158,7 @@ def _all_gather_out(schema: Any, original: Any) -> Callable[..., Any]:
     def kernel(keys: Any, tensor: torch.Tensor, size: int, group: Any, **out: torch.Tensor) -> Any:
         if _ours(group) is not None:
             install()  # torch's own kernel calls an operator
-        return original.call_boxed(keys, tensor, size, group, **out)
+        return original(keys, tensor, size, group, **out)
 
     return kernel
 
@@ -169,7 +169,7 @@ def _batch_p2p(schema: Any, original: Any) -> Callable[..., Any]:
     ) -> Any:
         ours = _ours(group)
         if ours is None:
-            return original.call_boxed(keys, names, peers, tags, tensors, group)
+            return original(keys, names, peers, tags, tensors, group)
         results = []
         for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True):
             sends = name == "isend"
@@ -191,9 +191,8 @@ def install_functional() -> None:
 
 def attach(group: ProcessGroupMPI) -> None:
     """Let torch's operators work with a group that has no backend in C++, as far as this torch allows."""
-    if torch_operators.can_replace_kernels():
-        install_functional()
-        group._allow_operators, group._show_to_modes = install, show_to_modes
+    install_functional()
+    group._allow_operators, group._show_to_modes = install, show_to_modes
 
 
 # ---- from the method to the operator ----
