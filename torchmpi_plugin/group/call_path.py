@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from .. import _bridge, torch_internals
+from .. import _bridge, operations, torch_internals
 from ..diagnosis import flight_recorder, frames
 from ..engine import activity, profiling
 from ..engine.engine import Engine
@@ -27,23 +27,7 @@ from . import forms
 from .dispatching import through_dispatcher
 
 #: The methods, with the names of their operations.
-METHODS = {
-    "barrier": "barrier",
-    "broadcast": "broadcast",
-    "allreduce": "all_reduce",
-    "reduce": "reduce",
-    "_allgather_base": "all_gather_into_tensor",
-    "allgather": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter": "reduce_scatter",
-    "gather": "gather",
-    "scatter": "scatter",
-    "alltoall_base": "all_to_all_single",
-    "alltoall": "all_to_all",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-}
+METHODS = {row.method: row.name for row in operations.ROWS if row.start}
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
