@@ -92,21 +92,22 @@ static int method_clear(PyObject *self) {
 
 static void method_free(PyObject *self) { free_object(self, method_clear); }
 
-/* Method(python, c10d, operation): `c10d` is the name of the method in methods.c. */
+/* Method(python, operation, start, roles): operations.py says what the latter are. */
 static PyObject *method_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     PyObject *python, *name;
-    const char *c10d;
+    const char *start, *roles;
     if (named && PyDict_Size(named)) return PyErr_SetString(PyExc_TypeError, "Method takes no names"), NULL;
-    if (!PyArg_ParseTuple(args, "OsU", &python, &c10d, &name)) return NULL;
-    reader *read = mpp_reader_of(c10d);
-    if (!read) return PyErr_Format(PyExc_ValueError, "C has no way for %s", c10d), NULL;
+    if (!PyArg_ParseTuple(args, "OUss", &python, &name, &start, &roles)) return NULL;
     mpp_method *m = (mpp_method *)PyType_GenericAlloc(type, 0);
     if (!m) return NULL;
     Py_INCREF(python);
     Py_INCREF(name);
     m->python = python;
     m->name = name;
-    m->read = read;
+    if (!mpp_find_method(m, start, roles)) {
+        Py_DECREF(m);
+        return PyErr_Format(PyExc_ValueError, "C has no way for %s of %s", start, roles), NULL;
+    }
     return (PyObject *)m;
 }
 

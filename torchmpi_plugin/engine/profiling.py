@@ -55,7 +55,7 @@ def describe(
     if found is None or found.call:
         return
     row = operations.BY_NAME.get(operation)
-    name = (row and row.operator) or f"{operation}_"
+    name = (row and row.operator) or f"{row.method if row else operation}_"
     tensors = [*inputs, *(tensor for tensor in outputs if all(tensor is not other for other in inputs))]
     said = {
         "Collective name": name.removesuffix("_"),

@@ -26,8 +26,6 @@ from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
 from . import forms
 from .dispatching import through_dispatcher
 
-#: The methods, with the names of their operations.
-METHODS = {row.method: row.name for row in operations.ROWS if row.start}
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
@@ -35,7 +33,8 @@ def install(group_class: type) -> None:
     """Let the methods of a class of groups take all of c10d's forms, and begin in C where torch shows C its tensors."""
     methods = {name: forms.taking_all(name, through_dispatcher(getattr(group_class, name))) for name in forms.FORMS}
     if torch_internals.tensor_exchange() is not None:
-        methods |= {name: _bridge.Method(methods[name], name, METHODS[name]) for name in METHODS}
+        rows = [row for row in operations.ROWS if row.start]
+        methods |= {row.method: _bridge.Method(methods[row.method], row.name, row.start, row.roles) for row in rows}
     for name in (*methods, *forms.ALIASES):
         setattr(group_class, name, methods[forms.ALIASES.get(name, name)])
 
