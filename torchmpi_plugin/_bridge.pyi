@@ -11,6 +11,11 @@ FAILED: int
 ABORTED: int
 REPORTED: int
 SLICE_NS: int
+#: Names by C's numbers: of kinds of calls, reductions and dtypes; and of the MPI datatypes that MPI can reduce.
+CALLS: tuple[str, ...]
+REDUCTIONS: tuple[str, ...]
+DTYPES: tuple[str, ...]
+MPI_DATATYPES: tuple[str | None, ...]
 
 class Calls:
     """What a group's operations need to know of it, whether they begin in C or in Python."""

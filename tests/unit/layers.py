@@ -28,7 +28,7 @@ LOOSE = {
 LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
-    "tensors": ("settings", "torch_internals", "node"),
+    "tensors": ("operations", "settings", "torch_internals", "node"),
     "mpi": ("errors", "names", "settings", "node", "tensors"),
     "store": ("errors", "names", "protocol", "node", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
