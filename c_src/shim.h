@@ -30,7 +30,8 @@ enum mpp_failure {
     MPP_FAILURE_CUDA = 6
 };
 
-/* The calls that the ranks of a group compare. MPP_NO_MEMORY: a rank had no memory for its call. */
+/* The calls that the ranks of a group compare, and the last three, which are only counted. MPP_NO_MEMORY: a rank had no
+ * memory for its call. */
 enum mpp_call_kind {
     MPP_NO_MEMORY,
     MPP_BARRIER,
@@ -39,7 +40,11 @@ enum mpp_call_kind {
     MPP_REDUCE,
     MPP_ALL_GATHER,
     MPP_REDUCE_SCATTER,
-    MPP_EXCHANGE
+    MPP_EXCHANGE,
+    MPP_SEND,
+    MPP_RECV,
+    MPP_ONE_SIDED,
+    MPP_CALL_KINDS
 };
 
 /* What a rank called, for the error text of a mismatch. */
@@ -186,8 +191,6 @@ int64_t mpp_inline_ns(mpp_inline_rule *rule, mpp_inline *group, size_t bytes, co
 /* Status: what a process tells of itself, status.c. */
 int mpp_group_describe(uintptr_t group, const char *about);
 int mpp_group_statistics(uintptr_t group, uint64_t *figures, int64_t *late);
-int mpp_call_kinds(void);
-const char *mpp_call_name(int kind);
 int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal);
 void mpp_status_stop(void);
 enum { MPP_WANTS_OTHERS = 1, MPP_WANTS_DUMP = 2 };

@@ -11,6 +11,11 @@ FAILED: int
 ABORTED: int
 REPORTED: int
 SLICE_NS: int
+#: Names by C's numbers: of kinds of calls, reductions and dtypes; and of the MPI datatypes that MPI can reduce.
+CALLS: tuple[str, ...]
+REDUCTIONS: tuple[str, ...]
+DTYPES: tuple[str, ...]
+MPI_DATATYPES: tuple[str | None, ...]
 
 class Calls:
     """What a group's operations need to know of it, whether they begin in C or in Python."""
@@ -45,7 +50,7 @@ class Calls:
 class Method:
     """Carries out a method of c10d in C where it can, and hands over to ``python`` where it cannot."""
 
-    def __new__(cls, python: Callable[..., Any], c10d: str, operation: str) -> Method: ...
+    def __new__(cls, python: Callable[..., Any], operation: str, start: str, roles: str) -> Method: ...
     def __call__(self, *arguments: Any, **named: Any) -> Any: ...
     @property
     def __wrapped__(self) -> Callable[..., Any]: ...

@@ -1,13 +1,15 @@
 #include "arith/mpi_representation.h"
 
+#include "arith/dtypes.h"
+
 enum { PIECE = 2048 }; /* elements converted at a time, through a buffer that stays in the first-level cache */
 
 enum form { FORM_WIDE, FORM_LONG, FORM_ORDERED };
 
 static enum form form_of(const mpp_reduction *r) {
-    int is_short = r->dtype >= MPP_U8 && r->dtype <= MPP_I16;
-    if (r->op == MPP_SUM || r->op == MPP_PROD) return is_short ? FORM_LONG : FORM_WIDE;
-    return (r->op == MPP_MIN || r->op == MPP_MAX) && r->dtype > MPP_I64 ? FORM_ORDERED : FORM_WIDE;
+    const mpp_element *element = &mpp_elements[r->dtype];
+    if (r->op == MPP_SUM || r->op == MPP_PROD) return element->is_short ? FORM_LONG : FORM_WIDE;
+    return (r->op == MPP_MIN || r->op == MPP_MAX) && element->is_float ? FORM_ORDERED : FORM_WIDE;
 }
 
 int mpp_mpi_dtype(const mpp_reduction *r) {

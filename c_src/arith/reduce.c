@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "arith/dtypes.h"
 #include "arith/narrow_float.h"
 
 #ifdef __FAST_MATH__
@@ -194,45 +195,19 @@ const char *mpp_kernel_isa(void) { return kernels()->isa; }
 
 /* ---- what is known about a type ---- */
 
-static const struct type {
-    uint8_t size;
-    uint8_t wide; /* see mpp_wide_dtype */
-    uint8_t real; /* the type of a complex one's parts; else itself */
-} types[MPP_DTYPE_COUNT] = {
-#define SELF(dtype, size) [dtype] = {size, dtype, dtype}
-#define NARROW(dtype, size) [dtype] = {size, MPP_F32, dtype}
-    SELF(MPP_U8, 1),
-    SELF(MPP_I8, 1),
-    SELF(MPP_U16, 2),
-    SELF(MPP_I16, 2),
-    SELF(MPP_U32, 4),
-    SELF(MPP_I32, 4),
-    SELF(MPP_U64, 8),
-    SELF(MPP_I64, 8),
-    SELF(MPP_F32, 4),
-    SELF(MPP_F64, 8),
-    NARROW(MPP_F16, 2),
-    NARROW(MPP_BF16, 2),
-    NARROW(MPP_F8_E4M3FN, 1),
-    NARROW(MPP_F8_E4M3FNUZ, 1),
-    NARROW(MPP_F8_E5M2, 1),
-    NARROW(MPP_F8_E5M2FNUZ, 1),
-    [MPP_BOOL] = {1, MPP_U8, MPP_BOOL},
-    [MPP_CHALF] = {4, MPP_CFLOAT, MPP_F16},
-    [MPP_CFLOAT] = {8, MPP_CFLOAT, MPP_F32},
-    [MPP_CDOUBLE] = {16, MPP_CDOUBLE, MPP_F64},
-#undef SELF
-#undef NARROW
-};
+#define ROW(code, torch, mpi, size, wide, real, is_float, is_short)                                                    \
+    [MPP_##code] = {size, MPP_##wide, MPP_##real, is_float, is_short},
+const mpp_element mpp_elements[MPP_DTYPE_COUNT] = {MPP_DTYPES(ROW)};
+#undef ROW
 
-size_t mpp_dtype_size(int dtype) { return dtype >= 0 && dtype < MPP_DTYPE_COUNT ? types[dtype].size : 0; }
+size_t mpp_dtype_size(int dtype) { return dtype >= 0 && dtype < MPP_DTYPE_COUNT ? mpp_elements[dtype].size : 0; }
 
-int mpp_wide_dtype(int dtype) { return types[dtype].wide; }
+int mpp_wide_dtype(int dtype) { return mpp_elements[dtype].wide; }
 
 int mpp_reduction_supported(int dtype, int op) {
     if (dtype < 0 || dtype >= MPP_DTYPE_COUNT || op < 0 || op >= MPP_REDOP_COUNT) return 0;
-    if (op == MPP_SUM || op == MPP_PROD || dtype <= MPP_I64) return 1;
-    return (op == MPP_MIN || op == MPP_MAX) && types[dtype].real == dtype;
+    if (op == MPP_SUM || op == MPP_PROD || !mpp_elements[dtype].is_float) return 1;
+    return (op == MPP_MIN || op == MPP_MAX) && mpp_elements[dtype].real == dtype;
 }
 
 /* ---- running a reduction ---- */
@@ -262,7 +237,7 @@ static int op_of(const mpp_reduction *r) {
 
 static struct plan make_plan(const mpp_reduction *r, size_t count) {
     const struct kernels *k = kernels();
-    int real = types[r->dtype].real, wide = types[real].wide, op = op_of(r);
+    int real = mpp_elements[r->dtype].real, wide = mpp_elements[real].wide, op = op_of(r);
     int is_complex = real != r->dtype;
     struct plan p = {
         .combine = k->combine[wide][op],
@@ -275,11 +250,11 @@ static struct plan make_plan(const mpp_reduction *r, size_t count) {
         .premul = r->premul,
         .factors = r->factors,
         .divisor = r->divisor,
-        .size = types[real].size,
-        .wide_size = types[wide].size,
-        .out_size = types[real].size,
+        .size = mpp_elements[real].size,
+        .wide_size = mpp_elements[wide].size,
+        .out_size = mpp_elements[real].size,
         .count = is_complex ? 2 * count : count,
-        .block = BLOCK_BYTES / types[wide].size,
+        .block = BLOCK_BYTES / mpp_elements[wide].size,
     };
     if (is_complex && op == MPP_PROD) {
         p.combine = k->complex_prod[wide];
@@ -377,7 +352,7 @@ void mpp_reduce_wide(const mpp_reduction *r, void *wide, const void *const *src,
 }
 
 mpp_reduction mpp_of_wide(const mpp_reduction *r) {
-    return (mpp_reduction){.dtype = types[r->dtype].wide, .op = op_of(r), .divisor = 1};
+    return (mpp_reduction){.dtype = mpp_elements[r->dtype].wide, .op = op_of(r), .divisor = 1};
 }
 
 void mpp_widen(const mpp_reduction *r, void *wide, const void *src, size_t count) {

@@ -14,13 +14,13 @@ static int in_shm(const mpp_group *g, uintptr_t staging) {
 /* ---- barrier and broadcast ---- */
 
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns) {
-    mpp_note(MPP_CALL_BARRIER, 0, -1);
+    mpp_note(MPP_BARRIER, 0, -1);
     mpp_group *g = (mpp_group *)group;
     return mpp_carries(g) ? mpp_shm_barrier(g, wait_ns) : mpp_mpi_barrier(g, wait_ns);
 }
 
 uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_BROADCAST, bytes, root);
+    mpp_note(MPP_BROADCAST, bytes, root);
     mpp_group *g = (mpp_group *)group;
     if (in_shm(g, staging)) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
     return mpp_mpi_broadcast(g, buffer, bytes, root, staging, wait_ns);
@@ -30,7 +30,7 @@ uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int roo
 
 uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
                         uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
+    mpp_note(MPP_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
     if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
     return mpp_mpi_reduce(g, in, out, count, how, -1, staging, wait_ns);
@@ -38,7 +38,7 @@ uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
 
 uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
                         uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_REDUCE, count * mpp_dtype_size(how->dtype), root);
+    mpp_note(MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
     mpp_group *g = (mpp_group *)group;
     if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
     return mpp_mpi_reduce(g, in, out, count, how, root, staging, wait_ns);
@@ -46,7 +46,7 @@ uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
 
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_REDUCE_SCATTER, mpp_sum_of(counts, ((mpp_group *)group)->size) * mpp_dtype_size(how->dtype), -1);
+    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, ((mpp_group *)group)->size) * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
     if (mpp_carries(g)) return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, staging, wait_ns);
     return mpp_mpi_reduce_scatter(g, in, out, counts, flat, how, staging, wait_ns);
@@ -93,7 +93,7 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
 
 uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
                              uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
+    mpp_note(MPP_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
     mpp_group *g = (mpp_group *)group;
     if (in_shm(g, staging)) return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
     return exchange_blocks(g, in, out, bytes, staging, wait_ns);
@@ -101,7 +101,7 @@ uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out
 
 uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
                         int64_t wait_ns) {
-    mpp_note(MPP_CALL_ALL_GATHER, bytes, -1);
+    mpp_note(MPP_ALL_GATHER, bytes, -1);
     mpp_group *g = (mpp_group *)group;
     int shared = in_shm(g, staging);
     if (!shared) {

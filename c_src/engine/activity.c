@@ -11,7 +11,7 @@ static inline void put(_Atomic int64_t *where, int64_t value) {
 int64_t mpp_activity_begin(mpp_activity *a) {
     mpp_note_of_call call = mpp_noted;
     mpp_noted.kind = 0;
-    if (!call.kind) call = (mpp_note_of_call){MPP_CALL_ONE_SIDED, -1, 0};
+    if (!call.kind) call = (mpp_note_of_call){MPP_ONE_SIDED, -1, 0};
     int64_t now = now_ns();
     atomic_fetch_add_explicit(&a->calls[call.kind], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&a->bytes[call.kind], call.bytes, memory_order_relaxed);

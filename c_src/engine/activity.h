@@ -7,28 +7,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "shim.h"
+
 /* What was called, by the function of shim.h that the caller took. */
-enum mpp_noted_call {
-    MPP_CALL_NONE,
-    MPP_CALL_SEND,
-    MPP_CALL_RECV,
-    MPP_CALL_EXCHANGE,
-    MPP_CALL_BARRIER,
-    MPP_CALL_BROADCAST,
-    MPP_CALL_ALL_REDUCE,
-    MPP_CALL_REDUCE,
-    MPP_CALL_ALL_GATHER,
-    MPP_CALL_REDUCE_SCATTER,
-    MPP_CALL_ONE_SIDED,
-    MPP_CALLS
-};
+#define MPP_CALL_NAMES                                                                                                 \
+    {[MPP_NO_MEMORY] = "nothing",                                                                                      \
+     [MPP_BARRIER] = "barrier",                                                                                        \
+     [MPP_BROADCAST] = "broadcast",                                                                                    \
+     [MPP_ALL_REDUCE] = "all_reduce",                                                                                  \
+     [MPP_REDUCE] = "reduce",                                                                                          \
+     [MPP_ALL_GATHER] = "all_gather",                                                                                  \
+     [MPP_REDUCE_SCATTER] = "reduce_scatter",                                                                          \
+     [MPP_EXCHANGE] = "exchange",                                                                                      \
+     [MPP_SEND] = "send",                                                                                              \
+     [MPP_RECV] = "recv",                                                                                              \
+     [MPP_ONE_SIDED] = "one-sided"}
 
 typedef struct mpp_activity mpp_activity;
 struct mpp_activity {
     mpp_activity *next; /* under the lock of status.c, as `about` and the life of all this */
     char *about;        /* members of a JSON object: its name and its ranks */
     int rank, size;
-    _Atomic uint64_t calls[MPP_CALLS], bytes[MPP_CALLS];
+    _Atomic uint64_t calls[MPP_CALL_KINDS], bytes[MPP_CALL_KINDS];
     _Atomic int kind, peer;       /* of the last call; peer: a rank or root, -1: none */
     _Atomic uint64_t length;      /* of its data, in bytes */
     _Atomic int64_t begun, ended; /* when it began, and when the last call came back complete: CLOCK_MONOTONIC, ns */

@@ -21,9 +21,7 @@
 
 enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000, REQUEST = 64 };
 
-static const char *const names[MPP_CALLS] = {"nothing",    "send",           "recv",       "exchange",
-                                             "barrier",    "broadcast",      "all_reduce", "reduce",
-                                             "all_gather", "reduce_scatter", "one-sided"};
+static const char *const names[MPP_CALL_KINDS] = MPP_CALL_NAMES;
 
 static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
@@ -83,31 +81,28 @@ void mpp_forget_activity(mpp_group *g) {
 int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     const mpp_activity *a = ((mpp_group *)handle)->activity;
     if (!a) return 0;
-    for (int kind = 0; kind < MPP_CALLS; kind++) {
+    for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
         figures[2 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
         figures[2 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
     }
-    figures[2 * MPP_CALLS] = (uint64_t)atomic_load_explicit(&a->in_calls, memory_order_relaxed);
-    figures[2 * MPP_CALLS + 1] = (uint64_t)atomic_load_explicit(&a->waited, memory_order_relaxed);
+    figures[2 * MPP_CALL_KINDS] = (uint64_t)atomic_load_explicit(&a->in_calls, memory_order_relaxed);
+    figures[2 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited, memory_order_relaxed);
     for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r], memory_order_relaxed);
     return 1;
 }
-
-int mpp_call_kinds(void) { return MPP_CALLS; }
-const char *mpp_call_name(int kind) { return kind >= 0 && kind < MPP_CALLS ? names[kind] : ""; }
 
 /* ---- answers ---- */
 
 static double seconds(int64_t ns) { return 1e-9 * (double)ns; }
 
 static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
-    uint64_t calls = 0, bytes = 0, messages = 0;
-    for (int kind = 0; kind < MPP_CALLS; kind++) {
+    uint64_t calls = 0, bytes = 0;
+    uint64_t messages = atomic_load_explicit(&a->calls[MPP_SEND], memory_order_relaxed) +
+                        atomic_load_explicit(&a->calls[MPP_RECV], memory_order_relaxed);
+    for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
         calls += atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
         bytes += atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
     }
-    for (int kind = MPP_CALL_SEND; kind <= MPP_CALL_RECV; kind++)
-        messages += atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
     int64_t begun = atomic_load_explicit(&a->begun, memory_order_relaxed);
     int64_t ended = atomic_load_explicit(&a->ended, memory_order_relaxed);
     int inside = atomic_load_explicit(&a->inside, memory_order_relaxed);

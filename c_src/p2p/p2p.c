@@ -295,7 +295,7 @@ static void stage_transfers(message_op *m) {
 
 uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
-    mpp_note(MPP_CALL_SEND, bytes, peer);
+    mpp_note(MPP_SEND, bytes, peer);
     message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     if (staging) {
@@ -311,7 +311,7 @@ uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
 
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
-    mpp_note(MPP_CALL_RECV, bytes, peer);
+    mpp_note(MPP_RECV, bytes, peer);
     message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
@@ -359,7 +359,7 @@ int mpp_next_tag(uintptr_t group) {
  * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_CALL_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
+    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
     mpp_group *g = (mpp_group *)group;
     const exchange x = {send, recv, send_bytes, recv_bytes};
     size_t capacity = 0;

@@ -230,6 +230,7 @@ static int64_t patience(const call *c) {
     if (c->sync) return MPP_SLICE_NS;
     if (last_message.op) last_message.waited_for = 0;
     last_message.op = 0;
+    if (c->peer == ANY_PEER) return -1; /* even if it is complete it must be asked where it came from */
     return is_message(c) && last_message.waited_for == SURE ? PATIENCE_NS : 0;
 }
 
@@ -308,8 +309,8 @@ static PyObject *unnamed(PyObject *args, PyObject *named) {
 PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     const mpp_method *m = (const mpp_method *)self;
     PyObject *all = PyTuple_Size(args) ? unnamed(args, named) : NULL, *work = NULL;
-    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .peer = NO_PEER};
-    int is_read = all && (c.group = ready_calls(c.self)) && !is_watched_by_torch() && m->read(&c, all);
+    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .peer = NO_PEER, .root = -1};
+    int is_read = all && (c.group = ready_calls(c.self)) && !is_watched_by_torch() && mpp_read_call(&c, m, all);
     if (is_read) work = start(&c, m->name);
     mpp_forget(&c);
     Py_XDECREF((PyObject *)c.group);

@@ -8,7 +8,7 @@
 #include "group/entries.h"
 #include "python/dlpack.h"
 
-enum { NO_PEER = -2 };
+enum { NO_PEER = -2, ANY_PEER = -1 };
 
 /* A dtype of torch's. */
 typedef struct {
@@ -47,6 +47,8 @@ typedef struct {
 } operand;
 
 typedef struct call call;
+typedef uintptr_t starter(const call *c, int64_t wait_ns);
+typedef int reader(call *c, PyObject *args);
 struct call {
     PyObject *self;
     calls_object *group;
@@ -59,7 +61,7 @@ struct call {
     size_t *lengths;
     int flat;
     size_t bytes; /* about so many are moved */
-    uintptr_t (*start)(const call *, int64_t wait_ns);
+    starter *start;
 };
 
 /* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
@@ -90,10 +92,6 @@ int mpp_operands_are_apart(const operand *a, const operand *b);
 int mpp_is_apart_or_block(const operand *whole, const operand *block, int rank);
 int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 
-/* How the arguments of a method are read: 1; or 0, without an exception, where Python is to see to the call. */
-typedef int reader(call *c, PyObject *args);
-reader *mpp_reader_of(const char *name); /* methods.c */
-
 /* What the bridge was told of Python's side (bridge_module.c); all zero before. */
 typedef struct {
     PyObject *calls, *work, *pending, *lock;  /* types */
@@ -122,8 +120,16 @@ extern mpp_interned interned;
 typedef struct {
     PyObject_HEAD PyObject *python; /* the method that this stands for */
     PyObject *name;                 /* of the operation */
+    starter *start;
     reader *read;
+    int operands, has_root, reduces; /* of c10d's arguments so many come before the options */
 } mpp_method;
+enum { NO_OPTIONS = -1 };
+
+/* methods.c: what Python's table of operations says of a method, 0: C does not know these; and how its arguments are
+ * read: 1; or 0, without an exception, where Python is to see to the call. */
+int mpp_find_method(mpp_method *m, const char *start, const char *roles);
+int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);

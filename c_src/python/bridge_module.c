@@ -1,6 +1,8 @@
 /* The extension `_bridge`: its types, and what Python tells it once. What it does is in bridge.c. */
 #include <stddef.h>
 
+#include "arith/dtypes.h"
+#include "engine/activity.h"
 #include "python/bridge.h"
 
 #include <structmember.h>
@@ -92,21 +94,22 @@ static int method_clear(PyObject *self) {
 
 static void method_free(PyObject *self) { free_object(self, method_clear); }
 
-/* Method(python, c10d, operation): `c10d` is the name of the method in methods.c. */
+/* Method(python, operation, start, roles): operations.py says what the latter are. */
 static PyObject *method_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     PyObject *python, *name;
-    const char *c10d;
+    const char *start, *roles;
     if (named && PyDict_Size(named)) return PyErr_SetString(PyExc_TypeError, "Method takes no names"), NULL;
-    if (!PyArg_ParseTuple(args, "OsU", &python, &c10d, &name)) return NULL;
-    reader *read = mpp_reader_of(c10d);
-    if (!read) return PyErr_Format(PyExc_ValueError, "C has no way for %s", c10d), NULL;
+    if (!PyArg_ParseTuple(args, "OUss", &python, &name, &start, &roles)) return NULL;
     mpp_method *m = (mpp_method *)PyType_GenericAlloc(type, 0);
     if (!m) return NULL;
     Py_INCREF(python);
     Py_INCREF(name);
     m->python = python;
     m->name = name;
-    m->read = read;
+    if (!mpp_find_method(m, start, roles)) {
+        Py_DECREF(m);
+        return PyErr_Format(PyExc_ValueError, "C has no way for %s of %s", start, roles), NULL;
+    }
     return (PyObject *)m;
 }
 
@@ -235,7 +238,15 @@ static int is_main_interpreter(void) {
     return 0;
 }
 
-/* Those of shim.h that Python needs before it knows which shim to load. */
+/* Names by number, None where there is none. */
+static int add_names(PyObject *module, const char *what, const char *const *names, Py_ssize_t count) {
+    PyObject *all = PyTuple_New(count);
+    for (Py_ssize_t i = 0; all && i < count; i++) PyTuple_SetItem(all, i, Py_BuildValue("z", names[i]));
+    return all && !PyErr_Occurred() && !PyModule_AddObject(module, what, all);
+    return !all || PyErr_Occurred() || PyModule_AddObject(module, what, all);
+}
+
+/* What Python needs of the C tables before it knows which shim to load. */
 static int add_constants(PyObject *module) {
     const struct {
         const char *name;
@@ -244,7 +255,17 @@ static int add_constants(PyObject *module) {
                {"ABORTED", MPP_ABORTED}, {"REPORTED", MPP_REPORTED}, {"SLICE_NS", MPP_SLICE_NS}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (PyModule_AddIntConstant(module, all[i].name, all[i].value)) return 0;
-    return 1;
+#define TORCH(code, torch, ...) [MPP_##code] = torch,
+#define MPI(code, torch, mpi, ...) [MPP_##code] = mpi,
+#define REDOP(name) [MPP_##name] = #name,
+    static const char *const calls[MPP_CALL_KINDS] = MPP_CALL_NAMES;
+    static const char *const redops[MPP_REDOP_COUNT] = {MPP_REDOPS(REDOP)};
+    static const char *const dtypes[MPP_DTYPE_COUNT] = {MPP_DTYPES(TORCH)};
+    static const char *const datatypes[MPP_DTYPE_COUNT] = {MPP_DTYPES(MPI)};
+    return add_names(module, "CALLS", calls, MPP_CALL_KINDS) &&
+           add_names(module, "REDUCTIONS", redops, MPP_REDOP_COUNT) &&
+           add_names(module, "DTYPES", dtypes, MPP_DTYPE_COUNT) &&
+           add_names(module, "MPI_DATATYPES", datatypes, MPP_DTYPE_COUNT);
 }
 
 PyMODINIT_FUNC PyInit__bridge(void) {

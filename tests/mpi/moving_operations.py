@@ -158,7 +158,7 @@ def coalesced_all_gather_into_tensor(case: Case) -> Started:
     return Started(manager.works, outputs, expected)
 
 
-def allgather_coalesced(case: Case) -> Started:
+def all_gather_coalesced(case: Case) -> Started:
     """The list form: outputs[rank][i] is that rank's i-th tensor."""
     shapes = [case.shape, (3, *case.shape), (1,)]
     inputs = [case.place(case.data(case.rank, slot, shape)) for slot, shape in enumerate(shapes)]

@@ -54,7 +54,7 @@ OPERATIONS = (
     movement(moving.all_to_all_single),
     movement(moving.all_to_all_single_splits),
     movement(moving.coalesced_all_gather_into_tensor),
-    movement(moving.allgather_coalesced),
+    movement(moving.all_gather_coalesced),
     reduction(reducing.all_reduce),
     reduction(reducing.reduce),
     reduction(reducing.reduce_scatter),

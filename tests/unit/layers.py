@@ -20,7 +20,7 @@ _NAME = PACKAGE.name
 #: The modules that lie beside the layers: below all of them, and the door, by which torch and users come in.
 GROUND, DOOR = "the ground", "the door"
 LOOSE = {
-    GROUND: ("names", "errors", "options", "protocol", "settings", "torch_internals", "torch_operators"),
+    GROUND: ("names", "errors", "operations", "options", "protocol", "settings", "torch_internals", "torch_operators"),
     DOOR: ("__init__", "_autoload"),
 }
 
@@ -28,17 +28,17 @@ LOOSE = {
 LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
-    "tensors": ("settings", "torch_internals", "node"),
+    "tensors": ("operations", "settings", "torch_internals", "node"),
     "mpi": ("errors", "names", "settings", "node", "tensors"),
     "store": ("errors", "names", "protocol", "node", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
-    "engine": ("errors", "torch_internals", "tensors", "mpi"),
-    "diagnosis": ("errors", "names", "settings", "torch_internals", "node", "tensors", "store", "engine"),
+    "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
+    "diagnosis": ("errors", "names", "operations", "settings", "torch_internals", "node", "tensors", "store", "engine"),
     "group": (
-        *("errors", "names", "settings", "torch_internals"),
+        *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
     ),
-    "api": ("errors", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
+    "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
     "lifecycle": (
         *(GROUND, "node", "mpi", "store", "communicator", "engine"),
         *("diagnosis", "group", "api"),
@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "dist": ("errors", "names", "node"),
     "launch": ("errors", "node", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "node"),
-    "cli": ("names", "options", "settings", "node", "mpi", "communicator", "jobs"),
+    "cli": ("names", "operations", "options", "settings", "node", "mpi", "communicator", "jobs"),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
 }
 

@@ -16,42 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import torch_internals
+from .. import operations, torch_internals
 from ..errors import DistBackendError
 from ..group.process_group import ProcessGroupMPI
 from . import dispatcher
 
 #: The operations, by the names that torch's dispatcher calls them.
-OPERATIONS = (
-    "allgather",
-    "allgather_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_single",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "scatter",
-    "send",
-)
+OPERATIONS = tuple(row.newer or row.method for row in operations.ROWS)
 #: Older names of some of them, which Python code may still call.
 ALIASES = {
-    "_allgather_base": "all_gather_single",
-    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
-    "alltoall_base": "all_to_all_single",
-    "gather_into_tensor": "gather_single",
-    "_reduce_scatter_base": "reduce_scatter_single",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    alias: name
+    for name, row in zip(OPERATIONS, operations.ROWS, strict=True)
+    for alias in (row.method, *row.aliases)
+    if alias != name
 }
 #: What torch asks a backend besides, answered by the group.
 _QUESTIONS = (

@@ -19,34 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import torch_operators
+from .. import operations, torch_operators
 from ..group.forms import FORMS, first_form
 from ..group.process_group import ProcessGroupMPI
 from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import PREMUL_SUM
 
 #: The methods of a group, by the names of their operators.
-OPERATORS = {
-    "allgather_": "allgather",
-    "_allgather_base_": "_allgather_base",
-    "allgather_coalesced_": "allgather_coalesced",
-    "allgather_into_tensor_coalesced_": "all_gather_single_coalesced",
-    "allreduce_": "allreduce",
-    "allreduce_coalesced_": "allreduce_coalesced",
-    "alltoall_": "alltoall",
-    "alltoall_base_": "alltoall_base",
-    "barrier": "barrier",
-    "broadcast_": "broadcast",
-    "gather_": "gather",
-    "recv_": "recv",
-    "recv_any_source_": "recv_anysource",
-    "reduce_": "reduce",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter_single_coalesced",
-    "scatter_": "scatter",
-    "send": "send",
-}
+OPERATORS = {row.operator or f"{row.method}_": row.method for row in operations.ROWS if row.operator is not None}
 _KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 _UNSET_MS = -1
 #: The Work of the operation that was just begun on this thread: torch returns a holder of it, which knows less.

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ..names import describe_ranks
+from ..operations import BY_NAME
 from ..tensors.dtypes import kind_of
 
 _TEXT_BYTES = 384
 #: At the end of the name of an operation that compares.
 COMPARING = " (comparing the calls)"
-#: Operations whose tensor has as many elements on one rank as on any other.
-_OF_EQUAL_COUNTS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def wanted() -> bool:
@@ -34,7 +33,8 @@ def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
     """
     if not tensors:
         return operation
-    count = f" {tensors[0].numel()}" if operation in _OF_EQUAL_COUNTS else ""
+    row = BY_NAME.get(operation)
+    count = f" {tensors[0].numel()}" if row and row.equal_counts else ""
     return f"{operation}{count} {tensors[0].dtype}"
 
 

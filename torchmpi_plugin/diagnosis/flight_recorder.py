@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _bridge, torch_internals
+from .. import _bridge, operations, torch_internals
 from .frames import line_of
 
 log = logging.getLogger("torchmpi_plugin")
@@ -29,12 +29,6 @@ log = logging.getLogger("torchmpi_plugin")
 #: The version of torch's format that this writes.
 _FORMAT = "2.10"
 _DEFAULT_ENTRIES = 2000
-#: The analyzer's names of operations, where they are not ours.
-_NAMES = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "gather_single": "gather",
-}
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -187,7 +181,8 @@ class Recorder:
     @staticmethod
     def _name(entry: Entry, rank: int) -> str:
         if entry.peer is None:
-            return _NAMES.get(entry.operation, entry.operation)
+            row = operations.BY_NAME.get(entry.operation)
+            return (row and row.recorded) or entry.operation
         arrow = "->" if entry.operation == "send" else "<-"
         return f"{entry.operation} {rank}{arrow}{entry.peer if entry.peer >= 0 else '?'}"
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import torch_internals
+from .. import operations, torch_internals
 from .contracts import Begun
 
 #: Whether this thread is being profiled.
@@ -30,19 +30,6 @@ class Events(NamedTuple):
 
 #: Those of the operation that a thread is about to start, by thread.
 events: dict[int, Events] = {}
-
-#: c10d's operators, where they are not called as ours with a "_" behind.
-_OPERATORS = {
-    "all_reduce": "allreduce_",
-    "all_reduce_coalesced": "allreduce_coalesced_",
-    "all_gather": "allgather_",
-    "all_gather_into_tensor": "_allgather_base_",
-    "reduce_scatter_tensor": "_reduce_scatter_base_",
-    "all_to_all": "alltoall_",
-    "all_to_all_single": "alltoall_base_",
-    "barrier": "barrier",
-    "send": "send",
-}
 
 
 def begin(operation: str) -> None:
@@ -67,7 +54,8 @@ def describe(
     found = events.get(threading.get_ident())
     if found is None or found.call:
         return
-    name = _OPERATORS.get(operation, f"{operation}_")
+    row = operations.BY_NAME.get(operation)
+    name = (row and row.operator) or f"{row.method if row else operation}_"
     tensors = [*inputs, *(tensor for tensor in outputs if all(tensor is not other for other in inputs))]
     said = {
         "Collective name": name.removesuffix("_"),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from .. import _bridge, torch_internals
+from .. import _bridge, operations, torch_internals
 from ..diagnosis import flight_recorder, frames
 from ..engine import activity, profiling
 from ..engine.engine import Engine
@@ -26,24 +26,6 @@ from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
 from . import forms
 from .dispatching import through_dispatcher
 
-#: The methods, with the names of their operations.
-METHODS = {
-    "barrier": "barrier",
-    "broadcast": "broadcast",
-    "allreduce": "all_reduce",
-    "reduce": "reduce",
-    "_allgather_base": "all_gather_into_tensor",
-    "allgather": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter": "reduce_scatter",
-    "gather": "gather",
-    "scatter": "scatter",
-    "alltoall_base": "all_to_all_single",
-    "alltoall": "all_to_all",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-}
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
@@ -51,7 +33,8 @@ def install(group_class: type) -> None:
     """Let the methods of a class of groups take all of c10d's forms, and begin in C where torch shows C its tensors."""
     methods = {name: forms.taking_all(name, through_dispatcher(getattr(group_class, name))) for name in forms.FORMS}
     if torch_internals.tensor_exchange() is not None:
-        methods |= {name: _bridge.Method(methods[name], name, METHODS[name]) for name in METHODS}
+        rows = [row for row in operations.ROWS if row.start]
+        methods |= {row.method: _bridge.Method(methods[row.method], row.name, row.start, row.roles) for row in rows}
     for name in (*methods, *forms.ALIASES):
         setattr(group_class, name, methods[forms.ALIASES.get(name, name)])
 

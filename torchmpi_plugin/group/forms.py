@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from .. import torch_internals
+from .. import operations, torch_internals
 
 _INT64 = 1 << 63
 #: How many TorchDispatchModes, such as CommDebugMode, this thread has entered.
@@ -143,66 +143,11 @@ def _method(options: Any, *texts: str) -> Method:
     return Method(options, tuple(forms))
 
 
-_GATHER = "output: tensor, input: tensor, opts"
-_SCATTER = "outputTensor: tensor, inputTensor: tensor, opts"
-_COALESCED = "outputs: list, inputs: list, opts"
-_ALL_TO_ALL = "output: tensor, input: tensor, output_split_sizes: ints, input_split_sizes: ints"
-
 FORMS = {
-    "barrier": _method(c10d.BarrierOptions, "opts", "timeout"),
-    "broadcast": _method(c10d.BroadcastOptions, "tensors: list, opts", "tensor: tensor, root, timeout"),
-    "allreduce": _method(
-        c10d.AllreduceOptions, "tensors: list, opts", "tensors: list, op, timeout", "tensor: tensor, op, timeout"
-    ),
-    "allreduce_coalesced": _method(c10d.AllreduceCoalescedOptions, "tensors: list, opts"),
-    "reduce": _method(c10d.ReduceOptions, "tensors: list, opts", "tensor: tensor, root, op, timeout"),
-    "allgather": _method(
-        c10d.AllgatherOptions,
-        "output_tensors: lists, input_tensors: list, opts",
-        "output_tensors: list, input_tensor: tensor, timeout",
-    ),
-    "allgather_coalesced": _method(c10d.AllgatherOptions, "output_lists: lists, input_list: list, opts"),
-    "gather": _method(
-        c10d.GatherOptions,
-        "output_tensors: lists, input_tensors: list, opts",
-        "output_tensors: list, input_tensor: tensor, root, timeout",
-    ),
-    "gather_single": _method(c10d.GatherOptions, _GATHER),
-    "scatter": _method(
-        c10d.ScatterOptions,
-        "output_tensors: list, input_tensors: lists, opts",
-        "output_tensor: tensor, input_tensors: list, root, timeout",
-    ),
-    "reduce_scatter": _method(
-        c10d.ReduceScatterOptions,
-        "output_tensors: list, input_tensors: lists, opts",
-        "output: tensor, input: list, op, timeout",
-    ),
-    "alltoall": _method(
-        c10d.AllToAllOptions,
-        "output_tensors: list, input_tensors: list, opts",
-        "output_tensors: list, input_tensors: list, timeout",
-    ),
-    "alltoall_base": _method(c10d.AllToAllOptions, f"{_ALL_TO_ALL}, opts", f"{_ALL_TO_ALL}, timeout"),
-    "_allgather_base": _method(c10d.AllgatherOptions, _GATHER),
-    "_reduce_scatter_base": _method(c10d.ReduceScatterOptions, _SCATTER),
-    "all_gather_single_coalesced": _method(c10d.AllgatherOptions, _COALESCED),
-    "reduce_scatter_single_coalesced": _method(c10d.ReduceScatterOptions, _COALESCED),
-    "send": _method(None, "tensors: list, dstRank: int, tag"),
-    "recv": _method(None, "tensors: list, srcRank: int, tag"),
-    "recv_anysource": _method(None, "arg0: list, arg1: tag"),
+    row.method: _method(getattr(c10d, row.options) if row.options else None, *row.forms) for row in operations.ROWS
 }
 #: Other names of some of them.
-ALIASES = {
-    "all_gather_single": "_allgather_base",
-    "allgather_into_tensor": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-    "gather_into_tensor": "gather_single",
-    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
-}
+ALIASES = {name: row.method for row in operations.ROWS for name in (row.newer, *row.aliases) if name}
 
 
 # ---- from the call to the one form ----

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import settings
+from .. import _bridge, settings
 from ..diagnosis import monitor
 from ..engine import activity, engine
 
@@ -43,13 +43,11 @@ class Counted(Protocol):
 
 def of(group: Counted) -> dict[str, Any]:
     """The figures of an open group: see :func:`torchmpi_plugin.statistics`."""
-    lib, ffi = engine.start().lib, engine.start().ffi
-    kinds = lib.mpp_call_kinds()
+    lib, ffi, kinds = engine.start().lib, engine.start().ffi, len(_bridge.CALLS)
     figures: Any = ffi.new("uint64_t[]", 2 * kinds + 2)
     late: Any = ffi.new("int64_t[]", group.size())
     lib.mpp_group_statistics(group.communicator.handle, figures, late)
-    names = [ffi.string(lib.mpp_call_name(kind)).decode() for kind in range(kinds)]
-    called = {name: (int(figures[2 * kind]), int(figures[2 * kind + 1])) for kind, name in enumerate(names)}
+    called = {name: (int(figures[2 * kind]), int(figures[2 * kind + 1])) for kind, name in enumerate(_bridge.CALLS)}
     return {
         "rank": group.rank(),
         "size": group.size(),

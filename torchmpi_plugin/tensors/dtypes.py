@@ -7,53 +7,22 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from .. import torch_internals
+from .. import _bridge, torch_internals
+from ..operations import BY_NAME
 from .arguments import ArgumentError
 
-# Position = enum mpp_dtype of c_src/arith/reduce.h. The MPI type is given where MPI is handed that type to reduce;
-# the others are converted to one of these first (mpp_wide_dtype). Data that only moves travels as bytes.
-_TABLE: tuple[tuple[str, str | None], ...] = (
-    ("bool", None),
-    ("uint8", "UINT8_T"),
-    ("int8", "INT8_T"),
-    ("uint16", "UINT16_T"),
-    ("int16", "INT16_T"),
-    ("uint32", "UINT32_T"),
-    ("int32", "INT32_T"),
-    ("uint64", "UINT64_T"),
-    ("int64", "INT64_T"),
-    ("float16", None),
-    ("bfloat16", None),
-    ("float32", "FLOAT"),
-    ("float64", "DOUBLE"),
-    ("complex32", None),
-    ("complex64", "C_FLOAT_COMPLEX"),
-    ("complex128", "C_DOUBLE_COMPLEX"),
-    ("float8_e4m3fn", None),
-    ("float8_e4m3fnuz", None),
-    ("float8_e5m2", None),
-    ("float8_e5m2fnuz", None),
-)
-DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for code, (name, _) in enumerate(_TABLE)}
-MPI_DATATYPES: dict[int, str] = {code: name for code, (_, name) in enumerate(_TABLE) if name}
-
-# Position = enum mpp_redop.
-MPI_OPERATIONS: dict[int, str] = dict(enumerate(("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR")))
+# C's numbers: c_src/arith/dtypes.h.
+DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for code, name in enumerate(_bridge.DTYPES)}
+MPI_DATATYPES: dict[int, str] = {code: name for code, name in enumerate(_bridge.MPI_DATATYPES) if name}
+MPI_OPERATIONS: dict[int, str] = dict(enumerate(_bridge.REDUCTIONS))
 
 _Kind: Any = ReduceOp.RedOpType  # the stubs do not list its members
 
 AVG, PREMUL_SUM, SUM = _Kind.AVG, _Kind.PREMUL_SUM, _Kind.SUM
 OPERATIONS: dict[Any, int] = {
-    _Kind.SUM: 0,
-    _Kind.AVG: 0,
-    _Kind.PREMUL_SUM: 0,
-    _Kind.PRODUCT: 1,
-    _Kind.MIN: 2,
-    _Kind.MAX: 3,
-    _Kind.BAND: 4,
-    _Kind.BOR: 5,
-    _Kind.BXOR: 6,
+    getattr(_Kind, "PRODUCT" if name == "PROD" else name): code for code, name in MPI_OPERATIONS.items()
 }
+OPERATIONS |= dict.fromkeys((AVG, PREMUL_SUM), OPERATIONS[SUM])
 
 
 def kind_of(op: Any) -> Any:
@@ -75,23 +44,18 @@ def premul_factor(op: Any) -> float:
     return float(factor)
 
 
-# Position = enum mpp_call_kind of c_src/shim.h.
-_CALLS = ("", "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "an exchange")
-_EXCHANGE = len(_CALLS) - 1
-
-
 def describe_call(call: Any) -> str:
     """What a rank called, from its ``mpp_call``."""
-    kind = _CALLS[call.kind]
+    kind = _bridge.CALLS[call.kind]
     if kind == "barrier":
         return kind
-    if call.kind == _EXCHANGE:
+    if kind == "exchange":
         return "gather, scatter or all_to_all"
     how = ""
-    if kind in ("all_reduce", "reduce", "reduce_scatter"):
+    if BY_NAME[kind].reduces:
         name = "PREMUL_SUM" if call.has_premul else "AVG" if call.divisor > 1 else MPI_OPERATIONS[call.op]
         how = f" ({name})"
-    dtype = f" of {_TABLE[call.dtype][0]}" if how else ""
+    dtype = f" of {_bridge.DTYPES[call.dtype]}" if how else ""
     root = f" with root {call.root}" if call.root >= 0 else ""
     if not call.has_lengths:
         return f"{kind}{how} of {call.bytes} bytes{dtype}{root}"
@@ -104,14 +68,15 @@ def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> s
     Args:
         expected: bytes that this rank's list has for that rank, -1 where there is no list.
     """
-    if theirs.kind == 0:
+    kind, own_kind = _bridge.CALLS[theirs.kind], _bridge.CALLS[mine.kind]
+    if kind == "nothing":
         return f"rank {rank} had no memory for its call and makes none"
-    if theirs.kind == mine.kind == _EXCHANGE:
+    if kind == own_kind == "exchange":
         if theirs.root < 0:
             return "some rank sends another not as many bytes as that one expects"
         return f"rank {rank} sends {theirs.bytes} bytes to rank {theirs.root}, which expects {theirs.own}"
     text = f"rank {rank} calls {describe_call(theirs)}"
-    if theirs.kind != mine.kind or expected < 0:
+    if kind != own_kind or expected < 0:
         return text
     if theirs.own != expected:
         return f"{text}, for which the list of this rank has {expected}"

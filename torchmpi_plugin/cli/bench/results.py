@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...operations import ROWS
+
 RAW = "raw"
 """The contestant that calls MPI through mpi4py, without torch.distributed."""
 
@@ -26,12 +28,8 @@ OVERLAP_SLEEP = 0.5
 
 
 _BUS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
     "ping_pong": lambda _: 2.0,  # two messages, one after the other
-    "broadcast": lambda _: 1.0,
-    "all_gather_into_tensor": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter_tensor": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all_single": lambda ranks: (ranks - 1) / ranks,
+    **{row.name: row.bus for row in ROWS if row.bus},
 }
 
 

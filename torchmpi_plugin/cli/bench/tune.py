@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 from ... import settings
 from ...communicator.tuning import CHOICES, Tuning
+from ...operations import ROWS
 from ...options import Options
 from .results import Row
 
-OPERATIONS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+#: What is measured of those that mpiplus has collectives of its own for.
+OPERATIONS = tuple(row.name for row in ROWS if row.bus and row.equal_counts)
 
 
 def hindrance(nodes: Sequence[str]) -> str:
