@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from typing import Any
 
 from ..names import BACKEND
@@ -21,9 +22,12 @@ def replace(names: Collection[str]) -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    for function in _FUNCTIONS:
+    makers: dict[str, Any] = {function: functools.partial(_replacing, names=names) for function in _FUNCTIONS}
+    if "gloo" in names:
+        makers["monitored_barrier"] = _monitored
+    for function, make in makers.items():
         original = getattr(distributed_c10d, function)
-        replacement = _replacing(original, names)
+        replacement = make(original)
         for module in (dist, distributed_c10d, device_mesh):
             if getattr(module, function, None) is original:
                 setattr(module, function, replacement)
@@ -50,3 +54,20 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         return original(*given.args, **given.kwargs)
 
     return replacing
+
+
+def _monitored(original: Callable[..., None]) -> Callable[..., None]:
+    """torch's ``monitored_barrier`` looks for gloo by name."""
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        import torch.distributed as dist
+
+        found = dist.group.WORLD if group is None else group
+        if found is not None and type(found).monitored_barrier is not dist.ProcessGroup.monitored_barrier:
+            timeout = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+            found.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            original(group, timeout, wait_all_ranks)
+
+    return monitored_barrier

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ def _sum() -> list[float]:
 def meets(backend: str) -> None:
     """By env://, of which torch needs all four variables."""
     dist.init_process_group(backend, init_method="env://")
+    if backend == "gloo":  # or what MPIPLUS_REPLACE has put in its place
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
     print("sum", dist.get_backend(), _sum(), "port", os.environ["MASTER_PORT"])
     subgroup = dist.new_group([0, 1], backend="gloo")
     dist.all_reduce(torch.ones(1), group=subgroup)  # gloo is sure to be connected then
