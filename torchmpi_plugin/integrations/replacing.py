@@ -50,10 +50,26 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
         if backend is not None or makes_the_world:
-            given.arguments["backend"] = meant(backend, names)
+            given.arguments["backend"] = backend = meant(backend, names)
+        if (backend or _of_the_world()) == BACKEND:
+            _leave_others_options(given.arguments)
         return original(*given.args, **given.kwargs)
 
     return replacing
+
+
+def _of_the_world() -> str:
+    import torch.distributed as dist
+
+    return dist.get_backend() if dist.is_initialized() else ""
+
+
+def _leave_others_options(arguments: dict[str, Any]) -> None:
+    """Of the options of the backend that was asked for only the timeout means something to mpiplus."""
+    options: Any = arguments.get("pg_options")
+    if hasattr(options, "_timeout"):  # mpiplus's own have none
+        del arguments["pg_options"]
+        arguments.setdefault("timeout", options._timeout)
 
 
 def _monitored(original: Callable[..., None]) -> Callable[..., None]:
@@ -63,8 +79,9 @@ def _monitored(original: Callable[..., None]) -> Callable[..., None]:
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         import torch.distributed as dist
 
-        found = dist.group.WORLD if group is None else group
-        if found is not None and type(found).monitored_barrier is not dist.ProcessGroup.monitored_barrier:
+        base: Any = dist.ProcessGroup  # the stubs do not know its method
+        found: Any = dist.group.WORLD if group is None else group
+        if isinstance(found, base) and type(found).monitored_barrier is not base.monitored_barrier:
             timeout = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
             found.monitored_barrier(timeout, wait_all_ranks)
         else:
