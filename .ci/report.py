@@ -67,7 +67,7 @@ def print_what_the_night_adds(texts: dict[str, str], left_out: Path) -> None:
             print(f"  {stage}: {what}")
     for what, count in sorted(skipped.items()):
         print(f"  {what} ({count})")
-    print("  stages aarch64 and frameworks")
+    print("  stages aarch64, frameworks and pytorch_tests")
 
 
 if __name__ == "__main__":

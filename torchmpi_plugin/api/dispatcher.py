@@ -124,11 +124,22 @@ def _kernel(operator: str, schema: Any, original: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _monitored_barrier(schema: Any, original: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, tensor: torch.Tensor, group: Any, device_ids: Any, timeout: int, wait_all_ranks: bool) -> Any:
+        ours = _ours(group)
+        if ours is None:
+            return original.call_boxed(keys, tensor, group, device_ids, timeout, wait_all_ranks)
+        return ours.monitored_barrier(None if timeout == _UNSET_MS else timedelta(milliseconds=timeout), wait_all_ranks)
+
+    return kernel
+
+
 @functools.cache
 def install() -> None:
     """Put the kernels in front of torch's."""
     for operator in OPERATORS:
         torch_operators.put_before_kernels("c10d", operator, functools.partial(_kernel, operator))
+    torch_operators.put_before_kernels("c10d", "monitored_barrier_", _monitored_barrier)
 
 
 # ---- functional operators that ask the group for a backend ----

@@ -65,9 +65,7 @@ def monitored_barrier(
     Raises:
         DistBackendError: some ranks did not come in time; every rank that came gets this error.
     """
-    ours = resolve(group)
-    runtime.refuse_in_forked_child("monitored_barrier")
-    ours.checkin.barrier(timeout or ours.timeout, "monitored_barrier")
+    resolve(group).monitored_barrier(timeout, wait_all_ranks)
 
 
 def statistics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:

@@ -15,11 +15,13 @@ operation is complete when it returns. Each is written for one form of its argum
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from ..diagnosis.comparison import Call
 from ..engine.engine import SLICE_NS
 from ..engine.work import Work
+from ..mpi import runtime
 from ..tensors import arguments
 from ..tensors.arguments import bytes_of, readable, writable
 from . import call_path, several
@@ -44,6 +46,11 @@ class ProcessGroupMPI(Exchanging, Reducing, Splitting, Windows):
         if self._calls.compares:
             self._compare("barrier", Call(), opts)
         return self._issue("barrier", self._lib.mpp_barrier, (group, SLICE_NS if sync else 0), sync, [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
+        runtime.refuse_in_forked_child("monitored_barrier")
+        self.checkin.barrier(self.timeout if timeout is None else timeout, "monitored_barrier")
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Copy the root's tensor to every rank's; the root's own is only read.

@@ -13,7 +13,7 @@ from ..engine.coalesced import CoalescedWork
 from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..tensors import arguments, overlaps
-from ..tensors.arguments import ArgumentError, blocks_of, bytes_of, check, readable, rows_of, single, writable
+from ..tensors.arguments import NoTensorsError, blocks_of, bytes_of, check, readable, rows_of, single, writable
 from ..tensors.overlaps import Memory
 from . import device_reductions, several, sparse
 from .messages import Messages, first_of
@@ -72,7 +72,7 @@ class Reducing(Messages):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> CoalescedWork:
         """``allreduce`` of each tensor, as one Work."""
         if not tensors:
-            raise ArgumentError("all_reduce_coalesced: the list of tensors is empty")
+            raise NoTensorsError("all_reduce_coalesced: the list of tensors is empty")
         for tensor in tensors:
             self._reduction(check(tensor, "all_reduce_coalesced").dtype, opts.reduceOp, "all_reduce_coalesced")
         memories: Sequence[Memory | None] = overlaps.results_of_all(

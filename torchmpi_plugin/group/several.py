@@ -9,7 +9,7 @@ import torch
 
 from ..engine.work import Work
 from ..tensors import arguments, device
-from ..tensors.arguments import ArgumentError, Finish, check, readable
+from ..tensors.arguments import ArgumentError, Finish, NoTensorsError, check, readable
 from ..tensors.dtypes import PREMUL_SUM, kind_of
 
 
@@ -25,7 +25,7 @@ def _check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation:
 def one_of(tensors: Sequence[torch.Tensor], index: int, operation: str) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     """The tensor that the options name by their ``rootTensor``, and the others."""
     if not tensors:
-        raise ArgumentError(f"{operation}: the list of tensors is empty")
+        raise NoTensorsError(f"{operation}: the list of tensors is empty")
     if not 0 <= index < len(tensors):
         raise ArgumentError(f"{operation}: invalid root tensor: {index}; this rank has {len(tensors)}")
     tensor = check(tensors[index], operation)

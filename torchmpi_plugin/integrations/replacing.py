@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from typing import Any
 
 from ..names import BACKEND
@@ -21,9 +22,12 @@ def replace(names: Collection[str]) -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    for function in _FUNCTIONS:
+    makers: dict[str, Any] = {function: functools.partial(_replacing, names=names) for function in _FUNCTIONS}
+    if "gloo" in names:
+        makers["monitored_barrier"] = _monitored
+    for function, make in makers.items():
         original = getattr(distributed_c10d, function)
-        replacement = _replacing(original, names)
+        replacement = make(original)
         for module in (dist, distributed_c10d, device_mesh):
             if getattr(module, function, None) is original:
                 setattr(module, function, replacement)
@@ -46,7 +50,41 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
         if backend is not None or makes_the_world:
-            given.arguments["backend"] = meant(backend, names)
+            given.arguments["backend"] = backend = meant(backend, names)
+        if (backend or _of_the_world()) == BACKEND:
+            _leave_others_options(given.arguments)
         return original(*given.args, **given.kwargs)
 
     return replacing
+
+
+def _of_the_world() -> str:
+    import torch.distributed as dist
+
+    return dist.get_backend() if dist.is_initialized() else ""
+
+
+def _leave_others_options(arguments: dict[str, Any]) -> None:
+    """Of the options of the backend that was asked for only the timeout means something to mpiplus."""
+    options: Any = arguments.get("pg_options")
+    if hasattr(options, "_timeout"):  # mpiplus's own have none
+        del arguments["pg_options"]
+        arguments.setdefault("timeout", options._timeout)
+
+
+def _monitored(original: Callable[..., None]) -> Callable[..., None]:
+    """torch's ``monitored_barrier`` looks for gloo by name."""
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        import torch.distributed as dist
+
+        base: Any = dist.ProcessGroup  # the stubs do not know its method
+        found: Any = dist.group.WORLD if group is None else group
+        if isinstance(found, base) and type(found).monitored_barrier is not base.monitored_barrier:
+            timeout = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+            found.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            original(group, timeout, wait_all_ranks)
+
+    return monitored_barrier

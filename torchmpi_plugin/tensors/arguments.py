@@ -36,12 +36,17 @@ class NotDenseError(ArgumentError, NotImplementedError):
     """A tensor that is no plain array of numbers: a wrong argument; torch's dispatcher calls it not implemented."""
 
 
+class NoTensorsError(ArgumentError, NotImplementedError):
+    """A list without tensors: torch's dispatcher finds a kernel by them."""
+
+
 def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     """The one tensor of an argument that c10d passes as a list of one, checked."""
     if isinstance(tensors, torch.Tensor):
         return check(tensors, operation, sparse)
     if len(tensors) != 1:
-        raise ArgumentError(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
+        kind = ArgumentError if tensors else NoTensorsError
+        raise kind(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
     return check(tensors[0], operation, sparse)
 
 

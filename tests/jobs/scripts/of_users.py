@@ -6,7 +6,9 @@ import ctypes
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +25,12 @@ def _sum() -> list[float]:
 def meets(backend: str) -> None:
     """By env://, of which torch needs all four variables."""
     dist.init_process_group(backend, init_method="env://")
+    if backend == "gloo":  # or what MPIPLUS_REPLACE has put in its place
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
     print("sum", dist.get_backend(), _sum(), "port", os.environ["MASTER_PORT"])
-    subgroup = dist.new_group([0, 1], backend="gloo")
+    gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
+    options = {"pg_options": gloo._Options()} if backend == "gloo" else {}
+    subgroup = dist.new_group([0, 1], backend="gloo", **options)
     dist.all_reduce(torch.ones(1), group=subgroup)  # gloo is sure to be connected then
     print("subgroup", dist.get_backend(subgroup))
     dist.destroy_process_group()

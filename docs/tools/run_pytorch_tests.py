@@ -1,0 +1,280 @@
+"""Runs tests of PyTorch's own on gloo and with mpiplus in gloo's place, compares, and writes docs/pytorch-tests.md.
+
+    python docs/tools/run_pytorch_tests.py                                # what torch's wheel has: distributed_test.py
+    python docs/tools/run_pytorch_tests.py ~/pytorch                      # and test/distributed of a checkout
+    python docs/tools/run_pytorch_tests.py --page - --only test_device_mesh.py -- ~/pytorch
+    python docs/tools/run_pytorch_tests.py --page - --keyword "all_reduce or broadcast"
+
+MPIPLUS_PYTORCH may name the checkout as well. It should be at the tag of the installed torch: its tests are not in the
+wheel. The tests start their own processes, so the MPI must be one that such processes can join: MPICH. They need
+expecttest. mpiplus takes gloo's place by MPIPLUS_REPLACE. The exit code is 1 where a test passes on gloo alone, and
+REASONS has none for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing.context
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PAGE = Path(__file__).parents[1] / "pytorch-tests.md"
+#: Its tests are in torch's wheel; what starts them is not.
+BODY = "distributed_test.py"
+START_BODY = """
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+del TestDistBackend
+"""
+#: Of test/distributed: all tests, or those that a keyword of pytest picks.
+FILES = {
+    "test_c10d_object_collectives.py": "",
+    "test_collective_utils.py": "",
+    "test_c10d_functional_native.py": "not Nccl and not nccl",
+    "test_functional_api.py": "",
+    "test_device_mesh.py": "",
+    "test_c10d_gloo.py": "not ProcessGroupGlooTest and not ReducerTest",  # which make gloo's own class
+    "pipelining/test_schedule_multiproc.py": "",
+    "tensor/test_dtensor.py": "",
+    "tensor/test_redistribute.py": "",
+    "tensor/parallel/test_parallelize_api.py": "",
+    "tensor/parallel/test_tp_examples.py": "",
+    "checkpoint/test_dtensor_checkpoint.py": "",
+    "checkpoint/test_file_system_checkpoint_cpu.py": "",
+    "_composable/test_replicate.py": "",
+    "_composable/fsdp/test_fully_shard_init.py": "",
+    "optim/test_zero_redundancy_optimizer.py": "",
+}
+#: Why a test that passes on gloo does not with mpiplus in its place: file, pattern of its name, reason.
+REASONS: tuple[tuple[str, str, str], ...] = (
+    (BODY, "test_get_backend$", "the name: `get_backend()` says `mpiplus`"),
+    (BODY, "test_monitored_barrier_gloo", "gloo's words: mpiplus raises as well, and names the ranks in its own"),
+)
+RECORD = "MPIPLUS_PYTORCH_TESTS"
+FORKING = "MPIPLUS_PYTORCH_FORKING"
+CHECKOUT = "MPIPLUS_PYTORCH"
+
+
+# ---- in the pytest that runs the tests ----
+
+
+class Forked(multiprocessing.context.ForkServerProcess):
+    """A process of a test, forked of one that has imported torch: that is most of what such a process costs."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._environment = dict(os.environ)
+
+    def run(self) -> None:
+        """As in a new process: with the environment of this moment, not that of the one it was forked of."""
+        os.environ.update(self._environment)
+        super().run()
+
+
+def pytest_configure(config: Any) -> None:
+    """Where the run wants that: PyTorch's own way is a new process for each rank of each test."""
+    if FORKING not in os.environ:
+        return
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    multiprocessing.set_forkserver_preload(["torch.testing._internal.common_distributed", os.environ[FORKING]])
+    MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(Forked)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Note the outcome at once: a run that is ended has those before it."""
+    if RECORD not in os.environ or (report.when != "call" and report.outcome == "passed"):
+        return
+    text = report.longreprtext if report.outcome == "failed" else ""
+    lines = [line.removeprefix("E").strip() for line in text.splitlines()]
+    lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed|exit code)\b", line)] or lines[-1:]
+    with Path(os.environ[RECORD]).open("a") as record:
+        record.write(json.dumps([report.nodeid.partition("::")[2], report.outcome, "; ".join(lines)[-300:]]) + "\n")
+
+
+# ---- runs ----
+
+
+class Outcome(NamedTuple):
+    result: str
+    words: str
+
+
+class Compared(NamedTuple):
+    """One file, on both."""
+
+    file: str
+    keyword: str
+    gloo: dict[str, Outcome]
+    ours: dict[str, Outcome]
+
+    def differences(self) -> dict[str, Outcome]:
+        """The tests that gloo passes and mpiplus does not."""
+        missing = Outcome("not run", "")
+        found = {test: self.ours.get(test, missing) for test, its in self.gloo.items() if its.result == "passed"}
+        return {test: outcome for test, outcome in found.items() if outcome.result != "passed"}
+
+
+def environment_of(path: Path, work: Path, ours: bool, forks: bool) -> dict[str, str]:
+    """What the tests of a file ask for: distributed_test.py wants directories, and the backend's name."""
+    for part in ("barrier", "test_dir", "init_dir"):
+        (work / part).mkdir(parents=True)
+    own = {
+        RECORD: str(work / "record"),
+        "BACKEND": "gloo",
+        "WORLD_SIZE": "3",
+        "TEMP_DIR": str(work),
+        "TMPDIR": str(work),
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "300",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(path.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    own |= {FORKING: path.stem} if forks else {}
+    return os.environ | own | ({"MPIPLUS_REPLACE": "gloo"} if ours else {})
+
+
+def run(path: Path, place: Path, ours: bool, keyword: str, given: argparse.Namespace) -> dict[str, Outcome]:
+    """The tests of a file, each in processes of its own."""
+    work = place / ("mpiplus" if ours else "gloo") / path.stem
+    environment = environment_of(path, work, ours, not given.fresh)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, "-p", "no:cacheprovider"]
+    command += ["-p", "no:xdist", "--rootdir", str(path.parent), "-c", os.devnull]
+    command += [*(["-k", keyword] if keyword else []), str(path)]
+    with (work / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, cwd=work, start_new_session=True
+        )
+        try:
+            process.wait(given.seconds)
+        except subprocess.TimeoutExpired:
+            print(f"{path.name}: not through in {given.seconds:.0f} s", flush=True)
+        with contextlib.suppress(ProcessLookupError):  # also what a test has left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if not (work / "record").exists():
+        print((work / "output").read_text()[-2000:], flush=True)
+        return {}
+    return read((work / "record").read_text())
+
+
+def read(record: str) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    for test, result, words in map(json.loads, record.splitlines()):
+        if test not in found or result == "failed":  # also a failure of what comes before or after it
+            found[test] = Outcome(result, words)
+    return found
+
+
+# ---- the page ----
+
+
+def reason_of(file: str, test: str) -> str:
+    return next((why for name, pattern, why in REASONS if name == file and re.search(pattern, test)), "")
+
+
+def row(compared: Compared) -> str:
+    skipped, gloo, ours = (
+        sum(outcome.result == result for outcome in found.values())
+        for result, found in (("skipped", compared.gloo), ("passed", compared.gloo), ("passed", compared.ours))
+    )
+    file = f"`{compared.file}`" + (f", `-k '{compared.keyword}'`" if compared.keyword else "")
+    return f"| {file} | {len(compared.gloo)} | {skipped} | {gloo} | {ours} | {len(compared.differences()) or 'none'} |"
+
+
+INTRODUCTION = """# PyTorch's own tests
+
+`docs/tools/run_pytorch_tests.py` writes this page. It runs tests of PyTorch's own on gloo, and once more with mpiplus
+in gloo's place (`MPIPLUS_REPLACE=gloo`), on one node without a GPU. Here: torch {torch}, {mpi}.
+
+`distributed_test.py` is in torch's wheel. The others are files of `test/distributed` in PyTorch's repository, which CI
+cannot download: they run where the script, or `MPIPLUS_PYTORCH`, is given a checkout at the tag of the installed torch.
+Here that was {revision}. A file that has no row was not run.
+
+| file | tests | skipped | passed on gloo | passed on mpiplus | passed on gloo only |
+|---|---|---|---|---|---|
+"""
+
+
+def revision_of(checkout: Path | None) -> str:
+    if checkout is None:
+        return "none"
+    command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "some files of a revision that is not known"
+
+
+def page(results: Sequence[Compared], checkout: Path | None) -> str:
+    import torch
+    from mpi4py import MPI
+
+    library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
+    text = INTRODUCTION.format(torch=torch.__version__.partition("+")[0], mpi=library, revision=revision_of(checkout))
+    lines = [row(each) for each in results]
+    different = [(each.file, *found) for each in results for found in sorted(each.differences().items())]
+    if different:
+        lines += ["", "| passed on gloo only | on mpiplus | reason |", "|---|---|---|"]
+    for file, test, outcome in different:
+        words = reason_of(file, test) or outcome.words.replace("|", "\\|")
+        lines.append(f"| {test.rpartition('::')[2]} | {outcome.result} | {words} |")
+    return text + "\n".join(lines) + "\n"
+
+
+def write(file: Path, text: str) -> None:
+    """Before the section of another script's."""
+    _, heading, others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
+    file.write_text(text + heading + others)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given = os.environ.get(CHECKOUT)
+    parser.add_argument("checkout", type=Path, nargs="?", default=given and Path(given), help="of pytorch/pytorch")
+    parser.add_argument("--only", nargs="+", default=[BODY, *FILES], metavar="FILE", help="these files")
+    parser.add_argument("--keyword", help="these tests of each, as pytest's -k has it")
+    parser.add_argument("--fresh", action="store_true", help="new processes, not forks of one that has imported torch")
+    parser.add_argument("--seconds", type=float, default=3600, help="for each file on each backend")
+    parser.add_argument("--page", default=str(PAGE), help="where the table goes; - for stdout")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given, results = arguments(), []
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        body = place / BODY
+        body.write_text(START_BODY)
+        for file in given.only:
+            path = body if file == BODY else (given.checkout or place) / "test" / "distributed" / file
+            if not path.exists():
+                print(f"{file}: not run: it is in a checkout of PyTorch, which {CHECKOUT} may name", flush=True)
+                continue
+            keyword = given.keyword or FILES.get(file, "")
+            each = [run(path, place, ours, keyword, given) for ours in (False, True)]
+            results.append(Compared(file, keyword, *each))
+            print(row(results[-1]), flush=True)
+    if given.page == "-":
+        print(page(results, given.checkout))
+    else:
+        write(Path(given.page), page(results, given.checkout))
+    unexplained = [test for each in results for test in each.differences() if not reason_of(each.file, test)]
+    for test in unexplained:
+        print(f"no reason is known: {test}", flush=True)
+    return 1 if unexplained or not results or not all(each.gloo for each in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
