@@ -128,7 +128,7 @@ def _monitored_barrier(schema: Any, original: Any) -> Callable[..., Any]:
     def kernel(keys: Any, tensor: torch.Tensor, group: Any, device_ids: Any, timeout: int, wait_all_ranks: bool) -> Any:
         ours = _ours(group)
         if ours is None:
-            return original.call_boxed(keys, tensor, group, device_ids, timeout, wait_all_ranks)
+            return original(keys, tensor, group, device_ids, timeout, wait_all_ranks)
         return ours.monitored_barrier(None if timeout == _UNSET_MS else timedelta(milliseconds=timeout), wait_all_ranks)
 
     return kernel
