@@ -14,6 +14,13 @@ from .torch_internals import find
 C10D = "torch._C._distributed_c10d"
 
 
+def operators_tell_the_reduction() -> bool:
+    """Whether Python can read the ReduceOp that an operator is given. torch 2.8 cannot, which lacks this as well."""
+    import torch
+
+    return hasattr(torch.library, "get_kernel")
+
+
 #: Where a kernel comes before those of all devices, and after all else: modes, functionalization, autograd.
 _BEFORE_DEVICES = "BackendSelect"
 _DEVICES = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")

@@ -12,8 +12,13 @@ import torch.distributed as dist
 from groups import on_gloo, only_up_to
 from operator_tables import Results, called, compare, compiled, functionals, operators_of, ramp
 
+from torchmpi_plugin import torch_operators
+
 pytestmark = [
     pytest.mark.mpi(min_size=2),
+    pytest.mark.skipif(
+        not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
+    ),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 

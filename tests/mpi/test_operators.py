@@ -28,8 +28,13 @@ from operator_tables import (
 )
 from torch.distributed.tensor.debug import CommDebugMode
 
+from torchmpi_plugin import torch_operators
+
 pytestmark = [
     pytest.mark.mpi(min_size=2),
+    pytest.mark.skipif(
+        not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
+    ),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 

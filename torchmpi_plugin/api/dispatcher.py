@@ -182,8 +182,9 @@ def install_functional() -> None:
 
 def attach(group: ProcessGroupMPI) -> None:
     """Let torch's operators work with a group that has no backend in C++, as far as this torch allows."""
-    install_functional()
-    group._allow_operators, group._show_to_modes = install, show_to_modes
+    if torch_operators.operators_tell_the_reduction():
+        install_functional()
+        group._allow_operators, group._show_to_modes = install, show_to_modes
 
 
 # ---- from the method to the operator ----
