@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Member(NamedTuple):
         compares: whether it was asked to compare the calls.
         config: what else it was asked for.
         tuning: the file that "auto" follows; empty: none.
+        secret: a number that nobody can guess; rank 0's is the group's.
     """
 
     process: peers.Process
@@ -40,6 +42,7 @@ class Member(NamedTuple):
     compares: bool
     config: GroupConfig
     tuning: str
+    secret: str
 
 
 class Communicator:
@@ -52,6 +55,7 @@ class Communicator:
         place: where this rank is among the nodes; computed from one exchange, so that all answers agree.
         node_count: how many nodes there are.
         processes: the ranks' processes, where they can be seen from here.
+        secret: what its ranks alone know, as it was sent over MPI only.
         compares: whether a rank was asked to compare the calls; then all do.
         config: what its rank 0 was asked for.
         largest_tag: the largest tag a user may give.
@@ -78,7 +82,8 @@ class Communicator:
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
-            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, config, file))
+            me = Member(peers.this(), runtime.allowed_cpus(), compares, config, file, secrets.token_hex(16))
+            everybody = steps.take(lambda: me)
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
@@ -117,6 +122,7 @@ class Communicator:
         here = everybody[rank].process.node
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
         self.processes = [peers.if_visible(member.process) for member in everybody]
+        self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
         self.config = everybody[0].config
         self.handle = self._lib.mpp_group_new(
