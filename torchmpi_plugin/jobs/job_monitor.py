@@ -204,6 +204,9 @@ class JobMonitor:
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
             fields["attempt"] = self._orders.attempt
+            if place.local_rank not in (self._orders.shown_local_ranks or [place.local_rank]):
+                for terminal in self._terminals.values():
+                    terminal.hidden.add(rank)
             threads = max(1, len(cores[member.identity]) // place.local_size)
             who = torch_variables(fields, len(set(nodes)))
             who |= {name: members[0].master[name] for name in self._orders.wants_master}
@@ -225,7 +228,7 @@ class JobMonitor:
                 self._ending.order.append(record)
         elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
             said = frame.message
-            record.code, record.signal = said["code"], said["signal"]
+            record.code, record.signal, record.error = said["code"], said["signal"], said["error"]
             record.ended_by_mpi |= said["by_mpi"]
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
