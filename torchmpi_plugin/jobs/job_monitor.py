@@ -117,6 +117,7 @@ class JobMonitor:
         addresses = [address] if here else node.addresses(of_all_interfaces=True)
         self._reception = Reception(self._secret, address, self._layout.ranks, self._welcome)
         contact = {"addresses": addresses, "port": self._reception.port, "secret": self._secret}
+        contact["recovers"] = self._ending.recovers
         try:
             with caught(FORWARDED, self._loop, self._signalled):
                 await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
@@ -236,9 +237,14 @@ class JobMonitor:
                 self._ending.order.append(record)
             if record.code:
                 self._failed()
-        elif frame.kind == MESSAGE and frame.message.get("event") == "told" and record.code == 0:
-            member.dismiss()
+        elif frame.kind == MESSAGE and frame.message.get("event") == "told":
+            self._told_all(member)
         self._look_again.set(0)
+
+    def _told_all(self, member: Member) -> None:
+        """MPI takes a rank for alive as long as its supervisor is, also where others are to go on without it."""
+        if member.record.code == 0 or self._ending.recovers:
+            member.dismiss()
 
     def _lost(self, member: Member) -> None:
         self._channels.discard(member.channel)
