@@ -5,6 +5,7 @@ Everything in here happens while a group is made or freed; operations use only `
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -17,7 +18,7 @@ from ..mpi import runtime
 from ..node import node, peers, shared_files
 from ..node.shared_files import Share
 from . import tuning
-from .config import GroupConfig
+from .config import GroupConfig, disagreement
 from .footprint import Footprint, attach, of_group, path
 from .shared_memory import Segment, create_file, has_own_collectives, segment_size
 from .steps import Steps
@@ -43,6 +44,13 @@ class Member(NamedTuple):
     config: GroupConfig
     tuning: str
     secret: str
+
+
+@functools.cache
+def _tell_once(problem: str) -> None:
+    """Not for each group: a variable that some ranks lack is the same for all."""
+    if problem:
+        log.warning("mpiplus: %s", problem)
 
 
 class Communicator:
@@ -125,6 +133,8 @@ class Communicator:
         self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
         self.config = everybody[0].config
+        if rank == 0:
+            _tell_once(disagreement([member.config for member in everybody]))
         self.handle = self._lib.mpp_group_new(
             runtime.handle_of(self.comm),
             rank,
