@@ -91,6 +91,10 @@ class Hosts:
         """Unplug a node."""
         _do("ip", "-n", self._space(name), "link", "set", "eth0", "down")
 
+    def plug_in(self, name: str) -> None:
+        """Plug a node in again."""
+        _do("ip", "-n", self._space(name), "link", "set", "eth0", "up")
+
     def silence_names(self) -> None:
         """From now on every node asks a name server that never answers, and is patient: 30 s, five times."""
         server = f"{SUBNET}.250"

@@ -2,8 +2,8 @@
  * the engine's lock nor Python's, so it answers while ranks are stuck. For stacks it sends the process the signal for
  * which Python's faulthandler, in a handler written in C, writes them to a file.
  *
- * A request is a line: "status", "stacks", "others" or "dump". The answer goes until the end of the connection. Only
- * the owner of the process and root get one. */
+ * A request is a line: "status", "stacks", "dump" or "others ...", which Python takes apart. The answer goes until the
+ * end of the connection. Only the owner of the process and root get one. */
 #define _GNU_SOURCE
 #include "group/status.h"
 
@@ -19,7 +19,7 @@
 
 #include "engine/pause.h"
 
-enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000, REQUEST = 64 };
+enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000 };
 
 static const char *const names[MPP_CALL_KINDS] = MPP_CALL_NAMES;
 
@@ -30,7 +30,7 @@ static struct {
     int listening, stacks, stack_signal;
     pthread_t thread, main_thread;
     pthread_cond_t is_given;
-    int wanted; /* of the thread in Python that looks once a second: bits of mpp_wanted */
+    char wanted[MPP_REQUEST]; /* of the thread in Python that looks once a second; empty: nothing */
     char *given;
 } status = {.lock = PTHREAD_MUTEX_INITIALIZER, .is_given = PTHREAD_COND_INITIALIZER, .listening = -1, .stacks = -1};
 
@@ -176,28 +176,28 @@ static void write_stacks(FILE *out) {
 }
 
 /* What only Python can do: ask ranks on other nodes through the job's store, and write the flight recorder's trace. */
-static void write_pythons_answer(FILE *out, int wanted) {
+static void write_pythons_answer(FILE *out, const char *request) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += PYTHON_SECONDS;
     pthread_mutex_lock(&status.lock);
-    status.wanted = wanted;
+    snprintf(status.wanted, sizeof status.wanted, "%s", request);
     while (!status.given)
         if (pthread_cond_timedwait(&status.is_given, &status.lock, &until)) break;
     if (status.given) fputs(status.given, out);
     free(status.given);
     status.given = NULL;
-    status.wanted = 0;
+    status.wanted[0] = 0;
     pthread_mutex_unlock(&status.lock);
 }
 
-/* What somebody waits for that the caller is to give: MPP_WANTS_OTHERS or MPP_WANTS_DUMP; 0: nothing. */
-int mpp_status_wanted(void) {
+/* Into `request`, of MPP_REQUEST bytes, the line of somebody who waits for the caller's answer. 0: nobody does. */
+int mpp_status_wanted(char *request) {
     pthread_mutex_lock(&status.lock);
-    int wanted = status.wanted;
-    status.wanted = 0;
+    memcpy(request, status.wanted, sizeof status.wanted);
+    status.wanted[0] = 0;
     pthread_mutex_unlock(&status.lock);
-    return wanted;
+    return request[0] != 0;
 }
 
 void mpp_status_give(const char *text) {
@@ -225,7 +225,7 @@ static int may_ask(int connection) {
 
 static void answer(int connection) {
     struct timeval limit = {.tv_sec = CALLER_SECONDS};
-    char request[REQUEST] = "", *text = NULL;
+    char request[MPP_REQUEST] = "", *text = NULL;
     size_t length = 0;
     setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -234,8 +234,7 @@ static void answer(int connection) {
     if (!out) return;
     if (!strcmp(request, "status\n")) write_status(out);
     if (!strcmp(request, "stacks\n")) write_stacks(out);
-    if (!strcmp(request, "others\n")) write_pythons_answer(out, MPP_WANTS_OTHERS);
-    if (!strcmp(request, "dump\n")) write_pythons_answer(out, MPP_WANTS_DUMP);
+    if (!strcmp(request, "dump\n") || !strncmp(request, "others ", 7)) write_pythons_answer(out, request);
     if (!fclose(out)) send_all(connection, text, length);
     free(text);
 }

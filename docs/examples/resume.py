@@ -1,8 +1,9 @@
-"""Training that goes on after a rank has died: all ranks are started again, from the last checkpoint.
+"""Training that goes on after a rank has died, from the last checkpoint: all ranks start again, or the others go on.
 
     mpiplus run -n 2 --max-restarts 2 resume.py --kill 1                # DistributedDataParallel
     mpiplus run -n 3 resume.py --fsdp --kill 1                          # FSDP2: ends with rank 1 ...
     mpiplus run -n 2 resume.py --fsdp                                   # ... and goes on with one rank fewer
+    mpiplus run -n 3 --mpi-args "--with-ft ulfm" resume.py --survive --kill 1    # without a restart: Open MPI 5
 
 Checkpoints are written by torch.distributed.checkpoint while the training goes on. One that a rank's death has cut
 short has no .metadata, which is written last, and is passed over. Rank 0 prints the loss of each step to the bit.
@@ -21,6 +22,8 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+import torchmpi_plugin
 
 STEPS, EVERY, BATCH = 30, 5, 24
 
@@ -106,11 +109,21 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("checkpoints"))
     parser.add_argument("--fsdp", action="store_true", help="shard the model over the ranks")
     parser.add_argument("--kill", type=int, default=-1, help="the rank that kills itself, unless it was started again")
+    parser.add_argument("--survive", action="store_true", help="go on without ranks that have died; needs ULFM")
     parser.add_argument("--at", type=int, default=18, help="after how many steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("mpiplus")
-    train(options)
+    while True:
+        try:
+            train(options)
+            break
+        except RuntimeError as error:  # a RankFailedError; out of DDP's reducer, which is C++, only its text comes
+            if not options.survive or "RankFailedError" not in repr(error):
+                raise
+            print(f"goes on after {error}", flush=True)
+            torchmpi_plugin.shrink()  # a new world of those that are left; model, optimizer and groups are made again
+            options.kill = -1
     dist.destroy_process_group()
 
 

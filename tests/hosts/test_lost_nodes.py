@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,9 @@ import pytest
 from mpi_installations import Installation
 from network import Hosts, hosts, missing
 
+FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
+SCRIPTS = Path(__file__).parent / "scripts"
+RANKS = 4
 #: Prints, so that there is data under way which nobody acknowledges once the cable is cut.
 PROGRAM = (
     'touch "ready-$TORCHELASTIC_RESTART_COUNT-$RANK"; '
@@ -68,3 +73,62 @@ def test_a_node_is_cut_off(
     told = output_file.read_text()
     assert "node3 no longer answers and will be left out" in told
     assert sorted(re.findall(r"\[rank \d, restart 1\] (\w+)", told)) == sorted(left.split(","))
+
+
+def started(made: Hosts, installation: Installation, tmp_path: Path, script: str, *words: str) -> subprocess.Popen:
+    """`mpiplus run` of a script of tests/hosts/scripts on two nodes with two ranks each; it prints into a file."""
+    is_open_mpi = installation.vendor == "Open MPI"
+    agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
+    options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1", "--mpi-args", agent]
+    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+    command = made.on("node1", [mpiplus, "run", *options, str(SCRIPTS / script), str(tmp_path), *words])
+    environment = {**installation.full_environment(), "UCX_TLS": "tcp"}
+    with (tmp_path / "output").open("wb") as output:
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
+
+
+def wait_for_ranks(job: subprocess.Popen, directory: Path) -> None:
+    until = time.monotonic() + 150
+    while not all((directory / f"ready-{rank}").exists() for rank in range(RANKS)):
+        assert time.monotonic() < until and job.poll() is None, (directory / "output").read_text()
+        time.sleep(0.1)
+
+
+def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
+    """The job ends by itself, soon after the deadline of init_process_group, and names the node or its ranks."""
+    job = started(two_hosts, installation, tmp_path, "cable.py", "meets")
+    try:
+        wait_for_ranks(job, tmp_path)
+        time.sleep(3)
+        two_hosts.cut("node2")
+        (tmp_path / "cut").touch()
+        assert job.wait(100) != 0
+        gone_within(two_hosts, "node2", 60)
+    finally:
+        job.kill()
+    assert re.search(r"node2|ranks 2, 3", (tmp_path / "output").read_text()), (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("what", ["works", "stops"])
+def test_a_job_that_goes_on(two_hosts: Hosts, installation: Installation, tmp_path: Path, what: str) -> None:
+    """A cable that is out for 5 s, and a rank that is stopped for 20 s, delay it; nothing more."""
+    if what == "stops" and not FULL:
+        pytest.skip("takes long; MPIPLUS_TEST_FULL=1: this too")
+    job = started(two_hosts, installation, tmp_path, "cable.py", what)
+    try:
+        wait_for_ranks(job, tmp_path)
+        if what == "works":
+            two_hosts.cut("node2")
+            time.sleep(5)
+            two_hosts.plug_in("node2")
+        else:
+            pid = int((tmp_path / "pid-2").read_text())
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(20)
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(2)
+        (tmp_path / "enough").touch()
+        assert job.wait(100) == 0, (tmp_path / "output").read_text()
+    finally:
+        job.kill()
+    assert (tmp_path / "output").read_text().count("at the end") == RANKS

@@ -47,6 +47,19 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
     ]
 
 
+def test_a_node_with_another_variable(
+    two_hosts: Hosts, installation: Installation, environment: dict[str, str]
+) -> None:
+    """The job works, by rank 0's word, which says so once."""
+    set_there = 'export MPIPLUS_COLLECTIVES=$([ $(hostname) = node1 ] && echo own || echo mpi); exec "$@"'
+    command = ["sh", "-c", set_there, "sh", fork_server.python(), str(SCRIPTS / "places.py")]
+    words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
+    code, output = run_limited(words, environment, 120)
+    assert code == 0, output
+    assert output.count("were asked for different things, and rank 0's count") == 1, output
+    assert "ranks 0, 1: own collectives; ranks 2, 3: mpi collectives" in output
+
+
 def test_what_a_group_costs(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """`mpiplus info --job` looks at each node; what the group then says of itself is the same."""
     environment = {**environment, "MPIPLUS_COLLECTIVES": "auto"}

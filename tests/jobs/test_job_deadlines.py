@@ -49,6 +49,11 @@ def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
     outcome.failed(reason[where]).says_not("came out of it").within(SOON, since=job.directory / "begins-0")
 
 
+def test_a_backward_pass_without_a_rank(job: Job) -> None:
+    """An error, where DDP's reducer used to find no gradients in the failed future: SIGSEGV."""
+    job.run(2, "deadlines.py", "backward", job.directory).says_not("Segmentation").says("goes on(.|\n)*goes on")
+
+
 def test_a_receives_deadline_and_a_slow_peer(job: Job) -> None:
     job.run(2, "deadlines.py", "messages", job.directory).succeeded(2)
 

@@ -83,9 +83,11 @@ def read_terminal(terminal: int) -> str:
     return data.decode()
 
 
-@pytest.mark.parametrize("words", [("echo", "one", "two"), ("echo one two",)])
+@pytest.mark.parametrize(
+    "words", [("-c", "echo", "one", "two"), ("-c", "echo one two"), ("--no-python", "echo", "one", "two")]
+)
 def test_a_command(job: Job, words: tuple[str, ...]) -> None:
-    ended(mpiplus(job, "run", "-n", 2, "--no-prefix", "-c", *words), 0).says("(?m)^one two$")
+    ended(mpiplus(job, "run", "-n", 2, "--no-prefix", *words), 0).says("(?m)^one two$")
 
 
 def test_a_file_per_rank(job: Job) -> None:
@@ -94,6 +96,30 @@ def test_a_file_per_rank(job: Job) -> None:
     for rank in range(2):
         assert (job.directory / f"logs/2/{rank}-{rank}.out").read_text().startswith("hello x")
         assert (job.directory / f"logs/0-{rank}.err").read_text() == "to stderr\n"
+
+
+def test_a_directory_per_attempt_and_rank(job: Job) -> None:
+    """As torchrun has it; and the launcher tells what ``@record`` has written where no traceback was shown."""
+    options = ("--log-dir", "logs", "--max-restarts", 1)
+    outcome = ended(launch(job, 2, "recorded.py", options=options), 1)
+    assert outcome.stderr.count("rank 1 on node") >= 2
+    assert len(re.findall("rank 1 on node .* has recorded: ArithmeticError: no more\n", outcome.stderr)) == 2
+    for attempt in range(2):
+        directory = job.directory / f"logs/attempt_{attempt}"
+        assert [(directory / f"{rank}/stdout.log").read_text() for rank in range(2)] == [
+            *("rank 0 prints\n", "rank 1 prints\n")
+        ]
+        assert (directory / "1/stderr.log").read_text() == "to stderr\n"
+        assert "py_callstack" in (directory / "1/error.json").read_text()
+        assert not (directory / "0/error.json").exists()
+
+
+def test_an_error_file_that_does_not_stay(job: Job) -> None:
+    """And of each node the output of some ranks only, which all do print into their files."""
+    options = ("--local-ranks-filter", "0", "--stdout", "{rank}.out")
+    outcome = ended(launch(job, 2, "recorded.py", options=options), 1)
+    outcome.says("rank 0 prints", "has recorded: ArithmeticError: no more").says_not(r"\[rank 1\]")
+    assert (job.directory / "1.out").read_text() == "rank 1 prints\n"
 
 
 def test_a_file_that_cannot_be_written(job: Job) -> None:

@@ -117,11 +117,37 @@ def test_training_ends_with_the_same_losses(job: Job) -> None:
     print(f"{began - died:.1f} s from the death to the next step", file=sys.stderr)
 
 
+def test_torchruns_own_restarts(job: Job) -> None:
+    """Its second attempt is a new MPI world, on the ranks that it has started again."""
+    words = ("--directory", job.directory / "cut", "--kill", 1)
+    outcome = job.torchrun(2, str(RESUME), *words, environment={"PET_MAX_RESTARTS": "1"})
+    if job.installation.vendor == "Open MPI":
+        outcome.failed("were not started by MPI")
+    else:
+        ended(outcome, 0).says("2 ranks begin at step 0", "2 ranks begin at step 1[05]")
+        assert sorted(losses(outcome.stdout)) == list(range(1, 31))
+
+
 def test_a_checkpoint_that_was_half_written(job: Job) -> None:
     ended(resume(job, 2, "--at", 12, "--kill", 1), 137)
     os.makedirs(job.directory / "checkpoints/step-25")
     (job.directory / "checkpoints/step-25/__0_0.distcp").write_bytes(b"cut off")
     ended(resume(job, 2), 0).says("2 ranks begin at step (5|10),")
+
+
+@pytest.mark.parametrize("how", [(), ("--fsdp",)])
+def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
+    """Without a restart, where MPI has ULFM: three ranks' training ends on two."""
+    if job.installation.vendor != "Open MPI":
+        pytest.skip(f"{job.installation.vendor} has no ULFM")
+    whole = losses(ended(resume(job, 3, *how, "--directory", "whole"), 0).stdout)
+    options = ("--mpi-args", "--with-ft ulfm")
+    outcome = ended(resume(job, 3, *how, "--survive", "--kill", 1, options=options), 0)
+    outcome.says("goes on after .*rank 1 .*has ended", "2 ranks begin at step 1[05],").says_not("restart")
+    found = losses(outcome.stdout)
+    assert sorted(found) == sorted(whole) == list(range(1, 31))
+    for step, loss in found.items():
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(whole[step]), rel=1e-4)
 
 
 def test_fsdp_goes_on_with_fewer_ranks(job: Job) -> None:

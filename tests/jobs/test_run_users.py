@@ -112,7 +112,7 @@ def test_a_signal_goes_to_the_process_that_has_a_handler(job: Job) -> None:
     [
         (("rnu", "-n", "2"), "No such command 'rnu'. Did you mean 'run'?"),
         (("train.py",), "mpiplus run -n 2 train.py"),
-        (("run", "-n", 2, "--log-dir", "x", "train.py"), "--stdout 'logs/{rank}.out'"),
+        (("run", "-n", 2, "--tee", "3", "train.py"), "--log-dir DIR"),
         (("run", "-n", 2, "-t", "3", "train.py"), "--tee is torchrun's"),
     ],
 )

@@ -39,6 +39,9 @@ def running(job: Job, command: Sequence[str], ranks: int = RANKS) -> Iterator[di
             for file in directory.glob("*.sock"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
+            process.terminate()  # a launcher takes its ranks with it, those too that have no socket
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
@@ -53,15 +56,26 @@ def asked(environment: dict[str, str], *words: object) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
 
 
+def told_when(environment: dict[str, str], pattern: str) -> subprocess.CompletedProcess[str]:
+    """What is told once a line has this pattern: on busy cores a rank takes its time to see for whom it waits."""
+    until = time.monotonic() + 60
+    while True:
+        told = asked(environment)
+        assert told.returncode == 0, told.stderr
+        if re.search(f"(?m)^{pattern}$", told.stdout) or time.monotonic() > until:
+            assert re.search(f"(?m)^{pattern}$", told.stdout), told.stdout
+            return told
+        time.sleep(1)
+
+
 @pytest.mark.parametrize("where", ["sleeps", "loops", "holds_the_gil"])
 def test_a_rank_that_others_wait_for(job: Job, where: str) -> None:
     """Under plain mpirun. It is named first, with who waits; its stacks say where it is, whoever has the GIL."""
     with running(job, ranks_of(job, where)) as environment:
-        told = asked(environment)
-        assert told.returncode == 0, told.stderr
+        told = told_when(environment, "  rank 1 is behind: ranks 0, 2 wait for it in group default_pg for [0-9.]+ s")
         lines = told.stdout.splitlines()
         assert "asked.py" in lines[0] and "3 ranks on 1 node(s)" in lines[0]
-        assert re.match("  rank 1 is behind: ranks 0, 2 wait for it in group default_pg for [0-9.]+ s", lines[3])
+        assert "rank 1 is behind" in lines[3]
         assert re.search(
             "(?m)^ +0 .* in all_reduce #51 of 8 bytes .default_pg. for [0-9.]+ s, waits for rank 1$", told.stdout
         )
@@ -78,6 +92,38 @@ def test_a_rank_that_is_stopped(job: Job) -> None:
         assert told["attention"][1].startswith("rank 1 is behind: ranks 0, 2 wait for it")
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
         assert told["ranks"][0]["groups"][0]["missing"] == [1]
+
+
+def test_before_there_is_a_group(job: Job) -> None:
+    """Nobody answers, and it is said since when somebody would."""
+    with running(job, [MPIPLUS, "run", "-n", str(RANKS), str(SCRIPTS / "asked.py"), "begins"]) as environment:
+        told = asked(environment)
+        assert (told.returncode, "has called init_process_group with mpiplus" in told.stdout) == (1, True)
+
+
+def test_a_rank_that_is_killed(job: Job) -> None:
+    """Open MPI lets the others go on if asked to; MPICH's launcher ends them, and there is no job to ask."""
+    lets_go_on = job.installation.vendor == "Open MPI"
+    command = ranks_of(job, "everybody")
+    after_mpiexec = command.index(job.installation.mpiexec) + 1
+    command[after_mpiexec:after_mpiexec] = ["--enable-recovery"] if lets_go_on else []
+    with running(job, command) as environment:
+        (socket,) = (job.directory / "sockets").glob("*.1.*.sock")
+        os.kill(int(socket.name.split(".")[2]), signal.SIGKILL)
+        until = time.monotonic() + 30
+        while len(status_json(environment).get("ranks", [])) not in ((RANKS,) if lets_go_on else (0,)):
+            assert time.monotonic() < until
+        assert not socket.exists()
+        if lets_go_on:
+            told = status_json(environment)
+            assert told["attention"] == [
+                "rank 1 does not answer: on another node, which may be cut off, or it has ended"
+            ]
+            assert [rank["answer"] is not None for rank in told["ranks"]] == [True, False, True]
+
+
+def status_json(environment: dict[str, str]) -> dict:
+    return json.loads(asked(environment, "--json").stdout)
 
 
 def test_under_mpiplus_run_and_in_a_subprocess_of_torchrun(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -114,14 +115,23 @@ def test_requeue(slurm: Cluster, train: str, environment: dict[str, str], launch
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_scancel(slurm: Cluster, train: str, environment: dict[str, str], tmp_path: Path, launcher: str) -> None:
-    """While ranks wait for another one: all of them end, on both nodes."""
+    """While ranks wait for another one, as `mpiplus status` says: all of them end, on both nodes."""
+    environment = {**environment, "MPIPLUS_STATUS_DIRECTORY": str(tmp_path / "sockets")}
     batch = slurm.start(SCRIPTS / f"slurm-{launcher}.sh", [train, "wait", str(tmp_path / "ready")], environment)
     files = [tmp_path / f"ready-{rank}" for rank in range(4)]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    wait_for(lambda: "rank 0 is behind" in status(slurm, environment))
     slurm.run("scancel", batch.job)
     assert "JobState=CANCELLED" in slurm.wait(batch, SECONDS)
     processes = [Path("/proc") / file.read_text() for file in files]
     wait_for(lambda: not any(process.exists() for process in processes))
+
+
+def status(slurm: Cluster, environment: dict[str, str]) -> str:
+    """What `mpiplus status` says on the first node, outside of the job."""
+    command = slurm.on(slurm.network.names[0], "mpiplus", "status")
+    full = {**os.environ, **environment}
+    return subprocess.run(command, env=full, check=False, capture_output=True, text=True, timeout=60).stdout
 
 
 def wait_for(true: Callable[[], bool]) -> None:

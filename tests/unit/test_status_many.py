@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from torchmpi_plugin.cli.status.screen import attention_of, screen_of
-from torchmpi_plugin.jobs import asking
-from torchmpi_plugin.jobs.asking import Rank, ask, ask_job
-from torchmpi_plugin.node import status_files
+from torchmpi_plugin.jobs.asking import Rank, ask_job
+from torchmpi_plugin.node import rank_calls, status_files
+from torchmpi_plugin.node.rank_calls import ask
 
 RANKS = 64
 SERVERS = """
@@ -87,7 +88,7 @@ def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
         sockets = status_files.sockets()
         assert len(sockets) == 2
     until = time.monotonic() + 20  # the kernel needs a moment to end them, and init to take notice
-    while any(asking.state_of(each.pid) != "ended" for each in sockets):
+    while any(rank_calls.state_of(each.pid) != "ended" for each in sockets):
         assert time.monotonic() < until
         time.sleep(0.01)
     ranks = ask_job(sockets)
@@ -116,16 +117,28 @@ def test_a_path_longer_than_a_sockets_may_be(monkeypatch: pytest.MonkeyPatch, le
             assert os.listdir("/proc/self/fd") == before
 
 
-def test_what_it_does_not_understand(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_not_understand(directory: Path) -> None:
     """No answer, and the next who asks gets one."""
     with servers(directory, 1):
         sockets = status_files.sockets()
         assert ask(sockets, "what", 5.0) == ask(sockets, "x" * 1000, 5.0) == ask(sockets, "", 5.0) == {}
         assert ask(sockets, "stacks", 5.0) == {}  # there is no file for them
         assert json.loads(ask(sockets, "status", 5.0)[0])["groups"][0]["name"] == "g"
-        monkeypatch.setattr(asking, "PYTHON_SECONDS", 8.0)
-        assert ask(sockets, "others", 8.0) == {}  # no Python answers
+        assert ask(sockets, "others status", 8.0) == {}  # no Python answers
         assert 0 in ask(sockets, "status", 5.0)
+
+
+def test_a_rank_that_somebody_else_asks(directory: Path) -> None:
+    """Its thread waits for Python, for longer than a rank gets that is asked from memory; it is not called silent."""
+    with servers(directory, 1):
+        sockets = status_files.sockets()
+        other = threading.Thread(target=ask, args=(sockets, "others status", 8.0))
+        other.start()
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert ask_job(sockets)[0].answer is not None
+        assert time.monotonic() - began > rank_calls.MEMORY_SECONDS
+        other.join()
 
 
 def group(name: str, **more: object) -> dict:

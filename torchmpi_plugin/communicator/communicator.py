@@ -5,8 +5,10 @@ Everything in here happens while a group is made or freed; operations use only `
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from ..mpi import runtime
 from ..node import node, peers, shared_files
 from ..node.shared_files import Share
 from . import tuning
-from .config import GroupConfig
+from .config import GroupConfig, disagreement
 from .footprint import Footprint, attach, of_group, path
 from .shared_memory import Segment, create_file, has_own_collectives, segment_size
 from .steps import Steps
@@ -33,6 +35,7 @@ class Member(NamedTuple):
         compares: whether it was asked to compare the calls.
         config: what else it was asked for.
         tuning: the file that "auto" follows; empty: none.
+        secret: a number that nobody can guess; rank 0's is the group's.
     """
 
     process: peers.Process
@@ -40,6 +43,14 @@ class Member(NamedTuple):
     compares: bool
     config: GroupConfig
     tuning: str
+    secret: str
+
+
+@functools.cache
+def _tell_once(problem: str) -> None:
+    """Not for each group: a variable that some ranks lack is the same for all."""
+    if problem:
+        log.warning("mpiplus: %s", problem)
 
 
 class Communicator:
@@ -52,6 +63,7 @@ class Communicator:
         place: where this rank is among the nodes; computed from one exchange, so that all answers agree.
         node_count: how many nodes there are.
         processes: the ranks' processes, where they can be seen from here.
+        secret: what its ranks alone know, as it was sent over MPI only.
         compares: whether a rank was asked to compare the calls; then all do.
         config: what its rank 0 was asked for.
         largest_tag: the largest tag a user may give.
@@ -78,7 +90,8 @@ class Communicator:
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
-            everybody = steps.take(lambda: Member(peers.this(), runtime.allowed_cpus(), compares, config, file))
+            me = Member(peers.this(), runtime.allowed_cpus(), compares, config, file, secrets.token_hex(16))
+            everybody = steps.take(lambda: me)
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
@@ -117,8 +130,11 @@ class Communicator:
         here = everybody[rank].process.node
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
         self.processes = [peers.if_visible(member.process) for member in everybody]
+        self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
         self.config = everybody[0].config
+        if rank == 0:
+            _tell_once(disagreement([member.config for member in everybody]))
         self.handle = self._lib.mpp_group_new(
             runtime.handle_of(self.comm),
             rank,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import settings
+from ..names import describe_ranks
 
 if TYPE_CHECKING:
     from .._shim import Lib
@@ -58,3 +60,24 @@ def group_config(collectives: str | None, reproducible: bool | None, wire_dtype:
             f"{settings.REPRODUCIBLE.name}=0"
         )
     return GroupConfig("own", True)
+
+
+def disagreement(configs: Sequence[GroupConfig]) -> str:
+    """What to tell of ranks that were asked for different things, by rank; nothing if they agree."""
+    ranks: dict[GroupConfig, list[int]] = {}
+    for rank, config in enumerate(configs):
+        ranks.setdefault(config, []).append(rank)
+    if len(ranks) < 2:
+        return ""
+    asked = "; ".join(f"{describe_ranks(those, 8)}: {_in_words(config)}" for config, those in ranks.items())
+    return (
+        f"the ranks of a group were asked for different things, and rank 0's count ({asked}). A variable may have "
+        f"reached some nodes only: mpirun -x NAME hands it on, mpiplus run does by itself"
+    )
+
+
+def _in_words(config: GroupConfig) -> str:
+    memory = "" if config.shares else ", no shared memory"
+    sums = ", reproducible sums" if config.reproducible else ""
+    wire = "" if config.wire_dtype == "float32" else ", sums of 16-bit floats sent as they are"
+    return f"{config.collectives} collectives{memory}{sums}{wire}"

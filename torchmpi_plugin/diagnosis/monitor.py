@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,10 +18,14 @@ from torch.distributed import Store
 
 from ..engine import activity, engine
 from ..store.checkin import Report, start_thread
-from . import flight_recorder, frames
+from . import flight_recorder, frames, questions
+from .questions import Answers, Inbox, Seal
+from .spokesman import Spokesman, written_trace
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
 LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
+#: The same for a rank that asks those of its node first; less than the thread in C waits for this one.
+SPOKEN_WITHIN = 4.5
 
 
 class Describes(Protocol):
@@ -77,7 +81,6 @@ def _answer() -> str:
     return f"{describe()}\n{json.dumps(calls)}\n{engine.status_text()}"
 
 
-_ASKED = "mpiplus/status/asked"
 #: Set where an operation has timed out: those that are asked write their flight recorder's trace too.
 _DUMP = "mpiplus/status/dump"
 
@@ -90,41 +93,47 @@ class Monitor:
         connection: to the same store, which nobody else uses for long: a call waits for whatever else waits on it.
         rank: this process in the world.
         elsewhere: the ranks on other nodes.
+        secret: what only the ranks of this world know.
     """
 
-    def __init__(self, store: Store, connection: Store, rank: int, elsewhere: list[int]) -> None:
+    def __init__(self, store: Store, connection: Store, rank: int, elsewhere: list[int], secret: str) -> None:
         self._store = store
         self._connection = connection
-        self._rank = rank
         self._elsewhere = elsewhere
+        self._rank = rank
         self._stop = threading.Event()
+        kinds: dict[str, Answers] = {"describe": self._describe}
+        self._seal = Seal(secret)
+        self._inbox = Inbox(connection, self._seal, kinds | Spokesman(connection, rank).kinds())
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
-        answered = 0
-        store = self._connection
         with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
             while not self._stop.wait(LOOK_EVERY):
                 self._answer_locally()
-                asked = int(store.get(_ASKED)) if store.check([_ASKED]) else 0
-                if asked > answered and store.check([_DUMP]) and flight_recorder.current is not None:
+                if not self._inbox.has_mail():
+                    continue
+                if self._connection.check([_DUMP]) and flight_recorder.current is not None:
                     flight_recorder.current.write_after_failure()
-                while answered < asked:  # several ranks may have asked
-                    answered += 1
-                    store.set(f"mpiplus/status/{answered}/{self._rank}", _answer())
+                self._inbox.answer()
+
+    def _describe(self, _: int, ranks: Sequence[int]) -> dict[int, str]:
+        return {self._rank: _answer()} if self._rank in ranks else {}
 
     def _answer_locally(self) -> None:
         """Do for ``mpiplus status``, which has asked this process, what the thread in C cannot."""
-        lib = engine.start().lib
-        wanted = lib.mpp_status_wanted()
-        if wanted == lib.MPP_WANTS_OTHERS:
-            lib.mpp_status_give(json.dumps(self.ask(self._elsewhere)).encode())
-        elif wanted == lib.MPP_WANTS_DUMP:
-            try:
-                told = flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
-            except OSError as error:
-                told = str(error)
-            lib.mpp_status_give(told.encode())
+        request = engine.status_request()
+        if request == "dump":
+            engine.give_status(written_trace())
+        elif request:
+            engine.give_status(json.dumps(self._ask_elsewhere(request)))
+
+    def _ask_elsewhere(self, request: str) -> dict[int, str]:
+        """Pass ``others KIND [RANK,...]`` on to ranks on other nodes."""
+        _, kind, *numbers = [*request.split(), "", ""]
+        wanted = {int(word) for word in numbers[0].split(",") if word.isdigit()} or set(self._elsewhere)
+        ranks = [rank for rank in self._elsewhere if rank in wanted]
+        return questions.ask(self._connection, self._seal, kind, ranks, SPOKEN_WITHIN) if ranks else {}
 
     def want_traces(self) -> None:
         """Let every rank that is asked from now on write the trace of its flight recorder first."""
@@ -132,16 +141,7 @@ class Monitor:
 
     def ask(self, ranks: list[int]) -> dict[int, str]:
         """What ``ranks`` of the world say: see :func:`_answer`. Those that do not answer in time are left out."""
-        number = self._store.add(_ASKED, 1)
-        until = time.monotonic() + ANSWER_WITHIN
-        answers: dict[int, str] = {}
-        while len(answers) < len(ranks) and time.monotonic() < until:
-            for rank in [rank for rank in ranks if rank not in answers]:
-                key = f"mpiplus/status/{number}/{rank}"
-                if self._store.check([key]):
-                    answers[rank] = self._store.get(key).decode(errors="replace")
-            time.sleep(0.05)
-        return answers
+        return questions.ask(self._store, self._seal, "describe", ranks, ANSWER_WITHIN)
 
     def stop(self) -> None:
         """No more answers."""
@@ -155,12 +155,12 @@ monitor: Monitor | None = None
 _world: World | None = None
 
 
-def start(world: World, store: Store, connection: Store, elsewhere: list[int]) -> None:
+def start(world: World, store: Store, connection: Store, elsewhere: list[int], secret: str) -> None:
     """Answer for this process, until ``world`` ends: see :class:`Monitor`."""
     global monitor, _world
     if _world is not None:
         stop(_world)
-    monitor, _world = Monitor(store, connection, world.rank(), elsewhere), world
+    monitor, _world = Monitor(store, connection, world.rank(), elsewhere, secret), world
 
 
 def answers_for(group: World) -> bool:

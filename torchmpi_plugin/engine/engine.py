@@ -318,6 +318,19 @@ def mpi_error_text(code: int) -> str:
     return str(ffi.string(text).decode(errors="replace"))
 
 
+def status_request() -> str:
+    """What somebody has asked the thread in C that Python is to answer, by :func:`give_status`; empty: nothing."""
+    lib, ffi = runtime.shim()
+    request = ffi.new("char[]", lib.MPP_REQUEST)
+    return str(ffi.string(request).decode(errors="replace")).strip() if lib.mpp_status_wanted(request) else ""
+
+
+def give_status(text: str) -> None:
+    """The answer to :func:`status_request`."""
+    lib, _ = runtime.shim()
+    lib.mpp_status_give(text.encode())
+
+
 def status_text() -> str:
     """What the thread in C tells about this process, as JSON; empty without memory."""
     lib, ffi = runtime.shim()

@@ -15,7 +15,7 @@ from .. import _bridge
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import device
-from . import engine, typed_future
+from . import engine, failed_future, typed_future
 from .contracts import Owner, Pending
 from .typed_future import TypedFuture
 
@@ -159,7 +159,10 @@ class Work(dist.Work):
         if promise is None:
             return
         if self._error is not None:
-            promise.set_exception(self._error)  # type: ignore[arg-type]
+            if isinstance(promise, TypedFuture):
+                promise.set_exception(self._error)
+            else:
+                failed_future.fail(promise, self._error, bool(device.devices_of(self._tensors)))
         else:
             promise.set_result(self._tensors)
 

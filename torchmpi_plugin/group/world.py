@@ -52,7 +52,7 @@ def adopt(group: Group) -> None:
     checkin = group.checkin.connected_anew()
     group.serves_store = group.rank() == 0 and group.size() > 1
     if group.size() > 1:
-        monitor.start(group, group.get_group_store(), checkin.store, _elsewhere(group))
+        monitor.start(group, group.get_group_store(), checkin.store, _elsewhere(group), group.communicator.secret)
 
 
 def _elsewhere(group: Group) -> list[int]:

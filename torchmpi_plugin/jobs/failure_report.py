@@ -66,7 +66,7 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
         cause = f"exit code {record.left_with}"
     elif record.ended_by_mpi:
         cause = "ended the job (MPI_Abort)"
-    return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause)
+    return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause, record.error)
 
 
 def describe_failure(failure: RankFailure, others: int) -> str:
@@ -76,6 +76,8 @@ def describe_failure(failure: RankFailure, others: int) -> str:
     if failure.traceback:
         lines += [f"mpiplus run: the last lines of {name} on stderr:"]
         lines += [f"    {line}" for line in failure.traceback.splitlines()]
+    if failure.error:
+        lines += [f"mpiplus run: {name} has recorded: {failure.error}"]
     ended = f"; the other {others} rank{'s were' if others > 1 else ' was'} ended" if others else ""
     lines.append(f"mpiplus run: {name} failed first: {failure.cause}{ended}")
     return "\n".join(lines)

@@ -12,11 +12,13 @@ import json
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from .. import settings
 from ..node import node
 from .signals import FORWARDED
 
+_KILLED = 128
 VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens
 
 
@@ -37,6 +39,17 @@ def _guard(supervisor: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _end_as(code: int, recovers: bool) -> NoReturn:
+    """End with the program's code; where MPI lets the others go on, by SIGKILL if a signal has killed the program.
+
+    Open MPI tells the others of the death of a rank, without which MPI_Comm_shrink waits for it for ever, if its
+    process was killed; an exit code would be an end like any other.
+    """
+    if recovers and code > _KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(code)
+
+
 def _pass_on(process: int, *numbers: int) -> None:
     """The signals; SIGCONT among them has one that was stopped hear the others."""
     with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -48,14 +61,15 @@ def main() -> None:
     """Be the guard, and its child the supervisor."""
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)  # a launcher may have been started with some of them ignored
+    contact = json.loads(os.environ.pop(VARIABLE))
     guard_gone, keep = os.pipe()
     supervisor = os.fork()
     if supervisor:
         os.close(guard_gone)
-        sys.exit(_guard(supervisor))
+        _end_as(_guard(supervisor), contact.get("recovers", False))
     os.close(keep)
     guard = os.getppid()
     os.setsid()
     from .supervisor import supervise  # what the guard needs nothing of
 
-    sys.exit(supervise(json.loads(os.environ.pop(VARIABLE)), guard_gone, guard))
+    sys.exit(supervise(contact, guard_gone, guard))

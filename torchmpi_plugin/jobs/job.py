@@ -33,6 +33,8 @@ def run_job(
     env: Mapping[str, str] | None = None,
     stdout: str | None = None,
     stderr: str | None = None,
+    error_file: str | None = None,
+    shown_local_ranks: Sequence[int] | None = None,
     timeout: float | None = None,
     grace: float = 10.0,
     start_timeout: float = 120.0,
@@ -65,6 +67,9 @@ def run_job(
         stdout: each rank's stdout goes to this file too, with the fields {rank}, {local_rank}, {world_size},
             {node_rank}, {local_world_size} and {attempt}.
         stderr: the same for stderr.
+        error_file: where torch's ``@record`` writes a rank's last exception, with the same fields; None: nowhere that
+            stays.
+        shown_local_ranks: whose output is shown, by their numbers on their nodes; None: all ranks'.
         timeout: seconds after which the job is ended; None: no limit.
         grace: seconds that ranks have between SIGTERM and SIGKILL when the job is ended.
         start_timeout: seconds for all ranks to come up.
@@ -109,6 +114,8 @@ def run_job(
             **(env or {}),
         },
         attempt=attempt,
+        error_file=error_file,
+        shown_local_ranks=shown_local_ranks,
         wants_master=[name for name in ("MASTER_ADDR", "MASTER_PORT") if not full.get(name)],
     )
     writers: dict[object, Writer] = {}

@@ -117,6 +117,7 @@ class JobMonitor:
         addresses = [address] if here else node.addresses(of_all_interfaces=True)
         self._reception = Reception(self._secret, address, self._layout.ranks, self._welcome)
         contact = {"addresses": addresses, "port": self._reception.port, "secret": self._secret}
+        contact["recovers"] = self._ending.recovers
         try:
             with caught(FORWARDED, self._loop, self._signalled):
                 await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
@@ -204,6 +205,9 @@ class JobMonitor:
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
             fields["attempt"] = self._orders.attempt
+            if place.local_rank not in (self._orders.shown_local_ranks or [place.local_rank]):
+                for terminal in self._terminals.values():
+                    terminal.hidden.add(rank)
             threads = max(1, len(cores[member.identity]) // place.local_size)
             who = torch_variables(fields, len(set(nodes)))
             who |= {name: members[0].master[name] for name in self._orders.wants_master}
@@ -225,7 +229,7 @@ class JobMonitor:
                 self._ending.order.append(record)
         elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
             said = frame.message
-            record.code, record.signal = said["code"], said["signal"]
+            record.code, record.signal, record.error = said["code"], said["signal"], said["error"]
             record.ended_by_mpi |= said["by_mpi"]
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
@@ -233,9 +237,14 @@ class JobMonitor:
                 self._ending.order.append(record)
             if record.code:
                 self._failed()
-        elif frame.kind == MESSAGE and frame.message.get("event") == "told" and record.code == 0:
-            member.dismiss()
+        elif frame.kind == MESSAGE and frame.message.get("event") == "told":
+            self._told_all(member)
         self._look_again.set(0)
+
+    def _told_all(self, member: Member) -> None:
+        """MPI takes a rank for alive as long as its supervisor is, also where others are to go on without it."""
+        if member.record.code == 0 or self._ending.recovers:
+            member.dismiss()
 
     def _lost(self, member: Member) -> None:
         self._channels.discard(member.channel)

@@ -18,3 +18,5 @@ class Orders(NamedTuple):
     own: Mapping[str, str]
     wants_master: Sequence[str] = ()
     attempt: int = 0
+    error_file: str | None = None
+    shown_local_ranks: Sequence[int] | None = None

@@ -19,6 +19,7 @@ class RankFailure:
         exit_code: as the shell has it: 1 to 255, or 128 + the number of the signal that killed it.
         traceback: the last lines it wrote to stderr, from its traceback on if they have one.
         cause: in words: how it ended.
+        error: what torch's ``@record`` has written of its last exception; empty: nothing.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class RankFailure:
     exit_code: int
     traceback: str
     cause: str = ""
+    error: str = ""
 
 
 class JobResult(NamedTuple):
@@ -57,6 +59,7 @@ class RankRecord:
         gone: the connection is closed.
         silent: its supervisor did not say that it has followed the order to end.
         is_killed: that supervisor and its program were on this node, and were killed.
+        error: what its program has written into its error file.
         complained: when its stderr first showed an uncaught exception or an abort; 0: never.
     """
 
@@ -71,6 +74,7 @@ class RankRecord:
     gone: bool = False
     silent: bool = False
     is_killed: bool = False
+    error: str = ""
     complained: float = 0.0
     stderr_tail: StderrTail = field(default_factory=StderrTail)
 

@@ -51,6 +51,9 @@ class Terminal:
         colour: whether to colour the rank.
         writer: does the writing; shared by streams that lead to one place.
         attempt: how often the job has been started again.
+
+    Attributes:
+        hidden: ranks of which nothing is shown.
     """
 
     def __init__(
@@ -63,12 +66,13 @@ class Terminal:
         self._colour = colour
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._unfinished: int | None = None
+        self.hidden: set[int] = set()
 
     def show(self, rank: int, data: bytes) -> str:
-        """Have written what a rank has printed, and return it as text."""
+        """Have written what a rank has printed, unless it is hidden, and return it as text."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
         text = decoder.decode(data)
-        lines = _LINE.findall(text)
+        lines = [] if rank in self.hidden else _LINE.findall(text)
         if lines:
             continues = self._unfinished == rank
             start = "\n" if self._unfinished is not None and not continues else ""

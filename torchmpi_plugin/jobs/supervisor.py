@@ -19,6 +19,7 @@ from ..node.launchers import who_am_i
 from . import handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon
+from .error_file import ErrorFile
 from .formats import expand
 from .loop import Alarm, raise_into, run
 from .output import LineBuffer
@@ -113,6 +114,7 @@ class Supervisor:
         self._guard_gone, self._daemon = guard_gone, daemon
         self._channel = Channel(self._heard, self._launcher_lost, lambda is_full: self._hold(_BY_CONNECTION, is_full))
         self._attachment: int | None = None
+        self._error_file: ErrorFile | None = None
         self._job: Mapping[str, Any] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._streams: list[Stream] = []
@@ -169,6 +171,8 @@ class Supervisor:
     def _start(self, job: Mapping[str, Any]) -> None:
         os.chdir(job["cwd"])
         files = _open_files(job)
+        path = job["error_file"]
+        self._error_file = ErrorFile(Path(expand(path, job["fields"])) if path else None)
         self._leaving, told = os.pipe()
         os.set_inheritable(told, True)
         if self._attachment is not None:
@@ -176,7 +180,7 @@ class Supervisor:
             os.set_inheritable(self._attachment, True)
         self._child = subprocess.Popen(
             job["command"],
-            env=_environment(job, self._attachment) | {settings.LEAVING: str(told)},
+            env=_environment(job, self._attachment) | self._error_file.variable() | {settings.LEAVING: str(told)},
             # mpirun's own goes to rank 0; that of the others gives neither data nor its end.
             stdin=None if job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -214,7 +218,9 @@ class Supervisor:
         self._code = status if status >= 0 else 128 - status
         if not self._held:
             self._drained.set(_DRAIN_SECONDS)
-        self._channel.say(event="ended", code=self._code, signal=max(0, -status), by_mpi=self._ended_by_mpi)
+        error = self._error_file.message() if self._code and self._error_file else ""
+        ended = {"code": self._code, "signal": max(0, -status), "by_mpi": self._ended_by_mpi, "error": error}
+        self._channel.say(event="ended", **ended)
         if self._code:
             self._signal(signal.SIGKILL)  # what the program has started
         self._tell_the_end()

@@ -223,6 +223,21 @@ def init_without(where: str) -> None:
     say("came out of it")
 
 
+def backward(directory: str) -> None:
+    """DistributedDataParallel waits in C++, and gets the error there."""
+    dist.init_process_group("mpiplus", timeout=LONG)
+    group = dist.new_group(timeout=SHORT)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=group)
+    if ME == 0:
+        with raises(RuntimeError, "DistBackendError: all_reduce.* timed out on rank 0"):
+            model(torch.ones(2, 4)).sum().backward()
+        tell(directory, "gave-up-0")
+    else:
+        hear(directory, "gave-up-0")
+    check_works()
+    say("goes on")
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     "stopped": stopped,
     "messages": messages,
@@ -230,5 +245,6 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "no_init": no_init,
     "stopped_inside": stopped_inside,
     "init_without": init_without,
+    "backward": backward,
 }
 run(SCENARIOS)

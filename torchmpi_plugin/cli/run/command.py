@@ -21,6 +21,7 @@ from ...jobs.writing import say
 from ...node.launchers import Launch
 from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
+from .logs import SHOWN_LAYOUT, files_of, parse_ranks
 from .of_torchrun import no_effect, torchrun_options
 
 if TYPE_CHECKING:
@@ -57,9 +58,21 @@ class Numbers(NamedTuple):
 @click.option("--hostfile", type=click.Path(), help="A file with a node per line: h1, h1:4 or h1 slots=4.")
 @click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
 @click.option("-m", "--module", "--module_mode", is_flag=True, help="PROGRAM is a Python module.")
-@click.option("-c", "--command", "--command_mode", is_flag=True, help="PROGRAM is a command, not a Python script.")
+@click.option(
+    *("-c", "--command", "--command_mode", "--no-python", "--no_python"),
+    "command",
+    is_flag=True,
+    help="PROGRAM is a command, not a Python script.",
+)
 @click.option("--stdout", metavar="FORMAT", help=f"Also write each rank's stdout to a file. Fields: {_FIELDS}.")
 @click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
+@click.option("--log-dir", "--log_dir", metavar="DIR", help=f"The same for all, and error files: {SHOWN_LAYOUT}.")
+@click.option(
+    *("--local-ranks-filter", "--local_ranks_filter"),
+    metavar="RANKS",
+    callback=parse_ranks,
+    help="Show only these of each node: 0,1.",
+)
 @click.option(
     "--max-restarts",
     "--max_restarts",
@@ -106,6 +119,8 @@ def run(
     command: bool,
     stdout: str | None,
     stderr: str | None,
+    log_dir: str | None,
+    local_ranks_filter: list[int] | None,
     max_restarts: int,
     restart_on: str | None,
     attempt_timeout: float | None,
@@ -136,7 +151,13 @@ def run(
     launch = in_place(wanted_ranks(nproc, nproc_per_node, nnodes), os.environ)
     if launch is not None:
         if speaks(os.environ):
-            options = {"--stdout": stdout, "--stderr": stderr, "--timeout": timeout, "--hosts": hosts}
+            options: dict[str, object] = {
+                "--stdout": stdout,
+                "--stderr": stderr,
+                "--timeout": timeout,
+                "--hosts": hosts,
+            }
+            options |= {"--log-dir": log_dir, "--local-ranks-filter": local_ranks_filter}
             options |= {"--max-restarts": max_restarts or None, "--attempt-timeout": attempt_timeout}
             _warn([*ineffective(options), *other_number(launch, nproc, nproc_per_node, nnodes)])
         os.execvp(argv[0], argv)
@@ -145,7 +166,8 @@ def run(
     named = nodes_to_choose_from(wanted_nodes, bool(max_restarts), hosts, hostfile)
     nnodes = min(nnodes, len(named)) if nnodes and named and isinstance(wanted_nodes, NodeRange) else nnodes
     numbers = count_ranks(nproc, nproc_per_node, nnodes, hosts, hostfile)
-    _check(numbers, hosts, hostfile, stdout, stderr)
+    logs = files_of(log_dir, stdout, stderr)
+    _check(numbers, hosts, hostfile, logs.stdout, logs.stderr)
     _warn(no_effect(click.get_current_context().params))
     ranks = numbers.nproc * (numbers.nnodes or 1)
     _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
@@ -162,7 +184,8 @@ def run(
         grace=grace,
         launcher=launcher,
     )
-    shown: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "verbose": verbose, "prefix": prefix}
+    shown: dict[str, Any] = {**logs._asdict(), "shown_local_ranks": local_ranks_filter}
+    shown |= {"verbose": verbose, "prefix": prefix}
 
     def start(attempt: Attempt) -> JobResult:
         return job(

@@ -11,6 +11,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Taken, and without effect: what MPI's launcher does in their place.
 _MEETING = "the ranks find each other through MPI"
+_OUTPUT = "--log-dir DIR writes each rank's output to files and shows it too; --local-ranks-filter shows less of it"
 _WITHOUT_EFFECT = {
     "rdzv_backend": _MEETING,
     "rdzv_endpoint": _MEETING,
@@ -19,19 +20,23 @@ _WITHOUT_EFFECT = {
     "local_addr": _MEETING,
     "start_method": "each rank is a program of its own",
     "role": "all ranks have the role 'default'",
+    "event_log_handler": "no events are logged",
     "monitor_interval": "the end of a rank is noticed at once",
 }
 #: Refused: a user who gives them counts on what they do.
 _REFUSED = {
-    "log_dir": "a file per rank is --stdout 'logs/{rank}.out' --stderr 'logs/{rank}.err'",
-    "redirects": "--stdout FORMAT and --stderr FORMAT write each rank's output to a file and show it too",
-    "tee": "--stdout FORMAT and --stderr FORMAT write each rank's output to a file and show it too",
-    "local_ranks_filter": "every rank's output is shown; --stdout 'logs/{rank}.out' keeps each apart",
-    "no_python": "for a program that is no Python script: mpiplus run -n 4 -c PROGRAM",
+    "redirects": _OUTPUT,
+    "tee": _OUTPUT,
+    "duplicate_stdout_filters": _OUTPUT,
+    "duplicate_stderr_filters": _OUTPUT,
+    "logs_specs": _OUTPUT,
+    "shutdown_timeout": "--grace SECONDS is the time between SIGTERM and SIGKILL",
+    "signals_to_handle": "SIGTERM, SIGINT and SIGHUP end the job, SIGUSR1 and SIGUSR2 are passed on",
+    "virtual_local_rank": "LOCAL_RANK is the rank's number on its node",
     "run_path": "PROGRAM is run as python PROGRAM",
     "numa_binding": "the MPI's launcher binds ranks: --map-by, --mpi-args '--bind-to numa'",
 }
-_FLAGS = {"no_python", "run_path"}
+_FLAGS = {"run_path", "virtual_local_rank"}
 _SHORT = {"redirects": ["-r"], "tee": ["-t"]}
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import click
 
-from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask, ask_job
+from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
 from ...node import status_files
 from ...node.status_files import RankSocket
 from .screen import attention_of, job_line, screen_of
@@ -42,9 +42,9 @@ _ALL = "all"
     metavar="RANKS",
     is_flag=False,
     flag_value=_ALL,
-    help="Print the Python stacks of all ranks on this node, or of these: 0,2.",
+    help="Print the Python stacks of all ranks, or of these: 0,2.",
 )
-@click.option("--dump", is_flag=True, help="Have each rank on this node write its flight recorder's trace.")
+@click.option("--dump", is_flag=True, help="Have each rank write its flight recorder's trace, on its node.")
 def status(
     *, job: str | None, watch: float | None, interval: float, as_json: bool, stacks: str | None, dump: bool
 ) -> None:
@@ -66,9 +66,9 @@ def status(
         raise click.ClickException(f"no job {name!r} of this user has a rank on this node; {known}")
     sockets = jobs[name]
     if stacks is not None:
-        _show(ask(_chosen(sockets, stacks), "stacks", STACKS_SECONDS), sockets, "stacks")
+        _show(sockets, "stacks", STACKS_SECONDS, _numbers(stacks))
     elif dump:
-        _show(ask(sockets, "dump", PYTHON_SECONDS), sockets, "trace")
+        _show(sockets, "dump", PYTHON_SECONDS, None)
     elif as_json:
         ranks = ask_job(sockets)
         click.echo(
@@ -102,24 +102,26 @@ def _list(jobs: dict[str, list[RankSocket]], as_json: bool) -> None:
         sys.exit(1)
 
 
-def _chosen(sockets: Sequence[RankSocket], ranks: str) -> list[RankSocket]:
+def _numbers(ranks: str) -> list[int] | None:
+    """None: all."""
     if ranks == _ALL:
-        return list(sockets)
+        return None
     try:
-        wanted = {int(rank) for rank in ranks.split(",")}
+        return [int(rank) for rank in ranks.split(",")]
     except ValueError:
         raise click.UsageError(f"--stacks takes numbers of ranks, as 0,2, not {ranks!r}") from None
-    if missing := sorted(wanted - {each.rank for each in sockets}):
-        raise click.ClickException(f"of this job no rank {', '.join(map(str, missing))} is on this node")
-    return [each for each in sockets if each.rank in wanted]
 
 
-def _show(answers: dict[int, str], sockets: Sequence[RankSocket], what: str) -> None:
-    for each in sockets:
-        if each.rank in answers:
-            click.echo(f"rank {each.rank} (process {each.pid}):\n{answers[each.rank].rstrip()}\n")
-    if not answers:
-        raise click.ClickException(f"no rank has answered with its {what}")
+def _show(sockets: Sequence[RankSocket], request: str, seconds: float, ranks: Sequence[int] | None) -> None:
+    try:
+        answers = ask_words(sockets, request, seconds, ranks)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    for told in answers:
+        process = f" (process {told.pid})" if told.pid else ""
+        click.echo(f"rank {told.rank}{process}:\n{told.text.rstrip() or told.problem}\n")
+    if not any(told.text for told in answers):
+        raise click.ClickException(f"no rank has answered with its {'trace' if request == 'dump' else request}")
 
 
 def _twice(sockets: Sequence[RankSocket], interval: float) -> tuple[list[Rank], list[Rank], float]:

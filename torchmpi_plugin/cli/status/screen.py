@@ -70,7 +70,7 @@ def _sum(rank: Rank | None, name: str) -> float:
 
 def _row(rank: Rank, before: Rank | None, seconds: float) -> str:
     if rank.answer is None:
-        return f"  {rank.rank:>5} {'-':>9} {'-':>8} {'-':>6} {'-':>6}  {rank.problem or rank.words}"
+        return f"  {rank.rank:>5} {'-':>9} {'-':>8} {'-':>6} {'-':>6}  {rank.problem}"
     passed = max(seconds, 1e-9)
     changes = {name: max(0.0, _sum(rank, name) - _sum(before, name)) for name in ("calls", "bytes")}
     age = max(time.time() - rank.answer["since"], 1e-9)

@@ -1,0 +1,33 @@
+"""A future of a failed operation is one for C++ too, which looks for tensors in what Python has set."""
+
+from __future__ import annotations
+
+import pytest
+from torch._jit_internal import _extract_tensors
+from torch.futures import Future
+
+from torchmpi_plugin.engine.failed_future import _Failure, fail
+from torchmpi_plugin.errors import RankFailedError
+
+ERROR = RankFailedError("rank 1 has ended", ranks=[1])
+
+
+@pytest.mark.parametrize("has_devices", [False, True])
+def test_whoever_waits_in_python(has_devices: bool) -> None:
+    future: Future = Future()
+    fail(future, ERROR, has_devices)
+    assert future.done()
+    with pytest.raises(RankFailedError, match="rank 1 has ended"):
+        future.wait()
+    with pytest.raises(RankFailedError):
+        future.value()
+
+
+@pytest.mark.parametrize("looked_at", [0, 1])
+def test_whoever_looks_for_tensors(looked_at: int) -> None:
+    failure = _Failure(ERROR, looked_at)
+    for _ in range(looked_at):
+        assert _extract_tensors(failure) == []
+    for _ in range(2):
+        with pytest.raises(RankFailedError):
+            _extract_tensors(failure)

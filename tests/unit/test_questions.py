@@ -1,0 +1,66 @@
+"""Ranks answer each other through a store that lets everybody in: who does not know the secret is not answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from torch.distributed import HashStore
+
+from torchmpi_plugin.diagnosis import questions
+from torchmpi_plugin.diagnosis.questions import Inbox, Seal, ask
+
+
+def answering(asked: list[Sequence[int]]) -> Mapping[str, questions.Answers]:
+    def answer(_: int, ranks: Sequence[int]) -> dict[int, str]:
+        asked.append(ranks)
+        return {1: "fine"} if 1 in ranks else {}
+
+    return {"status": answer}
+
+
+def asked_with(secret: str, forged: bool = False) -> tuple[dict[int, str], list[Sequence[int]], HashStore]:
+    """What a rank is told that asks rank 1, what rank 1 was asked, and what is left in the store."""
+    store, told, heard = HashStore(), {}, []
+    thread = threading.Thread(target=lambda: told.update(ask(store, Seal(secret), "status", [1], 2.0)))
+    thread.start()
+    inbox = Inbox(store, Seal("secret"), answering(heard))
+    while not inbox.has_mail():
+        pass
+    if forged:
+        store.set("mpiplus/status/status/1/1", "0 wrong")
+    else:
+        inbox.answer()
+    thread.join()
+    assert not inbox.has_mail()
+    return told, heard, store
+
+
+def test_an_answer() -> None:
+    """It is not left in the store: who watches a job asks for days."""
+    told, heard, store = asked_with("secret")
+    assert (told, heard) == ({1: "fine"}, [[1]])
+    assert not store.check(["mpiplus/status/status/1/1"])
+
+
+def test_who_does_not_know_the_secret() -> None:
+    assert asked_with("another")[:2] == ({}, [])
+    assert asked_with("secret", forged=True)[0] == {}
+
+
+def test_who_has_ended_before_the_question() -> None:
+    """The next one is answered."""
+    store, heard = HashStore(), []
+    store.add("mpiplus/status/status/asked", 1)
+    store.add("mpiplus/status/asked", 1)
+    inbox = Inbox(store, Seal("secret"), answering(heard))
+    assert inbox.has_mail()
+    inbox.answer()
+    assert heard == []
+    thread = threading.Thread(target=ask, args=(store, Seal("secret"), "status", [1], 2.0))
+    thread.start()
+    while not inbox.has_mail():
+        pass
+    inbox.answer()
+    thread.join()
+    assert heard == [[1]]

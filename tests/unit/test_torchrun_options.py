@@ -1,0 +1,40 @@
+"""Every option of torchrun's is known to `mpiplus run`, and to the page that says what comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from torchmpi_plugin.cli.run.command import run
+from torchmpi_plugin.cli.run.logs import files_of
+from torchmpi_plugin.cli.run.of_torchrun import _REFUSED, _WITHOUT_EFFECT
+
+PAGE = Path(__file__).parents[2] / "docs/launching.md"
+
+
+def test_each_option_is_known() -> None:
+    theirs = [action.option_strings for action in get_args_parser()._actions if action.option_strings]
+    ours = {spelling for option in run.params for spelling in option.opts}
+    wanted = {spelling for spellings in theirs for spelling in spellings} - {"-h", "--help"}
+    assert sorted(wanted - ours) == []
+
+
+def test_each_option_is_in_the_table() -> None:
+    text = PAGE.read_text()
+    table = text[text.index("| of torchrun") :].split("\n\n")[0]
+    names = {max(a.option_strings, key=len) for a in get_args_parser()._actions if a.option_strings} - {"--help"}
+    missing = [name for name in sorted(names) if name.replace("_", "-") not in table]
+    assert missing == []
+    for name, reason in {**_WITHOUT_EFFECT, **_REFUSED}.items():
+        assert f"`--{name.replace('_', '-')}`" in table, (name, reason)
+
+
+@pytest.mark.parametrize(
+    ("given", "stdout"), [("logs", "logs/attempt_{attempt}/{rank}/stdout.log"), ("a{b}", "a{{b}}/attempt_{attempt}/")]
+)
+def test_files_below_a_directory(given: str, stdout: str) -> None:
+    assert (files_of(given, None, "own").stdout or "").startswith(stdout)
+    assert files_of(given, None, "own").stderr == "own"
+    assert files_of(None, None, None) == (None, None, None)

@@ -1,0 +1,81 @@
+"""What ``mpiplus status`` asks of ranks on other nodes: one rank of each node asks the others there on their sockets.
+
+So a rank answers that holds Python's lock too, as it does on the node of who asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from torch.distributed import Store
+
+from ..node import node, rank_calls, status_files
+from ..node.status_files import RankSocket
+from . import flight_recorder, questions
+from .questions import Answers
+
+#: For stacks; faulthandler has them at once, unless a rank is stopped.
+_STACKS_SECONDS = 2.5
+
+
+def written_trace() -> str:
+    """Where this rank has just written the trace of its flight recorder, or why it has not."""
+    try:
+        return flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
+    except OSError as error:
+        return str(error)
+
+
+def _message(pid: int, text: str = "", problem: str = "") -> str:
+    return json.dumps({"pid": pid, "text": text, "problem": problem})
+
+
+def _neighbours(ranks: Sequence[int]) -> list[RankSocket]:
+    """The sockets of this job's ranks on this node, this one's among them, of ``ranks``."""
+    try:
+        sockets = status_files.sockets()
+    except PermissionError:
+        return []
+    jobs = {each.job for each in sockets if each.pid == os.getpid()}
+    return [each for each in sockets if each.job in jobs and each.rank in ranks]
+
+
+class Spokesman:
+    """Answers for the ranks of this node.
+
+    Args:
+        store: a connection that nobody else uses for long.
+        rank: this process in the world.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+
+    def kinds(self) -> dict[str, Answers]:
+        """What answers each kind of question."""
+        return {
+            "status": lambda number, ranks: self._of_node("status", rank_calls.MEMORY_SECONDS, number, ranks),
+            "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
+            "dump": self._own_trace,
+        }
+
+    def _of_node(self, request: str, seconds: float, number: int, ranks: Sequence[int]) -> Mapping[int, str]:
+        if not questions.is_first(self._store, request, number, node.identity()):
+            return {}
+        sockets = _neighbours(ranks)
+        answers = rank_calls.ask(sockets, request, seconds)
+        return {
+            each.rank: _message(each.pid, answers[each.rank], rank_calls.state_of(each.pid))
+            if each.rank in answers
+            else _message(each.pid, problem=rank_calls.why_silent(each))
+            for each in sockets
+        }
+
+    def _own_trace(self, _: int, ranks: Sequence[int]) -> Mapping[int, str]:
+        """Its own only: writing takes each rank's Python anyway."""
+        if self._rank not in ranks:
+            return {}
+        return {self._rank: _message(os.getpid(), written_trace())}
