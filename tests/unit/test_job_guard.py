@@ -21,7 +21,15 @@ from torchmpi_plugin.jobs.supervisor import Supervisor
 guard_gone, keep = os.pipe()
 sys.exit(run(Supervisor(guard_gone, Daemon(os.getppid())).run(socket.socket(fileno=int(sys.argv[1])), {})))
 """
-JOB = {"command": ["sleep", "1000"], "cwd": "/", "stdout": None, "stderr": None, "grace": 1, "fields": {"rank": 0}}
+JOB = {
+    "command": ["sleep", "1000"],
+    "cwd": "/",
+    "stdout": None,
+    "stderr": None,
+    "grace": 1,
+    "fields": {"rank": 0},
+    "error_file": None,
+}
 VARIABLES = {"defaults": {}, "inherited": {}, "own": {}}
 
 
@@ -61,7 +69,8 @@ def talk() -> Iterator[Talk]:
 def test_an_order_that_comes_together_with_the_job(talk: Talk) -> None:
     """One read may bring both; a signal must not be lost in it."""
     talk.say({**JOB, **VARIABLES}, {"signal": 15})
-    assert json.loads(talk.hear()) == {"event": "ended", "code": 143, "signal": 15, "by_mpi": False}
+    ended = {"event": "ended", "code": 143, "signal": 15, "by_mpi": False, "error": ""}
+    assert json.loads(talk.hear()) == ended
     assert json.loads(talk.hear()) == {"event": "told"}
     talk.say({"dismissed": True})
     assert talk.process.wait(30) == 143

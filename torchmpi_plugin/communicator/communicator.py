@@ -90,8 +90,11 @@ class Communicator:
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
-            me = Member(peers.this(), runtime.allowed_cpus(), compares, config, file, secrets.token_hex(16))
-            everybody = steps.take(lambda: me)
+            everybody = steps.take(
+                lambda: Member(
+                    peers.this(), runtime.allowed_cpus(), compares, config, file, secrets.token_hex(16)
+                )  # within the step: an error here is told to all
+            )
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
