@@ -56,7 +56,7 @@ def test_an_attempt_that_takes_too_long(job: Job) -> None:
 
 
 def test_the_time_of_the_whole(job: Job) -> None:
-    options = ("--timeout", 25, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need ten more
+    options = ("--timeout", 18, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need longer
     ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
 
 

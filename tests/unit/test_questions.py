@@ -24,13 +24,13 @@ def asked_with(secret: str, forged: bool = False) -> tuple[dict[int, str], list[
     store, told, heard = HashStore(), {}, []
     thread = threading.Thread(target=lambda: told.update(ask(store, Seal(secret), "status", [1], 2.0)))
     thread.start()
-    inbox = Inbox(store, Seal("secret"), answering(heard))
+    inbox = Inbox(store, Seal("secret"))
     while not inbox.has_mail():
         pass
     if forged:
         store.set("mpiplus/status/status/1/1", "0 wrong")
     else:
-        inbox.answer()
+        inbox.answer(answering(heard))
     thread.join()
     assert not inbox.has_mail()
     return told, heard, store
@@ -53,14 +53,14 @@ def test_who_has_ended_before_the_question() -> None:
     store, heard = HashStore(), []
     store.add("mpiplus/status/status/asked", 1)
     store.add("mpiplus/status/asked", 1)
-    inbox = Inbox(store, Seal("secret"), answering(heard))
+    inbox = Inbox(store, Seal("secret"))
     assert inbox.has_mail()
-    inbox.answer()
+    inbox.answer(answering(heard))
     assert heard == []
     thread = threading.Thread(target=ask, args=(store, Seal("secret"), "status", [1], 2.0))
     thread.start()
     while not inbox.has_mail():
         pass
-    inbox.answer()
+    inbox.answer(answering(heard))
     thread.join()
     assert heard == [[1]]

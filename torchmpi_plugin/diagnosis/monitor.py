@@ -102,9 +102,9 @@ class Monitor:
         self._elsewhere = elsewhere
         self._rank = rank
         self._stop = threading.Event()
-        kinds: dict[str, Answers] = {"describe": self._describe}
         self._seal = Seal(secret)
-        self._inbox = Inbox(connection, self._seal, kinds | Spokesman(connection, rank).kinds())
+        self._inbox = Inbox(connection, self._seal)
+        self._spokesman = Spokesman(connection, rank)
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
@@ -115,7 +115,11 @@ class Monitor:
                     continue
                 if self._connection.check([_DUMP]) and flight_recorder.current is not None:
                     flight_recorder.current.write_after_failure()
-                self._inbox.answer()
+                self._inbox.answer(self._kinds())
+
+    def _kinds(self) -> dict[str, Answers]:
+        """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
+        return {"describe": self._describe} | self._spokesman.kinds()
 
     def _describe(self, _: int, ranks: Sequence[int]) -> dict[int, str]:
         return {self._rank: _answer()} if self._rank in ranks else {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from torch.distributed import Store
@@ -94,14 +95,12 @@ class Inbox:
     Args:
         store: a connection of its own.
         seal: the world's.
-        kinds: what answers each kind of question.
     """
 
-    def __init__(self, store: Store, seal: Seal, kinds: Mapping[str, Answers]) -> None:
+    def __init__(self, store: Store, seal: Seal) -> None:
         self._store, self._seal = store, seal
-        self._kinds = kinds
         self._seen = 0
-        self._answered = dict.fromkeys(kinds, 0)
+        self._answered: defaultdict[str, int] = defaultdict(int)
 
     def has_mail(self) -> bool:
         """Whether something was asked since the last time."""
@@ -109,9 +108,9 @@ class Inbox:
         has_more, self._seen = asked > self._seen, asked
         return has_more
 
-    def answer(self) -> None:
-        """Answer everything that was asked; several ranks may have."""
-        for kind, answers in self._kinds.items():
+    def answer(self, kinds: Mapping[str, Answers]) -> None:
+        """Answer everything that was asked, each kind of question by what ``kinds`` has for it."""
+        for kind, answers in kinds.items():
             counter = _key(kind, "asked")
             asked = int(self._store.get(counter)) if self._store.check([counter]) else 0
             for number in range(self._answered[kind] + 1, asked + 1):

@@ -58,6 +58,11 @@ def most_on_a_node(layout: Layout) -> int:
     return layout.ranks if layout.one_node else 0
 
 
+def tells_of_deaths(mpi_args: Sequence[str]) -> bool:
+    """Whether MPI tells the other ranks of the end of a process, as with Open MPI's ULFM, and not MPICH's launcher."""
+    return "-with-ft ulfm" in " ".join(mpi_args).replace("=", " ")
+
+
 def asks_for_recovery(mpi_args: Sequence[str]) -> bool:
     """Whether the user has MPI let the others go on after the death of a rank (ULFM), and wants no end of the job."""
     text = " ".join(mpi_args).replace("=", " ")

@@ -39,13 +39,13 @@ def _guard(supervisor: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_as(code: int, recovers: bool) -> NoReturn:
-    """End with the program's code; where MPI lets the others go on, by SIGKILL if a signal has killed the program.
+def _end_as(code: int, tells_of_deaths: bool) -> NoReturn:
+    """End with the program's code; where MPI tells others of deaths, by SIGKILL if a signal has killed the program.
 
     Open MPI tells the others of the death of a rank, without which MPI_Comm_shrink waits for it for ever, if its
     process was killed; an exit code would be an end like any other.
     """
-    if recovers and code > _KILLED:
+    if tells_of_deaths and code > _KILLED:
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(code)
 
@@ -66,7 +66,7 @@ def main() -> None:
     supervisor = os.fork()
     if supervisor:
         os.close(guard_gone)
-        _end_as(_guard(supervisor), contact.get("recovers", False))
+        _end_as(_guard(supervisor), contact.get("tells_of_deaths", False))
     os.close(keep)
     guard = os.getppid()
     os.setsid()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from .command import asks_for_recovery, inherited, launch_command, launch_environment
+from .command import asks_for_recovery, inherited, launch_command, launch_environment, tells_of_deaths
 from .failure_report import judge
 from .formats import check_format
 from .job_monitor import JobMonitor
@@ -129,7 +129,8 @@ def run_job(
         )
         for stream in (out or sys.stdout, err or sys.stderr)
     ]
-    monitor = JobMonitor(layout, orders, terminals, timeout, start_timeout, asks_for_recovery(mpi_args), attachment)
+    recovers, tells = asks_for_recovery(mpi_args), tells_of_deaths(mpi_args)
+    monitor = JobMonitor(layout, orders, terminals, timeout, start_timeout, recovers, attachment, tells)
     if verbose:
         print(f"mpiplus run: {launcher.version} ({launcher.path})", *_shown(argv), sep="\n    ", file=err or sys.stderr)
     monitor.run(argv, launch_environment(launcher, layout, full))

@@ -81,10 +81,12 @@ class JobMonitor:
         start_timeout: float,
         recovers: bool = False,
         attachment: bytes = b"",
+        tells_of_deaths: bool = False,
     ) -> None:
         self._layout = layout
         self._orders = orders
         self._attachment = attachment
+        self._tells_of_deaths = tells_of_deaths
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
         self._secret = secrets.token_hex(16)
         self._channels: set[Channel] = set()
@@ -117,7 +119,7 @@ class JobMonitor:
         addresses = [address] if here else node.addresses(of_all_interfaces=True)
         self._reception = Reception(self._secret, address, self._layout.ranks, self._welcome)
         contact = {"addresses": addresses, "port": self._reception.port, "secret": self._secret}
-        contact["recovers"] = self._ending.recovers
+        contact["tells_of_deaths"] = self._tells_of_deaths
         try:
             with caught(FORWARDED, self._loop, self._signalled):
                 await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
@@ -242,8 +244,8 @@ class JobMonitor:
         self._look_again.set(0)
 
     def _told_all(self, member: Member) -> None:
-        """MPI takes a rank for alive as long as its supervisor is, also where others are to go on without it."""
-        if member.record.code == 0 or self._ending.recovers:
+        """MPI takes a rank for alive as long as its supervisor is, also where it would tell others of its death."""
+        if member.record.code == 0 or self._tells_of_deaths:
             member.dismiss()
 
     def _lost(self, member: Member) -> None:
