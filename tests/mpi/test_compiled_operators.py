@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from groups import on_gloo, only_up_to
 from operator_tables import Results, called, compare, compiled, functionals, operators_of, ramp
-from sampling import FULL
+from sampling import FULL, share
 
 from torchmpi_plugin import torch_operators
 
@@ -141,7 +141,11 @@ def test_compiled_operations_in_place_as_over_gloo(compiler: str, channel, group
 
 @pytest.mark.timeout(400)  # every rank compiles C++; 24 s on three ranks and two idle cores
 @pytest.mark.parametrize(
-    ("compiler", "how"), [("eager", "as it is"), ("aot_eager", "as it is"), *(("inductor", how) for how in SETTINGS)]
+    ("compiler", "how"),
+    [
+        *(("eager", "as it is"), ("aot_eager", "as it is")),
+        *(("inductor", how) for how in share("compiled collectives: Inductor's settings", list(SETTINGS), 3)),
+    ],
 )
 def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, group, fresh_compiler) -> None:
     import torch._inductor.config as inductor
