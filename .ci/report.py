@@ -23,9 +23,7 @@ LINES = 30
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 DURATION = re.compile(r"^ *(\d+\.\d+)s (call|setup|teardown) +(\S.*)$", re.MULTILINE)
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] (\S+?)(?::\d+)?: (.*MPIPLUS_TEST_FULL.*)$", re.MULTILINE)
-FAILURE = re.compile(
-    r"^(?:_{3,}|-{3,}|={3,}) (test_\S.*?|failed, and run again: .*?) (?:_{3,}|-{3,}|={3,})$", re.MULTILINE
-)
+FAILURE = re.compile(r"^(?:_{3,}|={3,}) (test_\S.*?|failed, and run again: .*?) (?:_{3,}|={3,})$", re.MULTILINE)
 SECTION = re.compile(r"^(?:_{3,}|={3,}) .* (?:_{3,}|={3,})$", re.MULTILINE)
 NOT_RUN = re.compile(r"^for the night: (.*)$", re.MULTILINE)
 

@@ -47,8 +47,9 @@ def put_before_kernels(namespace: str, operator: str, make: Callable[[Any, Any],
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     if packet is None:
         return
-    function, after = packet.default, torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    meta, devices = torch._C.DispatchKey.Meta, [getattr(torch._C.DispatchKey, name) for name in _DEVICES]
+    function, key = packet.default, torch._C.DispatchKey
+    after = torch._C._dispatch_keyset_full_after(getattr(key, _BEFORE_DEVICES))
+    devices = [getattr(key, name) for name in _DEVICES]
 
     def original(keys: Any, *arguments: Any, **named: Any) -> Any:
         return function.redispatch(keys & after, *arguments, **named)
@@ -57,7 +58,7 @@ def put_before_kernels(namespace: str, operator: str, make: Callable[[Any, Any],
 
     def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
         # Fake tensors have the keys of both, while their shapes are computed.
-        has_memory = not keys.has(meta) and any(keys.has(device) for device in devices)
+        has_memory = not keys.has(key.Meta) and any(keys.has(device) for device in devices)
         return (ours if has_memory else original)(keys, *arguments, **named)
 
     _library(namespace).impl(operator, kernel, _BEFORE_DEVICES, with_keyset=True)

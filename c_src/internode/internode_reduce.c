@@ -42,12 +42,18 @@ static char *results_at(const shm_op *s, int rank, uint64_t chunk) {
     return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk);
 }
 
+/* Notes where the elements of the ranks here lie. */
+static void find_elements(shm_op *s, uint64_t chunk, size_t offset) {
+    mpp_channel *c = mpp_channel_of(s);
+    for (int r = 0; r < c->size; r++) c->sources[r] = elements_at(s, r, chunk, offset);
+}
+
 /* Adds up `count` elements at an offset in the slots here: the sums of this node's parts, one behind the other. */
 static void add_up(shm_op *s, uint64_t chunk, size_t offset, size_t count, char *wide) {
     mpp_channel *c = mpp_channel_of(s);
     const mpp_topology *t = c->topology;
     mpp_reduction how = s->how;
-    for (int r = 0; r < c->size; r++) c->sources[r] = elements_at(s, r, chunk, offset);
+    find_elements(s, chunk, offset);
     for (int part = t->first_part[t->here]; part < t->first_part[t->here + 1]; part++) {
         int first = t->first_in[part] - t->first[t->here], ranks = t->first_in[part + 1] - t->first_in[part];
         if (how.factors) how.factors = s->how.factors + first;
@@ -61,7 +67,7 @@ static void add_up_narrow(shm_op *s, uint64_t chunk, size_t offset, size_t count
     mpp_channel *c = mpp_channel_of(s);
     mpp_reduction how = s->how;
     how.divisor = 1;
-    for (int r = 0; r < c->size; r++) c->sources[r] = elements_at(s, r, chunk, offset);
+    find_elements(s, chunk, offset);
     mpp_reduce(&how, sums, c->sources, c->size, count);
 }
 

@@ -27,7 +27,6 @@ from ..tensors.dtypes import PREMUL_SUM
 
 #: The methods of a group, by the names of their operators.
 OPERATORS = {row.operator or f"{row.method}_": row.method for row in operations.ROWS if row.operator is not None}
-_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 _UNSET_MS = -1
 #: The Work of the operation that was just begun on this thread: torch returns a holder of it, which knows less.
 issued = threading.local()
