@@ -30,6 +30,11 @@ SEED = "MPIPLUS_TEST_SEED"
 RECORD = "MPIPLUS_TEST_LEFT_OUT"
 #: One of so many, unless a test says another number.
 SHARE = 10
+#: Of the tests that are marked slow, one of so many.
+SLOW_SHARE = 4
+#: Of all other tests that start jobs one of so many, where a run says so that comes after one of all of them.
+JOBS = "MPIPLUS_TEST_JOBS_SHARE"
+STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 T = TypeVar("T")
 
 
@@ -77,7 +82,8 @@ def share(name: str, things: Sequence[T], one_of: int = SHARE, least: int = 1) -
         return list(things)
     count = min(len(things), max(least, -(-len(things) // one_of)))
     chosen = sorted(dice(name).sample(range(len(things)), count))
-    _left_out(name, count, len(things))
+    if count < len(things):
+        _left_out(name, count, len(things))
     return [things[place] for place in chosen]
 
 
@@ -126,7 +132,26 @@ def _is_the_session(config: pytest.Config) -> bool:
     return not hasattr(config, "workerinput") and not config.getoption("--with-mpi", False)
 
 
+def _is_chosen_by_name(config: pytest.Config) -> bool:
+    return bool(config.option.keyword) or any("::" in argument for argument in config.args)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most of the slow tests, and of the others what a run says; not what is asked for by name."""
+    if FULL or config.getoption("--with-mpi", False) or _is_chosen_by_name(config):
+        return
+    slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
+    jobs = [item.nodeid for item in items if item.nodeid.startswith(STARTING_JOBS) and item.nodeid not in slow]
+    left_out = {*slow} - {*share("slow tests", slow, SLOW_SHARE)}
+    left_out |= {*jobs} - {*share("tests of jobs, with another MPI", jobs, int(os.environ.get(JOBS, "1")))}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
+    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
+        _record(__file__)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: over 15 s; a change runs a share of these, the night all")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:
         handle, path = tempfile.mkstemp(prefix="mpp-left-out.")

@@ -34,7 +34,7 @@ int mpp_cores_are_taken(mpp_core_load *l, int64_t now, int64_t used, int64_t idl
     if (l->at && wall < WINDOW_NS) return l->taken;
     if (l->at) {
         double own = (double)(used - l->used) / (double)wall, spare = (double)(idle - l->idle) / (double)wall;
-        double enough = l->share > 1 ? l->share - 0.5 : l->share / 2;
+        double enough = l->share > 1 ? l->share - 0.5 : 0.75 * l->share;
         l->taken = own >= enough || (idle >= 0 && l->idle >= 0 && spare < 0.5 && own >= 0.5);
     }
     l->at = now;

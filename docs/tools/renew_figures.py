@@ -3,10 +3,11 @@
     python docs/tools/renew_figures.py                          # on an idle machine with a core for each rank: minutes
     python docs/tools/renew_figures.py --nodes node1,node2      # the tables between two nodes as well
     python docs/tools/renew_figures.py --only calls,training    # some of FIGURES
+    python docs/tools/renew_figures.py --only all-training --measured training.json   # of a run that was made before
 
 A table stands between <!-- figures: NAME --> and <!-- /figures -->. The last block of commands before it measures it,
 and is what runs here; tables with the same command are of one run. docs/api-modes.md has its own script, which runs
-here too. Not renewed: figures within sentences, and tables without such marks, as those of training in performance.md.
+here too. Not renewed: figures within sentences, and tables without such marks.
 """
 
 from __future__ import annotations
@@ -71,6 +72,18 @@ def training(found: dict[str, Any]) -> str:
     return table(titles, rows)
 
 
+def every_way(found: dict[str, Any]) -> str:
+    """All ways to train, with what each backend's step takes of the step that does not communicate."""
+    titles = ("way", "model", "dtype", "alone, ms", "mpiplus, ms (of alone)", "gloo, ms (of alone)", "mpiplus / gloo")
+    rows = []
+    for row in found["training"]:
+        sides = [row["backends"][name] for name in ("mpiplus", "gloo")]
+        steps = [f"{1e3 * side['step_seconds']:.1f} ({side['step_over_alone']:.2f})" for side in sides]
+        alone, ratio = f"{1e3 * sides[0]['alone_seconds']:.1f}", f"{row['ratio']['mpiplus/gloo']:.2f}"
+        rows.append([f"`{row['way']}`", row["model"], row["dtype"], alone, *steps, ratio])
+    return table(titles, rows)
+
+
 class Figure(NamedTuple):
     """A table: its page, and what makes it of the JSON that its command writes."""
 
@@ -84,6 +97,9 @@ FIGURES = {
     "training-nodes": Figure(README, training),
     "calls": Figure(README, lambda found: calls(found, ("all_reduce", "ping_pong"))),
     "all-calls": Figure(PERFORMANCE, calls),
+    "all-training": Figure(PERFORMANCE, every_way),
+    "all-training-nodes": Figure(PERFORMANCE, every_way),
+    "all-training-wire": Figure(PERFORMANCE, every_way),
     "between-nodes": Figure(PERFORMANCE, between),
 }
 
@@ -121,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="", help="two nodes, with a comma")
     parser.add_argument("--only", default=",".join((*FIGURES, "api-modes")), help="names, with commas")
+    parser.add_argument("--measured", type=Path, help="the JSON of a run of this commit, in place of a new one")
     options, of, found = parser.parse_args(), commit(), {}
     if not Path(report.__file__).is_relative_to(ROOT):
         sys.exit(f"the package is that of {report.__file__}, not this checkout's: pip install -e .")
@@ -130,7 +147,9 @@ def main() -> None:
             FACES.write_text(FACES.read_text().replace("\nMedians of one run, torch", f"\nCommit {of}; medians, torch"))
             continue
         command = find(name)[1].partition("  #")[0].strip()
-        if NODES in command and not options.nodes:
+        if options.measured:
+            found[command] = json.loads(options.measured.read_text())
+        elif NODES in command and not options.nodes:
             print(f"{name}: left as it is, without --nodes")
             continue
         if command not in found:

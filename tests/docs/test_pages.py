@@ -107,7 +107,7 @@ def test_renewed_tables_have_the_columns_of_those_that_stand_there(monkeypatch: 
     script = tool("renew_figures", monkeypatch)
     us = dict.fromkeys(("raw", "raw nonblocking", "mpiplus", "gloo", "front end"), 1.5)
     call = {"operation": "all_reduce", "dtype": "float32", "bytes": 8, "us": us, "bus_gb_per_s": {"mpiplus": 1.0}}
-    backend = {"alone_seconds": 0.1, "step_seconds": 0.2}
+    backend = {"alone_seconds": 0.1, "step_seconds": 0.2, "step_over_alone": 2.0}
     trained = {"way": "ddp", "model": "CNN", "dtype": "float32", "backends": {"mpiplus": backend, "gloo": backend}}
     found = {
         "operations": [{**call, "ratio": {"gloo/mpiplus": 1.0}}, {**call, "operation": "barrier", "ratio": {}}],

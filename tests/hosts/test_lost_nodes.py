@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation
-from network import Hosts, hosts, missing
+from network import Hosts, hosts, launch, missing
 
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -33,17 +33,20 @@ def three_hosts(tmp_path) -> Iterator[Hosts]:
         yield made
 
 
-def gone_within(made: Hosts, name: str, seconds: float) -> None:
-    """Nothing of the job is left on a node that is cut off, though nobody can tell it to end."""
-    until, left = time.monotonic() + seconds, ["?"]
+def gone_within(made: Hosts, name: str, seconds: float, program: str = "") -> None:
+    """Nothing of the job, or of a program, is left on a node that is cut off, though nobody can tell it to end."""
+    until, left = time.monotonic() + seconds, [["?"]]
     while left and time.monotonic() < until:
         time.sleep(0.5)
         space = made._space(name)
         listed = subprocess.run(["ip", "netns", "pids", space], check=True, capture_output=True, text=True).stdout
-        left = [Path(f"/proc/{pid}/cmdline").read_text() for pid in listed.split() if Path(f"/proc/{pid}").exists()]
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in listed.split()]
+        commands = [line.read_text().split("\0") for line in lines if line.exists()]
+        left = [command for command in commands if not program or command[1:2] == [program]]
     assert not left, left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "left"), [("node2,node3,node1", "node2,node1"), ("node1,node3", "node1")])
 def test_a_node_is_cut_off(
     three_hosts: Hosts, installation: Installation, tmp_path: Path, names: str, left: str
@@ -75,13 +78,19 @@ def test_a_node_is_cut_off(
     assert sorted(re.findall(r"\[rank \d, restart 1\] (\w+)", told)) == sorted(left.split(","))
 
 
-def started(made: Hosts, installation: Installation, tmp_path: Path, script: str, *words: str) -> subprocess.Popen:
-    """`mpiplus run` of a script of tests/hosts/scripts on two nodes with two ranks each; it prints into a file."""
-    is_open_mpi = installation.vendor == "Open MPI"
-    agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
-    options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1", "--mpi-args", agent]
-    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
-    command = made.on("node1", [mpiplus, "run", *options, str(SCRIPTS / script), str(tmp_path), *words])
+def started(
+    made: Hosts, installation: Installation, tmp_path: Path, *words: str, launcher: str = "mpiplus run"
+) -> subprocess.Popen:
+    """cable.py on two nodes with two ranks each; it prints into a file."""
+    program = [str(SCRIPTS / "cable.py"), str(tmp_path), *words]
+    if launcher == "mpiexec":
+        command = launch(made, installation.mpiexec, installation.vendor, 2, [sys.executable, *program])
+    else:
+        is_open_mpi = installation.vendor == "Open MPI"
+        agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
+        options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1", "--mpi-args", agent]
+        mpiplus = str(Path(sys.executable).with_name("mpiplus"))
+        command = made.on("node1", [mpiplus, "run", *options, *program])
     environment = {**installation.full_environment(), "UCX_TLS": "tcp"}
     with (tmp_path / "output").open("wb") as output:
         return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
@@ -94,9 +103,10 @@ def wait_for_ranks(job: subprocess.Popen, directory: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
     """The job ends by itself, soon after the deadline of init_process_group, and names the node or its ranks."""
-    job = started(two_hosts, installation, tmp_path, "cable.py", "meets")
+    job = started(two_hosts, installation, tmp_path, "meets")
     try:
         wait_for_ranks(job, tmp_path)
         time.sleep(3)
@@ -109,12 +119,28 @@ def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Inst
     assert re.search(r"node2|ranks 2, 3", (tmp_path / "output").read_text()), (tmp_path / "output").read_text()
 
 
+@pytest.mark.slow
+def test_ranks_end_that_meet_in_vain(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
+    """Under MPI's own launcher all ranks end and say why; the launcher may wait for the node for ever."""
+    job = started(two_hosts, installation, tmp_path, "meets", launcher="mpiexec")
+    try:
+        wait_for_ranks(job, tmp_path)
+        time.sleep(3)
+        two_hosts.cut("node2")
+        (tmp_path / "cut").touch()
+        for node in ("node1", "node2"):
+            gone_within(two_hosts, node, 60, str(SCRIPTS / "cable.py"))
+    finally:
+        job.kill()
+    assert (tmp_path / "output").read_text().count("MPI_Init has not come back after 20 s") == 2
+
+
 @pytest.mark.parametrize("what", ["works", "stops"])
 def test_a_job_that_goes_on(two_hosts: Hosts, installation: Installation, tmp_path: Path, what: str) -> None:
     """A cable that is out for 5 s, and a rank that is stopped for 20 s, delay it; nothing more."""
     if what == "stops" and not FULL:
         pytest.skip("takes long; MPIPLUS_TEST_FULL=1: this too")
-    job = started(two_hosts, installation, tmp_path, "cable.py", what)
+    job = started(two_hosts, installation, tmp_path, what)
     try:
         wait_for_ranks(job, tmp_path)
         if what == "works":

@@ -8,13 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+import sampling
 from mpi_installations import Installation, run_limited
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Nodes with one rank and several, ranks not in the order of the nodes, numbers of nodes that are no powers of two.
 ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
-SHAPES = {"Open MPI": ("0,1,1,0,1",), "MPICH": ("0,1,1,2",)}
+SHAPES = sampling.share("shapes of nodes", ALL_SHAPES, len(ALL_SHAPES))
 REPRODUCIBLE = {"Open MPI": ("1,0,0,1,1",), "MPICH": ("0,1,0,1",)}
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 
@@ -27,11 +28,9 @@ def mpi(installation: Installation | None) -> Installation:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shape", ALL_SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
     """Every operation on every type, long ones, and calls on which the ranks do not agree."""
-    if not FULL and shape not in SHAPES[mpi.vendor]:
-        pytest.skip("this shape is another MPI's; MPIPLUS_TEST_FULL=1: all")
     ranks, reports = len(shape.split(",")), tmp_path / "reports"
     reports.mkdir()
     table = "test_operations and (all_reduce or broadcast or reduce or all_gather)"

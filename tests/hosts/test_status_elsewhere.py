@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from mpi_installations import Installation
 from network import Hosts, launch
 
@@ -19,6 +20,7 @@ SCRIPT = Path(__file__).parents[1] / "jobs/scripts/asked.py"
 RANKS = 4
 
 
+@pytest.mark.slow
 def test_ranks_on_another_node(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
     """The pretended nodes share their files, and must not share their sockets."""
     command = ["sh", "-c", f'MPIPLUS_STATUS_DIRECTORY={tmp_path}/$(hostname) exec "$@"', "sh"]

@@ -98,6 +98,7 @@ def test_windows(two_hosts: Hosts, installation: Installation, environment: dict
     assert kinds == ["rank 0 UUSS", "rank 1 UUSS", "rank 2 SSUU", "rank 3 SSUU"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_operation_table(
     two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path

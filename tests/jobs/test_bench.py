@@ -17,6 +17,7 @@ def bench(job: Job, *words: object, ranks: int = 2) -> Outcome:
     return job._run(job.installation.command(ranks, [*MPIPLUS_MODULE, "bench", *map(str, words)]), None)
 
 
+@pytest.mark.slow
 def test_quick(job: Job) -> None:
     """Everything, in numbers and in a picture."""
     pytest.importorskip("matplotlib", reason="the extra plot brings it")

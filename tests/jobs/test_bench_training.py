@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import pytest
 from job_runs import Job, Outcome
 from launch_runs import MPIPLUS_MODULE, ended
 
@@ -23,6 +24,7 @@ def figures_of(job: Job, *options: str, ranks: int = 2) -> tuple[Outcome, dict]:
     return outcome, json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_every_row_is_there_and_trains_as_on_gloo(job: Job) -> None:
     outcome, found = figures_of(job)
     outcome.says(
@@ -67,6 +69,7 @@ def check_buckets(rows: dict) -> None:
     assert {way for (way, _, _), buckets in of.items() if not buckets} == {"fsdp2", "pipeline", "tensor"}
 
 
+@pytest.mark.slow
 def test_each_backend_is_trained_on_itself(job: Job) -> None:
     """Equal losses do not show that: what torch keeps of one group may serve another, as where two meshes are equal."""
     outcome = job.run(2, "whose_steps.py").succeeded(2)
@@ -81,6 +84,7 @@ def test_only_the_ways_that_are_named(job: Job) -> None:
     assert [row["way"] for row in found["training"]] == ["sleep"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores(job: Job) -> None:
     """Of the ways whose computation depends on the number of ranks, and of the usual one."""
     _, found = figures_of(job, "--train=tensor,pipeline,ddp", ranks=4)

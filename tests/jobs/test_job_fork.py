@@ -10,6 +10,7 @@ from job_runs import Job
 from torchmpi_plugin.torch_internals import has_python_backends
 
 
+@pytest.mark.slow
 @pytest.mark.fresh("children of a process that was not forked itself")
 def test_forked_children(job: Job) -> None:
     job.run(2, "forks.py", "forked").succeeded(2).says_not("child failed")
@@ -27,6 +28,7 @@ def test_everything_that_a_child_inherits(job: Job, api_mode: str) -> None:
         assert max(int(count) for name, count in refused if name == kind) >= least, refused
 
 
+@pytest.mark.slow
 @pytest.mark.fresh("children of a process that was not forked itself")
 def test_worker_processes(job: Job) -> None:
     outcome = job.run(2, "forks.py", "worker_processes").succeeded(2)

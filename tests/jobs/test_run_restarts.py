@@ -49,12 +49,14 @@ def test_ends_that_are(job: Job) -> None:
     ended(restarted(job, "3", 1, "--restart-on", "signal,3"), 0).says(r"\[rank 1, restart 1\] at the end")
 
 
+@pytest.mark.slow
 def test_an_attempt_that_takes_too_long(job: Job) -> None:
     """It is ended, and the next one comes; the limit of the whole ends it for good."""
     outcome = ended(restarted(job, "sleeps", 1, "--attempt-timeout", patient(10), "--grace", 1), 0)
     outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
 
 
+@pytest.mark.slow
 def test_the_time_of_the_whole(job: Job) -> None:
     options = ("--timeout", 18, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need longer
     ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
@@ -107,6 +109,7 @@ def resume(job: Job, ranks: int, *words: object, options: tuple[object, ...] = (
     return run_process(list(map(str, command)), job.installation.full_environment(), job.directory)
 
 
+@pytest.mark.slow
 def test_training_ends_with_the_same_losses(job: Job) -> None:
     whole = ended(resume(job, 2, "--directory", "whole"), 0)
     outcome = ended(resume(job, 2, "--directory", "cut", "--kill", 1, options=("--max-restarts", 1)), 0)
@@ -117,6 +120,7 @@ def test_training_ends_with_the_same_losses(job: Job) -> None:
     print(f"{began - died:.1f} s from the death to the next step", file=sys.stderr)
 
 
+@pytest.mark.slow
 def test_torchruns_own_restarts(job: Job) -> None:
     """Its second attempt is a new MPI world, on the ranks that it has started again."""
     words = ("--directory", job.directory / "cut", "--kill", 1)
@@ -128,6 +132,7 @@ def test_torchruns_own_restarts(job: Job) -> None:
         assert sorted(losses(outcome.stdout)) == list(range(1, 31))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_half_written(job: Job) -> None:
     ended(resume(job, 2, "--at", 12, "--kill", 1), 137)
     os.makedirs(job.directory / "checkpoints/step-25")
@@ -135,6 +140,7 @@ def test_a_checkpoint_that_was_half_written(job: Job) -> None:
     ended(resume(job, 2), 0).says("2 ranks begin at step (5|10),")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [(), ("--fsdp",)])
 def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
     """Without a restart, where MPI has ULFM: three ranks' training ends on two."""
@@ -150,6 +156,7 @@ def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
         assert float.fromhex(loss) == pytest.approx(float.fromhex(whole[step]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fsdp_goes_on_with_fewer_ranks(job: Job) -> None:
     """The shards of three ranks are read by two; sums in another order differ in their last bits."""
     whole = losses(ended(resume(job, 3, "--fsdp", "--directory", "whole"), 0).stdout)

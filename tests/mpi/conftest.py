@@ -99,6 +99,25 @@ def in_step(channel, world, request) -> None:
         pytest.exit(f"the backend failed in {failed_in or 'a test on another rank'}", returncode=4)
 
 
+@pytest.fixture(scope="session")
+def compiled_code(channel, tmp_path_factory) -> Path:
+    """Inductor's directory, which all ranks and tests of a launch share: each piece of C++ is compiled once."""
+    return channel.bcast(tmp_path_factory.mktemp("compiled") if channel.rank == 0 else None)
+
+
+@pytest.fixture
+def fresh_compiler(compiled_code, monkeypatch) -> Iterator[None]:
+    """torch.compile as in a new process, but for what C++ has been compiled: a cached graph would tell no code."""
+    from torch._functorch import config as autograd  # slow to import
+    from torch._inductor import config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled_code))
+    torch._dynamo.reset()
+    with inductor.patch(fx_graph_cache=False), autograd.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def group(world):
     return world.process_group

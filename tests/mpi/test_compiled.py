@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from groups import on_gloo
+from groups import on_gloo, only_up_to
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -16,19 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
+    only_up_to(3),
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 
 Program = Callable[[Any, str], list[torch.Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler(world) -> Iterator[None]:
-    if world.size > 3:
-        pytest.skip("what is compiled on three ranks is compiled on more")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def net(normalised: bool = False) -> nn.Module:
@@ -105,8 +98,7 @@ PROGRAMS: list[Program] = [ddp, ddp_normalised, ddp_with_a_hook, fsdp1, graph_br
     [*((program, "aot_eager") for program in PROGRAMS), (ddp, "inductor")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_as_over_gloo(program: Program, compiler: str, channel, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_as_over_gloo(program: Program, compiler: str, channel) -> None:
     wanted = on_gloo(channel, lambda gloo: program(gloo, compiler), 60)
     torch._dynamo.reset()
     got = program(dist.group.WORLD, compiler)

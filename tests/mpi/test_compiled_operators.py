@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -82,14 +81,8 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def fresh_compiler(world, tmp_path, monkeypatch) -> Iterator[None]:
-    if world.size > 2 + FULL:
-        pytest.skip("what is compiled on two ranks is compiled on more; MPIPLUS_TEST_FULL=1: on three as well")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+#: What is compiled on two ranks is compiled on more.
+on_two = only_up_to(3 if FULL else 2)
 
 
 def returns_its_argument(names: str) -> bool:
@@ -104,7 +97,7 @@ def test_which_operators_cannot_be_compiled() -> None:
     assert {names for names in functionals() if returns_its_argument(names)} == wanted & {*functionals()}
 
 
-@only_up_to(2)
+@on_two
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_all_functional_operators_in_one_program(compiler: str, channel, group, fresh_compiler) -> None:
@@ -130,7 +123,7 @@ def in_place(group: Any, compiler: str) -> Results:
     return [*compiled(program, compiler)(*given), *given]
 
 
-@only_up_to(2)
+@on_two
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_compiled_operations_in_place_as_over_gloo(compiler: str, channel, group, fresh_compiler) -> None:
@@ -139,6 +132,7 @@ def test_compiled_operations_in_place_as_over_gloo(compiler: str, channel, group
     assert not compare(wanted, in_place(group, compiler), "in place")
 
 
+@on_two
 @pytest.mark.timeout(400)  # every rank compiles C++; 24 s on three ranks and two idle cores
 @pytest.mark.parametrize(
     ("compiler", "how"),
@@ -153,7 +147,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, gro
     setting = SETTINGS[how]
     if torch.__version__ < "2.13" and not all(hasattr(inductor, name) for name in setting.values):
         pytest.skip("this torch has not all of these settings")
-    with inductor.patch({**setting.values, "force_disable_caches": True}):  # a cache would give no code
+    with inductor.patch(setting.values):
         wanted, _ = on_gloo(channel, lambda gloo: in_pairs(gloo, compiler), 60)
         torch._dynamo.reset()
         got, calls = in_pairs(group, compiler)
@@ -161,6 +155,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, gro
     assert compiler != "inductor" or calls == setting.calls
 
 
+@on_two
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_compiled_messages_as_over_gloo(compiler: str, channel, group, fresh_compiler) -> None:

@@ -100,6 +100,7 @@ def test_a_failure_under_srun(slurm: Cluster, train: str, environment: dict[str,
     assert "ArithmeticError: this one is meant" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_requeue(slurm: Cluster, train: str, environment: dict[str, str], launcher: str) -> None:
     """A rank fails in the first start; Slurm starts the job again, some 30 s later, and that comes to its end."""

@@ -40,7 +40,8 @@ class Node:
     [
         (1, 2, 1.0, 1.0, True),  # two ranks that compute on two cores
         (1, 2, 0.05, 0.05, False),  # the same two asleep, as while a device computes
-        (1, 2, 0.6, 0.3, True),  # more than half of a rank's only core: a thread more would take it from this one
+        (1, 2, 0.55, 0.55, False),  # a device computes, and the ranks copy what it has found for half of the time
+        (1, 2, 0.8, 0.3, True),  # most of a rank's only core: a thread more would take it from this one
         (8, 16, 1.0, 1.0, False),  # one thread each, and seven cores idle
         (8, 16, 7.9, 7.9, True),  # as many threads as cores
         (8, 16, 7.0, 7.0, False),  # a core is left

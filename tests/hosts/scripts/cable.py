@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 directory, what = Path(sys.argv[1]), sys.argv[2]
-RANK = os.environ["RANK"]
+RANK = next(os.environ[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
 
 
 def ready() -> None:
