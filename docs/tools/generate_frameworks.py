@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "frameworks" / "table.md"
 sys.path += [str(ROOT / "tests" / "frameworks"), str(ROOT / "tests")]
 from test_examples import SCRIPTS  # noqa: E402
+from test_own_scripts import ACCELERATES_OWN  # noqa: E402
 
 INTRODUCTION = """# What was tried
 
@@ -27,6 +28,13 @@ losses.
 
 | framework | version | script | outcome |
 |---|---|---|---|
+"""
+OWN = """
+The scripts with which Accelerate tests itself, which are in its wheel, on the CPU. "as on gloo": they come to their end
+on both.
+
+| script | outcome |
+|---|---|
 """
 BY_NAME = """
 The [names in their lists](index.md#by-name), with the integrations and without:
@@ -45,20 +53,26 @@ def found_in(results: Path) -> dict[str, str]:
     return found
 
 
+def compared(results: dict[str, str], test: str) -> str:
+    outcome = results.get(test, "not run")
+    return "as on gloo" if outcome == "passed" else outcome
+
+
 def page(results: dict[str, str]) -> str:
-    examples = {name: results.get(f"test_as_on_gloo[{name}]", "not run") for name in SCRIPTS}
     rows = [
         f"| {SCRIPTS[name]} | {version(SCRIPTS[name])} | `docs/examples/frameworks/{name}.py` | "
-        f"{'as on gloo' if outcome == 'passed' else outcome} |"
-        for name, outcome in examples.items()
+        f"{compared(results, f'test_as_on_gloo[{name}]')} |"
+        for name in SCRIPTS
     ]
-    names = [(name, outcome) for name, outcome in results.items() if not re.match("test_as_on_gloo|test_every", name)]
+    own = [f"| `{name}.py` | {compared(results, f'test_accelerates_own[{name}]')} |" for name in ACCELERATES_OWN]
+    others = "test_as_on_gloo|test_every|test_accelerates_own"
+    names = [(name, outcome) for name, outcome in results.items() if not re.match(others, name)]
     from mpi4py import MPI
 
     library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
     text = INTRODUCTION.format(torch=version("torch").partition("+")[0], mpi=library)
     tests = [f"| `{name}` | {outcome} |" for name, outcome in names]
-    return text + "\n".join(rows) + "\n" + BY_NAME + "\n".join(tests) + "\n"
+    return text + "\n".join(rows) + "\n" + OWN + "\n".join(own) + "\n" + BY_NAME + "\n".join(tests) + "\n"
 
 
 def main() -> None:

@@ -6,9 +6,10 @@
     python docs/tools/run_pytorch_tests.py --page - --keyword "all_reduce or broadcast"
 
 MPIPLUS_PYTORCH may name the checkout as well. It should be at the tag of the installed torch: its tests are not in the
-wheel. The tests start their own processes, so the MPI must be one that such processes can join: MPICH. They need
-expecttest. mpiplus takes gloo's place by MPIPLUS_REPLACE. The exit code is 1 where a test passes on gloo alone, and
-REASONS has none for it.
+wheel. Where it is no checkout, but some of its files, the first line of each may have the commit. The tests start their
+own processes, so the MPI must be one that such processes can join: MPICH. They need expecttest. mpiplus takes gloo's
+place by MPIPLUS_REPLACE, and that of its class here. A run of some files leaves the page's rows of the others. The exit
+code is 1 where a test passes on gloo alone, and REASONS has none for it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,13 @@ FILES = {
     "test_c10d_functional_native.py": "not Nccl and not nccl",
     "test_functional_api.py": "",
     "test_device_mesh.py": "",
-    "test_c10d_gloo.py": "not ProcessGroupGlooTest and not ReducerTest",  # which make gloo's own class
+    "test_c10d_gloo.py": "",
+    "test_c10d_spawn_gloo.py": "",
+    "test_c10d_logger.py": "",
+    "test_dist2.py": "",
+    "algorithms/test_join.py": "",
     "pipelining/test_schedule_multiproc.py": "",
+    "tensor/test_api.py": "",
     "tensor/test_dtensor.py": "",
     "tensor/test_redistribute.py": "",
     "tensor/parallel/test_parallelize_api.py": "",
@@ -57,19 +63,54 @@ FILES = {
     "checkpoint/test_file_system_checkpoint_cpu.py": "",
     "_composable/test_replicate.py": "",
     "_composable/fsdp/test_fully_shard_init.py": "",
+    "_composable/fsdp/test_fully_shard_training.py": "",
     "optim/test_zero_redundancy_optimizer.py": "",
 }
 #: Why a test that passes on gloo does not with mpiplus in its place: file, pattern of its name, reason.
 REASONS: tuple[tuple[str, str, str], ...] = (
     (BODY, "test_get_backend$", "the name: `get_backend()` says `mpiplus`"),
     (BODY, "test_monitored_barrier_gloo", "gloo's words: mpiplus raises as well, and names the ranks in its own"),
+    ("test_c10d_gloo.py", "test_allgather_checks$", "gloo's words; and mpiplus takes outputs of several lengths"),
+    ("test_c10d_gloo.py", "test_allreduce_coalesced_checks$", "gloo's words; and mpiplus takes several dtypes"),
+    ("test_c10d_gloo.py", "_checks$", "gloo's words: mpiplus raises errors of the same types"),
+    ("test_c10d_gloo.py", "test_all_to_all_single$", "mpiplus takes a strided tensor, which the test wants refused"),
+    ("test_c10d_gloo.py", "test_init_process_group_gloo$", "the name: `name()` says `mpiplus`"),
+    ("test_c10d_logger.py", "test_exception_logger", "the name: the log says `mpiplus`"),
+    ("test_dist2.py", "test_remote_group_merge", "groups of mpiplus cannot be merged; an error says so"),
 )
 RECORD = "MPIPLUS_PYTORCH_TESTS"
 FORKING = "MPIPLUS_PYTORCH_FORKING"
 CHECKOUT = "MPIPLUS_PYTORCH"
 
 
-# ---- in the pytest that runs the tests ----
+# ---- in the pytest that runs the tests, and in their processes ----
+
+
+class WorldInstead:
+    """Takes the place of gloo's class, of which tests make groups: what it is called for is the world's group.
+
+    It has no group of its own to make: mpiplus is reached by init_process_group.
+    """
+
+    def __init__(self, replaced: Any) -> None:
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replaced, name)  # its options and devices
+
+    def __call__(self, store: Any, rank: int, size: int, options: Any = None) -> Any:
+        import torch.distributed as dist
+
+        timeout = {} if options is None else {"timeout": options._timeout}
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, **timeout)
+        return dist.group.WORLD
+
+
+def replace_class() -> None:
+    """In processes that are forked of one that has imported this."""
+    import torch.distributed as dist
+
+    dist.ProcessGroupGloo = WorldInstead(dist.ProcessGroupGloo)
 
 
 class Forked(multiprocessing.context.ForkServerProcess):
@@ -91,7 +132,7 @@ def pytest_configure(config: Any) -> None:
         return
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-    multiprocessing.set_forkserver_preload(["torch.testing._internal.common_distributed", os.environ[FORKING]])
+    multiprocessing.set_forkserver_preload([Path(__file__).stem, os.environ[FORKING]])
     MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(Forked)
 
 
@@ -118,6 +159,7 @@ class Compared(NamedTuple):
     """One file, on both."""
 
     file: str
+    origin: str
     keyword: str
     gloo: dict[str, Outcome]
     ours: dict[str, Outcome]
@@ -192,6 +234,7 @@ def row(compared: Compared) -> str:
         for result, found in (("skipped", compared.gloo), ("passed", compared.gloo), ("passed", compared.ours))
     )
     file = f"`{compared.file}`" + (f", `-k '{compared.keyword}'`" if compared.keyword else "")
+    file += compared.origin
     return f"| {file} | {len(compared.gloo)} | {skipped} | {gloo} | {ours} | {len(compared.differences()) or 'none'} |"
 
 
@@ -202,11 +245,29 @@ in gloo's place (`MPIPLUS_REPLACE=gloo`), on one node without a GPU. Here: torch
 
 `distributed_test.py` is in torch's wheel. The others are files of `test/distributed` in PyTorch's repository, which CI
 cannot download: they run where the script, or `MPIPLUS_PYTORCH`, is given a checkout at the tag of the installed torch.
-Here that was {revision}. A file that has no row was not run.
+Here that was {revision}.
+A file that has no row was not run.
 
-| file | tests | skipped | passed on gloo | passed on mpiplus | passed on gloo only |
+"""
+FILES_TABLE = """| file | tests | skipped | passed on gloo | passed on mpiplus | passed on gloo only |
 |---|---|---|---|---|---|
 """
+TESTS_TABLE = """
+| file | passed on gloo only | on mpiplus | reason |
+|---|---|---|---|
+"""
+
+
+def origin_of(path: Path) -> str:
+    """The commit in the first line of a file that is in no checkout, and what else that line has before it."""
+    with path.open() as lines:
+        found = re.match(r"# (?:(shortened) copy of |(after) .*\b)?([0-9a-f]{40})?", lines.readline())
+    if not found or not any(found.groups()):
+        return ""
+    shortened, after, commit = found.groups()
+    return ", " + " ".join(
+        word for word in (shortened or (after and "rewritten"), commit and f"`{commit[:8]}`") if word
+    )
 
 
 def revision_of(checkout: Path | None) -> str:
@@ -214,29 +275,41 @@ def revision_of(checkout: Path | None) -> str:
         return "none"
     command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "some files of a revision that is not known"
+    return (
+        done.stdout.strip()
+        or "some files, at the commits in the table; what is shortened or rewritten has no tests that need a GPU"
+    )
 
 
-def page(results: Sequence[Compared], checkout: Path | None) -> str:
+def others_rows(page: str, table: str, files: Sequence[str]) -> list[str]:
+    """The rows that a page has in one of its tables for other files than these."""
+    rows = page.partition(table)[2].partition("\n\n")[0].splitlines()
+    return [row for row in rows if row.split("`")[1] not in files]
+
+
+def page(results: Sequence[Compared], checkout: Path | None, before: str = "") -> str:
     import torch
     from mpi4py import MPI
 
     library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
     text = INTRODUCTION.format(torch=torch.__version__.partition("+")[0], mpi=library, revision=revision_of(checkout))
-    lines = [row(each) for each in results]
-    different = [(each.file, *found) for each in results for found in sorted(each.differences().items())]
+    files = [each.file for each in results]
+    lines = sorted(others_rows(before, FILES_TABLE, files) + [row(each) for each in results])
+    different = others_rows(before, TESTS_TABLE, files)
+    for each in results:
+        for test, outcome in each.differences().items():
+            words = reason_of(each.file, test) or outcome.words.replace("|", "\\|")
+            different.append(f"| `{each.file}` | {test.rpartition('::')[2]} | {outcome.result} | {words} |")
+    tables = [FILES_TABLE, *(f"{line}\n" for line in lines)]
     if different:
-        lines += ["", "| passed on gloo only | on mpiplus | reason |", "|---|---|---|"]
-    for file, test, outcome in different:
-        words = reason_of(file, test) or outcome.words.replace("|", "\\|")
-        lines.append(f"| {test.rpartition('::')[2]} | {outcome.result} | {words} |")
-    return text + "\n".join(lines) + "\n"
+        tables += [TESTS_TABLE, *(f"{line}\n" for line in sorted(different))]
+    return text + "".join(tables)
 
 
-def write(file: Path, text: str) -> None:
+def write(file: Path, results: Sequence[Compared], checkout: Path | None) -> None:
     """Before the section of another script's."""
-    _, heading, others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
-    file.write_text(text + heading + others)
+    before, heading, others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
+    file.write_text(page(results, checkout, before) + heading + others)
 
 
 def arguments() -> argparse.Namespace:
@@ -264,12 +337,12 @@ def main() -> int:
                 continue
             keyword = given.keyword or FILES.get(file, "")
             each = [run(path, place, ours, keyword, given) for ours in (False, True)]
-            results.append(Compared(file, keyword, *each))
+            results.append(Compared(file, "" if file == BODY else origin_of(path), keyword, *each))
             print(row(results[-1]), flush=True)
     if given.page == "-":
         print(page(results, given.checkout))
     else:
-        write(Path(given.page), page(results, given.checkout))
+        write(Path(given.page), results, given.checkout)
     unexplained = [test for each in results for test in each.differences() if not reason_of(each.file, test)]
     for test in unexplained:
         print(f"no reason is known: {test}", flush=True)
@@ -278,3 +351,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+elif FORKING in os.environ and "MPIPLUS_REPLACE" in os.environ:
+    replace_class()

@@ -149,10 +149,16 @@ def strided_reduced(rank: int, size: int) -> Call:
     return Call("allreduce", (tensors, MAX), {}, tensors)
 
 
+def several_sparse(rank: int, size: int) -> Call:
+    tensors = [torch.diag(ramp(rank, more=more)).to_sparse() for more in (0, 1)]
+    return Call("allreduce", (tensors, SUM), {}, tensors)
+
+
 SEVERAL: dict[str, Callable[[int, int], Call]] = {
     **{f"allreduce {op.name}": several_reduced(op) for op in (SUM, MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)},
     **{f"allreduce SUM {dtype}": several_reduced(SUM, dtype) for dtype in (torch.int8, torch.int64, torch.float64)},
     "allreduce BXOR": several_reduced(dist.ReduceOp.BXOR, torch.int32),
+    "allreduce of sparse tensors": several_sparse,
     "broadcast the first": several_broadcast(0, 0),
     "broadcast another": several_broadcast(1, 2),
     "allgather": several_gathered(strided=False),
@@ -206,6 +212,33 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[Any, int], Any]]] = {
     "two tensors to reduce": (ValueError, "one tensor", lambda group, size: group.reduce([ONE, ONE])),
     "too few outputs": (ValueError, "outputs", lambda group, size: group.allgather([[ONE]] * 2, [ONE, ONE])),
     "too few lists": (ValueError, "lists", lambda group, size: group.allgather([[ONE] * 2 * size], [ONE, ONE])),
+    "two lists for one tensor": (
+        ValueError,
+        "one list",
+        lambda group, size: group.allgather([[ONE] * size] * 2, [ONE]),
+    ),
+    "two lists to gather": (
+        ValueError,
+        "one list",
+        lambda group, size: group.gather([[ONE] * size] * 2, [ONE], options(c10d.GatherOptions, rootRank=0)),
+    ),
+    "two lists to scatter": (
+        ValueError,
+        "one list",
+        lambda group, size: group.scatter([ONE], [[ONE] * size] * 2, options(c10d.ScatterOptions, rootRank=0)),
+    ),
+    "two lists to reduce": (
+        ValueError,
+        "one list",
+        lambda group, size: group.reduce_scatter([ONE], [[ONE] * size] * 2, c10d.ReduceScatterOptions()),
+    ),
+    "dense and sparse": (ValueError, "dense", lambda group, size: group.allreduce([ONE, ONE.to_sparse()], SUM)),
+    "sparse and dense": (ValueError, "dense", lambda group, size: group.allreduce([ONE.to_sparse(), ONE], SUM)),
+    "sparse of two shapes": (
+        ValueError,
+        "shape",
+        lambda group, size: group.allreduce([ONE.to_sparse(), torch.ones(3).to_sparse()], SUM),
+    ),
     "sizes that do not add up": (
         ValueError,
         "add up",

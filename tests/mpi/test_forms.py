@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -73,6 +74,34 @@ def test_the_average_of_several_is_over_ranks(group, world) -> None:
     total = sum(ramp(rank, more=more) for rank in range(world.size) for more in (0, 1, 2)) / world.size
     for tensor in made(group, call):
         torch.testing.assert_close(tensor, total)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_future_has_the_lists_that_gloos_has(gloo, group, world) -> None:
+    values = []
+    for each in (gloo, group):
+        call = SEVERAL["allgather"](world.rank, world.size)
+        values.append(each.allgather(*call.arguments).get_future().wait())
+    assert [len(outputs) for outputs in values[1]] == [2 * world.size] * 2
+    torch.testing.assert_close(values[1], values[0])
+
+
+def test_merging_groups_is_refused(group) -> None:
+    """torch's own method returns None."""
+    with pytest.raises(NotImplementedError, match="merge_remote_group"):
+        group.merge_remote_group(dist.HashStore(), 2, timedelta(seconds=1))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("case", ["allgather", "allreduce SUM", "broadcast another"])
+def test_several_inference_tensors(case: str, group, world, wanted) -> None:
+    """The results are put in place by a thread that is not in that mode: rank 0 comes late."""
+    with torch.inference_mode():
+        call = SEVERAL[case](world.rank, world.size)
+        if world.rank == 0:
+            time.sleep(0.3)
+        getattr(group, call.method)(*call.arguments).get_future().wait()
+        torch.testing.assert_close(call.results, wanted[case])
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from torchmpi_plugin import settings
 from torchmpi_plugin.mpi.launcher_fit import explain, misfit
 from torchmpi_plugin.mpi.library import Library
+from torchmpi_plugin.node import launchers
 from torchmpi_plugin.node.launchers import Identity, Launch, detect, who_am_i
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
@@ -169,3 +173,18 @@ def test_the_error_names_launcher_library_and_cure(environment: dict[str, str], 
     text = explain(launch, MPICH_4)
     for words in (launch.launcher, f"started {launch.size} ranks", "MPICH 4.0.2 (/opt/lib/libmpi.so)", cure):
         assert words in text
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_child_may_start_a_world_of_one_as_its_parent_did(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """With more ranks MPI could take it for its parent."""
+    variables = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {**variables, settings.RANK_PROCESS: ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "getpid", os.getppid)
+    launchers.mark_as_rank()
+    if size == 1:
+        launchers.check_not_a_ranks_child()
+    else:
+        with pytest.raises(RuntimeError, match="is no rank itself"):
+            launchers.check_not_a_ranks_child()

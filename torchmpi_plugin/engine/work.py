@@ -46,6 +46,8 @@ class Work(dist.Work):
     finished = True
     abandoned = False
     _tensors: list[torch.Tensor] = []  # noqa: RUF012 - never changed in place
+    #: In how many lists, all as long, the future has them, where these are more than one.
+    _lists = 1
     _finish: Callable[[], None] | None = None
     _keep: Any = None
     _error: Exception | None = None
@@ -128,7 +130,7 @@ class Work(dist.Work):
             self._hurry()
             # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
             devices: list[Any] = device.devices_of(self._tensors)
-            if typed_future.is_wanted(self._tensors) and not devices:
+            if typed_future.is_wanted(self._tensors) and not devices and self._lists == 1:
                 self._promise = TypedFuture(self._tensors)
                 self._future = self._promise.future
             else:
@@ -164,7 +166,11 @@ class Work(dist.Work):
             else:
                 failed_future.fail(promise, self._error, bool(device.devices_of(self._tensors)))
         else:
-            promise.set_result(self._tensors)
+            promise.set_result(self._tensors if self._lists == 1 else self._in_lists())
+
+    def _in_lists(self) -> Any:
+        length = len(self._tensors) // self._lists
+        return [self._tensors[i * length : (i + 1) * length] for i in range(self._lists)]
 
 
 class PendingWork(Work):

@@ -32,7 +32,7 @@ class Exchanging(Messages):
         """
         if len(input_tensors) > 1:
             return several.all_gather(self, output_tensors, input_tensors, opts)
-        return self._allgather(first_of(output_tensors), single(input_tensors, "all_gather"), opts)
+        return self._allgather(first_of(output_tensors, "all_gather"), single(input_tensors, "all_gather"), opts)
 
     def _allgather(
         self,
@@ -115,10 +115,10 @@ class Exchanging(Messages):
     def _list_of_root(self, given: Any, tensor: torch.Tensor, root: int, name: str, side: str) -> Tensors:
         """The tensors that the root alone gives, one for each rank and each like ``tensor``; elsewhere none."""
         if root != self._rank:
-            if given and first_of(given):
+            if given and first_of(given, name):
                 raise ArgumentError(f"{name}: only the root may pass an {side} list")
             return []
-        items = list(first_of(given))
+        items = list(first_of(given, name))
         arguments.check_count(len(items), self._size, f"the root's {side} list", name)
         for item in items:
             arguments.check_alike(check(item, name), tensor, name)

@@ -13,15 +13,23 @@ from ..engine.coalesced import CoalescedWork
 from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..tensors import arguments, overlaps
-from ..tensors.arguments import Blocks, bytes_of, check, readable, single, writable
+from ..tensors.arguments import ArgumentError, Blocks, bytes_of, check, readable, single, writable
 from .group import Group
 
 ANY_SOURCE = -1
 
 
-def first_of(lists: Any) -> Any:
-    """The one inner list of an argument that c10d passes as a list of lists."""
-    return lists[0] if lists and isinstance(lists[0], (list, tuple)) else lists
+def first_of(lists: Any, operation: str) -> Any:
+    """The one inner list of an argument that c10d passes as a list of lists; a list of nothing is itself.
+
+    Raises:
+        ValueError: there are several.
+    """
+    if not lists or not isinstance(lists[0], (list, tuple)):
+        return lists
+    if len(lists) > 1:
+        raise ArgumentError(f"{operation}: one tensor per rank goes with one list of tensors, not {len(lists)}")
+    return lists[0]
 
 
 class Messages(Group):

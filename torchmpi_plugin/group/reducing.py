@@ -31,11 +31,11 @@ class Reducing(Messages):
         bfloat16, float16 and float8 are summed in float32 and rounded once. AVG of integers truncates;
         SUM of bool is "or". Several tensors for a rank, all alike, are reduced first, and all receive the result.
         """
+        if sparse.are_meant(tensors):
+            return sparse.all_reduce(self, tensors, opts)
         if len(tensors) > 1:
             return several.all_reduce(self, tensors, opts)
-        tensor = single(tensors, "all_reduce", sparse=True)
-        if tensor.layout is not torch.strided:
-            return sparse.all_reduce(self, tensor, opts)
+        tensor = single(tensors, "all_reduce")
         return self._allreduce(tensor, opts, not opts.asyncOp)
 
     def _allreduce(
@@ -107,7 +107,7 @@ class Reducing(Messages):
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> Work:
         """Reduce entry ``r`` of every rank's input list into rank ``r``'s tensor; entries may differ in length."""
-        output, inputs = single(output_tensors, "reduce_scatter"), first_of(input_tensors)
+        output, inputs = single(output_tensors, "reduce_scatter"), first_of(input_tensors, "reduce_scatter")
         arguments.check_count(len(inputs), self._size, "the input list", "reduce_scatter")
         for item in inputs:
             arguments.check_alike(check(item, "reduce_scatter"), output, "reduce_scatter")

@@ -96,4 +96,5 @@ def all_gather(
     finishes = [copied(part, [outputs[i]], name, None) for outputs in output_lists for i, part in enumerate(parts)]
     results = [output for outputs in output_lists for output in outputs]
     work: Work = group._allgather(buffers, packed, opts, then=arguments.all_of(finishes), results=results)
+    work._lists = len(output_lists)
     return work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..names import describe_ranks
-from ..tensors.arguments import ArgumentError
+from ..tensors.arguments import ArgumentError, check
 from ..tensors.dtypes import AVG, SUM, kind_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -22,43 +23,58 @@ def _gather(group: dist.ProcessGroup, tensor: torch.Tensor, shapes: list[list[in
     return outputs
 
 
-def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, opts: Any) -> Work:
-    """Add up every rank's sparse tensor, in place; complete when it returns.
+def are_meant(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call is one for this module, by the first of its tensors."""
+    return bool(tensors) and isinstance(tensors[0], torch.Tensor) and tensors[0].layout is not torch.strided
+
+
+def all_reduce(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
+    """Add up every rank's sparse tensors, in place; complete when it returns. AVG divides by the number of ranks.
 
     Args:
-        tensor: COO; the same shape, dtype and number of sparse dimensions on all ranks.
+        tensors: COO; the same shape, dtype and number of sparse dimensions on all ranks. All receive the result.
         opts: c10d's AllreduceOptions; SUM and AVG.
 
     Raises:
-        ValueError: another reduction.
+        ValueError: another reduction, or a rank's tensors are not alike.
         DistBackendError: the ranks' tensors do not agree.
     """
+    targets = [_target_of(check(tensor, "all_reduce", sparse=True)) for tensor in tensors]
     kind = kind_of(opts.reduceOp)
     if kind not in (SUM, AVG):
         raise ArgumentError(f"all_reduce: sparse tensors can be summed or averaged, not reduced with {kind.name}")
-    if kind == AVG and tensor.dtype is torch.bool:
+    if kind == AVG and targets[0].dtype is torch.bool:
         raise ArgumentError("all_reduce: AVG makes no sense for torch.bool")
-    # torch passes the real view of a complex tensor. Its new entries would not reach the tensor itself.
-    base = tensor._base
-    target = base if base is not None and base.is_complex() else tensor
-    mine = target.detach().coalesce()
-    indices, values = mine.indices(), mine.values()
-    about = torch.tensor([mine.sparse_dim(), mine._nnz(), *mine.shape], dtype=torch.int64, device="cpu")
+    if any(target.layout is not torch.sparse_coo for target in targets):
+        raise ArgumentError("all_reduce: a rank's tensors must be all sparse, or all dense")
+    mine = [target.detach().coalesce() for target in targets]
+    dimensions, shape = mine[0].sparse_dim(), mine[0].shape
+    if len({(one.sparse_dim(), one.shape, one.dtype, one.device) for one in mine}) > 1:
+        raise ArgumentError("all_reduce: a rank's sparse tensors must have one shape, dtype and device")
+    indices, values = torch.cat([one.indices() for one in mine], dim=1), torch.cat([one.values() for one in mine])
+    about = torch.tensor([dimensions, len(values), *shape], dtype=torch.int64, device="cpu")
     headers = _agree(group, about)
     entries = [int(header[1]) for header in headers]
-    all_indices = _gather(group, indices.contiguous(), [[mine.sparse_dim(), n] for n in entries])
+    all_indices = _gather(group, indices.contiguous(), [[dimensions, n] for n in entries])
     all_values = _gather(group, values.contiguous(), [[n, *values.shape[1:]] for n in entries])
     total = torch.cat(all_values)
     if total.dtype in _LOW_PRECISION:
         total = total.float()  # one rounding, as for dense tensors
-    result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, mine.shape, device=total.device).coalesce()
+    result = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), total, shape, device=total.device).coalesce()
     if kind == AVG:
         result = _divide(result, group.size())
     with torch.no_grad():
-        target.copy_(result.to(target.dtype))  # not into .detach(): a sparse copy replaces indices and values
+        for target in targets:
+            target.copy_(result.to(target.dtype))  # not into .detach(): a sparse copy replaces indices and values
     work = Work()
-    work._tensors = [target]
+    work._tensors = targets
     return work
+
+
+def _target_of(tensor: torch.Tensor) -> torch.Tensor:
+    """torch passes the real view of a complex tensor. Its new entries would not reach the tensor itself."""
+    base = tensor._base
+    return base if base is not None and base.is_complex() else tensor
 
 
 def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:

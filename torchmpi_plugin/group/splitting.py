@@ -101,6 +101,22 @@ class Splitting(Group):
             made.setGroupDesc(group_desc or f"{self._description}:split:{self._splits}")
         return made
 
+    def merge_remote_group(
+        self,
+        store: dist.Store,
+        size: int,
+        timeout: timedelta,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> Any:
+        """One group of several, which torch's own would answer with None for a group in Python.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        runtime.refuse_in_forked_child("merge_remote_group")
+        raise NotImplementedError("merge_remote_group: groups of mpiplus cannot be merged. Make one with new_group")
+
     @property
     def supports_shrinking(self) -> bool:
         """Whether ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""

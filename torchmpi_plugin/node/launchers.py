@@ -150,6 +150,8 @@ def check_not_a_ranks_child() -> None:
     Raises:
         RuntimeError: this process was started by a rank, with the rank's variables.
     """
+    if not started_by_mpi() and os.environ.get("WORLD_SIZE") == "1":
+        return  # the parent was no rank of MPI's, but a world of its own, as this process may be
     pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
     parent = multiprocessing.parent_process()
     parents = [os.getppid()] + ([parent.pid] if parent is not None else [])

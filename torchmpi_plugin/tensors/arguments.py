@@ -5,6 +5,7 @@ All of it raises on the rank that made the mistake, before anything is sent.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,14 +41,14 @@ class NoTensorsError(ArgumentError, NotImplementedError):
     """A list without tensors: torch's dispatcher finds a kernel by them."""
 
 
-def single(tensors: Any, operation: str, sparse: bool = False) -> torch.Tensor:
+def single(tensors: Any, operation: str) -> torch.Tensor:
     """The one tensor of an argument that c10d passes as a list of one, checked."""
     if isinstance(tensors, torch.Tensor):
-        return check(tensors, operation, sparse)
+        return check(tensors, operation)
     if len(tensors) != 1:
         kind = ArgumentError if tensors else NoTensorsError
         raise kind(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
-    return check(tensors[0], operation, sparse)
+    return check(tensors[0], operation)
 
 
 def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
@@ -117,13 +118,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
         )
     target = tensor.detach()
     buffer = readable(target) if load else target.new_empty(target.shape)
-
-    def finish() -> None:
-        # On whatever thread: an inference tensor can be written to in this mode only, and others can be in it too.
-        with torch.inference_mode():
-            device.copy(buffer, target)
-
-    return buffer, finish
+    return buffer, functools.partial(device.copy, buffer, target)
 
 
 def all_of(finishes: Sequence[Finish]) -> Finish:

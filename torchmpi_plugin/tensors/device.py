@@ -104,15 +104,17 @@ def own_stream(device: torch.device) -> Any:
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Put a result in place; complete when this returns.
+    """Put a result in place, on whatever thread; complete when this returns.
 
     On a device not on the current stream: a thread that completes operations has one of its own, which nothing of the
     user's waits for, and the user's may be busy for long.
     """
-    if target.is_cpu:
-        target.copy_(source)
-        return
-    stream = own_stream(target.device)
-    with cuda.stream(stream):
-        target.copy_(source)
-    stream.synchronize()
+    # An inference tensor can be written to in this mode only, and others can be in it too.
+    with torch.inference_mode():
+        if target.is_cpu:
+            target.copy_(source)
+            return
+        stream = own_stream(target.device)
+        with cuda.stream(stream):
+            target.copy_(source)
+        stream.synchronize()

@@ -54,7 +54,7 @@ HARMLESS = {
     """,
 }  # fmt: skip
 #: torch's, which a group in Python does not have: what they raise is torch's affair.
-NOT_OURS = {"get_future_result", "merge_remote_group", "abort_hooks"}
+NOT_OURS = {"get_future_result", "abort_hooks"}
 #: Inside mpiplus: how its parts call each other, with arguments that nobody outside has.
 INTERNAL = {
     "_pybind11_conduit_v1_",
