@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..engine import activity, grace
 from ..mpi import runtime
-from . import registration, statistics
+from . import statistics
 from .group import ProcessGroupMPI as Group
+from .registration import close_all
 
 #: How long rank 0 keeps the world's store for ranks that leave at about the same time.
 _DEPARTURES_SECONDS = 1.0
@@ -47,7 +48,7 @@ def _close_windows(group: Group) -> None:
     closing, group.registrations = group.registrations, []
     if any(one.takes_messages for one in closing):
         group.communicator.may_be_sent_to = True  # others may not know yet that the window is closed
-    registration.close_all(closing, f"{group.label} is destroyed")
+    close_all(closing, f"{group.label} is destroyed")
 
 
 def _is_idle(group: Group) -> bool:
