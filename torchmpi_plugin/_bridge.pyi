@@ -18,7 +18,7 @@ DTYPES: tuple[str, ...]
 MPI_DATATYPES: tuple[str | None, ...]
 
 class Calls:
-    """What a group's operations need to know of it, whether they begin in C or in Python."""
+    """What starting an operation takes of a group."""
 
     handle: int
     rank: int
@@ -26,13 +26,13 @@ class Calls:
     largest_tag: int
     #: The ranks compare what they call, before each operation.
     compares: bool
-    #: Each call is to take the way through Python.
+    #: Each call is to be read by Python.
     python_only: bool
     #: How many collectives were begun: the same on all ranks.
     sequence: int
     #: How many messages.
     messages: int
-    #: Of collectives and messages, how many C has begun without Python.
+    #: Of collectives and messages, how many C has read without Python.
     in_c: int
     #: Of operations that are given none, in seconds.
     timeout: float
@@ -65,6 +65,24 @@ def connect(
 ) -> None: ...
 def disconnect() -> None: ...
 def set_watched(is_watched: bool) -> None: ...
+def start(
+    group: Any,
+    calls: Calls,
+    operation: str,
+    function: Callable[..., int],
+    operands: tuple[Any, ...],
+    sync: bool,
+    peer: int | None,
+    tensors: list[Any],
+    opts: Any,
+    finish: Callable[[], None] | None,
+    keep: Any,
+    then: Callable[[], int] | None,
+    inputs: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    counted: bool,
+    extension: float,
+) -> Any: ...
 def wait_for(work: Any) -> bool: ...
 def user_frames() -> list[tuple[CodeType, int]]: ...
 def view(tensor: Any) -> tuple[int, int] | None: ...

@@ -1,8 +1,9 @@
-/* From a method of c10d that torch calls to the engine and back, without a line of Python.
+/* From the operands of a call to the engine and back: counted, recorded, started, made a Work.
  *
- * `Method` stands in a class in place of a method written in Python, and keeps that: whatever is not plain (another
- * kind of tensor, wrong arguments, a profiler, a group that is broken or collects operations) it hands over to it. So
- * errors and their words are in one place, and the two do the same: tests/mpi/test_call_paths.py compares them.
+ * `Method` stands in a class in place of a method written in Python, and reads the operands itself, without a line of
+ * Python. It keeps that method: whatever is not plain (another kind of tensor, wrong arguments, a profiler, a group
+ * that is broken or collects operations) it hands over to it, so errors and their words are in one place. The method in
+ * Python makes operands of what it is given, and calls mpp_start_operation.
  *
  * Rules: a call counts only when nothing can keep it from being started; no Python code runs between that and the
  * operation's entry in the registry, whose owner it is from then on; the GIL is free while the engine is at work. */
@@ -34,30 +35,35 @@ static PyObject *peer_of(const call *c) { return is_message(c) ? PyLong_FromLong
 
 /* Borrowed: what a Work has of these. */
 static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
-static PyObject *kept_of(const call *c) { return c->in.tensors ? c->in.tensors : Py_None; }
+static PyObject *kept_of(const call *c) { return c->keep ? c->keep : c->in.tensors ? c->in.tensors : Py_None; }
+
+static int is_new_collective(const call *c) { return !is_message(c) && !c->is_counted; }
 
 /* As flight_recorder.Entry has it. */
-static PyObject *entry_of(const call *c, PyObject *name) {
+static PyObject *entry_of(const call *c) {
     const calls_object *g = c->group;
     PyObject *inputs = c->in.shapes ? c->in.shapes : c->out.shapes;
-    return Py_BuildValue("OOKKNOOL", g->subject, name, g->sequence + !is_message(c), g->messages + is_message(c),
-                         peer_of(c), inputs, c->out.shapes, epoch_ns());
+    return Py_BuildValue("OOKKNOOL", g->subject, c->name, g->sequence + is_new_collective(c),
+                         g->messages + is_message(c), peer_of(c), inputs, c->out.shapes, epoch_ns());
 }
 
-static int count(call *c, PyObject *name, PyObject *entry) {
-    PyObject *doing = PyTuple_Pack(2, c->self, name);
-    if (!doing || PyDict_SetItem(bridge_state.activity, interned.last, doing)) return Py_XDECREF(doing), 0;
-    Py_DECREF(doing);
+static void count(call *c, PyObject *entry) {
     if (is_message(c)) {
         c->group->messages++;
-    } else {
-        PyObject *before = c->group->last;
-        c->group->sequence++;
-        Py_INCREF(entry);
-        c->group->last = entry;
-        Py_XDECREF(before);
+        return;
     }
-    return 1;
+    PyObject *before = c->group->last;
+    c->group->sequence += is_new_collective(c);
+    c->group->last = shared(entry);
+    Py_XDECREF(before);
+}
+
+/* What this process is doing, for those that wait for it. */
+static int note_activity(const call *c) {
+    PyObject *doing = PyTuple_Pack(2, c->self, c->name);
+    int is_noted = doing && !PyDict_SetItem(bridge_state.activity, interned.last, doing);
+    Py_XDECREF(doing);
+    return is_noted;
 }
 
 /* Whether code is the user's, by the name of its file; -1: an exception. Others' is the same few functions. */
@@ -150,68 +156,88 @@ static int set(PyObject *work, PyObject *name, PyObject *value) {
     return is_set;
 }
 
-/* A PendingWork with what engine/work.py says that every one has. */
-static PyObject *pending_work(const call *c, PyObject *name, PyObject *handle) {
+static PyObject *this_thread(void) { return PyLong_FromUnsignedLong(PyThread_get_thread_ident()); }
+
+/* The group is needed for a second half. */
+static int announce_second_half(const call *c) {
+    PyObject *halves = PyObject_GetAttr(c->self, interned.second_halves);
+    int is_known = halves && !PySet_Add(halves, c->then);
+    Py_XDECREF(halves);
+    return is_known;
+}
+
+/* What engine/work.py says that every PendingWork has. */
+static int describe(PyObject *work, const call *c, PyObject *handle) {
     const calls_object *g = c->group;
-    PyObject *work = PyObject_CallNoArgs(bridge_state.pending);
     unsigned long long number = is_message(c) ? g->messages : g->sequence;
-    int is_made = work && set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
-                  set(work, interned.name, shared(name)) &&
-                  set(work, interned.number, PyLong_FromUnsignedLongLong(number)) &&
-                  set(work, interned.peer, peer_of(c)) && set(work, interned.opts, shared(opts_of(c))) &&
-                  set(work, interned.limit, PyFloat_FromDouble(g->timeout)) &&
-                  set(work, interned.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
-                  set(work, interned.tensors, shared(c->out.tensors)) && set(work, interned.keep, shared(kept_of(c))) &&
-                  set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock));
-    if (!is_made) Py_CLEAR(work);
-    return work;
+    return set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
+           set(work, interned.name, shared(c->name)) &&
+           set(work, interned.number, PyLong_FromUnsignedLongLong(number)) && set(work, interned.peer, peer_of(c)) &&
+           set(work, interned.opts, shared(opts_of(c))) && set(work, interned.limit, PyFloat_FromDouble(g->timeout)) &&
+           set(work, interned.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
+           set(work, interned.tensors, shared(c->out.tensors)) && set(work, interned.keep, shared(kept_of(c))) &&
+           set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
+           (!c->finish || set(work, interned.finish, shared(c->finish))) &&
+           (!c->then || (set(work, interned.then, shared(c->then)) && announce_second_half(c))) &&
+           (!c->extension || set(work, interned.extension, PyFloat_FromDouble(c->extension))) &&
+           (!c->sync || set(work, interned.caller, this_thread()));
 }
 
-/* An asynchronous operation's Work: in the registry, and to be completed in the background if nobody waits for it. */
-static PyObject *own(const call *c, PyObject *name, PyObject *entry, PyObject *handle) {
-    uintptr_t op = (uintptr_t)PyLong_AsUnsignedLongLong(handle);
-    PyObject *work = pending_work(c, name, handle);
-    if (!work || PyDict_SetItem(bridge_state.registry, handle, work)) return Py_XDECREF(work), NULL;
-    PyThreadState *gil = PyEval_SaveThread();
-    mpp_engine->claim(op);
-    int is_pending = mpp_engine->notify_on_completion(op, c->bytes > QUIET_BYTES);
-    PyEval_RestoreThread(gil);
-    if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
-    if (!is_pending) {
-        PyObject *watched = PyObject_CallFunctionObjArgs(bridge_state.watch, work, NULL); /* completes it */
-        if (!watched) PyErr_WriteUnraisable(work);
-        Py_XDECREF(watched);
-    }
-    return work;
-}
-
-/* The operation is C's, and has no Work: engine/engine.py says how it gets one. */
-static void adopt_orphan(const call *c, PyObject *name) {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyObject *lost =
-        Py_BuildValue("OONOOOOO", c->self, name, peer_of(c), opts_of(c), c->out.tensors, Py_None, kept_of(c), Py_None);
-    if (lost && !PyList_Append(bridge_state.interrupted, lost))
-        Py_XDECREF(PyObject_CallFunction(bridge_state.recover, "Oi", lost, 0));
-    Py_XDECREF(lost);
-    if (PyErr_Occurred()) PyErr_WriteUnraisable(c->self);
-    PyErr_Restore(type, error, traceback);
-}
-
-static PyObject *incomplete_work(const call *c, PyObject *name, PyObject *entry, uintptr_t op) {
-    PyObject *handle = PyLong_FromUnsignedLongLong(op), *work = NULL;
-    if (handle && !c->sync && bridge_state.is_watched) {
-        work = own(c, name, entry, handle);
-    } else if (handle) {
-        PyObject *peer = peer_of(c), *go_on = PyObject_GetAttr(c->self, interned.go_on);
-        if (peer && go_on)
-            work = PyObject_CallFunctionObjArgs(go_on, handle, name, peer, opts_of(c), c->out.tensors, kept_of(c),
-                                                entry, c->sync ? Py_True : Py_False, NULL);
-        Py_XDECREF(peer);
-        Py_XDECREF(go_on);
+/* The Work of an operation that goes on, in the registry. Without memory for one nobody can wait for the operation; its
+ * tensors are kept for ever, as others may write to them. `is_notified`: the background completes it if nobody waits.
+ */
+static PyObject *own(const call *c, uintptr_t op, int *is_notified) {
+    PyObject *handle = PyLong_FromUnsignedLongLong(op), *work = PyObject_CallNoArgs(bridge_state.pending);
+    int is_owned = handle && work && describe(work, c, handle) && !PyDict_SetItem(bridge_state.registry, handle, work);
+    if (!is_owned) {
+        Py_INCREF(c->out.tensors);
+        Py_INCREF(kept_of(c));
+        Py_XINCREF(c->then);
+        Py_CLEAR(work);
     }
     Py_XDECREF(handle);
-    if (!work) adopt_orphan(c, name);
+    int has_consequences = c->finish || c->then || c->bytes > QUIET_BYTES;
+    PyThreadState *gil = PyEval_SaveThread();
+    mpp_engine->claim(op);
+    *is_notified =
+        is_owned && !c->sync && bridge_state.is_watched && mpp_engine->notify_on_completion(op, has_consequences);
+    PyEval_RestoreThread(gil);
+    return work;
+}
+
+static PyObject *watch(PyObject *work) { return PyObject_CallFunctionObjArgs(bridge_state.watch, work, NULL); }
+
+/* An exception from outside, such as Ctrl-C, may come at the first instruction of the wait: then it is for us to have
+ * the operation watched. */
+static void leave_to_background(PyObject *work) {
+    PyObject *type, *error, *traceback, *watched = NULL;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *caller = PyObject_GetAttr(work, interned.caller);
+    int is_waiting = caller && PyObject_IsTrue(caller) > 0;
+    if (is_waiting && set(work, interned.caller, PyLong_FromLong(0))) watched = watch(work);
+    Py_XDECREF(caller);
+    Py_XDECREF(watched);
+    if (!PyErr_Occurred()) {
+        PyErr_Restore(type, error, traceback);
+        return;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+}
+
+static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
+    int is_notified;
+    PyObject *work = own(c, op, &is_notified);
+    if (!work) return NULL;
+    if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
+    if (is_notified) return work;
+    PyObject *done = c->sync ? PyObject_CallMethodObjArgs(work, interned.wait, NULL) : watch(work);
+    if (!done) {
+        leave_to_background(work);
+        Py_CLEAR(work);
+    }
+    Py_XDECREF(done);
     return work;
 }
 
@@ -247,17 +273,37 @@ static void note_wait(uintptr_t op) {
     else if (last_message.waited_for < SURE) last_message.waited_for++;
 }
 
-static PyObject *start(call *c, PyObject *name) {
-    PyObject *entry = entry_of(c, name), *work;
-    if (!entry || !count(c, name, entry)) return Py_XDECREF(entry), NULL;
-    c->group->in_c++;
+static int is_in_place(const call *c) { /* the result of an operation that is complete */
+    PyObject *done = c->finish ? PyObject_CallNoArgs(c->finish) : shared(Py_None);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* It lets go of the GIL itself: a function of the shim. */
+static int call_function(const call *c, uintptr_t *op) {
+    PyObject *handle = PyObject_CallObject(c->function, c->arguments);
+    *op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
+    Py_XDECREF(handle);
+    return !PyErr_Occurred();
+}
+
+static int call_engine(const call *c, uintptr_t *op) {
     int64_t wait_ns = patience(c);
     PyThreadState *gil = PyEval_SaveThread();
-    uintptr_t op = c->start(c, wait_ns);
+    *op = c->start(c, wait_ns);
     PyEval_RestoreThread(gil);
-    note_message(c, op);
-    if (op) work = incomplete_work(c, name, entry, op);
-    else work = record(entry) ? complete_work(c) : NULL;
+    note_message(c, *op);
+    return 1;
+}
+
+static PyObject *start(call *c) {
+    PyObject *entry = entry_of(c), *work = NULL;
+    uintptr_t op;
+    if (!entry) return NULL;
+    count(c, entry);
+    int is_started = c->function ? call_function(c, &op) : call_engine(c, &op);
+    if (is_started && op) work = incomplete_work(c, entry, op);
+    else if (is_started && is_in_place(c) && record(entry)) work = complete_work(c);
     Py_DECREF(entry);
     return work;
 }
@@ -272,8 +318,7 @@ static calls_object *ready_calls(PyObject *self) { /* a new reference */
     if (!found) return PyErr_Clear(), NULL;
     calls_object *g = (calls_object *)found;
     if ((PyObject *)Py_TYPE(found) == bridge_state.calls && !g->python_only && !g->compares && is_unset(g->broken) &&
-        is_unset(g->coalescing) && g->subject && PyList_Size(g->extensions) == 0 &&
-        PyList_Size(bridge_state.interrupted) == 0)
+        is_unset(g->coalescing) && g->subject && PyList_Size(g->extensions) == 0)
         return g;
     PyErr_Clear();
     Py_DECREF(found);
@@ -309,13 +354,34 @@ static PyObject *unnamed(PyObject *args, PyObject *named) {
 PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     const mpp_method *m = (const mpp_method *)self;
     PyObject *all = PyTuple_Size(args) ? unnamed(args, named) : NULL, *work = NULL;
-    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .peer = NO_PEER, .root = -1};
+    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .peer = NO_PEER, .root = -1};
     int is_read = all && (c.group = ready_calls(c.self)) && !is_watched_by_torch() && mpp_read_call(&c, m, all);
-    if (is_read) work = start(&c, m->name);
+    if (is_read && note_activity(&c)) {
+        c.group->in_c++;
+        work = start(&c);
+    }
     mpp_forget(&c);
-    Py_XDECREF((PyObject *)c.group);
     Py_XDECREF(all);
     return is_read ? work : PyObject_Call(m->python, args, named);
+}
+
+/* ---- operands that Python has made: group/starting.py ---- */
+
+static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL : given; }
+
+PyObject *mpp_start_operation(PyObject *module, PyObject *args) {
+    (void)module;
+    call c = {.peer = NO_PEER, .bytes = SIZE_MAX};
+    PyObject *peer;
+    if (!PyArg_ParseTuple(args, "OO!OOO!pOO!OOOOO!O!pd", &c.self, bridge_state.calls, &c.group, &c.name, &c.function,
+                          &PyTuple_Type, &c.arguments, &c.sync, &peer, &PyList_Type, &c.out.tensors, &c.opts, &c.finish,
+                          &c.keep, &c.then, &PyTuple_Type, &c.in.shapes, &PyTuple_Type, &c.out.shapes, &c.is_counted,
+                          &c.extension))
+        return NULL;
+    c.finish = unless_none(c.finish);
+    c.then = unless_none(c.then);
+    if (peer != Py_None) c.peer = (int)PyLong_AsLong(peer);
+    return PyErr_Occurred() ? NULL : start(&c);
 }
 
 /* ---- Work.wait ---- */
@@ -331,9 +397,9 @@ static int is_none(PyObject *work, PyObject *name) {
 /* Of a Work whose result needs nothing more done than to be there. */
 static int can_finish(PyObject *work) {
     PyObject *finished = PyObject_GetAttr(work, interned.finished);
-    int open = finished == Py_False;
+    int open = finished == Py_False && is_none(work, interned.finish) && is_none(work, interned.then) &&
+               is_none(work, interned.future) && is_none(work, interned.error);
     Py_XDECREF(finished);
-    for (int i = 0; open && i < UNSET; i++) open = is_none(work, interned.unset[i]);
     return open && !PyErr_Occurred();
 }
 

@@ -19,17 +19,17 @@ typedef struct {
     int is_complex;
 } dtype_info;
 
-/* What both ways of starting an operation need to know of a group; `_bridge.Calls` in Python. */
+/* What starting an operation takes of a group; `_bridge.Calls` in Python. */
 typedef struct {
     PyObject_HEAD unsigned long long handle;
     int rank, size, largest_tag;
     char compares;               /* what the ranks call, first of all */
-    char python_only;            /* each call is to take the way through Python */
+    char python_only;            /* each call is to be read by Python */
     unsigned long long sequence; /* of collectives: the same on all ranks */
     unsigned long long messages;
-    unsigned long long in_c;       /* of both, how many C has begun without Python */
+    unsigned long long in_c;       /* of both, how many C has read without Python */
     double timeout;                /* in seconds */
-    PyObject *broken, *coalescing; /* None, or why C is not to begin anything */
+    PyObject *broken, *coalescing; /* None, or why C is not to read anything */
     PyObject *extensions;          /* the same, if not empty */
     PyObject *subject, *last;      /* for the flight recorder: the group, and the last collective's entry */
 } calls_object;
@@ -49,12 +49,14 @@ typedef struct {
 typedef struct call call;
 typedef uintptr_t starter(const call *c, int64_t wait_ns);
 typedef int reader(call *c, PyObject *args);
-struct call {
-    PyObject *self;
+struct call { /* what it refers to is borrowed, but for the group, tensors, shapes and lists */
+    PyObject *self, *name;
     calls_object *group;
     PyObject *opts;
-    int sync, peer, root, tag;
-    tensor_args out, in; /* the results, and what they are made of; without the latter: of themselves */
+    int sync, is_counted, peer, root, tag; /* is_counted: by the comparison of calls that came before */
+    tensor_args out, in;            /* the results, and what they are made of; without the latter: of themselves */
+    PyObject *finish, *keep, *then; /* as engine/work.py says; NULL: none */
+    double extension;               /* of the deadline */
     operand a, b;
     mpp_reduction how;
     uintptr_t *addresses; /* two lists of a group's size each: of what is sent, and of what is received */
@@ -62,6 +64,7 @@ struct call {
     int flat;
     size_t bytes; /* about so many are moved */
     starter *start;
+    PyObject *function, *arguments; /* in place of that, and of the operands, where Python has made these; or NULL */
 };
 
 /* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
@@ -69,7 +72,7 @@ extern const mpp_entries *mpp_engine;
 int mpp_view(PyObject *tensor, dl_tensor *view);
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
 int mpp_make_lists(call *c);
-void mpp_forget(call *c);
+void mpp_forget(call *c);                 /* all that is not borrowed */
 Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
 PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
@@ -98,21 +101,19 @@ typedef struct {
     PyObject *is_profiled;                    /* of this thread: a function */
     PyObject *modes;                          /* how many TorchDispatchModes it has entered: a function */
     PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
-    PyObject *interrupted, *recover, *watch;  /* the engine's list of calls that an exception ended, and two methods */
+    PyObject *watch;                          /* a method of the engine's */
     PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
     PyObject *front_end;                      /* code that does without a Work for what is complete */
     char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
 } mpp_bridge_state;
 extern mpp_bridge_state bridge_state;
 
-enum { UNSET = 4 };
-
 /* Interned: attributes of a group, of two modules, of a Work, and of frames. */
 typedef struct {
-    PyObject *calls, *go_on, *last, *current, *append, *opts_word;
-    PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *started, *tensors, *keep, *lock;
+    PyObject *calls, *last, *current, *append, *opts_word;
+    PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *extension, *started, *tensors, *keep;
+    PyObject *finish, *then, *future, *error, *caller, *wait, *lock, *second_halves;
     PyObject *file, *instruction, *back;
-    PyObject *unset[UNSET]; /* of a Work that has nothing but to become finished */
 } mpp_interned;
 extern mpp_interned interned;
 
@@ -132,11 +133,11 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
+PyObject *mpp_start_operation(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
 
 /* Once per process; an exception where one is missing or not as expected. */
-int mpp_know_tensors(const mpp_entries *entries, PyObject *capsule, PyObject *types, PyObject *dtypes,
-                     PyObject *operations);
+int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *dtypes, PyObject *operations);
 
 #endif

@@ -156,7 +156,7 @@ static PyType_Spec method_spec = {
 static PyObject *view(PyObject *module, PyObject *tensor) {
     (void)module;
     dl_tensor v;
-    if (!mpp_engine || !mpp_view(tensor, &v)) Py_RETURN_NONE;
+    if (!bridge_state.is_ready || !mpp_view(tensor, &v)) Py_RETURN_NONE;
     return Py_BuildValue("KL", (unsigned long long)((uintptr_t)v.data + v.byte_offset), (long long)v.ndim);
 }
 
@@ -167,20 +167,20 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_bridge_state told = bridge_state;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!O!OOO!O!)", &address, &capsule, &PyTuple_Type, &types,
-                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
-                          &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
-                          &PyDict_Type, &told.registry, &PyList_Type, &told.interrupted, &told.recover, &told.watch,
-                          &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end))
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!OO!O!)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
+                          &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
+                          &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder, &PyDict_Type,
+                          &told.registry, &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type,
+                          &told.front_end))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
     int has_tensors = capsule != Py_None;
-    if (has_tensors && !mpp_know_tensors(entries, capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,     told.pending,       told.lock,     told.is_profiled, told.modes,
-                        told.activity, told.recorder,      told.registry, told.interrupted, told.recover,
-                        told.watch,    told.not_the_users, told.front_end};
+    mpp_engine = entries;
+    if (has_tensors && !mpp_know_tensors(capsule, types, samples, operations)) return NULL;
+    PyObject *kept[] = {told.work,     told.pending,  told.lock,  told.is_profiled,   told.modes,    told.activity,
+                        told.recorder, told.registry, told.watch, told.not_the_users, told.front_end};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
     told.is_ready = (char)has_tensors;
     bridge_state = told;
@@ -203,6 +203,8 @@ static PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, NULL},
     {"disconnect", disconnect, METH_NOARGS, "Let Python see to every call from now on."},
     {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
+    {"start", mpp_start_operation, METH_VARARGS,
+     "Start an operation on operands, and make its Work: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,
      "The calls of the user's program that led here: code, instruction, ..."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
@@ -214,15 +216,20 @@ static int intern_names(void) {
     const struct {
         PyObject **name;
         const char *text;
-    } all[] = {{&interned.calls, "_calls"},     {&interned.go_on, "_go_on"},      {&interned.last, "last"},
-               {&interned.current, "current"},  {&interned.append, "append"},     {&interned.opts_word, "opts"},
-               {&interned.handle, "handle"},    {&interned.finished, "finished"}, {&interned.group, "group"},
-               {&interned.name, "name"},        {&interned.number, "number"},     {&interned.peer, "peer"},
-               {&interned.opts, "_opts"},       {&interned.limit, "_limit"},      {&interned.started, "started"},
-               {&interned.tensors, "_tensors"}, {&interned.keep, "_keep"},        {&interned.lock, "_lock"},
-               {&interned.file, "co_filename"}, {&interned.back, "f_back"},       {&interned.instruction, "f_lasti"},
-               {&interned.unset[0], "_finish"}, {&interned.unset[1], "_then"},    {&interned.unset[2], "_future"},
-               {&interned.unset[3], "_error"}};
+    } all[] = {{&interned.calls, "_calls"},        {&interned.last, "last"},
+               {&interned.current, "current"},     {&interned.append, "append"},
+               {&interned.opts_word, "opts"},      {&interned.handle, "handle"},
+               {&interned.finished, "finished"},   {&interned.group, "group"},
+               {&interned.name, "name"},           {&interned.number, "number"},
+               {&interned.peer, "peer"},           {&interned.opts, "_opts"},
+               {&interned.limit, "_limit"},        {&interned.extension, "extension"},
+               {&interned.started, "started"},     {&interned.tensors, "_tensors"},
+               {&interned.keep, "_keep"},          {&interned.finish, "_finish"},
+               {&interned.then, "_then"},          {&interned.future, "_future"},
+               {&interned.error, "_error"},        {&interned.caller, "caller"},
+               {&interned.wait, "wait"},           {&interned.lock, "_lock"},
+               {&interned.file, "co_filename"},    {&interned.back, "f_back"},
+               {&interned.instruction, "f_lasti"}, {&interned.second_halves, "second_halves"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
     return 1;
@@ -243,7 +250,6 @@ static int add_names(PyObject *module, const char *what, const char *const *name
     PyObject *all = PyTuple_New(count);
     for (Py_ssize_t i = 0; all && i < count; i++) PyTuple_SetItem(all, i, Py_BuildValue("z", names[i]));
     return all && !PyErr_Occurred() && !PyModule_AddObject(module, what, all);
-    return !all || PyErr_Occurred() || PyModule_AddObject(module, what, all);
 }
 
 /* What Python needs of the C tables before it knows which shim to load. */

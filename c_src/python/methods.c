@@ -2,7 +2,7 @@
  * started.
  *
  * Python's table of operations (operations.py) names a function and roles of operands for each; the methods in group/
- * read the same in Python, for all other tensors. */
+ * make operands of all other tensors. */
 #include <string.h>
 
 #include "python/bridge.h"

@@ -207,6 +207,7 @@ int mpp_read_reduction(call *c, const dtype_info *type) {
 }
 
 void mpp_forget(call *c) {
+    Py_XDECREF((PyObject *)c->group);
     Py_XDECREF(c->out.tensors);
     Py_XDECREF(c->out.shapes);
     Py_XDECREF(c->in.tensors);
@@ -250,13 +251,11 @@ static int know_dtypes(PyObject *samples) {
     return 1;
 }
 
-int mpp_know_tensors(const mpp_entries *entries, PyObject *capsule, PyObject *types, PyObject *samples,
-                     PyObject *numbers) {
+int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyObject *numbers) {
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!exchange) return 0;
     if (exchange->major != DL_MAJOR || !exchange->view)
         return PyErr_Format(PyExc_RuntimeError, "DLPack %u shows no tensors to C", exchange->major), 0;
-    mpp_engine = entries;
     Py_INCREF(types);
     tensor_types = types;
     is_neg = PyUnicode_InternFromString("is_neg");

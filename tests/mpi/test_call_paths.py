@@ -1,7 +1,8 @@
-"""The way through C and the way through Python: which calls take which, and that one cannot tell them apart."""
+"""Calls that C reads and calls that Python reads: which are which, and that both make the same operands of them."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +26,12 @@ from started import run_case
 from test_operations import groups_for, rows
 from test_random_arguments import CALLS, PARTS, ROWS, random_calls, right_calls, wrong_calls
 
-from torchmpi_plugin import torch_internals
+from torchmpi_plugin import operations, torch_internals
+from torchmpi_plugin.diagnosis import flight_recorder
 from torchmpi_plugin.diagnosis.frames import line_of
 from torchmpi_plugin.engine.work import Work
+from torchmpi_plugin.group import call_path
+from torchmpi_plugin.group.process_group import ProcessGroupMPI
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
@@ -140,17 +145,104 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 
 # ---- the two are the same ----
 
+_TAIL = "uintptr_t, int64_t"
+#: Functions that start operations, in the order of c_src/group/entries.h.
+FUNCTIONS = {
+    "send": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",
+    "recv": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",
+    "exchange": f"uintptr_t, uintptr_t *, size_t *, uintptr_t *, size_t *, int, {_TAIL}",
+    "barrier": "uintptr_t, int64_t",
+    "broadcast": f"uintptr_t, uintptr_t, size_t, int, {_TAIL}",
+    "allreduce": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
+    "reduce_to": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, int, {_TAIL}",
+    "allgather": f"uintptr_t, uintptr_t, uintptr_t, size_t, {_TAIL}",
+    "allgather_list": f"uintptr_t, uintptr_t, uintptr_t *, size_t *, {_TAIL}",
+    "reduce_scatter": f"uintptr_t, uintptr_t *, uintptr_t, size_t *, int, mpp_reduction *, {_TAIL}",
+}
+
+
+class Operands:
+    """Stands before the engine: notes the operands of what is started, and starts nothing."""
+
+    def __init__(self, group: Any) -> None:
+        self._lib, self._ffi, self._size = group._lib, group._ffi, group.size()
+        self.found: list[tuple[Any, ...]] = []
+        ffi, address = self._ffi, self._lib.mpp_entries_address()
+        length = ffi.cast("size_t *", address)[0]
+        self._table = ffi.new("uintptr_t[]", ffi.unpack(ffi.cast("uintptr_t *", address), length // 8))
+        self._callbacks = [
+            ffi.callback(f"uintptr_t({types})", functools.partial(self._note, name))
+            for name, types in FUNCTIONS.items()
+        ]
+        for i, callback in enumerate(self._callbacks):
+            self._table[1 + i] = int(ffi.cast("uintptr_t", callback))
+
+    def mpp_entries_address(self) -> int:
+        """For C: the engine's functions, of which some are these."""
+        return int(self._ffi.cast("uintptr_t", self._table))
+
+    def __getattr__(self, name: str) -> Any:
+        """For Python."""
+        short = name.removeprefix("mpp_")
+        return functools.partial(self._note, short) if short in FUNCTIONS else getattr(self._lib, name)
+
+    def _note(self, name: str, *operands: Any) -> int:
+        self.found.append((name, *map(self._plain, operands[:-1])))  # how long to poll may differ
+        return 0
+
+    def _plain(self, value: Any) -> Any:
+        if not isinstance(value, self._ffi.CData):
+            return value if isinstance(value, list) else int(value)
+        if "mpp_reduction" not in self._ffi.typeof(value).cname:
+            return self._ffi.unpack(value, self._size)
+        return value.dtype, value.op, value.has_premul, value.premul, value.divisor
+
+
+def operands_of(group: Any, call: Callable[[], object]) -> list[tuple[Any, ...]]:
+    """What is started, on what, by a call of a method: nothing is, but for its being counted and recorded."""
+    noted, engine, entries = Operands(group), group._engine, []
+    known = SimpleNamespace(lib=noted, _registry=engine._registry, watch=engine.watch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flight_recorder, "current", SimpleNamespace(append=entries.append))
+        patch.setattr(group, "_lib", noted)
+        call_path.connect.__wrapped__(known)
+        try:
+            call()
+        finally:
+            call_path.connect.__wrapped__(engine)
+    return [*noted.found, *((entry[1], *entry[4:7]) for entry in entries)]
+
 
 @with_seed(seed())
 @some_calls
 @given(right_calls())
-def test_ranks_that_take_different_ways_meet(all_groups, call: dict[str, Any]) -> None:
+def test_both_make_the_same_operands(all_groups, call: dict[str, Any]) -> None:
+    """Of each method's call that an operation consists of; and the operation's result is right."""
     group, operation = all_groups.get(call["family"]), call["operation"]
-    if group is None or group.size < operation.min_size:
+    if group is None or group.size < operation.min_size or operation not in IN_C:
         return
+    wrong = []
+
+    def compared(method: Any) -> Callable[..., Any]:
+        def operation(self: Any, *arguments: Any, **named: Any) -> Any:
+            made, before = [], self._calls.in_c
+            for python_only in (False, True):
+                with through_python(self, python_only):
+                    made.append(operands_of(self, lambda: method(self, *arguments, **named)))
+            if made[0] != made[1] and self._calls.in_c > before:  # else Python has made copies both times
+                wrong.append((method.__name__, *made))
+            return method(self, *arguments, **named)
+
+        return operation
+
     case = Case(group, *(call[part] for part in PARTS[2:]))
-    with through_python(group.process_group, group.rank % 2 == 0):
-        assert list(run_case(operation, case)) == [], f"{operation} {case}"
+    with pytest.MonkeyPatch.context() as patch:
+        for row in operations.ROWS:
+            for name in (row.method, row.newer, *row.aliases) if row.start else ():
+                if name:
+                    patch.setattr(ProcessGroupMPI, name, compared(getattr(ProcessGroupMPI, name)))
+        problems = list(run_case(operation, case))
+    assert problems == wrong == [], f"{operation} {case}"
 
 
 def outcome(function: Callable[..., Any], arguments: list[Any]) -> tuple[type, str]:

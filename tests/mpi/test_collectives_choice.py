@@ -14,6 +14,7 @@ from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import communicator, shared_memory, tuning
 from torchmpi_plugin.communicator.config import GroupConfig
 from torchmpi_plugin.communicator.tuning import Tuning
+from torchmpi_plugin.group import splitting
 from torchmpi_plugin.node import node
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -132,7 +133,7 @@ def test_narrow_sums_are_not_reproducible(world) -> None:
 def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkeypatch) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     parent = new_group(None, pg_options=Options(reproducible=True))
-    part = parent.part(dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
+    part = splitting.part(parent, dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
     assert part._communicator.config == GroupConfig("own", True)
     dist.barrier(group=parent)
     part._communicator.free()

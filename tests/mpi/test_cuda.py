@@ -23,7 +23,7 @@ from started import Failures, Operation, complete, run_case
 
 from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.communicator.steps import Steps
-from torchmpi_plugin.group import device_reductions
+from torchmpi_plugin.group import device_reductions, starting
 from torchmpi_plugin.mpi import cuda_aware
 from torchmpi_plugin.store.checkin import CheckIn
 
@@ -259,14 +259,15 @@ def test_host_and_device_where_they_cannot_meet(pair: list[Group], driver: Drive
 
 def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> list[float]:
     """all_reduce in memory that only the device can reach; the values that come out."""
-    lib, ffi, size = group.process_group._lib, group.process_group._ffi, count * 4
+    ours = group.process_group
+    lib, ffi, size = ours._lib, ours._ffi, count * 4
     address, stream = driver.lib.fake_alloc(device, size, 0), driver.lib.fake_stream(device)
     mine = torch.full((count,), group.rank + 1.0)
     driver.lib.fake_kernel(stream, device, 2000, address, mine.data_ptr(), size)
-    how = group.process_group._reduction(torch.float32, dist.ReduceOp.SUM, "all_reduce")
+    how = starting.reduction(ours, torch.float32, dist.ReduceOp.SUM, "all_reduce")
     staging = lib.mpp_stage(device, stream, 0, ffi.new("char[]", 100), 100)
-    operands = group.process_group._handle, address, address, count, how, staging, 0
-    group.process_group._issue("all_reduce", lib.mpp_allreduce, operands, True, [])
+    operands = ours._handle, address, address, count, how, staging
+    starting.start(ours, "all_reduce", lib.mpp_allreduce, operands, True, [], None)
     view = (ctypes.c_float * count).from_address(driver.lib.fake_view(address))
     values = torch.frombuffer(view, dtype=torch.float32).unique().tolist()
     driver.lib.fake_stream_destroy(stream)

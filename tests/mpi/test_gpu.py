@@ -21,7 +21,7 @@ from test_training import alone, batch, make_model, my_part
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchmpi_plugin.group import device_reductions
+from torchmpi_plugin.group import device_reductions, starting
 
 if torch.version.cuda is None:
     WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
@@ -156,7 +156,7 @@ def test_kernels_of_reductions(op_name: str, world) -> None:
     """Those that reduce on the device give what they give on the host, where they are compared with a reference."""
     kinds = (*device_reductions._FLOATS, *device_reductions._INTEGERS, torch.bool, torch.complex64)
     for dtype in (kind for kind in kinds if makes_sense(kind, op_name)):
-        how = world.process_group._reduction(dtype, Case(world, dtype, op_name=op_name).op, op_name)
+        how = starting.reduction(world.process_group, dtype, Case(world, dtype, op_name=op_name).op, op_name)
         sources = [(torch.rand(1001) * 100).to(dtype) for _ in range(3)]
         wanted, found = torch.empty_like(sources[0]), torch.empty_like(sources[0], device="cuda")
         if not device_reductions.suits(found, device_reductions.smallest_bytes, how):

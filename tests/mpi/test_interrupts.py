@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-import itertools
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -23,7 +21,6 @@ from sampling import FULL, number, share
 
 import torchmpi_plugin
 from torchmpi_plugin.engine import engine
-from torchmpi_plugin.group import exchanging, group, messages, process_group, reducing
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -40,9 +37,8 @@ class Interrupted(BaseException):
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    """A synchronous call comes back to Python after a moment, rather than after 50 ms."""
-    for module in (process_group, exchanging, reducing, messages, group, engine):
-        monkeypatch.setattr(module, "SLICE_NS", 200_000)
+    """A thread that waits comes back to Python after a moment, rather than after 50 ms; a call does so just once."""
+    monkeypatch.setattr(engine, "SLICE_NS", 200_000)
 
 
 # ---- at every instruction ----
@@ -96,31 +92,14 @@ class Interruption:
 
 
 class Starts:
-    """Stands before the C library: counts the operations begun in a group, in C (``in_c``) or in Python."""
+    """Counts the operations begun in a group: C counts each just before it starts it."""
 
-    NAMES = ("send", "recv", "exchange", "barrier", "broadcast", "allreduce", "reduce_to", "allgather")
-    NAMES = tuple(f"mpp_{name}" for name in (*NAMES, "allgather_list", "reduce_scatter"))
-
-    def __init__(self, lib: Any, calls: Any) -> None:
-        self._lib = lib
-        self._handles: list[int] = []
-        self._calls, self._before = calls, calls.in_c
+    def __init__(self, calls: Any) -> None:
+        self._calls, self._before = calls, calls.sequence + calls.messages
 
     @property
     def begun(self) -> int:
-        return len(self._handles) + self._calls.in_c - self._before
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._lib, name)
-        if name not in self.NAMES:
-            return function
-
-        def counting(*operands: Any) -> Any:
-            # In one go: no signal handler runs between the call and the note of it.
-            self._handles.extend(itertools.starmap(function, (operands,)))
-            return self._handles[-1]
-
-        return counting
+        return self._calls.sequence + self._calls.messages - self._before
 
 
 def full(value: float, count: int = COUNT) -> torch.Tensor:
@@ -177,28 +156,19 @@ def message(group: Any, end: int, asynchronous: bool) -> Any:
     )
 
 
-@contextmanager
-def counted(group: Any) -> Iterator[Starts]:
-    group._lib = starts = Starts(group._lib, group._calls)
-    try:
-        yield starts
-    finally:
-        group._lib = starts._lib
-
-
 def interrupted_call(
     call: Callable[[Any, bool], Any], group: Any, asynchronous: bool, number: int
 ) -> tuple[bool, int, str]:
     """Whether the call was interrupted, how many operations it had begun by then, and what else it raised."""
-    with counted(group) as starts:
-        try:
-            with Interruption(number):
-                call(group, asynchronous)
-            return False, starts.begun, ""
-        except Interrupted:
-            return True, starts.begun, ""
-        except Exception as error:  # not at once: rank 1 waits to hear what to do
-            return False, starts.begun, repr(error)
+    starts = Starts(group._calls)
+    try:
+        with Interruption(number):
+            call(group, asynchronous)
+        return False, starts.begun, ""
+    except Interrupted:
+        return True, starts.begun, ""
+    except Exception as error:  # not at once: rank 1 waits to hear what to do
+        return False, starts.begun, repr(error)
 
 
 def take_part(name: str, group: Any, begun: int) -> None:
@@ -217,8 +187,8 @@ def check_books(group: Any, poison: list[torch.Tensor]) -> str:
         if time.monotonic() > until:
             return f"still under way: {running.pending()}, in the books: {running._registry}"
         time.sleep(0.0002)
-    if running.interrupted or group._lib.mpp_unclaimed():
-        return f"left over: {running.interrupted}"
+    if group._lib.mpp_unclaimed():
+        return "an operation has no Work"
     if not all(bool((tensor == -1).all()) for tensor in poison):
         return "a tensor that is gone was written to"
     return ""
@@ -319,21 +289,20 @@ def test_signals_at_random_moments(count: int, new_group, channel, alarm: Alarm)
     for turn in share(f"interrupts: signals in an all_reduce of {count}", range(40), 4):
         begun, poison = 1, []
         if rank == 0:
-            with counted(group) as starts:
-                with contextlib.suppress(Interrupted):  # the second one, which may come when the first is dealt with
-                    try:
-                        alarm.set(1e-6 + turn % 20 * 3e-3 * (turn % 4 > 0), 1 + turn % 2)
-                        dist.all_reduce(full(1.0, count), group=group)
-                    finally:
-                        alarm.end()
-                begun = starts.begun
+            starts = Starts(group._calls)
+            with contextlib.suppress(Interrupted):  # the second one, which may come when the first is dealt with
+                try:
+                    alarm.set(1e-6 + turn % 20 * 3e-3 * (turn % 4 > 0), 1 + turn % 2)
+                    dist.all_reduce(full(1.0, count), group=group)
+                finally:
+                    alarm.end()
+            begun = starts.begun
             poison = [full(-1.0, count) for _ in range(4)]
         begun = channel.bcast(begun)
         if rank == 1 and begun:
             dist.all_reduce(full(1.0, count), group=group)
         problem = ""
         if rank == 0:
-            engine.start().recover()
             problem = check_books(group, poison)
         tensor = full(rank + 1.0, count)
         dist.all_reduce(tensor, group=group)

@@ -53,9 +53,9 @@ class Case:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.group = Group()
-        self.work = PendingWork.begun(
-            HANDLE, self.group, "all_reduce", 1, None, None, 0.0, [torch.ones(2, dtype=dtype)], None, None, None
-        )
+        self.work = PendingWork()
+        self.work.handle, self.work.group, self.work.name, self.work.number = HANDLE, self.group, "all_reduce", 1
+        self.work._tensors, self.work._lock = [torch.ones(2, dtype=dtype)], threading.RLock()
         self.futures: list[Any] = []
 
     def get_future(self) -> None:

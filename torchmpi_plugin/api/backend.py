@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .. import operations, torch_internals
 from ..errors import DistBackendError
+from ..group import splitting
 from ..group.process_group import ProcessGroupMPI
 from . import dispatcher
 
@@ -121,7 +122,7 @@ class _Backend:
         Raises:
             NotImplementedError: this rank is not among them.
         """
-        part = self.group.part(store, ranks, opts.group_name or "split", opts._timeout)
+        part = splitting.part(self.group, store, ranks, opts.group_name or "split", opts._timeout)
         if part is None:  # torch 2.15 crashes where a backend in Python gives it no backend
             raise NotImplementedError(
                 f"split_group of {self.group.label}: rank {self.group.rank()} is in no part, which torch's own process "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol
 
 
 class Judge(Protocol):
@@ -27,10 +26,6 @@ class Owner(Protocol):
     second_halves: set[Callable[[], int]]
 
     @property
-    def starting(self) -> frozenset[CodeType]:
-        """How to recognise a call that is starting an operation."""
-
-    @property
     def label(self) -> str:
         """How messages call the group."""
 
@@ -45,9 +40,6 @@ class Owner(Protocol):
     @property
     def diagnosis(self) -> Judge:
         """Finds out why an operation takes so long."""
-
-    def adopt(self, handle: int, calls: Sequence[Any]) -> Any:
-        """The Work of an operation whose call could not make it."""
 
     def failure_of(self, call: Any) -> Exception:
         """The error of an operation that C or MPI gave up."""
@@ -98,9 +90,3 @@ class Begun(Protocol):
 
     def get_future(self) -> Any:
         """Resolves when it is complete."""
-
-
-#: A call that an exception ended: the group, then what ``Group._issue`` was given.
-Interrupted: TypeAlias = tuple[
-    Owner, str, "int | None", Any, list[Any], "Callable[[], None] | None", Any, "Callable[[], int] | None"
-]

@@ -4,9 +4,8 @@ The C engine starts operations, advances them and knows no Python. Here a pendin
 :class:`~torchmpi_plugin.engine.work.PendingWork`, which keeps its tensors alive: ``_registry`` holds every one
 that MPI or a neighbour may still be writing to, whether or not the user kept it.
 
-An exception may come at any instruction: Ctrl-C, another signal's, MemoryError. So C notes which operations it has
-returned and nobody has claimed, and a call that an exception ends hands over what C needs to its ``interrupted`` list
-before anything else: with the two, :meth:`Engine.recover` makes the Work that the call could not make.
+An exception may come at any instruction: Ctrl-C, another signal's. So it is C that starts an operation, makes its Work
+and enters that in the registry (c_src/python/bridge.c), with no instruction in between.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from collections.abc import Callable, Iterator
 from .. import _bridge
 from ..mpi import runtime
 from . import activity
-from .contracts import Interrupted, Pending
+from .contracts import Pending
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -47,8 +45,6 @@ class Engine:
         #: The only thread that may call MPI, where MPI wants that.
         self.only_thread = None if self.background else threading.main_thread().ident
         self._registry: dict[int, Pending] = {}
-        #: Calls that an exception ended before C's operation, if there is one, was in the registry.
-        self.interrupted: list[Interrupted] = []
         self._threads: set[threading.Thread] = set()
         #: How many of them are in the users' callbacks, or may be.
         self._resolving = 0
@@ -74,37 +70,6 @@ class Engine:
         """Keep ``work`` alive until its C operation is complete, whatever becomes of the call that made it."""
         self._registry[work.handle] = work
         self.lib.mpp_claim(work.handle)
-
-    def recover(self, call: Interrupted | None = None, frames: int = 1) -> None:
-        """After a call that an exception ended: see to what it has begun, as if it had been asynchronous.
-
-        Args:
-            call: the call, which is in ``interrupted``; None: whatever is there.
-            frames: how many of Python's frames that start an operation are of this call itself.
-        """
-        if not self.interrupted:
-            return
-        # A signal handler's call within another one: that one's operation is not to be taken from it.
-        starting, frame, depth = self.interrupted[-1][0].starting, sys._getframe(), 0
-        while frame is not None and depth <= frames:
-            depth, frame = depth + (frame.f_code in starting), frame.f_back  # type: ignore[assignment]
-        if depth > frames:
-            return
-        everything = call is None or threading.current_thread() is threading.main_thread()
-        calls = list(self.interrupted) if everything or call is None else [call]
-        while calls and (handle := self.lib.mpp_unclaimed()):
-            # Which of several calls it belongs to matters for its name; their buffers are all kept.
-            if handle in self._registry:
-                self.lib.mpp_claim(handle)
-            else:
-                self.own(calls[-1][0].adopt(handle, calls))
-        me = threading.get_ident()
-        for work in list(self._registry.values()):
-            if work.caller == me:
-                work.caller = 0
-                self.watch(work)
-        done = {id(one) for one in calls}
-        self.interrupted[:] = [one for one in self.interrupted if id(one) not in done]
 
     def watch(self, work: Pending) -> None:
         """Complete ``work``, which is owned, in the background."""

@@ -48,7 +48,9 @@ class Work(dist.Work):
     _tensors: list[torch.Tensor] = []  # noqa: RUF012 - never changed in place
     #: In how many lists, all as long, the future has them, where these are more than one.
     _lists = 1
+    #: Puts the result into the user's tensors.
     _finish: Callable[[], None] | None = None
+    #: Buffers that must live until the operation is complete.
     _keep: Any = None
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
@@ -176,14 +178,15 @@ class Work(dist.Work):
 class PendingWork(Work):
     """An operation that C is still busy with, or was when it started.
 
-    It is made without arguments, as C makes it too (c_src/python/bridge.c), and then given what :meth:`begun` says.
+    C makes it, without arguments, and gives it the attributes that follow: c_src/python/bridge.c.
     """
 
     finished = False
     group: Owner
     name = ""
+    #: In the group.
     number = 0
-    #: Of a message; -1: any.
+    #: Of a message the other rank; -1: any.
     peer: int | None = None
     #: When it was called, by time.monotonic.
     started = 0.0
@@ -193,50 +196,15 @@ class PendingWork(Work):
     if_cancelled: Exception | None = None
     #: Seconds that the deadline was put off by.
     extension = 0.0
+    #: c10d's options, which may have a timeout of the call's own; and the group's timeout, in seconds.
     _opts: Any = None
     _limit = 0.0
+    #: Begins a second C operation when the first one is complete; its handle. Called once, on any thread.
     _then: Callable[[], int] | None = None
+    # Its _lock is its own: held while results are copied and a second half begins, which may take long. Whoever holds
+    # it may come again: a signal handler, or the end of some object's life, may wait for this operation.
     #: The first C operation, once it is complete and followed by the second; other threads may still look at it.
     _first_handle = 0
-
-    @classmethod
-    def begun(
-        cls,
-        handle: int,
-        group: Owner,
-        name: str,
-        number: int,
-        peer: int | None,
-        opts: Any,
-        limit: float,
-        tensors: list[torch.Tensor],
-        finish: Callable[[], None] | None,
-        keep: Any,
-        then: Callable[[], int] | None,
-    ) -> PendingWork:
-        """The Work of an operation that C has begun.
-
-        Args:
-            handle: the C operation, released with the Work.
-            group, name, number, peer: what it is: the group, the operation, its number in the group, and for
-                a message the other rank (-1: any).
-            opts: c10d's options, which may have a timeout of the call's own.
-            limit: the group's timeout, in seconds.
-            tensors: the results.
-            finish: puts the result into the user's tensors.
-            keep: buffers that must live until the operation is complete.
-            then: begins a second C operation when this one is complete; its handle. Called once, on any thread.
-        """
-        work = cls()
-        work.handle = handle
-        work.group, work.name, work.number, work.peer = group, name, number, peer
-        work._opts, work._limit = opts, limit
-        work.started = time.monotonic()
-        # Held while results are copied and a second half begins, which may take long. Whoever holds it may come again:
-        # a signal handler, or the end of some object's life, may wait for this operation.
-        work._lock = threading.RLock()
-        work._tensors, work._finish, work._keep, work._then = tensors, finish, keep, then
-        return work
 
     @property
     def seconds(self) -> float:

@@ -1,8 +1,8 @@
-"""The way through C: which methods of a group have it, and what C needs to be told for it.
+"""What C reads itself: which methods of a group it does so for, and what it needs to be told for it.
 
-It goes from torch's call to the engine and back without a line of Python (python/bridge.c), for dense tensors in host
-memory, and where torch shows its tensors to C (DLPack's table of functions, from torch 2.10 on). For everything else,
-and for every error, C calls the methods that are written in Python.
+From torch's call to the engine and back no line of Python runs (python/bridge.c) for dense tensors in host memory,
+where torch shows its tensors to C (DLPack's table of functions, from torch 2.10 on). For everything else, and for every
+error, C calls the methods that are written in Python, which make operands for it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from .dispatching import through_dispatcher
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
-def install(group_class: type) -> None:
-    """Let the methods of a class of groups take all of c10d's forms, and begin in C where torch shows C its tensors."""
-    methods = {name: forms.taking_all(name, through_dispatcher(getattr(group_class, name))) for name in forms.FORMS}
+def install(group_class: type, functions: dict[str, Any]) -> None:
+    """Make c10d's methods of functions: they take all of its forms, and are read by C where torch shows C its tensors.
+
+    Args:
+        functions: by the names of the methods; perhaps others too.
+    """
+    methods = {name: forms.taking_all(name, through_dispatcher(functions[name])) for name in forms.FORMS}
     if torch_internals.tensor_exchange() is not None:
         rows = [row for row in operations.ROWS if row.start]
         methods |= {row.method: _bridge.Method(methods[row.method], row.name, row.start, row.roles) for row in rows}
@@ -53,7 +57,7 @@ def connect(engine: Engine) -> None:
     }
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(activity), vars(flight_recorder)),
-        *(engine._registry, engine.interrupted, engine.recover, engine.watch, frames.NOT_THE_USERS),
+        *(engine._registry, engine.watch, frames.NOT_THE_USERS),
         _front_end(),
     )
     types = (torch.Tensor, torch.nn.Parameter)

@@ -14,7 +14,7 @@ what else it has begun meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import cuda
@@ -23,9 +23,8 @@ from ..errors import DistBackendError
 from ..tensors import device
 from ..tensors.arguments import blocks_of
 from ..tensors.dtypes import MPI_OPERATIONS
-
-if TYPE_CHECKING:
-    from .group import Group
+from .group import ProcessGroupMPI as Group
+from .starting import Halves, stage
 
 #: Shorter tensors are staged: two rounds of messages should cost more than their copies. The same on all ranks.
 smallest_bytes = 64 << 10
@@ -45,20 +44,6 @@ _KERNELS_OF_BOOL = (
     *(torch.bitwise_or, torch.bitwise_and, torch.bitwise_and, torch.bitwise_or),
     *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
 )
-
-
-class Begun(NamedTuple):
-    """An operation in two halves.
-
-    Attributes:
-        start: begins the first half; returns C's handle, 0 if it is complete.
-        then: begins the second half, when the first one is complete; returns its handle.
-        keep: tensors that must live until the operation is complete.
-    """
-
-    start: Callable[[], int]
-    then: Callable[[], int]
-    keep: Any
 
 
 def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
@@ -105,7 +90,7 @@ def _scaled(source: torch.Tensor, how: Any) -> torch.Tensor:
     return source.to(_WIDE.get(source.dtype, source.dtype)) * how.premul if how.has_premul else source
 
 
-def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Begun:
+def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Halves:
     """Reduce every rank's contiguous tensor, in place: on the root, or everywhere if that is None."""
     size, flat = group.size(), tensor.detach().view(-1)
     length = -(-flat.numel() // (size * _ALIGNMENT)) * _ALIGNMENT
@@ -115,7 +100,7 @@ def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> 
     return _begin(group, blocks, mine if group.rank() in wanted else mine.new_empty(mine.numel()), wanted, how)
 
 
-def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Begun:
+def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
     """Reduce block ``r`` of every rank's input on rank ``r``.
 
     Args:
@@ -129,26 +114,13 @@ def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tenso
 
 def _begin(
     group: Group, blocks: Sequence[torch.Tensor], result: torch.Tensor, wanted: Sequence[int], how: Any
-) -> Begun:
+) -> Halves:
     """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``."""
     rank, size = group.rank(), group.size()
     received = result.new_empty((size, blocks[rank].numel()))
     sources = [blocks[r] if r == rank else received[r] for r in range(size)]
     lib, handle = group._lib, group._handle
     tags = [lib.mpp_next_tag(handle) for _ in range(2)]
-
-    def exchange(send: Sequence[torch.Tensor | None], receive: Sequence[torch.Tensor | None], tag: int) -> int:
-        """One tensor to and from each rank, after what is queued on the device's current stream."""
-        staging = group._stage(result, moves=True)
-        return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), tag, staging, 0))
-
-    def start() -> int:
-        group.second_halves.add(then)
-        try:
-            return exchange(blocks, sources, tags[0])
-        except Exception:
-            group.second_halves.discard(then)
-            raise
 
     def then() -> int:
         if then not in group.second_halves:
@@ -158,7 +130,8 @@ def _begin(
                 combine(sources, result, how)
                 send = [result if r in wanted and r != rank else None for r in range(size)]
                 receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
-                return exchange(send, receive, tags[1])
+                staging = stage(group, result, moves=True)  # after what is queued on the device's current stream
+                return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), tags[1], staging, 0))
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
             raise DistBackendError(f"a reduction on {result.device} failed on rank {rank}: {error}") from error
@@ -168,4 +141,4 @@ def _begin(
         finally:
             group.second_halves.discard(then)
 
-    return Begun(start, then, (received, blocks, result))
+    return Halves((*blocks_of(blocks), *blocks_of(sources), tags[0]), then, (received, blocks, result))

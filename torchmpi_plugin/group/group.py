@@ -1,38 +1,38 @@
-"""What every group has besides its operations: its life, its deadlines, and how an operation is started."""
+"""``ProcessGroupMPI``: what a group is, besides its operations.
+
+Those, and other methods that have files of their own, are plain functions that take the group; ``process_group.py``
+makes them methods.
+"""
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from time import time_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import torch_internals
+from .._bridge import Calls
 from ..communicator import cuda_path
 from ..communicator.communicator import Communicator
-from ..diagnosis import comparison, flight_recorder
+from ..diagnosis import flight_recorder
 from ..diagnosis.diagnosis import Diagnosis
-from ..diagnosis.flight_recorder import shapes_of
-from ..engine import activity, engine, grace, profiling
+from ..engine import engine
 from ..engine.coalesced import CoalescedWork
-from ..engine.contracts import Interrupted
-from ..engine.engine import SLICE_NS
 from ..engine.work import PendingWork, Work
-from ..errors import DistBackendError
+from ..errors import RankFailedError
+from ..mpi import failures as mpi_failures
 from ..mpi import runtime
 from ..store.checkin import CheckIn
-from ..tensors import arguments, device
-from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
-from . import call_path, statistics
-from .failures import Failures
+from ..tensors.device import types as device_types
+from . import call_path, failures
+from .registration import Registration
 
-#: How long rank 0 keeps the world's store for ranks that leave at about the same time.
-_DEPARTURES_SECONDS = 1.0
+log = logging.getLogger("torchmpi_plugin")
 
 
 @dataclass
@@ -43,12 +43,32 @@ class Extension:
     first: Work | None = None
 
 
-class Group(Failures):
-    """A c10d process group without operations; :class:`ProcessGroupMPI` adds those.
+class ProcessGroupMPI(dist.ProcessGroup):
+    """A ``torch.distributed`` process group on MPI.
+
+    The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
+    or TypeError for arguments that cannot work, before anything is sent, and its Work raises
+    DistBackendError when the operation fails or its time is up.
 
     Thread safety: operations may be called from several threads, on one group only in an order that all
     ranks share, which is the caller's affair.
     """
+
+    #: For callers from Python: operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work; there
+    #: are ``register_abort_hook`` and ``split_group``, whose members alone make the new group.
+    supports_coalescing = supports_abort_hooks = supports_splitting = True
+    #: NCCL's, of a collective's time.
+    supports_time_estimate = False
+    #: Lets the group's operations run torch's hooks; None where torch has none.
+    run_hooks: Callable[[Any], None] | None = None
+    #: Gives a group what torch's hooks are attached to; None where torch has none.
+    attach: Callable[[Any], None] | None = None
+    #: Makes a backend for torch's own group of one of ours.
+    as_backend: Callable[[Any], Any] | None = None
+    #: Makes a call by torch's dispatcher, where a TorchDispatchMode sees it; None where this torch has no way back.
+    _show_to_modes: Callable[..., Any] | None = None
+    #: Lets torch's operators work with the group; None where they do so, or cannot.
+    _allow_operators: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -60,36 +80,162 @@ class Group(Failures):
         timeout: timedelta,
     ) -> None:
         rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
-        super().__init__(rank, size, name, global_ranks, store, timeout)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
+        self._rank, self._size, self._global_ranks = rank, size, list(global_ranks)
+        self._name, self._description = name, ""
+        self._store, self._checkin, self._communicator = store, checkin, communicator
         self._engine = engine.start()
         call_path.connect(self._engine)
         self._lib, self._ffi = self._engine.lib, self._engine.ffi
-        self._communicator = communicator
-        self._checkin = checkin
-        self._handle = self._calls.handle = communicator.handle
+        self._handle = communicator.handle
+        #: What starting an operation takes of the group, in C.
+        self._calls = Calls()
+        self._calls.handle, self._calls.rank, self._calls.size = self._handle, rank, size
+        self._calls.extensions = []
+        self._calls.timeout = timeout.total_seconds()
+        self._calls.compares = size > 1 and communicator.compares
+        self._calls.largest_tag = communicator.largest_tag
+        self._calls.python_only = self._engine.only_thread is not None
+        self._name_subject()
         #: CUDA tensors that are only moved are handed to MPI itself.
         self._direct = cuda_path.current.direct
         #: Of torch, that collects operations now. It does not say when an exception has ended it.
         self._coalescing_block: Any = None
-        #: Finds out why an operation takes so long.
-        self.diagnosis = Diagnosis(self)
-        self._closed = False
-        self._left = False
-        #: This rank holds the world's store: its server ends when the world is destroyed here.
-        self.serves_store = False
         self._reductions: dict[Any, Any] = {}
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
-        self._calls.compares = size > 1 and communicator.compares
-        self._calls.largest_tag = communicator.largest_tag
-        self._calls.python_only = self._engine.only_thread is not None
+        #: For windows: how many there were, and what the group has registered.
+        self._next_window = self.next_registration = 0
+        self.registrations: list[Registration] = []
+        #: How many groups were split off.
+        self._splits = 0
+        #: Finds out why an operation takes so long.
+        self.diagnosis = Diagnosis(self)
+        self._failure: Exception | None = None
+        self._timed_out = False
+        self._abort_hooks: dict[int, Callable[[], None]] = {}
+        self._closed = self._left = False
+        #: This rank holds the world's store: its server ends when the world is destroyed here.
+        self.serves_store = False
         #: The duplicate that torchmpi_plugin.get_comm hands out.
         self.user_communicator: Any = None
 
+    # ---- what torch asks a group about itself: the base class answers most of it from C++ backends ----
+
+    def _name_subject(self) -> None:
+        self._calls.subject = flight_recorder.Subject(self._name, self._description, tuple(self._global_ranks))
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "mpiplus"
+
+    getBackendName = _get_backend_name = name  # noqa: N815
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """torch's name for the group."""
+        return self._name
+
+    group_name = pg_name = property(getGroupName)
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._name = name
+        self._name_subject()
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group was made for."""
+        return self._description
+
+    group_desc = property(getGroupDesc)
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called by torch when the group is registered."""
+        self._description = description
+        self._name_subject()
+
+    _set_group_desc = setGroupDesc
+
     @property
-    def mixes_devices(self) -> bool:
-        """Whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
-        return self._communicator.shares_memory and not self._direct
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in device_types()]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type not in device_types():
+            raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
+        return self
+
+    get_backend = _get_backend
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        pass  # there is only one
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def get_group_store(self) -> dist.Store:
+        """The group's prefix of torch's store."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls.sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # every rank counts from zero
+
+    @property
+    def options(self) -> Any:
+        """The group's settings as torch's base class has them."""
+        options: Any = torch_internals.backend_class().Options("mpiplus", self.timeout)
+        options.global_ranks_in_group = self._global_ranks
+        options.group_name = self._name
+        return options
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """Whether ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
+        if not torch_internals.has_python_backends() or runtime.forked:
+            return False
+        return mpi_failures.supported(self._communicator.comm)
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether ``new_window`` works: from torch 2.15 on."""
+        return torch_internals.has_windows()
+
+    def comm_split_count(self) -> int:
+        """How many groups were split off; torch makes names of it."""
+        return self._splits
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What NCCL wants of ranks that are in no part: nothing here."""
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """What NCCL does for ``device_id=``: the group is connected already."""
+
+    # ---- what the layers above and below ask ----
+
+    @property
+    def label(self) -> str:
+        """How messages call the group."""
+        what = f" ({self._description})" if self._description not in ("", "undefined", self._name) else ""
+        return f"group {self._name!r}{what}"
+
+    @property
+    def communicator(self) -> Communicator:
+        """MPI's side of the group."""
+        return self._communicator
 
     @property
     def checkin(self) -> CheckIn:
@@ -101,7 +247,126 @@ class Group(Failures):
         """Whether the group was destroyed."""
         return self._closed
 
-    # ---- life ----
+    @property
+    def sequence(self) -> int:
+        """How many collectives were begun: the same on all ranks that agree."""
+        return self._calls.sequence
+
+    @property
+    def last_entry(self) -> tuple[Any, ...] | None:
+        """The last collective, as the flight recorder keeps it."""
+        return self._calls.last
+
+    def global_rank(self, rank: int) -> int:
+        """The rank in the world."""
+        return self._global_ranks[rank]
+
+    def has_arrived(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have come to this operation."""
+        return int(self._lib.mpp_arrived(call.handle, rank)) > 0
+
+    def is_through(self, call: PendingWork, rank: int) -> bool:
+        """Whether ``rank`` is known to have done all of its part in this operation."""
+        return int(self._lib.mpp_arrived(call.handle, rank)) > 1
+
+    def can_see_arrivals(self, call: PendingWork) -> bool:
+        """Whether :meth:`has_arrived` knows: only where all ranks share memory."""
+        return all(int(self._lib.mpp_arrived(call.handle, rank)) >= 0 for rank in range(self._size))
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
+        runtime.refuse_in_forked_child("monitored_barrier")
+        self._checkin.barrier(self.timeout if timeout is None else timeout, "monitored_barrier")
+
+    # ---- failures ----
+
+    def break_off(self, why: str) -> None:
+        """No operation can follow: the ranks no longer agree on which one is next."""
+        self._calls.broken = f"{self.label} is out of step since {why}"
+
+    def gave_up(self, call: PendingWork) -> None:
+        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
+        if not self._communicator.shares_memory or not self.can_see_arrivals(call):
+            self._communicator.may_be_sent_to = True
+
+    def take_back(self, call: PendingWork) -> None:
+        """Cancel a receive that nothing has matched yet."""
+        self._lib.mpp_cancel(call.handle)
+
+    def failure_of(self, call: PendingWork) -> Exception:
+        """The error of an operation that C or MPI gave up."""
+        return failures.failure_of(self, call)
+
+    def failed(self, error: Exception, timed_out: bool = False) -> None:
+        """An operation of the group has failed, which the user is about to hear."""
+        if error is not self._failure:
+            self._failure, self._timed_out = error, timed_out
+            self.run_abort_hooks()
+            if flight_recorder.current is not None:
+                flight_recorder.current.write_after_failure()
+
+    def get_error(self) -> Any:
+        """c10d's ErrorType of the last failure: SUCCESS, TIMEOUT, REMOTE_ERROR (a rank died) or COMM_ERROR."""
+        kinds = torch_internals.error_type()
+        if self._failure is None:
+            return kinds.SUCCESS
+        if self._timed_out:
+            return kinds.TIMEOUT
+        return kinds.REMOTE_ERROR if isinstance(self._failure, RankFailedError) else kinds.COMM_ERROR
+
+    # ---- hooks: torch's before and after each operation, and those of an abort ----
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call ``hook`` with torch's PreHookArgs before each operation of this group. docs/api-modes.md has the cost.
+
+        Raises:
+            RuntimeError: a torch before 2.15, which has no such hooks.
+        """
+        self._want_hooks("register_pre_hook")
+        super().register_pre_hook(hook_id, hook)  # type: ignore[misc]
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call ``hook`` with torch's PostHookArgs after each operation of this group has been issued.
+
+        Raises:
+            RuntimeError: a torch before 2.15, which has no such hooks.
+        """
+        self._want_hooks("register_post_hook")
+        super().register_post_hook(hook_id, hook)  # type: ignore[misc]
+
+    def _want_hooks(self, what: str) -> None:
+        if self.run_hooks is None:
+            raise RuntimeError(f"{what}: hooks come with torch 2.15; this is torch {torch.__version__}")
+        self.run_hooks(self)
+
+    def boxed(self) -> Any:
+        """The group as the operators ``torch.ops.c10d`` take it."""
+        if self._allow_operators is not None:
+            self._allow_operators()
+        return super().boxed()
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call ``hook`` before the group is aborted, and when an operation of it fails; perhaps more than once."""
+        self._abort_hooks[hook_id] = hook
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Forget a hook; no matter if there is none."""
+        self._abort_hooks.pop(hook_id, None)
+
+    def run_abort_hooks(self) -> None:
+        """What the hooks raise is logged: the failure itself is what the user must see."""
+        for hook_id, hook in list(self._abort_hooks.items()):
+            try:
+                hook()
+            except Exception as error:
+                log.error("mpiplus: the abort hook %d of group %r failed: %r", hook_id, self.group_name, error)
+
+    # ---- deadlines ----
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of an operation that is given none."""
+        return timedelta(seconds=self._calls.timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of operations started from now on."""
@@ -113,81 +378,7 @@ class Group(Failures):
         """More time for operations started from now on, until the first of them is complete. Several add up."""
         self._calls.extensions.append(Extension(timeout.total_seconds()))
 
-    def _extra_seconds(self) -> float:
-        if not self._calls.extensions:
-            return 0.0
-        self._calls.extensions = [
-            each for each in self._calls.extensions if each.first is None or not each.first.finished
-        ]
-        return sum(each.seconds for each in self._calls.extensions)
-
-    def _begin_extensions(self, work: Work) -> None:
-        for extension in self._calls.extensions:
-            extension.first = extension.first or work
-        self._extra_seconds()  # forgets those that are over
-
-    @property
-    def timeout(self) -> timedelta:
-        """The deadline of an operation that is given none."""
-        return timedelta(seconds=self._calls.timeout)
-
-    def leave(self) -> None:
-        """At the end of the program: nobody need wait for this rank any longer."""
-        if not self._closed and self._size > 1 and not self._left and not runtime.forked:
-            self._left = True
-            self._checkin.leave(self._calls.sequence)
-
-    def take_back_failed(self) -> None:
-        """Cancel what has failed for the user already, as far as only this process uses its buffers."""
-        if not self._closed and any(work.abandoned for work in self._engine.pending() if work.group is self):
-            self._lib.mpp_group_abort(self._handle)
-
-    def shutdown(self) -> None:
-        """Free the group's communicator and memory, once its operations are complete. Idempotent.
-
-        What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
-        it is left for the end of the process.
-        """
-        if runtime.forked:
-            return
-        self._engine.check_thread(f"destroying {self.label}")
-        is_leaving = not self._left and not self._closed
-        self.leave()
-        if is_leaving and self.serves_store:
-            self._checkin.wait_for_departures(_DEPARTURES_SECONDS)
-        statistics.end(self)
-        self.take_back_failed()
-        # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
-        self._calls.broken = self._calls.broken or f"{self.label} is destroyed"
-        closed, self._closed = self._closed, True
-        if not closed:
-            self._close_windows()
-            grace.wait_until(self._is_idle)
-            if self._lib.mpp_group_active(self._handle):
-                self._lib.mpp_group_abort(self._handle)
-                grace.wait_until(lambda: not activity.is_waited_for(self))
-        with self.diagnosis.lock:
-            freed = not self.second_halves and self._communicator.free()
-        if freed and self.user_communicator is not None:
-            with runtime.exclusive():
-                self.user_communicator.Free()
-            self.user_communicator = None
-
-    def _close_windows(self) -> None:
-        """Windows adds this."""
-
-    def _is_idle(self) -> bool:
-        """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
-        left = [work for work in self._engine.pending() if work.group is self]
-        active = int(self._lib.mpp_group_active(self._handle)) + len(self.second_halves)
-        return active == sum(work.abandoned for work in left) or activity.is_waited_for(self)
-
-    def abort(self) -> None:
-        """Free everybody who waits in this group on this rank; no operation can follow."""
-        runtime.refuse_in_forked_child("abort")
-        self.run_abort_hooks()
-        self._calls.broken = f"{self.label} was aborted"
-        self._lib.mpp_group_abort(self._handle)
+    # ---- operations that become one Work ----
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._calls.coalescing = []
@@ -203,215 +394,22 @@ class Group(Failures):
             [work for work, _ in collected], [tensor for _, results in collected for tensor in results]
         )
 
-    # ---- starting an operation ----
+    # ---- the end ----
 
-    def _begin(self, operation: str) -> int:
-        """Check that an operation may start here and now; the C group."""
-        if runtime.forked:
-            runtime.refuse_in_forked_child(operation)
-        if self._calls.broken is not None:
-            raise DistBackendError(f"{operation}: {self._calls.broken}; make a new group")
-        activity.last = self, operation
-        if self._calls.coalescing is not None and torch_internals.is_over(self._coalescing_block):
-            self._forget_coalesced()
-        if self._engine.only_thread is not None:
-            self._engine.check_thread(operation)
-        if profiling.wanted():
-            profiling.begin(operation)
-        return self._handle
+    def leave(self) -> None:
+        """At the end of the program: nobody need wait for this rank any longer."""
+        if not self._closed and self._size > 1 and not self._left and not runtime.forked:
+            self._left = True
+            self._checkin.leave(self._calls.sequence)
 
-    def _begin_collective(self, operation: str) -> int:
-        """:meth:`_begin` for what all ranks call: counts, so that ranks can tell how far each other is."""
-        group = self._begin(operation)
-        self._calls.sequence += 1
-        return group
+    def take_back_failed(self) -> None:
+        """Cancel what has failed for the user already, as far as only this process uses its buffers."""
+        if not self._closed and any(work.abandoned for work in self._engine.pending() if work.group is self):
+            self._lib.mpp_group_abort(self._handle)
 
-    def _compare(self, operation: str, call: comparison.Call, opts: Any) -> None:
-        """Where the user asked for it (``compares``): meet all ranks, and see that they are about to call the same.
-
-        Raises:
-            DistBackendError: on every rank, if they are not; says who calls what. The group stays usable.
-        """
-        text = call.describe(operation, with_device=not (call.as_messages or self.mixes_devices))
-        mine = comparison.record(text, call, self._size)
-        everybody = torch.empty(self._size, mine.numel(), dtype=torch.uint8, device="cpu")
-        operands = self._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
-        keep, name = (mine, everybody), text + comparison.COMPARING
-        self._issue(name, self._lib.mpp_allgather, operands, True, [], opts, None, keep)
-        problem = comparison.disagreement(everybody)
-        if problem:
-            raise DistBackendError(
-                f"{operation} (sequence number {self._calls.sequence}, {self.label}) on rank {self._rank}: detected "
-                f"mismatch between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
-            )
-
-    def _stage(self, tensor: torch.Tensor, moves: bool = False) -> int:
-        """What C needs to know about an operation on CUDA tensors, just before it starts.
-
-        Args:
-            tensor: one of them.
-            moves: the operation reduces nothing, so MPI may be able to do it on the device.
-        """
-        direct = moves and self._direct
-        return device.stage(self._lib, self._ffi, tensor, direct, self._communicator.place.local_rank)
-
-    def _issue(
-        self,
-        operation: str,
-        start: Callable[..., int],
-        operands: tuple[Any, ...],
-        sync: bool,
-        tensors: list[torch.Tensor],
-        opts: Any = None,
-        finish: arguments.Finish = None,
-        keep: Any = None,
-        peer: int | None = None,
-        then: Callable[[], int] | None = None,
-        inputs: Sequence[torch.Tensor] | None = None,
-    ) -> Work:
-        """Start an operation in C, and make its Work.
-
-        Args:
-            start, operands: the function of C, which returns 0 if the operation is complete, and what it takes.
-            tensors: the results; of a send, what is sent.
-            inputs: what they are made of, where that is not themselves.
-        """
-        entry = self._entry(operation, peer, tensors, inputs)
-        if profiling.events:
-            profiling.describe(operation, tensors if inputs is None else inputs, tensors, self._told_to_profilers)
-        try:
-            handle = start(*operands)
-            if handle == 0 and then is not None:
-                second, then = then, None
-                handle = second()
-            if handle == 0:
-                if finish is not None:
-                    finish()
-                work = Work()
-                work._tensors = tensors
-            else:
-                work = self._pending(handle, operation, peer, opts, tensors, finish, keep, then)
-            recorder = flight_recorder.current
-            if recorder is not None:
-                recorder.append(entry if handle == 0 else flight_recorder.of_pending(entry, work))
-            if isinstance(work, PendingWork):
-                self._take_care_of(work, sync)
-        except BaseException:
-            # First of all, and with nothing before it that a second exception could interrupt.
-            call = (self, operation, peer, opts, tensors, finish, (operands, keep), then)
-            self._engine.interrupted.append(call)
-            self._engine.recover(call)
-            raise
-        if self._calls.extensions:
-            self._begin_extensions(work)
-        if profiling.events:
-            profiling.end(work)
-        if self._calls.coalescing is not None:
-            self._calls.coalescing.append((work, [] if operation == "send" else tensors))
-        return work
-
-    def _told_to_profilers(self) -> dict[str, Any]:
-        return {
-            "Group size": self._size,
-            "Process Group Name": self.group_name,
-            "Process Group Ranks": str(self._global_ranks),
-        }
-
-    def _entry(
-        self, operation: str, peer: int | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None
-    ) -> tuple[Any, ...]:
-        """What the flight recorder keeps of an operation."""
-        shapes = shapes_of(tensors)
-        made_of = shapes if inputs is None else shapes_of(inputs)
-        if peer is not None:
-            self._calls.messages += 1
-        calls = self._calls
-        entry = calls.subject, operation, calls.sequence, calls.messages, peer, made_of, shapes, time_ns()
-        if peer is None:
-            calls.last = entry
-        return entry
-
-    def _pending(
-        self,
-        handle: int,
-        operation: str,
-        peer: int | None,
-        opts: Any,
-        tensors: list[torch.Tensor],
-        finish: arguments.Finish,
-        keep: Any,
-        then: Callable[[], int] | None,
-    ) -> PendingWork:
-        number = self._calls.sequence if peer is None else self._calls.messages
-        limit = self._calls.timeout
-        work = PendingWork.begun(handle, self, operation, number, peer, opts, limit, tensors, finish, keep, then)
-        if self._calls.extensions:
-            work.extension = self._extra_seconds()
-        return work
-
-    def _go_on(
-        self,
-        handle: int,
-        operation: str,
-        peer: int | None,
-        opts: Any,
-        tensors: list[torch.Tensor],
-        keep: Any,
-        entry: tuple[Any, ...],
-        sync: bool,
-    ) -> Work:
-        """What C has begun, and is not done with: called by c_src/python/bridge.c."""
-        work = self._pending(handle, operation, peer, opts, tensors, None, keep, None)
-        recorder = flight_recorder.current
-        if recorder is not None:
-            recorder.append(flight_recorder.of_pending(entry, work))
-        self._take_care_of(work, sync)
-        return work
-
-    def adopt(self, handle: int, calls: Sequence[Interrupted]) -> PendingWork:
-        """The Work of an operation whose call, the last of ``calls``, could not make it."""
-        _, operation, peer, opts, tensors, finish, _, then = calls[-1]
-        work = self._pending(handle, operation, peer, opts, tensors, finish, calls, then)
-        work.caller = threading.get_ident()
-        return work
-
-    def _take_care_of(self, work: PendingWork, sync: bool) -> None:
-        if sync:
-            work.caller = threading.get_ident()
-        self._engine.own(work)
-        if self._engine.interrupted:
-            self._engine.recover()
-        if sync:
-            work.wait()
-        else:
-            self._engine.watch(work)
-
-    starting = frozenset((_issue.__code__, _go_on.__code__))
-
-    def _reduction(self, dtype: torch.dtype, op: Any, operation: str) -> Any:
-        """The C description of a reduction.
-
-        Raises:
-            TypeError: a dtype that cannot be reduced.
-            ValueError: an operation that makes no sense for it.
-        """
-        kind = kind_of(op)
-        key = dtype, int(kind)  # the enum itself is ten times slower to look up
-        how = self._reductions.get(key)
-        if how is not None:
-            return how
-        code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
-        if code is None or operation_code is None:
-            raise arguments.ArgumentTypeError(f"{operation}: {dtype} cannot be reduced with {kind}")
-        boolean_sum = dtype is torch.bool and kind in (AVG, PREMUL_SUM)
-        if boolean_sum or not self._lib.mpp_reduction_supported(code, operation_code):
-            raise arguments.ArgumentError(f"{operation}: {kind.name} makes no sense for {dtype}")
-        how = self._ffi.new("mpp_reduction *")
-        how.dtype, how.op, how.premul, how.divisor = code, operation_code, 1.0, 1
-        if kind == AVG:
-            how.divisor = self._size
-        if kind == PREMUL_SUM:
-            how.has_premul, how.premul = 1, premul_factor(op)
-        else:
-            self._reductions[key] = how
-        return how
+    def abort(self) -> None:
+        """Free everybody who waits in this group on this rank; no operation can follow."""
+        runtime.refuse_in_forked_child("abort")
+        self.run_abort_hooks()
+        self._calls.broken = f"{self.label} was aborted"
+        self._lib.mpp_group_abort(self._handle)

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..engine import grace
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..node.shared_files import Share
 from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
+    from ..engine.engine import Engine
     from ..node.peers import Process
-    from .group import Group
 
 #: Enough for any shape.
 RECORD_BYTES = 2048
+#: What groups left while MPI was still writing to it.
+_unfinished: list[Registration] = []
 
 
 class Record(NamedTuple):
@@ -88,29 +91,27 @@ class Registration:
         waits: operations that wait for a signal.
     """
 
-    def __init__(self, group: Group, number: int, tensor: torch.Tensor, counters: torch.Tensor) -> None:
-        self._lib, self._engine = group._lib, group._engine
+    def __init__(self, engine: Engine, group: int, number: int, tensor: torch.Tensor, counters: torch.Tensor) -> None:
+        self._lib, self._engine = engine.lib, engine
         self._kept = tensor, counters
         self.peers: list[Peer] = []
         self.takes_messages = True
         self.waits: weakref.WeakSet[Any] = weakref.WeakSet()
         length = arguments.bytes_of(tensor)
         self.closed = True
-        self.handle: int = self._lib.mpp_window_new(
-            group._handle, number, tensor.data_ptr(), length, counters.data_ptr()
-        )
+        self.handle: int = self._lib.mpp_window_new(group, number, tensor.data_ptr(), length, counters.data_ptr())
         if not self.handle:
             raise MemoryError("mpiplus: no memory for a window")
         self.closed = False
 
-    def meet(self, group: Group, records: list[Record]) -> torch.Tensor:
+    def meet(self, rank_here: int, processes: Sequence[Process | None], records: list[Record]) -> torch.Tensor:
         """Map what can be mapped; of each rank, whether its tensor was."""
         for rank, record in enumerate(records):
-            if rank == group.rank():
+            if rank == rank_here:
                 tensor, counters = self._kept
                 self.peers.append(Peer(tensor.dtype, tensor.shape, tensor, counters))
                 continue
-            peer = _find(record, group.communicator.processes[rank])
+            peer = _find(record, processes[rank])
             self.peers.append(peer)
             if peer.counters is not None:
                 self._lib.mpp_window_reach(self.handle, rank, peer.counters.data_ptr())
@@ -132,3 +133,9 @@ class Registration:
     def __del__(self) -> None:
         if self.closed and self.handle and not runtime.forked:
             self._lib.mpp_window_release(self.handle)
+
+
+def close_all(closing: Sequence[Registration], why: str) -> None:
+    """The end of a group: nothing comes in any more."""
+    grace.wait_until(lambda: all([one.close(why) for one in closing]))
+    _unfinished.extend(one for one in closing if not one.closed)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..engine.work import Work
 from ..tensors import arguments, device
 from ..tensors.arguments import ArgumentError, Finish, NoTensorsError, check, readable
 from ..tensors.dtypes import PREMUL_SUM, kind_of
@@ -50,32 +49,42 @@ def copied(buffer: torch.Tensor, others: Sequence[torch.Tensor], operation: str,
     return arguments.all_of([finish, copy])
 
 
-def all_reduce(group: Any, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
-    """Reduce the tensors of all ranks to one, which all of them receive. AVG divides by the number of ranks.
+def check_together(tensors: Sequence[torch.Tensor], op: Any) -> None:
+    """Tensors of a rank that one all_reduce is to make one of.
 
     Raises:
-        TypeError, ValueError: a rank's tensors are not alike, or not in host memory.
+        TypeError, ValueError: they are not alike, or not in host memory.
     """
     _check_alike(tensors, tensors[0], "all_reduce")
     if not tensors[0].is_cpu:
         raise ArgumentError(f"all_reduce: mpiplus takes one CUDA tensor per rank, not {len(tensors)}")
-    if kind_of(opts.reduceOp) == PREMUL_SUM:
+    if kind_of(op) == PREMUL_SUM:
         raise ArgumentError(f"all_reduce: PREMUL_SUM takes one tensor per rank, not {len(tensors)}")
-    how = group._ffi.new("mpp_reduction *", group._reduction(tensors[0].dtype, opts.reduceOp, "all_reduce")[0])
-    how.divisor = 1
+
+
+def joined(group: Any, tensors: Sequence[torch.Tensor], how: Any) -> torch.Tensor:
+    """The tensors of a rank reduced to one, still to be reduced with those of others. AVG divides by the ranks only."""
+    ffi = group._ffi
+    reduced = ffi.new("mpp_reduction *", how[0])
+    reduced.divisor = 1
     sources = [readable(tensor.detach()) for tensor in tensors]
     joint = torch.empty_like(sources[0], memory_format=torch.contiguous_format)
-    addresses = group._ffi.new("void *[]", [group._ffi.cast("void *", source.data_ptr()) for source in sources])
-    group._lib.mpp_reduce(how, group._ffi.cast("void *", joint.data_ptr()), addresses, len(sources), joint.numel())
-    work: Work = group._allreduce(joint, opts, not opts.asyncOp, receivers=tensors)
-    return work
+    addresses = ffi.new("void *[]", [ffi.cast("void *", source.data_ptr()) for source in sources])
+    group._lib.mpp_reduce(reduced, ffi.cast("void *", joint.data_ptr()), addresses, len(sources), joint.numel())
+    return joint
 
 
-def all_gather(
-    group: Any, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
-) -> Work:
-    """Each of the output lists, one for each input, receives every rank's inputs, the ranks one after the other."""
-    name, size = "all_gather", group.size()
+def packed(
+    size: int, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor, Finish, list[torch.Tensor]]:
+    """An all_gather of several tensors for each of ``size`` ranks as one of one tensor.
+
+    Each of the output lists, one for each input, receives every rank's inputs, the ranks one after the other.
+
+    Returns:
+        Where it gathers, and what; what then puts the results in place, and these.
+    """
+    name = "all_gather"
     _check_alike(inputs, inputs[0], name)
     if len(output_lists) != len(inputs):
         raise ArgumentError(f"{name}: {len(inputs)} inputs want as many output lists, not {len(output_lists)}")
@@ -87,14 +96,12 @@ def all_gather(
             )
         _check_alike(outputs, inputs[0], name)
     length = inputs[0].numel()
-    packed = inputs[0].detach().new_empty(len(inputs) * length)
+    all_of_them = inputs[0].detach().new_empty(len(inputs) * length)
     for i, tensor in enumerate(inputs):
-        device.copy(readable(tensor).reshape(-1), packed[i * length : (i + 1) * length])
-    buffers = [torch.empty_like(packed) for _ in range(size)]
+        device.copy(readable(tensor).reshape(-1), all_of_them[i * length : (i + 1) * length])
+    buffers = [torch.empty_like(all_of_them) for _ in range(size)]
     parts = [part.reshape(inputs[0].shape) for buffer in buffers for part in buffer.split(length)] if length else []
     # List by list, as gloo does: where lists overlap, that is seen.
     finishes = [copied(part, [outputs[i]], name, None) for outputs in output_lists for i, part in enumerate(parts)]
     results = [output for outputs in output_lists for output in outputs]
-    work: Work = group._allgather(buffers, packed, opts, then=arguments.all_of(finishes), results=results)
-    work._lists = len(output_lists)
-    return work
+    return buffers, all_of_them, arguments.all_of(finishes), results

@@ -14,19 +14,16 @@ import torch
 
 from .. import torch_internals
 from ..diagnosis.comparison import Call
-from ..engine import grace
-from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import allocation, arguments
-from .group import Group
+from . import starting
+from .group import ProcessGroupMPI as Group
 from .registration import Peer, Record, Registration
 
 #: Kinds of signals: the user's, and those that say that no more will come.
 _SIGNAL, _FAREWELL = 0, 1
-#: What groups left while MPI was still writing to it.
-_unfinished: list[Registration] = []
 
 
 class Window:
@@ -36,7 +33,7 @@ class Window:
     one. Ranks are ranks of the group. All errors of arguments are raised before anything is sent.
     """
 
-    def __init__(self, group: Windows, number: int) -> None:
+    def __init__(self, group: Group, number: int) -> None:
         # Not a cycle, and no claim: a destroyed group must go at once.
         self._group = weakref.ref(group)
         self._number = number
@@ -136,7 +133,7 @@ class Window:
                 f"put: elements {begin} to {end} are not in the tensor of rank {dst_rank}, which has "
                 f"{peer.shape.numel()}"
             )
-        group._begin("put")
+        starting.begin(group, "put")
         source = arguments.readable(tensor.detach())
         start: Any = _copy
         operands: tuple[Any, ...]
@@ -144,9 +141,8 @@ class Window:
             operands = source, None if peer.tensor is None else peer.tensor.view(-1)[begin:end]
         else:
             start, length, where = group._lib.mpp_put, arguments.bytes_of(source), begin * tensor.element_size()
-            wait_ns = 0 if async_op else SLICE_NS
-            operands = registration.handle, source.data_ptr(), length, dst_rank, where, wait_ns
-        return group._issue("put", start, operands, not async_op, [tensor], opts, None, source, dst_rank)
+            operands = registration.handle, source.data_ptr(), length, dst_rank, where
+        return starting.start(group, "put", start, operands, not async_op, [tensor], opts, None, source, dst_rank)
 
     def signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
         """Add one to the signals that ``peer_rank`` can wait for; what this rank has put there comes before it."""
@@ -162,13 +158,13 @@ class Window:
 
     # ---- checks ----
 
-    def _living_group(self, operation: str) -> Windows:
+    def _living_group(self, operation: str) -> Group:
         group = self._group()
         if group is None or group.closed:
             raise DistBackendError(f"{operation}: the window's group is destroyed; make a new group and a new window")
         return group
 
-    def _open(self, operation: str) -> tuple[Windows, Registration]:
+    def _open(self, operation: str) -> tuple[Group, Registration]:
         group = self._living_group(operation)
         if self._registration is None:
             raise RuntimeError(f"{operation}: the window has no tensor; call tensor_register(), on all ranks, first")
@@ -179,7 +175,7 @@ class Window:
         return registration.peers[arguments.check_peer(rank, group.size(), operation)]
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor | None) -> int:
+def _copy(source: torch.Tensor, target: torch.Tensor | None, wait_ns: int) -> int:
     """A put to where this process can write itself: complete at once."""
     if target is not None:
         target.copy_(source.view(-1))
@@ -189,7 +185,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor | None) -> int:
 # ---- collective ----
 
 
-def _register(group: Windows, window: int, tensor: torch.Tensor) -> Registration:
+def _register(group: Group, window: int, tensor: torch.Tensor) -> Registration:
     """Meet the others, and tell each other where the tensors are."""
     counters = allocation.allocate(group._lib.mpp_counters_size(group.size()))
     mine = Record.of(group.next_registration, window, tensor, counters)
@@ -197,9 +193,9 @@ def _register(group: Windows, window: int, tensor: torch.Tensor) -> Registration
     _check_agreement(group, records)
     number = max(record.number for record in records)  # they differ after a failure that not all have seen
     group.next_registration = number + 1
-    registration = Registration(group, number, tensor, counters)
+    registration = Registration(group._engine, group._handle, number, tensor, counters)
     try:
-        mapped = _tell(group, registration.meet(group, records))
+        mapped = _tell(group, registration.meet(group.rank(), group.communicator.processes, records))
         registration.takes_messages = not bool(mapped.all())
         if not bool(mapped[:, group.rank()].all()):
             registration.listen()
@@ -210,18 +206,17 @@ def _register(group: Windows, window: int, tensor: torch.Tensor) -> Registration
     return registration
 
 
-def _tell(group: Windows, mine: torch.Tensor) -> torch.Tensor:
+def _tell(group: Group, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
     everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
-    c_group = group._begin_collective("tensor_register")
-    if group._calls.compares:
-        group._compare("tensor_register", Call(), None)
-    operands = c_group, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0, SLICE_NS
-    group._issue("tensor_register", group._lib.mpp_allgather, operands, True, [], None, None, (mine, everybody))
+    operands, keep = (mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0), (mine, everybody)
+    starting.collective(
+        group, "tensor_register", group._lib.mpp_allgather, operands, Call(), [], None, True, None, keep
+    )
     return everybody
 
 
-def _check_agreement(group: Windows, records: list[Record]) -> None:
+def _check_agreement(group: Group, records: list[Record]) -> None:
     mine = records[group.rank()].window
     for rank, record in enumerate(records):
         if record.window != mine:
@@ -232,13 +227,10 @@ def _check_agreement(group: Windows, records: list[Record]) -> None:
             )
 
 
-def _deregister(group: Windows, registration: Registration) -> None:
+def _deregister(group: Group, registration: Registration) -> None:
     """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
     name = "tensor_deregister"
-    c_group = group._begin_collective(name)
-    if group._calls.compares:
-        group._compare(name, Call(), None)
-    group._issue(name, group._lib.mpp_barrier, (c_group, SLICE_NS), True, [])
+    starting.collective(group, name, group._lib.mpp_barrier, (), Call(), [], None, True)
     others = [rank for rank in range(group.size()) if rank != group.rank()]
     works = [_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
     works += [_wait_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
@@ -255,82 +247,60 @@ def _deregister(group: Windows, registration: Registration) -> None:
 # ---- signals ----
 
 
-def _signal(group: Windows, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any) -> Work:
-    group._begin(name)
-    operands = registration.handle, peer, kind, SLICE_NS if sync else 0
-    return group._issue(name, group._lib.mpp_signal, operands, sync, [], opts, None, registration, peer)
+def _signal(group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any) -> Work:
+    starting.begin(group, name)
+    operands = registration.handle, peer, kind
+    return starting.start(group, name, group._lib.mpp_signal, operands, sync, [], opts, None, registration, peer)
 
 
 def _wait_signal(
-    group: Windows, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any
+    group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any
 ) -> Work:
-    group._begin(name)
-    operands = registration.handle, peer, kind, SLICE_NS if sync else 0
-    work = group._issue(name, group._lib.mpp_wait_signal, operands, sync, [], opts, None, registration, peer)
+    starting.begin(group, name)
+    operands = registration.handle, peer, kind
+    work = starting.start(group, name, group._lib.mpp_wait_signal, operands, sync, [], opts, None, registration, peer)
     if not work.finished:
         registration.waits.add(work)
     return work
 
 
-class Windows(Group):
-    """``new_window``, ``allocate_tensor`` and what tells whether they work."""
+# ---- methods of a group ----
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._next_window = 0
-        #: For windows: what the group has registered.
-        self.next_registration = 0
-        self.registrations: list[Registration] = []
 
-    # ---- the c10d interface ----
+def new_window(group: Group, tensor: torch.Tensor | None = None) -> Window:
+    """A new window; collective.
 
-    @property
-    def supports_window(self) -> bool:
-        """Whether :meth:`new_window` works: from torch 2.15 on."""
-        return torch_internals.has_windows()
+    Args:
+        tensor: what to register with it. Without one, ``Window.tensor_register`` is the collective call.
 
-    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
-        """A new window; collective.
+    Raises:
+        RuntimeError: a torch without windows.
+    """
+    runtime.refuse_in_forked_child("new_window")
+    if not group.supports_window:
+        raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
+    window = Window(group, group._next_window)
+    if tensor is not None:
+        window.tensor_register(tensor)
+    group._next_window += 1
+    return window
 
-        Args:
-            tensor: what to register with it. Without one, ``Window.tensor_register`` is the collective call.
 
-        Raises:
-            RuntimeError: a torch without windows.
-        """
-        runtime.refuse_in_forked_child("new_window")
-        if not self.supports_window:
-            raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
-        window = Window(self, self._next_window)
-        if tensor is not None:
-            window.tensor_register(tensor)
-        self._next_window += 1
-        return window
+def supports_tensor_alloc(group: Group, device: Any) -> bool:
+    """Whether ``allocate_tensor`` works there: on the CPU. A number is that of a CUDA device."""
+    return not isinstance(device, int) and torch.device(device).type == "cpu"
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
-        """Whether :meth:`allocate_tensor` works there: on the CPU. A number is that of a CUDA device."""
-        return not isinstance(device, int) and torch.device(device).type == "cpu"
 
-    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """A tensor of one dimension, in memory that other ranks of the node can map. Not collective.
+def allocate_tensor(group: Group, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """A tensor of one dimension, in memory that other ranks of the node can map. Not collective.
 
-        Raises:
-            ValueError: a negative size, a device other than the CPU.
-            MemoryError: there is not so much.
-        """
-        if size < 0:
-            raise ValueError(f"allocate_tensor: the size must not be negative, as {size} is")
-        if not self.supports_tensor_alloc(device):
-            raise ValueError(f"allocate_tensor: mpiplus allocates on the CPU, not on {device}")
-        memory = allocation.allocate(max(size, 1) * dtype.itemsize)
-        return memory.view(dtype)[:size]
-
-    # ---- life ----
-
-    def _close_windows(self) -> None:
-        registrations, self.registrations = self.registrations, []
-        if any(registration.takes_messages for registration in registrations):
-            self._communicator.may_be_sent_to = True  # others may not know yet that the window is closed
-        why = f"{self.label} is destroyed"
-        grace.wait_until(lambda: all([registration.close(why) for registration in registrations]))
-        _unfinished.extend(registration for registration in registrations if not registration.closed)
+    Raises:
+        ValueError: a negative size, a device other than the CPU.
+        MemoryError: there is not so much.
+    """
+    if size < 0:
+        raise ValueError(f"allocate_tensor: the size must not be negative, as {size} is")
+    if not supports_tensor_alloc(group, device):
+        raise ValueError(f"allocate_tensor: mpiplus allocates on the CPU, not on {device}")
+    memory = allocation.allocate(max(size, 1) * dtype.itemsize)
+    return memory.view(dtype)[:size]

@@ -15,7 +15,7 @@ from ..mpi import runtime
 from ..names import describe_ranks
 from ..node import peers
 from ..store.checkin import CheckIn
-from .group import Group
+from .group import ProcessGroupMPI as Group
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _base: Any = None

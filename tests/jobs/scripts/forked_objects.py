@@ -58,9 +58,6 @@ NOT_OURS = {"get_future_result", "abort_hooks"}
 #: Inside mpiplus: how its parts call each other, with arguments that nobody outside has.
 INTERNAL = {
     "_pybind11_conduit_v1_",
-    "adopt",
-    "part",
-    "begun",
     "complete",
     "resolve",
     "check_deadline",
