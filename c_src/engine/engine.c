@@ -71,7 +71,7 @@ static void complete(mpp_op *op, int state) {
     atomic_store_explicit(&op->state, state, memory_order_release);
 }
 
-static int progress_all(void) { /* how many operations have become complete, or have moved data */
+static int progress_all(void) { /* how many chunks and messages have moved, and operations have become complete */
     int advances = 0;
     mpp_op *previous = NULL;
     for (mpp_op *op = mpp_in_child() ? NULL : engine.active, *next; op; op = next) {
@@ -79,7 +79,7 @@ static int progress_all(void) { /* how many operations have become complete, or 
         unsigned before = op->group->moves;
         int state = op->step(op);
         if (state == MPP_PENDING) {
-            advances += op->group->moves != before;
+            advances += (int)(op->group->moves - before);
             previous = op;
             continue;
         }
@@ -319,7 +319,11 @@ void mpp_release(uintptr_t handle) {
 
 /* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
  * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
-enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST = 5, BRISK_LOOKS = 1000 };
+enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 500000, BRISK_LOOKS = 1000 };
+
+/* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
+ * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
+enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000 };
 
 static void sleep_until_work(void) {
     engine.asleep = 1;
@@ -329,7 +333,8 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, naps = 0, quiet = 0, busy = 0;
+    int idle = 0, quiet = 0, busy = 0;
+    int64_t nap_ns = NAP_NS;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&engine.stopping)) {
@@ -345,16 +350,18 @@ static void *progress_thread(void *unused) {
         if (!empty) quiet = 0;
         if (empty || others) {
             nap(LIGHT_NAP_NS);
-            idle = naps = 0;
+            idle = 0;
             continue;
         }
-        if (worked) idle = naps = 0;
+        if (worked) idle = 0;
         else idle += idle <= BRISK_LOOKS;
+        nap_ns = worked > FEW_MOVES ? nap_ns / 2 : nap_ns + NAP_GROWTH_NS;
+        nap_ns = nap_ns < NAP_NS ? NAP_NS : nap_ns > LONGEST_NAP_NS ? LONGEST_NAP_NS : nap_ns;
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
         if (!busy && idle <= BRISK_LOOKS) sched_yield();
-        else nap(NAP_NS * (naps < 256 * LONGEST ? 1 + naps++ / 256 : LONGEST)); /* the longer nothing moves */
+        else nap(nap_ns);
     }
     return NULL;
 }
