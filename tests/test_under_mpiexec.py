@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 from mpi_installations import Installation, find_installations
 from patience import patient
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
+from sampling import FULL
 
 RANKS = (1, 2, 3, 4, 5)
 #: Two families share these: what differs between them shows on 2. MPIPLUS_TEST_FULL=1 asks for all.
 RANKS_OF = {"Open MPI": (1, 2, 3, 5), "MPICH": (2, 4)}
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 #: Five ranks take 140 on two cores; rank_runs.SECONDS_PER_TEST ends those that hang.
 SECONDS_PER_LAUNCH = patient(9000 if FULL else 1200)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from mpi4py import MPI
 from torchmpi_plugin.mpi import runtime
 
 TIMEOUT = timedelta(seconds=1)
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 ALLOCATION, CALL_OF_MPI = 0, 1
 KINDS = {ALLOCATION: "allocation", CALL_OF_MPI: "call of MPI"}
 MOST = 40

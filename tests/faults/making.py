@@ -10,8 +10,9 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from failures import ALLOCATION, FULL, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, works
+from failures import ALLOCATION, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, works
 from mpi4py import MPI
+from sampling import FULL
 
 from torchmpi_plugin.communicator import communicator, membership, shared_memory
 from torchmpi_plugin.communicator.steps import Steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +10,13 @@ import pytest
 from mpi_installations import Installation, run_limited
 from patience import patient
 from rank_runs import no_mpi_message
+from sampling import FULL
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import build
 
 WALK = Path(__file__).parent / "walk.py"
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 #: Quiet, it takes one of them; or fifty, in full.
 SECONDS = patient(3600 if FULL else 600)
 #: By way: hosts of the ranks, variables, and arguments of walk.py. Between hosts a sum of so many elements rides by

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from cases import Case
 from failures import (
     ALLOCATION,
-    FULL,
     KINDS,
     ME,
     MOST,
@@ -41,6 +40,7 @@ from failures import (
 from making import walk_groups
 from one_sided import WINDOW
 from operation_table import BARRIER, MOVEMENT, OPERATIONS, REDUCTION
+from sampling import FULL
 from sampling import dice as seeded
 from started import Operation, run_case
 

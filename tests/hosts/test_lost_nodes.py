@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from mpi_installations import Installation
 from network import Hosts, hosts, launch, missing
+from sampling import FULL
 
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SCRIPTS = Path(__file__).parent / "scripts"
 RANKS = 4
 #: Prints, so that there is data under way which nobody acknowledges once the cable is cut.
@@ -103,15 +103,19 @@ def wait_for_ranks(job: subprocess.Popen, directory: Path) -> None:
         time.sleep(0.1)
 
 
+def cut_off_while_ranks_meet(made: Hosts, job: subprocess.Popen, directory: Path) -> None:
+    wait_for_ranks(job, directory)
+    time.sleep(3)
+    made.cut("node2")
+    (directory / "cut").touch()
+
+
 @pytest.mark.slow
 def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
     """The job ends by itself, soon after the deadline of init_process_group, and names the node or its ranks."""
     job = started(two_hosts, installation, tmp_path, "meets")
     try:
-        wait_for_ranks(job, tmp_path)
-        time.sleep(3)
-        two_hosts.cut("node2")
-        (tmp_path / "cut").touch()
+        cut_off_while_ranks_meet(two_hosts, job, tmp_path)
         assert job.wait(100) != 0
         gone_within(two_hosts, "node2", 60)
     finally:
@@ -124,10 +128,7 @@ def test_ranks_end_that_meet_in_vain(two_hosts: Hosts, installation: Installatio
     """Under MPI's own launcher all ranks end and say why; the launcher may wait for the node for ever."""
     job = started(two_hosts, installation, tmp_path, "meets", launcher="mpiexec")
     try:
-        wait_for_ranks(job, tmp_path)
-        time.sleep(3)
-        two_hosts.cut("node2")
-        (tmp_path / "cut").touch()
+        cut_off_while_ranks_meet(two_hosts, job, tmp_path)
         for node in ("node1", "node2"):
             gone_within(two_hosts, node, 60, str(SCRIPTS / "cable.py"))
     finally:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
-import sampling
 from mpi_installations import Installation, run_limited
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
+from sampling import FULL, share
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Nodes with one rank and several, ranks not in the order of the nodes, numbers of nodes that are no powers of two.
 ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
-SHAPES = sampling.share("shapes of nodes", ALL_SHAPES, len(ALL_SHAPES))
+SHAPES = share("shapes of nodes", ALL_SHAPES, len(ALL_SHAPES))
 REPRODUCIBLE = {"Open MPI": ("1,0,0,1,1",), "MPICH": ("0,1,0,1",)}
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 
 
 @pytest.fixture

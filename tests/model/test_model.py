@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import re
 import sys
@@ -17,9 +16,8 @@ import pytest
 from explore import Explorer, ProtocolError
 from mistakes import MISTAKES
 from protocol import NO_MEMORY, Call
-from sampling import share
+from sampling import FULL, share
 
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SHM = Path(__file__).resolve().parents[2] / "c_src" / "shm"
 
 FLAT, FLAT_2, FLAT_3 = (Call("all_reduce", chunks) for chunks in (1, 2, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,20 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import sampling
 import torch
 import torch.distributed as dist
 from cases import Case, gaps_untouched
 from expected import as_bytes, difference
 from groups import API_MODE
 from patience import patient
+from sampling import FULL, number
 from torch.distributed import DistBackendError
 
 COMPLETION_SECONDS = patient(20)
 MOST_SHOWN = 15
 LONGEST_PROBLEM = 300
 
-FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 #: The worlds that share one run of the table. Three ranks run all of it at night, else one share that a seed picks.
 SHARES = (1, 2, 4, 5)
 
@@ -106,7 +104,7 @@ def is_ours(case: str) -> bool:
     if FULL:
         return True
     size, shares = dist.get_world_size(), len(SHARES)
-    share = SHARES.index(size) if size in SHARES else sampling.number("the table on 3 ranks", shares)
+    share = SHARES.index(size) if size in SHARES else number("the table on 3 ranks", shares)
     return is_in_share(case, share, shares)
 
 

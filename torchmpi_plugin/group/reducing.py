@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..tensors.overlaps import Memory
 from . import device_reductions, several, sparse
 from .group import ProcessGroupMPI as Group
 from .messages import each, first_of
-from .starting import collective, reduction
+from .starting import Halves, collective, reduction
 
 Tensors = list[torch.Tensor]
 
@@ -60,12 +60,17 @@ def _allreduce(
     finish, results = several.copied(buffer, receivers, name, finish), list(receivers) or [tensor]
     address, count = buffer.data_ptr(), buffer.numel()
     operands, call = (address, address, count, how), Call(tensor, [count], opts.reduceOp)
-    halves = None
-    if group._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
-        halves = functools.partial(device_reductions.to_ranks, group, buffer, how, None)
+    halves = _on_device(group, buffer, how)
     return collective(
         group, name, group._lib.mpp_allreduce, operands, call, results, opts, None, finish, buffer, halves=halves
     )
+
+
+def _on_device(group: Group, buffer: torch.Tensor, how: Any, root: int | None = None) -> Callable[[], Halves] | None:
+    """What reduces to all ranks, or to the root, where the tensors lie; None: C does, in host memory."""
+    if not (group._direct and device_reductions.suits(buffer, bytes_of(buffer), how)):
+        return None
+    return functools.partial(device_reductions.to_ranks, group, buffer, how, root)
 
 
 def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedWork:
@@ -92,9 +97,7 @@ def reduce(group: Group, tensors: Tensors, opts: Any) -> Work:
     buffer, finish = writable(tensor, name, load=True) if root == group.rank() else (readable(tensor), None)
     address, count = buffer.data_ptr(), buffer.numel()
     operands, call = (address, address, count, how, root), Call(tensor, [count], opts.reduceOp, root)
-    halves = None
-    if group._direct and device_reductions.suits(buffer, bytes_of(buffer), how):
-        halves = functools.partial(device_reductions.to_ranks, group, buffer, how, root)
+    halves = _on_device(group, buffer, how, root)
     return collective(
         group, name, group._lib.mpp_reduce_to, operands, call, [tensor], opts, None, finish, buffer, halves=halves
     )
