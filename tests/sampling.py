@@ -32,9 +32,13 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: Of all other tests that start jobs one of so many, where a run says so that comes after one of all of them.
+#: Of all other tests that start jobs one of so many.
 JOBS = "MPIPLUS_TEST_JOBS_SHARE"
+JOBS_SHARE = 3
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
+#: Of the tests of one launch of tests/mpi one of so many, but of the table of operations, which shares its own cases.
+LAUNCH = "MPIPLUS_TEST_LAUNCH_SHARE"
+THE_TABLE = "test_operations.py"
 T = TypeVar("T")
 
 
@@ -87,6 +91,11 @@ def share(name: str, things: Sequence[T], one_of: int = SHARE, least: int = 1) -
     return [things[place] for place in chosen]
 
 
+def is_in_share(thing: str, share: int, shares: int) -> bool:
+    """Every thing is in one of the shares, and always in the same."""
+    return zlib.crc32(thing.encode()) % shares == share
+
+
 def count(name: str, in_full: int, some: int) -> int:
     """How many of something: at night ``in_full``."""
     if not FULL and some < in_full:
@@ -136,14 +145,34 @@ def _is_chosen_by_name(config: pytest.Config) -> bool:
     return bool(config.option.keyword) or any("::" in argument for argument in config.args)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out most of the slow tests, and of the others what a run says; not what is asked for by name."""
-    if FULL or config.getoption("--with-mpi", False) or _is_chosen_by_name(config):
-        return
+def _of_the_launch(items: list[pytest.Item]) -> set[str]:
+    """What the ranks of a launch leave out: each finds the same, and seeds after each other come to all."""
+    shares, ranks = (
+        int(os.environ.get(LAUNCH, "1")),
+        os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE"),
+    )
+    mine = number(f"tests on {ranks} ranks", shares)
+    rest = [item.nodeid for item in items if item.path.name != THE_TABLE]
+    left_out = {test for test in rest if not is_in_share(test, mine, shares)}
+    if left_out:
+        _said.setdefault(__file__, []).append((f"tests on {ranks} ranks", len(rest) - len(left_out), len(rest)))
+    return left_out
+
+
+def _of_the_session(items: list[pytest.Item]) -> set[str]:
+    """What this run leaves out of the tests that take long, and of those that start jobs."""
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     jobs = [item.nodeid for item in items if item.nodeid.startswith(STARTING_JOBS) and item.nodeid not in slow]
-    left_out = {*slow} - {*share("slow tests", slow, SLOW_SHARE)}
-    left_out |= {*jobs} - {*share("tests of jobs, with another MPI", jobs, int(os.environ.get(JOBS, "1")))}
+    shares = int(os.environ.get(JOBS, JOBS_SHARE))
+    return {*slow, *jobs} - {*share("slow tests", slow, SLOW_SHARE)} - {*share("tests of jobs", jobs, shares)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most of the slow tests, and of the others what a run says; not what is asked for by name."""
+    of_a_launch = config.getoption("--with-mpi", False)
+    if FULL or (_is_chosen_by_name(config) and not of_a_launch):
+        return
+    left_out = _of_the_launch(items) if of_a_launch else _of_the_session(items)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
     if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":

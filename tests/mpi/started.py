@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from cases import Case, gaps_untouched
 from expected import as_bytes, difference
 from groups import API_MODE
 from patience import patient
-from sampling import FULL, number
+from sampling import FULL, is_in_share, number
 from torch.distributed import DistBackendError
 
 COMPLETION_SECONDS = patient(20)
@@ -106,11 +105,6 @@ def is_ours(case: str) -> bool:
     size, shares = dist.get_world_size(), len(SHARES)
     share = SHARES.index(size) if size in SHARES else number("the table on 3 ranks", shares)
     return is_in_share(case, share, shares)
-
-
-def is_in_share(case: str, share: int, shares: int) -> bool:
-    """Every case is in one of the shares, and always in the same."""
-    return zlib.crc32(case.encode()) % shares == share
 
 
 def run_case(operation: Operation, case: Case) -> Iterator[str]:

@@ -30,8 +30,8 @@ from cases import Case
 from expected import makes_sense
 from message_model import draw_complete
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION
-from sampling import FULL
-from started import Failures, Operation, complete, is_in_share, run_case
+from sampling import FULL, is_in_share
+from started import Failures, Operation, complete, run_case
 from torch.distributed import DistBackendError
 from windows import KINDS, memory
 

@@ -115,6 +115,7 @@ def half_made(place: Path) -> None:
     (place / "complete").unlink()
 
 
+@pytest.mark.slow
 def test_a_wrong_cache_is_made_again(wheel, tmp_path) -> None:
     _, _, place = Run(tmp_path, "good").says(wheel)
     for poison in (cut_off, overwritten, lacks_a_file, without_python, half_made):
@@ -124,6 +125,7 @@ def test_a_wrong_cache_is_made_again(wheel, tmp_path) -> None:
         assert poison is half_made or "is not what was installed" in said, poison
 
 
+@pytest.mark.slow
 def test_a_cache_is_used_and_a_cold_run_replaces_it(wheel, tmp_path) -> None:
     _, _, place = Run(tmp_path, "1").says(wheel)
     made = (place / "complete").stat().st_mtime_ns
@@ -134,6 +136,7 @@ def test_a_cache_is_used_and_a_cold_run_replaces_it(wheel, tmp_path) -> None:
     assert Run(tmp_path, "4").says(wheel)[2] == other
 
 
+@pytest.mark.slow
 def test_another_wheel_of_the_same_name_has_another_environment(wheel, tmp_path) -> None:
     _, _, place = Run(tmp_path, "1").says(wheel)
     other = wheel_that_says("other", tmp_path / "others")

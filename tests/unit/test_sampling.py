@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sampling
@@ -67,6 +68,22 @@ def test_everything_is_chosen_sometime(monkeypatch) -> None:
         chosen |= set(sampling.share("x", range(10)))
         numbers.add(sampling.number("x", 10))
     assert chosen == numbers == set(range(10))
+
+
+def test_a_launch_runs_its_share_and_all_of_the_table(monkeypatch) -> None:
+    """Every other test has a seed that runs it; with one share, as where nobody asks for less, all run."""
+    table, others = f"tests/mpi/{sampling.THE_TABLE}::test_a", [f"tests/mpi/test_x.py::test_{n}" for n in range(40)]
+    items = [SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0])) for name in (table, *others)]
+    monkeypatch.setattr(sampling, "_said", {})
+    monkeypatch.delenv(sampling.LAUNCH, raising=False)
+    assert not sampling._of_the_launch(items)
+    monkeypatch.setenv(sampling.LAUNCH, "4")
+    left_out = []
+    for seed in range(30):
+        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+        left_out.append(sampling._of_the_launch(items))
+        assert table not in left_out[-1] and 20 < len(left_out[-1]) < 40
+    assert not set.intersection(*left_out)
 
 
 def test_at_night_nothing_is_left_out() -> None:
