@@ -34,8 +34,11 @@ SHARE = 10
 SLOW_SHARE = 4
 #: Of all other tests that start jobs one of so many.
 JOBS = "MPIPLUS_TEST_JOBS_SHARE"
-JOBS_SHARE = 3
+JOBS_SHARE = 2
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
+#: Of these, which compute, also one of so many.
+COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
+COMPUTING_SHARE = 3
 #: Of the tests of one launch of tests/mpi one of so many, but of the table of operations, which shares its own cases.
 LAUNCH = "MPIPLUS_TEST_LAUNCH_SHARE"
 THE_TABLE = "test_operations.py"
@@ -160,11 +163,17 @@ def _of_the_launch(items: list[pytest.Item]) -> set[str]:
 
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
-    """What this run leaves out of the tests that take long, and of those that start jobs."""
+    """What this run leaves out of the tests that take long, of those that start jobs, and of those that compute."""
+    rest = [item.nodeid for item in items]
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
-    jobs = [item.nodeid for item in items if item.nodeid.startswith(STARTING_JOBS) and item.nodeid not in slow]
-    shares = int(os.environ.get(JOBS, JOBS_SHARE))
-    return {*slow, *jobs} - {*share("slow tests", slow, SLOW_SHARE)} - {*share("tests of jobs", jobs, shares)}
+    jobs = [test for test in rest if test.startswith(STARTING_JOBS) and test not in slow]
+    computing = [test for test in rest if test.startswith(COMPUTING) and test not in slow]
+    chosen = [
+        *share("slow tests", slow, SLOW_SHARE),
+        *share("tests of jobs", jobs, int(os.environ.get(JOBS, JOBS_SHARE))),
+        *share("tests that compute", computing, COMPUTING_SHARE),
+    ]
+    return {*slow, *jobs, *computing} - {*chosen}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
