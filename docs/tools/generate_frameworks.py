@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "frameworks" / "table.md"
 sys.path += [str(ROOT / "tests" / "frameworks"), str(ROOT / "tests")]
 from test_examples import SCRIPTS  # noqa: E402
-from test_own_scripts import ACCELERATES_OWN  # noqa: E402
+from test_features import FEATURES  # noqa: E402
+from test_own_scripts import ACCELERATES_IN_PART, ACCELERATES_OWN  # noqa: E402
 
 INTRODUCTION = """# What was tried
 
@@ -31,10 +32,18 @@ losses.
 """
 OWN = """
 The scripts with which Accelerate tests itself, which are in its wheel, on the CPU. "as on gloo": they come to their end
-on both.
+on both; "in part": each test of the script alone, and those that gloo passes pass. The others want a GPU.
 
 | script | outcome |
 |---|---|
+"""
+MORE = """
+More than one plain run (`tests/frameworks/test_features.py`): the same numbers as on gloo. `fsdp` shards nothing on a
+CPU: Accelerate does that on accelerators only, and without one the Trainer goes on with DDP. Ray Train's workers have
+no launcher of MPI's: with MPICH they are as on gloo, and Open MPI says that it cannot ([Ray Train](ray.md)).
+
+| framework | version | what | outcome |
+|---|---|---|---|
 """
 BY_NAME = """
 The [names in their lists](index.md#by-name), with the integrations and without:
@@ -58,6 +67,10 @@ def compared(results: dict[str, str], test: str) -> str:
     return "as on gloo" if outcome == "passed" else outcome
 
 
+def more_row(framework: str, what: str, outcome: str) -> str:
+    return f"| {framework} | {version(framework)} | {what} | {outcome} |"
+
+
 def page(results: dict[str, str]) -> str:
     rows = [
         f"| {SCRIPTS[name]} | {version(SCRIPTS[name])} | `docs/examples/frameworks/{name}.py` | "
@@ -65,14 +78,21 @@ def page(results: dict[str, str]) -> str:
         for name in SCRIPTS
     ]
     own = [f"| `{name}.py` | {compared(results, f'test_accelerates_own[{name}]')} |" for name in ACCELERATES_OWN]
-    others = "test_as_on_gloo|test_every|test_accelerates_own"
+    own += [
+        f"| `{name}.py`, in part | {compared(results, f'test_accelerates_in_part[{name}]')} |"
+        for name in ACCELERATES_IN_PART
+    ]
+    more = [more_row(*name.split(": "), compared(results, f"test_feature_as_on_gloo[{name}]")) for name in FEATURES]
+    more.append(more_row("ray", "Ray Train", results.get("test_ray_train", "not run")))
+    others = "test_as_on_gloo|test_every|test_accelerates|test_feature|test_ray"
     names = [(name, outcome) for name, outcome in results.items() if not re.match(others, name)]
     from mpi4py import MPI
 
     library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
     text = INTRODUCTION.format(torch=version("torch").partition("+")[0], mpi=library)
     tests = [f"| `{name}` | {outcome} |" for name, outcome in names]
-    return text + "\n".join(rows) + "\n" + OWN + "\n".join(own) + "\n" + BY_NAME + "\n".join(tests) + "\n"
+    tables = [(text, rows), (OWN, own), (MORE, more), (BY_NAME, tests)]
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables)
 
 
 def main() -> None:

@@ -167,7 +167,7 @@ def try_version(minor: int) -> dict[str, str]:
 
 
 def write(columns: dict[str, dict[str, str]]) -> None:
-    """The page, from the answers of each version."""
+    """The page, from the answers of each version; the sections below the table are written by hand, and stay."""
     features = list(
         dict.fromkeys(name for found in columns.values() for name in found if name not in ("torch", "mpiplus"))
     )
@@ -176,9 +176,9 @@ def write(columns: dict[str, dict[str, str]]) -> None:
         cells = [found.get(feature, "-").partition(":")[0] for found in columns.values()]
         lines.append(f"| {feature} | {' | '.join(cells)} |")
     versions = ", ".join(found["torch"] for found in columns.values() if "torch" in found)
-    PAGE.write_text(
-        HEAD + "\n".join(lines) + f"\n\nTried: {versions}; Python {sys.version.split()[0]}, Open MPI from PyPI.\n"
-    )
+    tried = f"\n\nTried: {versions}; Python {sys.version.split()[0]}, Open MPI from PyPI.\n"
+    _, heading, by_hand = PAGE.read_text().partition("\n## ") if PAGE.exists() else ("", "", "")
+    PAGE.write_text(HEAD + "\n".join(lines) + tried + heading + by_hand)
 
 
 def main() -> None:

@@ -59,8 +59,14 @@ FILES = {
     "tensor/test_redistribute.py": "",
     "tensor/parallel/test_parallelize_api.py": "",
     "tensor/parallel/test_tp_examples.py": "",
+    "tensor/parallel/test_tp_style.py": "",
+    "checkpoint/test_checkpoint.py": "",
     "checkpoint/test_dtensor_checkpoint.py": "",
     "checkpoint/test_file_system_checkpoint_cpu.py": "",
+    "checkpoint/test_planner.py": "",
+    "checkpoint/test_save_load_api.py": "",
+    "checkpoint/test_state_dict_utils.py": "",
+    "checkpoint/test_utils.py": "",
     "_composable/test_replicate.py": "",
     "_composable/fsdp/test_fully_shard_init.py": "",
     "_composable/fsdp/test_fully_shard_training.py": "",
@@ -258,8 +264,13 @@ TESTS_TABLE = """
 """
 
 
-def origin_of(path: Path) -> str:
-    """The commit in the first line of a file that is in no checkout, and what else that line has before it."""
+def origin_of(path: Path, checkout: Path) -> str:
+    """The release whose source this is, or the commit in the first line of a file that was fetched alone.
+
+    What else that line has before the commit is said as well.
+    """
+    if (release := checkout / "version.txt").exists() and not (checkout / ".git").exists():
+        return f", {release.read_text().strip().removesuffix('a0')}"
     with path.open() as lines:
         found = re.match(r"# (?:(shortened) copy of |(after) .*\b)?([0-9a-f]{40})?", lines.readline())
     if not found or not any(found.groups()):
@@ -277,7 +288,8 @@ def revision_of(checkout: Path | None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (
         done.stdout.strip()
-        or "some files, at the commits in the table; what is shortened or rewritten has no tests that need a GPU"
+        or "some files, at the commits and of the releases in the table;\n"
+        "what is shortened or rewritten has no tests that need a GPU"
     )
 
 
@@ -337,7 +349,9 @@ def main() -> int:
                 continue
             keyword = given.keyword or FILES.get(file, "")
             each = [run(path, place, ours, keyword, given) for ours in (False, True)]
-            results.append(Compared(file, "" if file == BODY else origin_of(path), keyword, *each))
+            results.append(
+                Compared(file, "" if file == BODY else origin_of(path, given.checkout or place), keyword, *each)
+            )
             print(row(results[-1]), flush=True)
     if given.page == "-":
         print(page(results, given.checkout))

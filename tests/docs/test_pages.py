@@ -89,6 +89,17 @@ def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.
     assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{name}.py"
 
 
+def test_versions_keep_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tool("generate_versions", monkeypatch)
+    page, by_hand = tmp_path / "page.md", script.PAGE.read_text().partition("\n## ")[2]
+    page.write_text(script.PAGE.read_text())
+    monkeypatch.setattr(script, "PAGE", page)
+    script.write({"2.8": {"torch": "2.8.0", "windows": "no: why"}})
+    assert by_hand
+    assert page.read_text().partition("\n## ")[2] == by_hand
+    assert "| windows | no |" in page.read_text()
+
+
 # ---- docs/tools/renew_figures.py ----
 
 

@@ -38,6 +38,15 @@ class Launchers:
         command += ["--master-port", str(free_port()), str(script), *arguments]
         return run_process(command, self._environment({}), self._directory, SECONDS)
 
+    def alone(self, script: Path, *arguments: str) -> Outcome:
+        """Under no launcher: for what starts its own processes."""
+        return run_process([sys.executable, str(script), *arguments], self._environment({}), self._directory, SECONDS)
+
+    @property
+    def joins_processes(self) -> bool:
+        """Whether this MPI makes a world of processes that its launcher has not started."""
+        return self._installation.vendor == "MPICH"
+
     def _environment(self, variables: dict[str, str]) -> dict[str, str]:
         # Each rank one thread; no tensor of a framework's goes anywhere; what DeepSpeed compiles stays here.
         own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_EXTENSIONS_DIR": str(self._directory)}
