@@ -188,8 +188,9 @@ def stopped_inside(directory: str) -> None:
             dist.all_reduce(tensor, group=group)
         say(f"gave up: {caught[0]}")
         tell(directory, f"gave-up-{ME}")
+        # All of them: a launcher ends the others when one rank has left without MPI_Finalize, and drops their output.
+        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
         if ME == 0:
-            hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
             os.kill(pids[victim], signal.SIGCONT)
     say("end")
     os._exit(0)
