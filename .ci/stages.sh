@@ -182,16 +182,14 @@ stage_mpich() {
     if [[ ${MPIPLUS_TEST_FULL:-} != 1 ]]; then
         once+=(--mpi-keyword "not (interrupted or random_arguments or left_behind or test_dist or test_device or compiled)")
         once+=(--ignore tests/model --ignore tests/processors --ignore tests/fork_server)
-        for name in tests/unit/test_*.py \
-            tests/jobs/test_{bench,bench_training,info}.py \
-            tests/jobs/test_job_{arguments,diagnosis,api_modes,fork,helper_examples,torchrun,variables}.py; do
+        for name in tests/unit/test_*.py; do
             [[ $name =~ /test_(mpi|pmi|factories|rendezvous|reception|launchers|open_mpi|torch_internals) ]] ||
                 once+=(--ignore "$name")
         done
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
     fi
-    # Stage tests has run more of them under Open MPI.
-    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_JOBS_SHARE=6 MPIPLUS_TEST_LAUNCH_SHARE=3 \
+    # Of the tests under mpiexec stage tests has run more; of those of jobs the ones that this one does not.
+    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=3 \
         limited "$(full 20000 3000)" "$bin/python" -m pytest "${once[@]}"
 }
 
@@ -215,7 +213,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
         tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
-    MPIPLUS_TEST_LAUNCH_SHARE=2 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
+    MPIPLUS_TEST_LAUNCH_SHARE=3 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
         --mpi-keyword "${3//$'\n'/ }"
 }
 

@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # .ci/report.py runs where there is no pytest
@@ -32,9 +33,7 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: Of all other tests that start jobs one of so many.
-JOBS = "MPIPLUS_TEST_JOBS_SHARE"
-JOBS_SHARE = 2
+#: All other tests that start jobs run in each change, but under one of the two families of MPI.
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
@@ -162,18 +161,26 @@ def _of_the_launch(items: list[pytest.Item]) -> set[str]:
     return left_out
 
 
+def _is_the_other_mpis(item: pytest.Item) -> bool:
+    """Whether a test of jobs has its turn under MPICH here, and this is Open MPI, or the other way round."""
+    installation = getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
+    if installation is None or item.get_closest_marker("under_each"):
+        return False
+    turn = number(f"the MPI of {item.nodeid.replace(installation.name, '')}", 2)
+    return turn != (installation.vendor == "MPICH")
+
+
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
     """What this run leaves out of the tests that take long, of those that start jobs, and of those that compute."""
-    rest = [item.nodeid for item in items]
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
-    jobs = [test for test in rest if test.startswith(STARTING_JOBS) and test not in slow]
-    computing = [test for test in rest if test.startswith(COMPUTING) and test not in slow]
-    chosen = [
-        *share("slow tests", slow, SLOW_SHARE),
-        *share("tests of jobs", jobs, int(os.environ.get(JOBS, JOBS_SHARE))),
-        *share("tests that compute", computing, COMPUTING_SHARE),
-    ]
-    return {*slow, *jobs, *computing} - {*chosen}
+    rest = [item for item in items if item.nodeid not in slow]
+    jobs = [item for item in rest if item.nodeid.startswith(STARTING_JOBS)]
+    others = {item.nodeid for item in jobs if _is_the_other_mpis(item)}
+    computing = [item.nodeid for item in rest if item.nodeid.startswith(COMPUTING)]
+    chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
+    if others:
+        _left_out("tests of jobs, which another MPI runs", len(jobs) - len(others), len(jobs))
+    return others | {*slow, *computing} - {*chosen}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -190,6 +197,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 15 s; a change runs a share of these, the night all")
+    config.addinivalue_line("markers", "under_each: in each change under each MPI, as these differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:
         handle, path = tempfile.mkstemp(prefix="mpp-left-out.")

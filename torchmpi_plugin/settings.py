@@ -263,7 +263,6 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_FORK_SERVER": "Where that one is, for the processes that share the tests.",
     "MPIPLUS_TEST_ROOM": "How many templates for ranks that one keeps open.",
     "MPIPLUS_TEST_SEED": "Which share of the long tests runs; by default the commit says.",
-    "MPIPLUS_TEST_JOBS_SHARE": "Of the tests that start jobs one of so many is run.",
     "MPIPLUS_TEST_LAUNCH_SHARE": "Of the tests that a launch of tests/mpi runs one of so many is run.",
     "MPIPLUS_TEST_LEFT_OUT": "A file for what a share leaves out, which CI prints.",
     "MPIPLUS_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; not at all if it is not set.",

@@ -111,6 +111,7 @@ def test_the_operation_table(
     assert run_ranks(command, environment, reports, RANKS, 800) > 20
 
 
+@pytest.mark.under_each
 def test_training_goes_on_without_a_rank(
     two_hosts: Hosts, installation: Installation, environment: dict[str, str]
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_supervisor_that_is_stopped(job: Job) -> None:
     ended(outcome, 124).says(f"rank 1 on node {HOST} did not answer the order to end")
 
 
+@pytest.mark.under_each
 def test_the_mpis_daemon_is_killed(job: Job) -> None:
     """MPICH's launcher does not notice; Open MPI's is the daemon of its own node."""
     outcome = launch(job, 2, "launched.py", "dies", "daemon").within(60).failed()

@@ -141,6 +141,7 @@ def test_a_checkpoint_that_was_half_written(job: Job) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.under_each
 @pytest.mark.parametrize("how", [(), ("--fsdp",)])
 def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
     """Without a restart, where MPI has ULFM: three ranks' training ends on two."""

@@ -86,6 +86,32 @@ def test_a_launch_runs_its_share_and_all_of_the_table(monkeypatch) -> None:
     assert not set.intersection(*left_out)
 
 
+def test_a_test_of_jobs_runs_under_one_mpi_in_each_change(monkeypatch) -> None:
+    """But for what is marked; with other seeds under the other one."""
+    mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI")]
+
+    def items(mpi, marks=()):
+        return [
+            SimpleNamespace(
+                nodeid=f"tests/jobs/test_x.py::test_{n}[{mpi.name}]",
+                callspec=SimpleNamespace(params={"installation": mpi}),
+                get_closest_marker=lambda mark: mark if mark in marks else None,
+            )
+            for n in range(40)
+        ]
+
+    monkeypatch.setattr(sampling, "_said", {})
+    by_seed = []
+    for seed in range(3):
+        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+        turns = [{test.partition("[")[0] for test in sampling._of_the_session(items(mpi))} for mpi in mpis]
+        assert len(turns[0]) + len(turns[1]) == len(turns[0] | turns[1]) == 40
+        assert min(map(len, turns)) > 5
+        by_seed.append(turns[0])
+        assert not sampling._of_the_session(items(mpis[0], marks=("under_each",)))
+    assert by_seed[0] != by_seed[1]
+
+
 def test_at_night_nothing_is_left_out() -> None:
     both = "(sampling.share('x', list(range(50))), sampling.count('x', 70, 7))"
     assert sampled(both, MPIPLUS_TEST_FULL="1") == str((list(range(50)), 70))
