@@ -26,6 +26,8 @@ def _files(of_the_bridge: bool) -> tuple[str, ...]:
 
 SOURCES, BRIDGE = _files(False), _files(True)
 HEADERS = ("arith/reduce.h", "shim.h")
+#: A change of any header compiles all again.
+DEPENDS = sorted(f"c_src/{file.relative_to(HERE).as_posix()}" for file in HERE.rglob("*.h"))
 
 
 def _declarations() -> str:
@@ -61,6 +63,7 @@ def bridge() -> Extension:
         "torchmpi_plugin._bridge",
         [f"c_src/{source}" for source in BRIDGE],
         include_dirs=["c_src"],
+        depends=DEPENDS,
         define_macros=[("Py_LIMITED_API", "0x030A0000")],
         extra_compile_args=_compile_flags("_bridge"),
         extra_link_args=_link_flags("_bridge"),
@@ -77,6 +80,7 @@ def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
         # setuptools wants paths relative to setup.py
         sources=[f"c_src/{source}" for source in SOURCES],
         include_dirs=["c_src"],
+        depends=DEPENDS,
         define_macros=macros,
         libraries=["dl", "pthread"],
         extra_compile_args=_compile_flags(name),
