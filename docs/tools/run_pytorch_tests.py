@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import unittest
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +85,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("test_c10d_logger.py", "test_exception_logger", "the name: the log says `mpiplus`"),
     ("test_dist2.py", "test_remote_group_merge", "groups of mpiplus cannot be merged; an error says so"),
 )
+#: Or a release.
+COMMIT = r"[0-9a-f]{40}\b|\d+\.\d+\.\d+\b"
 RECORD = "MPIPLUS_PYTORCH_TESTS"
 FORKING = "MPIPLUS_PYTORCH_FORKING"
 CHECKOUT = "MPIPLUS_PYTORCH"
@@ -139,7 +142,14 @@ def pytest_configure(config: Any) -> None:
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
     multiprocessing.set_forkserver_preload([Path(__file__).stem, os.environ[FORKING]])
-    MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(Forked)
+    MultiProcessTestCase._spawn_processes = spawn_processes
+
+
+def spawn_processes(case: Any) -> None:
+    """In place of that method: a test of no processes, with as many ranks as there are GPUs, would pass of itself."""
+    if case.world_size < 1:
+        raise unittest.SkipTest("its ranks are as many as the GPUs")
+    case._start_processes(Forked)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -200,7 +210,7 @@ def run(path: Path, place: Path, ours: bool, keyword: str, given: argparse.Names
     work = place / ("mpiplus" if ours else "gloo") / path.stem
     environment = environment_of(path, work, ours, not given.fresh)
     command = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, "-p", "no:cacheprovider"]
-    command += ["-p", "no:xdist", "--rootdir", str(path.parent), "-c", os.devnull]
+    command += ["-p", "no:xdist", "--noconftest", "--rootdir", str(path.parent), "-c", os.devnull]
     command += [*(["-k", keyword] if keyword else []), str(path)]
     with (work / "output").open("w") as output:
         process = subprocess.Popen(
@@ -272,7 +282,8 @@ def origin_of(path: Path, checkout: Path) -> str:
     if (release := checkout / "version.txt").exists() and not (checkout / ".git").exists():
         return f", {release.read_text().strip().removesuffix('a0')}"
     with path.open() as lines:
-        found = re.match(r"# (?:(shortened) copy of |(after) .*\b)?([0-9a-f]{40})?", lines.readline())
+        first = lines.readline()
+    found = re.match(rf"# (?:(shortened) copy of |(after) )?(?:.*?\b({COMMIT}))?", first)
     if not found or not any(found.groups()):
         return ""
     shortened, after, commit = found.groups()
