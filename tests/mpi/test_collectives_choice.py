@@ -129,9 +129,7 @@ def test_narrow_sums_are_not_reproducible(world, monkeypatch, wire: str, sums: s
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if wire == "variable" else "float32")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if sums == "variable" else "0")
-    asked = Options(
-        reproducible=True if sums == "option" else None, wire_dtype="tensor" if wire == "option" else None
-    )
+    asked = Options(reproducible=True if sums == "option" else None, wire_dtype="tensor" if wire == "option" else None)
     named = r"Options\(wire_dtype='tensor'\)" if wire == "option" else "MPIPLUS_WIRE_DTYPE=tensor"
     with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
         dist.new_group(None, pg_options=asked)
