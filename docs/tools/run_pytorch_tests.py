@@ -50,7 +50,7 @@ FILES = {
     ),
     "algorithms/": "join",
     "pipelining/": "schedule_multiproc",
-    "tensor/": "api dtensor redistribute",
+    "tensor/": "api dtensor redistribute embedding_ops init math_ops matrix_ops random_ops utils",
     "tensor/parallel/": "parallelize_api tp_examples tp_style tp_random_state",
     "checkpoint/": (
         "checkpoint dtensor_checkpoint file_system_checkpoint_cpu planner save_load_api state_dict_utils "
