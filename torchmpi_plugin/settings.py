@@ -283,6 +283,7 @@ DEVELOPMENT = {
     "MPIPLUS_PYTORCH_TESTS": "The file in which that notes the outcome of each.",
     "MPIPLUS_PYTORCH_FORKING": "The module of the tests that it runs in forked processes.",
     "MPIPLUS_TORCH_UCC": "A checkout of torch_ucc, for `docs/tools/run_torch_ucc_tests.py`.",
+    "MPIPLUS_PARAM": "A checkout of PARAM, for `docs/tools/run_param.py`.",
     "MPIPLUS_RANDOM_CALLS": "How many calls each test of random arguments makes.",
     "MPIPLUS_JOB_SECONDS": "After how many seconds a test takes its job for hung.",
     "MPIPLUS_CI_CACHE": "A directory for what CI keeps between runs.",

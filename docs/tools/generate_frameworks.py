@@ -3,7 +3,7 @@
     python -m pytest tests/frameworks --junitxml=results.xml
     python docs/tools/generate_frameworks.py results.xml        # a second argument: another file, or - for stdout
 
-It fails where a test did; the table then says which.
+It fails where a test did; the table then says which. A table of tests that were all left out is left out too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ INTRODUCTION = """# What was tried
 `docs/tools/generate_frameworks.py` writes this page from a run of `tests/frameworks`: torch {torch}, {mpi}, two
 ranks on one node without a GPU, each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same
 losses.
-
+"""
+EXAMPLES = """
 | framework | version | script | outcome |
 |---|---|---|---|
 """
@@ -91,8 +92,9 @@ def page(results: dict[str, str]) -> str:
     library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
     text = INTRODUCTION.format(torch=version("torch").partition("+")[0], mpi=library)
     tests = [f"| `{name}` | {outcome} |" for name, outcome in names]
-    tables = [(text, rows), (OWN, own), (MORE, more), (BY_NAME, tests)]
-    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables)
+    tables = [(EXAMPLES, rows), (OWN, own), (MORE, more), (BY_NAME, tests)]
+    run = [(head, lines) for head, lines in tables if not all(line.endswith("| not run |") for line in lines)]
+    return text + "".join(head + "\n".join(lines) + "\n" for head, lines in run)
 
 
 def main() -> None:

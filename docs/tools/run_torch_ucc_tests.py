@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "pytorch-tests.md"
+from others_programs import PAGE, outcome, write_section
+
 CHECKOUT = "MPIPLUS_TORCH_UCC"
 HEADING = "## torch-ucc's tests"
 TRIED = "TRIED_BACKEND"
@@ -39,18 +38,9 @@ dist.init_process_group, dist.new_group = map(taking_its_place, (dist.init_proce
 LEFT_OUT = ("torch_alltoall_bench", "torch_ucc_test_setup", "torch_tests", "torch_pg_ucc_test")
 
 
-def outcome(program: Path, tried: str, stand_in: Path, ranks: int, seconds: float) -> tuple[bool, str]:
-    """Whether all ranks have passed, and the first error otherwise."""
-    launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
-    paths = [str(stand_in), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {TRIED: tried, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [*launch, "-x", "PYTHONPATH", "-x", TRIED, sys.executable, str(program), "--backend=gloo"]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return False, f"not through in {seconds:.0f} s"
-    lines = re.findall(r"^(?:\[rank\d+\]: )?(\w+Error: .*)", done.stderr, re.MULTILINE)
-    return done.returncode == 0, [*lines, f"exit code {done.returncode}"][0][:200]
+def tried(program: Path, backend: str, stand_in: Path, ranks: int, seconds: float) -> tuple[bool, str]:
+    paths = os.pathsep.join([str(stand_in), os.environ.get("PYTHONPATH", "")])
+    return outcome([str(program), "--backend=gloo"], {TRIED: backend, "PYTHONPATH": paths}, ranks, seconds)
 
 
 def section(rows: list[str], ranks: int) -> str:
@@ -87,17 +77,12 @@ def main() -> int:
         for program in programs:
             if program.stem not in LEFT_OUT:
                 (ours, words), (its, _) = (
-                    outcome(program, tried, stand_in, given.ranks, given.seconds) for tried in ("mpiplus", "gloo")
+                    tried(program, backend, stand_in, given.ranks, given.seconds) for backend in ("mpiplus", "gloo")
                 )
                 differ |= its and not ours
                 rows.append(f"| `{program.name}` | {'passes' if ours else words} | {'passes' if its else 'fails'} |")
                 print(rows[-1], flush=True)
-    text = section(rows, given.ranks)
-    if given.page == "-":
-        print(text)
-    else:
-        page = Path(given.page)
-        page.write_text(page.read_text().partition(HEADING)[0].rstrip() + "\n\n" + text)
+    write_section(given.page, HEADING, section(rows, given.ranks))
     return int(differ)
 
 

@@ -123,9 +123,22 @@ def test_narrow_sums_between_nodes(world, new_group, monkeypatch, by: str) -> No
         assert torch.equal(tensor.long(), wanted)
 
 
-def test_narrow_sums_are_not_reproducible(world) -> None:
-    with pytest.raises(ValueError, match="wire_dtype"):
-        dist.new_group(None, pg_options=Options(reproducible=True, wire_dtype="tensor"))
+@pytest.mark.parametrize("wire", ["option", "variable"])
+@pytest.mark.parametrize("sums", ["option", "variable"])
+def test_narrow_sums_are_not_reproducible(world, monkeypatch, wire: str, sums: str) -> None:
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if wire == "variable" else "float32")
+    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if sums == "variable" else "0")
+    asked = Options(reproducible=True if sums == "option" else None, wire_dtype="tensor" if wire == "option" else None)
+    named = r"Options\(wire_dtype='tensor'\)" if wire == "option" else "MPIPLUS_WIRE_DTYPE=tensor"
+    with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
+        dist.new_group(None, pg_options=asked)
+
+
+def test_an_option_of_the_wire_comes_before_the_variable(world, new_group, monkeypatch) -> None:
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor")
+    check(new_group(None, pg_options=Options(reproducible=True, wire_dtype="float32")), True)
     with pytest.raises(ValueError, match="'float32' or 'tensor', not 'bfloat16'"):
         Options(wire_dtype="bfloat16")
 

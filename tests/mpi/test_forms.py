@@ -149,6 +149,11 @@ OUTSIDE: dict[str, Callable[[Any], Any]] = {
     "scatter": lambda group: dist.scatter(torch.ones(2), None, 0, group=group),
     "gather": lambda group: dist.gather(torch.ones(2), None, 0, group=group),
     "send": lambda group: dist.send(torch.ones(2), 0, group=group),
+    "recv": lambda group: dist.recv(torch.ones(2), 0, group=group),
+    "irecv": lambda group: dist.irecv(torch.ones(2), 0, group=group),
+    "broadcast_object_list": lambda group: dist.broadcast_object_list([1], 0, group=group),
+    "scatter_object_list": lambda group: dist.scatter_object_list([None], [1], 0, group=group),
+    "gather_object": lambda group: dist.gather_object(1, None, 0, group=group),
     "a root beyond it": lambda group: group.broadcast(ONE, group.size()),
 }
 
@@ -191,3 +196,23 @@ def test_unequal_numbers_of_tensors(operation: str, new_group, world) -> None:
     lists = [[torch.zeros(2) for _ in range(count * world.size)] for _ in range(count)]
     with pytest.raises((dist.DistBackendError, ValueError), match="all_gather"):
         group.allgather(lists, tensors).wait()
+
+
+#: One operation for each tensor.
+COALESCED: dict[str, Callable[[Any, list[torch.Tensor], list[torch.Tensor]], Any]] = {
+    "allreduce_coalesced": lambda group, short, long: group.allreduce_coalesced(short),
+    "allgather_into_tensor_coalesced": lambda group, short, long: group.allgather_into_tensor_coalesced(long, short),
+    "reduce_scatter_tensor_coalesced": lambda group, short, long: group.reduce_scatter_tensor_coalesced(short, long),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("operation", COALESCED)
+def test_unequal_numbers_of_tensors_coalesced(operation: str, new_group, world) -> None:
+    """What rank 0 has no tensor for meets its next call, and all are told of the two."""
+    group, count = new_group(None), 2 if world.rank else 1
+    short, long = ([torch.ones(length) for _ in range(count)] for length in (2, 2 * world.size))
+    with pytest.raises((dist.DistBackendError, ValueError), match="barrier"):
+        COALESCED[operation](group, short, long).wait()
+        assert world.rank == 0, "the second operation came through"
+        group.barrier().wait()

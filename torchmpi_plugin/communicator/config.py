@@ -44,12 +44,14 @@ def group_config(collectives: str | None, reproducible: bool | None, wire_dtype:
     wanted = "mpi" if unshared else collectives or settings.COLLECTIVES.value()
     if reproducible is None:
         reproducible = settings.REPRODUCIBLE.value()
+    wire = wire_dtype or settings.WIRE_DTYPE.value()
     if not reproducible:
-        return GroupConfig(wanted, False, not unshared, wire_dtype or settings.WIRE_DTYPE.value())
-    if wire_dtype == "tensor":
+        return GroupConfig(wanted, False, not unshared, wire)
+    if wire == "tensor":
+        asked = "Options(wire_dtype='tensor')" if wire_dtype else f"{settings.WIRE_DTYPE.name}=tensor"
         raise ValueError(
-            "Options(wire_dtype='tensor') and reproducible sums exclude each other: what is rounded between nodes "
-            "depends on where the ranks are"
+            f"{asked} and reproducible sums exclude each other: what is rounded between nodes depends on where the "
+            f"ranks are"
         )
     if wanted == "mpi":
         variable = unshared or f"{settings.COLLECTIVES.name}=mpi"
