@@ -1,0 +1,168 @@
+/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter.
+ *
+ * Long messages to a rank on another node wait for an answer before their data leaves (MPP_EAGER), and while they wait
+ * one direction of the wire is idle. So a long block goes there in chunks that need no answer, of which only a few are
+ * under way to each rank: what the receiver has not looked for yet lies in MPI's memory. Both sides cut a block up in
+ * the same way, since its length has been compared; without that, and within a node, it is one message.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "p2p/message_op.h"
+#include "shm/shm.h"
+
+/* ---- blocks in chunks ---- */
+
+static size_t chunk_limit(void) { return mpp_chunk_limit < MPP_EAGER ? mpp_chunk_limit : MPP_EAGER; }
+
+static int goes_in_chunks(const mpp_group *g, size_t bytes, int peer) {
+    const mpp_topology *t = g->channel->topology;
+    return t && bytes > chunk_limit() && t->node_of[peer] != t->here;
+}
+
+mpp_window *mpp_window_for(message_op *m, size_t bytes, int peer) {
+    return m->windows && goes_in_chunks(m->op.group, bytes, peer) ? &m->windows[m->window_count++] : NULL;
+}
+
+static size_t next_length(const transfer *t) {
+    size_t left = t->message.bytes - t->window->begun;
+    return left < chunk_limit() ? left : chunk_limit();
+}
+
+static void count_begun(message_op *m, transfer *t, size_t length) {
+    t->window->begun += length;
+    atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
+}
+
+static int is_under_way(message_op *m, mpp_message *part) {
+    return part->state == MPP_ACTIVE && mpp_test_message(&m->op, part) == MPP_PENDING;
+}
+
+int mpp_test_chunks(message_op *m, transfer *t) {
+    int over = 1;
+    for (int i = 0; i < MPP_UNDER_WAY; i++) over &= !is_under_way(m, &t->window->parts[i]);
+    return over;
+}
+
+int mpp_send_chunks(message_op *m, transfer *t) {
+    mpp_window *w = t->window;
+    for (int i = 0; i < MPP_UNDER_WAY && w->begun < t->message.bytes; i++) {
+        if (is_under_way(m, &w->parts[i])) continue;
+        size_t length = next_length(t);
+        mpp_post_send(&m->op, &w->parts[i], t->message.buffer + w->begun, length, t->message.peer, m->tag);
+        count_begun(m, t, length);
+    }
+    return w->begun == t->message.bytes;
+}
+
+int mpp_receive_chunks(message_op *m, transfer *t, int *error) {
+    mpp_window *w = t->window;
+    *error = 0;
+    for (int i = 0; i < MPP_UNDER_WAY && w->begun < t->message.bytes; i++) {
+        int found;
+        if (is_under_way(m, &w->parts[i])) continue;
+        *error = mpp_probe(m->op.group, t->message.peer, m->tag, &t->match, &found);
+        if (*error) return MPP_FAILED;
+        if (!found) return MPP_PENDING;
+        size_t length = next_length(t);
+        if ((size_t)t->match.length != length) return MPP_FAILED;
+        mpp_receive(&m->op, &w->parts[i], &t->match, t->message.buffer + w->begun, (int)length);
+        count_begun(m, t, length);
+    }
+    return w->begun == t->message.bytes ? MPP_DONE : MPP_PENDING;
+}
+
+/* ---- exchanges ---- */
+
+/* Goes on also when the exchange has been cancelled, as calls after it wait for its place in the order. */
+int mpp_agree_exchange(message_op *m) {
+    mpp_op *agreement = m->op.agreement;
+    int state = agreement->step(agreement);
+    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
+    if (state != MPP_FAILED) return state;
+    memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
+    mpp_give_up_messages(m);
+    return mpp_fail(&m->op, agreement->failure, 0);
+}
+
+typedef struct {
+    const uintptr_t *send, *recv;
+    const size_t *send_bytes, *recv_bytes;
+} exchange;
+
+static void add_exchange(message_op *m, const exchange *x) {
+    const mpp_group *g = m->op.group;
+    for (int i = 1; i < g->size; i++) {
+        int to = (g->rank + i) % g->size;
+        if (x->send_bytes[to]) mpp_add_send(m, x->send[to], x->send_bytes[to], to);
+    }
+    for (int i = 1; i < g->size; i++) {
+        int from = (g->rank + g->size - i) % g->size;
+        if (x->recv_bytes[from]) mpp_add_receive(m, x->recv[from], x->recv_bytes[from], from);
+    }
+}
+
+/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. The lower half is
+ * for exchanges that were compared, which are counted only then. */
+static int take_tag(mpp_group *g) {
+    int half = g->tag_count / 2;
+    return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
+}
+
+/* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
+int mpp_next_tag(uintptr_t group) {
+    mpp_lock();
+    int tag = take_tag((mpp_group *)group);
+    mpp_unlock();
+    return tag;
+}
+
+/* Whether there is memory for those that go in chunks. */
+static int prepare_windows(message_op *m, const exchange *x) {
+    const mpp_group *g = m->op.group;
+    size_t count = 0;
+    for (int r = 0; r < g->size; r++)
+        count += (size_t)(goes_in_chunks(g, x->send_bytes[r], r) + goes_in_chunks(g, x->recv_bytes[r], r));
+    if (count) m->windows = calloc(count, sizeof *m->windows);
+    return !count || m->windows;
+}
+
+/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
+ * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
+ * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
+uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
+    mpp_group *g = (mpp_group *)group;
+    const exchange x = {send, recv, send_bytes, recv_bytes};
+    size_t capacity = 0;
+    for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
+    message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
+    int compared = g->channel && tag < 0;
+    if (m && compared) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    int is_ready = m && (!compared || (m->op.agreement && prepare_windows(m, &x)));
+    if (!is_ready) {
+        if (m) mpp_discard(&m->op);
+        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+    }
+    size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
+    if (staging) {
+        add_exchange(m, &x);
+        mpp_stage_transfers(m);
+        mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
+    } else if (own && send[g->rank] != recv[g->rank]) {
+        memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    }
+    /* One that is begun later is none that a caller waits in. */
+    if (!staging && tag < 0) {
+        size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
+        m->op.moves = sent > received ? sent : received;
+    }
+    mpp_lock();
+    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
+    if (!staging) add_exchange(m, &x);
+    mpp_enter_sends(m);
+    mpp_enter_receives(m);
+    mpp_unlock();
+    return mpp_start(&m->op, wait_ns);
+}
