@@ -21,12 +21,15 @@ static int goes_in_chunks(const mpp_group *g, size_t bytes, int peer) {
 }
 
 mpp_window *mpp_window_for(message_op *m, size_t bytes, int peer) {
-    return m->windows && goes_in_chunks(m->op.group, bytes, peer) ? &m->windows[m->window_count++] : NULL;
+    if (!m->windows || !goes_in_chunks(m->op.group, bytes, peer)) return NULL;
+    mpp_window *w = &m->windows[m->window_count++];
+    w->chunk = chunk_limit(); /* once: a test may change the limit while chunks are under way */
+    return w;
 }
 
 static size_t next_length(const transfer *t) {
     size_t left = t->message.bytes - t->window->begun;
-    return left < chunk_limit() ? left : chunk_limit();
+    return left < t->window->chunk ? left : t->window->chunk;
 }
 
 static void count_begun(message_op *m, transfer *t, size_t length) {

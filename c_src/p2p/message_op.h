@@ -9,9 +9,9 @@
  * on another node, or from it. */
 enum { MPP_NO_TAG = -1, MPP_UNDER_WAY = 4 };
 
-/* A block that goes in chunks: how much of it has been begun, and what is under way. */
+/* A block that goes in chunks of so many bytes: how much of it has been begun, and what is under way. */
 typedef struct {
-    size_t begun;
+    size_t chunk, begun;
     mpp_message parts[MPP_UNDER_WAY];
 } mpp_window;
 
