@@ -120,7 +120,8 @@ int mpp_next_tag(uintptr_t group) {
     return tag;
 }
 
-/* Whether there is memory for those that go in chunks. */
+/* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
+ * there is no memory for takes one too. */
 static int prepare_windows(message_op *m, const exchange *x) {
     const mpp_group *g = m->op.group;
     size_t count = 0;
@@ -142,9 +143,8 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
-    if (m && compared) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
-    int is_ready = m && (!compared || (m->op.agreement && prepare_windows(m, &x)));
-    if (!is_ready) {
+    if (m && compared && prepare_windows(m, &x)) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
         return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
     }
