@@ -1,92 +1,9 @@
-/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter.
- *
- * Long messages to a rank on another node wait for an answer before their data leaves (MPP_EAGER), and while they wait
- * one direction of the wire is idle. So a long block goes there in chunks that need no answer, of which only a few are
- * under way to each rank: what the receiver has not looked for yet lies in MPI's memory. Both sides cut a block up in
- * the same way, since its length has been compared; without that, and within a node, it is one message.
- */
+/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "p2p/message_op.h"
 #include "shm/shm.h"
-
-/* ---- blocks in chunks ---- */
-
-static size_t chunk_limit(void) { return mpp_chunk_limit < MPP_EAGER ? mpp_chunk_limit : MPP_EAGER; }
-
-static int goes_in_chunks(const mpp_group *g, size_t bytes, int peer) {
-    const mpp_topology *t = g->channel->topology;
-    return t && bytes > chunk_limit() && t->node_of[peer] != t->here;
-}
-
-mpp_window *mpp_window_for(message_op *m, size_t bytes, int peer) {
-    if (!m->windows || !goes_in_chunks(m->op.group, bytes, peer)) return NULL;
-    mpp_window *w = &m->windows[m->window_count++];
-    w->chunk = chunk_limit(); /* once: a test may change the limit while chunks are under way */
-    return w;
-}
-
-static size_t next_length(const transfer *t) {
-    size_t left = t->message.bytes - t->window->begun;
-    return left < t->window->chunk ? left : t->window->chunk;
-}
-
-static void count_begun(message_op *m, transfer *t, size_t length) {
-    t->window->begun += length;
-    atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
-}
-
-static int is_under_way(message_op *m, mpp_message *part) {
-    return part->state == MPP_ACTIVE && mpp_test_message(&m->op, part) == MPP_PENDING;
-}
-
-int mpp_test_chunks(message_op *m, transfer *t) {
-    int over = 1;
-    for (int i = 0; i < MPP_UNDER_WAY; i++) over &= !is_under_way(m, &t->window->parts[i]);
-    return over;
-}
-
-int mpp_send_chunks(message_op *m, transfer *t) {
-    mpp_window *w = t->window;
-    for (int i = 0; i < MPP_UNDER_WAY && w->begun < t->message.bytes; i++) {
-        if (is_under_way(m, &w->parts[i])) continue;
-        size_t length = next_length(t);
-        mpp_post_send(&m->op, &w->parts[i], t->message.buffer + w->begun, length, t->message.peer, m->tag);
-        count_begun(m, t, length);
-    }
-    return w->begun == t->message.bytes;
-}
-
-int mpp_receive_chunks(message_op *m, transfer *t, int *error) {
-    mpp_window *w = t->window;
-    *error = 0;
-    for (int i = 0; i < MPP_UNDER_WAY && w->begun < t->message.bytes; i++) {
-        int found;
-        if (is_under_way(m, &w->parts[i])) continue;
-        *error = mpp_probe(m->op.group, t->message.peer, m->tag, &t->match, &found);
-        if (*error) return MPP_FAILED;
-        if (!found) return MPP_PENDING;
-        size_t length = next_length(t);
-        if ((size_t)t->match.length != length) return MPP_FAILED;
-        mpp_receive(&m->op, &w->parts[i], &t->match, t->message.buffer + w->begun, (int)length);
-        count_begun(m, t, length);
-    }
-    return w->begun == t->message.bytes ? MPP_DONE : MPP_PENDING;
-}
-
-/* ---- exchanges ---- */
-
-/* Goes on also when the exchange has been cancelled, as calls after it wait for its place in the order. */
-int mpp_agree_exchange(message_op *m) {
-    mpp_op *agreement = m->op.agreement;
-    int state = agreement->step(agreement);
-    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
-    if (state != MPP_FAILED) return state;
-    memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
-    mpp_give_up_messages(m);
-    return mpp_fail(&m->op, agreement->failure, 0);
-}
 
 typedef struct {
     const uintptr_t *send, *recv;
@@ -122,13 +39,13 @@ int mpp_next_tag(uintptr_t group) {
 
 /* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
  * there is no memory for takes one too. */
-static int prepare_windows(message_op *m, const exchange *x) {
+static int prepare_blocks(message_op *m, const exchange *x) {
     const mpp_group *g = m->op.group;
     size_t count = 0;
     for (int r = 0; r < g->size; r++)
-        count += (size_t)(goes_in_chunks(g, x->send_bytes[r], r) + goes_in_chunks(g, x->recv_bytes[r], r));
-    if (count) m->windows = calloc(count, sizeof *m->windows);
-    return !count || m->windows;
+        count += (size_t)(mpp_goes_in_chunks(g, x->send_bytes[r], r) + mpp_goes_in_chunks(g, x->recv_bytes[r], r));
+    if (count) m->blocks = calloc(count, sizeof *m->blocks);
+    return !count || m->blocks;
 }
 
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
@@ -143,7 +60,7 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
-    if (m && compared && prepare_windows(m, &x)) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
         return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);

@@ -1,4 +1,4 @@
-/* An operation of messages between pairs: what p2p.c, which moves them, and exchange.c share. */
+/* An operation of messages between pairs: what p2p.c shares with chunks.c below and exchange.c above it. */
 #ifndef MPP_MESSAGE_OP_H
 #define MPP_MESSAGE_OP_H
 
@@ -13,14 +13,14 @@ enum { MPP_NO_TAG = -1, MPP_UNDER_WAY = 4 };
 typedef struct {
     size_t chunk, begun;
     mpp_message parts[MPP_UNDER_WAY];
-} mpp_window;
+} mpp_block;
 
 typedef struct {
     mpp_message message; /* its tag is the operation's */
     mpp_match match;     /* in the state MPP_TO_RECEIVE */
     char *spill;         /* where a message of the wrong length goes */
     int lane;
-    mpp_window *window; /* in chunks: `message` is over when all of them have been begun. Else NULL */
+    mpp_block *block; /* in chunks: `message` is over when all of them have been begun. Else NULL */
 } transfer;
 
 typedef struct message_op {
@@ -30,8 +30,8 @@ typedef struct message_op {
     struct message_op *later;         /* in group->receives, until all of it is matched */
     struct message_op *later_to_send; /* in group->sends, until all of it is begun */
     transfer *transfers;
-    mpp_window *windows; /* as many as there are blocks in chunks; may be NULL */
-    int window_count;
+    mpp_block *blocks; /* as many as there are blocks in chunks; may be NULL */
+    int block_count;
 } message_op;
 
 /* ---- p2p.c: all but the first and the last under the lock where there is no staging ---- */
@@ -48,13 +48,12 @@ int mpp_give_up_messages(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
 
-/* ---- exchange.c, under the lock ---- */
+/* ---- chunks.c, under the lock ---- */
 
-/* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. */
-int mpp_agree_exchange(message_op *m);
-
+/* Of an exchange that was compared, which the group must have a channel for. */
+int mpp_goes_in_chunks(const mpp_group *g, size_t bytes, int peer);
 /* For a block that goes in chunks, else NULL. */
-mpp_window *mpp_window_for(message_op *m, size_t bytes, int peer);
+mpp_block *mpp_block_for(message_op *m, size_t bytes, int peer);
 /* Sends what may be under way; whether all has been begun. */
 int mpp_send_chunks(message_op *m, transfer *t);
 /* Receives what has come. MPP_DONE: all has been begun; MPP_FAILED: MPI's error, or t->match is of the wrong length. */

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "p2p/message_op.h"
+#include "shm/shm.h"
 
 /* ---- the queue of receives, in program order ---- */
 
@@ -54,9 +55,9 @@ static int is_covered(const message_op *m, int peer) {
 /* ---- sends that cannot be begun at once ---- */
 
 static void begin_send(message_op *m, transfer *t) {
-    if (t->window && !mpp_send_chunks(m, t)) return;
+    if (t->block && !mpp_send_chunks(m, t)) return;
     m->unsent--;
-    if (t->window) t->message.state = MPP_OVER;
+    if (t->block) t->message.state = MPP_OVER;
     else mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
 }
 
@@ -155,11 +156,11 @@ static int advance(message_op *m, int i) {
         /* the chunks of one message, in order */
         int first = i == 0 || m->transfers[i - 1].message.peer != t->message.peer ||
                     m->transfers[i - 1].message.state != MPP_TO_MATCH;
-        if (first && !is_covered(m, t->message.peer)) (t->window ? match_chunks : match)(m, t);
+        if (first && !is_covered(m, t->message.peer)) (t->block ? match_chunks : match)(m, t);
     }
     if (t->message.state == MPP_TO_RECEIVE) take(m, t);
     int over = mpp_test_message(&m->op, &t->message) != MPP_PENDING;
-    if (t->window) over &= mpp_test_chunks(m, t);
+    if (t->block) over &= mpp_test_chunks(m, t);
     if (t->message.state != before) atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
     return over;
 }
@@ -181,10 +182,22 @@ static void cancel(mpp_op *op) {
     if (mpp_give_up_messages((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
+/* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
+ * cancelled, as calls after it wait for its place in the order. */
+static int agree(message_op *m) {
+    mpp_op *agreement = m->op.agreement;
+    int state = agreement->step(agreement);
+    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
+    if (state != MPP_FAILED) return state;
+    memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
+    mpp_give_up_messages(m);
+    return mpp_fail(&m->op, agreement->failure, 0);
+}
+
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    int state = m->tag == MPP_NO_TAG ? mpp_agree_exchange(m) : MPP_DONE;
+    int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
     if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) mpp_give_up_messages(m);
@@ -193,7 +206,7 @@ static int step(mpp_op *op) {
     if (m->unsent) begin_sends(m);
     int over = 1;
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].window) over &= advance(m, i);
+        if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].block) over &= advance(m, i);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
@@ -205,7 +218,7 @@ static void discard_transfers(mpp_op *op) {
     if (op->agreement) mpp_discard(op->agreement);
     for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
     free(m->transfers);
-    free(m->windows);
+    free(m->blocks);
 }
 
 message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging) {
@@ -239,11 +252,11 @@ static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, in
 
 void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_LOAD);
-    mpp_window *window = mpp_window_for(m, bytes, peer);
+    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = window || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
         transfer *t = add(m, buffer, part, peer, lane, MPP_TO_SEND);
-        t->window = window;
+        t->block = block;
         m->unsent++;
         if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
@@ -253,10 +266,10 @@ void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
 
 void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_STORE);
-    mpp_window *window = mpp_window_for(m, bytes, peer);
+    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = window || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, lane, MPP_TO_MATCH)->window = window;
+        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        add(m, buffer, part, peer, lane, MPP_TO_MATCH)->block = block;
         m->unmatched++;
         buffer += part;
         bytes -= part;
