@@ -1,4 +1,4 @@
-/* Messages between pairs: send, recv, and exchanges (every collective that only moves data pairwise).
+/* Messages between pairs: send, recv, and the messages of exchanges (exchange.c).
  *
  * A message longer than the chunk limit travels as several MPI messages in order; MPI's rule that messages between two
  * ranks with one tag do not overtake each other keeps them together.
@@ -14,32 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "message/message.h"
+#include "p2p/message_op.h"
 #include "shm/shm.h"
-
-enum { NO_TAG = -1 }; /* of an exchange that is not to begin yet; no message has it */
-
-typedef struct {
-    mpp_message message; /* its tag is the operation's */
-    mpp_match match;     /* in the state MPP_TO_RECEIVE */
-    char *spill;         /* where a message of the wrong length goes */
-    int lane;
-} transfer;
-
-typedef struct message_op {
-    mpp_op op;
-    int count, tag;
-    int unmatched, unsent;            /* receives still to be matched, sends still to be begun */
-    struct message_op *later;         /* in group->receives, until all of it is matched */
-    struct message_op *later_to_send; /* in group->sends, until all of it is begun */
-    transfer *transfers;
-} message_op;
-
-static size_t chunks_of(size_t bytes) { return bytes ? (bytes - 1) / mpp_chunk_limit + 1 : 1; }
 
 /* ---- the queue of receives, in program order ---- */
 
-static void enter_queue(message_op *m) {
+void mpp_enter_receives(message_op *m) {
     message_op **end = &m->op.group->receives;
     if (!m->unmatched) return;
     while (*end) end = &(*end)->later;
@@ -75,11 +55,13 @@ static int is_covered(const message_op *m, int peer) {
 /* ---- sends that cannot be begun at once ---- */
 
 static void begin_send(message_op *m, transfer *t) {
+    if (t->block && !mpp_send_chunks(m, t)) return;
     m->unsent--;
-    mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
+    if (t->block) t->message.state = MPP_OVER;
+    else mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
 }
 
-static void enter_sends(message_op *m) {
+void mpp_enter_sends(message_op *m) {
     message_op **end = &m->op.group->sends;
     if (!m->unsent) return;
     while (*end) end = &(*end)->later_to_send;
@@ -159,6 +141,14 @@ static void match(message_op *m, transfer *t) {
     matched(owner, t, error);
 }
 
+/* The same of a block in chunks, whose messages belong to nobody else: its exchange was compared. */
+static void match_chunks(message_op *m, transfer *t) {
+    int error, state = mpp_receive_chunks(m, t, &error);
+    if (state == MPP_PENDING) return;
+    matched(m, t, error);
+    if (state == MPP_DONE) t->message.state = MPP_OVER;
+}
+
 static int advance(message_op *m, int i) {
     transfer *t = &m->transfers[i];
     int before = t->message.state;
@@ -166,16 +156,16 @@ static int advance(message_op *m, int i) {
         /* the chunks of one message, in order */
         int first = i == 0 || m->transfers[i - 1].message.peer != t->message.peer ||
                     m->transfers[i - 1].message.state != MPP_TO_MATCH;
-        if (first && !is_covered(m, t->message.peer)) match(m, t);
+        if (first && !is_covered(m, t->message.peer)) (t->block ? match_chunks : match)(m, t);
     }
     if (t->message.state == MPP_TO_RECEIVE) take(m, t);
     int over = mpp_test_message(&m->op, &t->message) != MPP_PENDING;
+    if (t->block) over &= mpp_test_chunks(m, t);
     if (t->message.state != before) atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
     return over;
 }
 
-/* What has not been begun never will be; whether there was anything. */
-static int give_up(message_op *m) {
+int mpp_give_up_messages(message_op *m) {
     int found = 0;
     for (int i = 0; i < m->count; i++) {
         if (m->transfers[i].message.state != MPP_TO_MATCH && m->transfers[i].message.state != MPP_TO_SEND) continue;
@@ -189,7 +179,7 @@ static int give_up(message_op *m) {
 }
 
 static void cancel(mpp_op *op) {
-    if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+    if (mpp_give_up_messages((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
 /* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
@@ -200,23 +190,23 @@ static int agree(message_op *m) {
     if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
     if (state != MPP_FAILED) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
-    give_up(m);
+    mpp_give_up_messages(m);
     return mpp_fail(&m->op, agreement->failure, 0);
 }
 
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    int state = m->tag == NO_TAG ? agree(m) : MPP_DONE;
+    int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
     if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
-        if (op->failure) give_up(m);
+        if (op->failure) mpp_give_up_messages(m);
         else return MPP_PENDING;
     }
     if (m->unsent) begin_sends(m);
     int over = 1;
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].message.state != MPP_OVER) over &= advance(m, i);
+        if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].block) over &= advance(m, i);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }
@@ -228,9 +218,10 @@ static void discard_transfers(mpp_op *op) {
     if (op->agreement) mpp_discard(op->agreement);
     for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
     free(m->transfers);
+    free(m->blocks);
 }
 
-static message_op *new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging) {
+message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging) {
     message_op *m = mpp_new_op(sizeof *m, group, step, staging);
     if (!m) return NULL;
     m->tag = tag;
@@ -259,11 +250,13 @@ static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, in
     return t;
 }
 
-static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_LOAD);
+    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
         transfer *t = add(m, buffer, part, peer, lane, MPP_TO_SEND);
+        t->block = block;
         m->unsent++;
         if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
@@ -271,19 +264,19 @@ static void add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     } while (bytes);
 }
 
-static void add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
+void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_STORE);
+    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, lane, MPP_TO_MATCH);
+        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        add(m, buffer, part, peer, lane, MPP_TO_MATCH)->block = block;
         m->unmatched++;
         buffer += part;
         bytes -= part;
     } while (bytes);
 }
 
-/* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
-static void stage_transfers(message_op *m) {
+void mpp_stage_transfers(message_op *m) {
     const mpp_staging *t = m->op.staging;
     mpp_stage_begin(&m->op, 0);
     for (int i = 0; i < m->count && !t->error; i++) {
@@ -296,15 +289,15 @@ static void stage_transfers(message_op *m) {
 uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
     mpp_note(MPP_SEND, bytes, peer);
-    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
+    message_op *m = mpp_new_message_op((mpp_group *)group, mpp_chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
     if (staging) {
-        add_send(m, buffer, bytes, peer);
-        stage_transfers(m);
+        mpp_add_send(m, buffer, bytes, peer);
+        mpp_stage_transfers(m);
     }
     mpp_lock();
-    if (!staging) add_send(m, buffer, bytes, peer);
-    enter_sends(m);
+    if (!staging) mpp_add_send(m, buffer, bytes, peer);
+    mpp_enter_sends(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
@@ -312,83 +305,12 @@ uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
     mpp_note(MPP_RECV, bytes, peer);
-    message_op *m = new_message_op((mpp_group *)group, chunks_of(bytes), tag, staging);
+    message_op *m = mpp_new_message_op((mpp_group *)group, mpp_chunks_of(bytes), tag, staging);
     if (!m) return mpp_out_of_memory((mpp_group *)group);
-    add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
-    if (staging) stage_transfers(m);
+    mpp_add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
+    if (staging) mpp_stage_transfers(m);
     mpp_lock();
-    enter_queue(m);
-    mpp_unlock();
-    return mpp_start(&m->op, wait_ns);
-}
-
-typedef struct {
-    const uintptr_t *send, *recv;
-    const size_t *send_bytes, *recv_bytes;
-} exchange;
-
-static void add_exchange(message_op *m, const exchange *x) {
-    const mpp_group *g = m->op.group;
-    for (int i = 1; i < g->size; i++) {
-        int to = (g->rank + i) % g->size;
-        if (x->send_bytes[to]) add_send(m, x->send[to], x->send_bytes[to], to);
-    }
-    for (int i = 1; i < g->size; i++) {
-        int from = (g->rank + g->size - i) % g->size;
-        if (x->recv_bytes[from]) add_receive(m, x->recv[from], x->recv_bytes[from], from);
-    }
-}
-
-/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. The lower half is
- * for exchanges that were compared, which are counted only then. */
-static int take_tag(mpp_group *g) {
-    int half = g->tag_count / 2;
-    return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
-}
-
-/* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
-int mpp_next_tag(uintptr_t group) {
-    mpp_lock();
-    int tag = take_tag((mpp_group *)group);
-    mpp_unlock();
-    return tag;
-}
-
-/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
- * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
- * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
-uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
-    mpp_group *g = (mpp_group *)group;
-    const exchange x = {send, recv, send_bytes, recv_bytes};
-    size_t capacity = 0;
-    for (int r = 0; r < g->size; r++) capacity += chunks_of(send_bytes[r]) + chunks_of(recv_bytes[r]);
-    message_op *m = new_message_op(g, capacity, NO_TAG, staging);
-    int compared = g->channel && tag < 0;
-    if (m && compared) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
-    if (!m || (compared && !m->op.agreement)) {
-        if (m) mpp_discard(&m->op);
-        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
-    }
-    size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
-    if (staging) {
-        add_exchange(m, &x);
-        stage_transfers(m);
-        mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
-    } else if (own && send[g->rank] != recv[g->rank]) {
-        memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
-    }
-    /* One that is begun later is none that a caller waits in. */
-    if (!staging && tag < 0) {
-        size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
-        m->op.moves = sent > received ? sent : received;
-    }
-    mpp_lock();
-    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
-    if (!staging) add_exchange(m, &x);
-    enter_sends(m);
-    enter_queue(m);
+    mpp_enter_receives(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }

@@ -257,7 +257,8 @@ def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) 
     if to is None:
         to = set(range(group.ranks)) if rank == root else set()
     far = sum(group.node_of[other] != node for other in to)
-    return Sent(far, far * nbytes, len(to - {rank}) - far)
+    chunks = math.ceil(nbytes / chunk_bytes(group, operation))
+    return Sent(far * chunks, far * nbytes, len(to - {rank}) - far)
 
 
 def counts(
@@ -307,7 +308,7 @@ def chunk_bytes(group: Group, operation: str) -> int:
         "reduce_scatter": group.slot // group.ranks_per_slot // LINE * LINE,
         "broadcast": min(group.slot, EAGER) if goes_whole else group.slot,
     }
-    return pieces.get(operation, group.slot)
+    return EAGER if operation in EXCHANGES else pieces.get(operation, group.slot)
 
 
 def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root: int) -> Sent:

@@ -20,16 +20,17 @@ WALK = Path(__file__).parent / "walk.py"
 #: Quiet, it takes one of them; or fifty, in full.
 SECONDS = patient(3600 if FULL else 600)
 #: By way: hosts of the ranks, variables, and arguments of walk.py. Between hosts a sum of so many elements rides by
-#: halves, and the other operations fly.
+#: halves, and the other operations fly; an exchange's blocks take several chunks.
 ACROSS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "barrier")
 WAYS = {
     "shm": (2, {"MPIPLUS_SHM": "1"}, ()),
     "mpi": (2, {"MPIPLUS_SHM": "0"}, ()),
     "hosts": (3, {"MPIPLUS_TEST_HOST_OF": "0,0,1"}, ("9000", *ACROSS)),
+    "chunks": (3, {"MPIPLUS_TEST_HOST_OF": "0,0,1"}, ("40000", "all_to_all_single", "gather", "scatter")),
 }
-#: What fails is ours: each MPI has some of the ways, and a change tries one of the three.
-WAYS_OF = {"Open MPI": ("mpi",), "MPICH": ("shm", "hosts")}
-CHOSEN = share("ways on which calls fail", list(WAYS), 3)
+#: What fails is ours: each MPI has some of the ways, and a change tries one of the four.
+WAYS_OF = {"Open MPI": ("mpi",), "MPICH": ("shm", "hosts", "chunks")}
+CHOSEN = share("ways on which calls fail", list(WAYS), len(WAYS))
 
 
 @pytest.fixture(scope="module")

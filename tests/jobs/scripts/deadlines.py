@@ -16,6 +16,7 @@ import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 from torchmpi_plugin.mpi import nonblocking
+from torchmpi_plugin.node import node
 
 SHORT = timedelta(seconds=3)
 #: Nothing that has this much time may run out of it, however busy the machine.
@@ -196,6 +197,36 @@ def stopped_inside(directory: str) -> None:
     os._exit(0)
 
 
+def stopped_between_nodes(directory: str) -> None:
+    """One rank is stopped when a part of what others send it has come: the rest of its blocks never does."""
+    node.identity = lambda: f"node {ME}"
+    victim = SIZE - 1
+    dist.init_process_group("mpiplus", timeout=LONG)
+    pids = [0] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+    group = dist.new_group(timeout=SHORT)
+    check_works(group)
+    given, got = torch.ones(SIZE << 24), torch.zeros(SIZE << 24)
+    if victim == ME:
+        work = dist.all_to_all_single(got, given, group=group, async_op=True)
+        while got[0] == 0 and got[1 << 24] == 0:  # the first elements of the others' blocks
+            pass
+        is_in_the_middle = not work.is_completed()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        assert is_in_the_middle
+    else:
+        expected = rf"Not arrived: rank {victim} \(gave no answer: stopped, dead.*; arrived: ranks 0, 1$"
+        with raises(dist.DistBackendError, "timed out", expected) as caught:
+            dist.all_to_all_single(got, given, group=group)
+        say(f"gave up: {caught[0]}")
+        tell(directory, f"gave-up-{ME}")
+        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
+        if ME == 0:
+            os.kill(pids[victim], signal.SIGCONT)
+    say("end")
+    os._exit(0)
+
+
 def init_without(where: str) -> None:
     """One rank sleeps: with MPI initialised, or before it is; or fails, or is stopped, while the store is made."""
     if ME == 1 and where in ("initialised", "never"):
@@ -245,6 +276,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "absent_member": absent_member,
     "no_init": no_init,
     "stopped_inside": stopped_inside,
+    "stopped_between_nodes": stopped_between_nodes,
     "init_without": init_without,
     "backward": backward,
 }

@@ -1,0 +1,88 @@
+/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "p2p/message_op.h"
+#include "shm/shm.h"
+
+typedef struct {
+    const uintptr_t *send, *recv;
+    const size_t *send_bytes, *recv_bytes;
+} exchange;
+
+static void add_exchange(message_op *m, const exchange *x) {
+    const mpp_group *g = m->op.group;
+    for (int i = 1; i < g->size; i++) {
+        int to = (g->rank + i) % g->size;
+        if (x->send_bytes[to]) mpp_add_send(m, x->send[to], x->send_bytes[to], to);
+    }
+    for (int i = 1; i < g->size; i++) {
+        int from = (g->rank + g->size - i) % g->size;
+        if (x->recv_bytes[from]) mpp_add_receive(m, x->recv[from], x->recv_bytes[from], from);
+    }
+}
+
+/* One tag for each exchange: a rank that disagrees about a length cannot shift the next one's data. The lower half is
+ * for exchanges that were compared, which are counted only then. */
+static int take_tag(mpp_group *g) {
+    int half = g->tag_count / 2;
+    return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
+}
+
+/* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
+int mpp_next_tag(uintptr_t group) {
+    mpp_lock();
+    int tag = take_tag((mpp_group *)group);
+    mpp_unlock();
+    return tag;
+}
+
+/* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
+ * there is no memory for takes one too. */
+static int prepare_blocks(message_op *m, const exchange *x) {
+    const mpp_group *g = m->op.group;
+    size_t count = 0;
+    for (int r = 0; r < g->size; r++)
+        count += (size_t)(mpp_goes_in_chunks(g, x->send_bytes[r], r) + mpp_goes_in_chunks(g, x->recv_bytes[r], r));
+    if (count) m->blocks = calloc(count, sizeof *m->blocks);
+    return !count || m->blocks;
+}
+
+/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
+ * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
+ * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
+uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
+    mpp_group *g = (mpp_group *)group;
+    const exchange x = {send, recv, send_bytes, recv_bytes};
+    size_t capacity = 0;
+    for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
+    message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
+    int compared = g->channel && tag < 0;
+    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    if (!m || (compared && !m->op.agreement)) {
+        if (m) mpp_discard(&m->op);
+        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+    }
+    size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
+    if (staging) {
+        add_exchange(m, &x);
+        mpp_stage_transfers(m);
+        mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
+    } else if (own && send[g->rank] != recv[g->rank]) {
+        memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    }
+    /* One that is begun later is none that a caller waits in. */
+    if (!staging && tag < 0) {
+        size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
+        m->op.moves = sent > received ? sent : received;
+    }
+    mpp_lock();
+    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
+    if (!staging) add_exchange(m, &x);
+    mpp_enter_sends(m);
+    mpp_enter_receives(m);
+    mpp_unlock();
+    return mpp_start(&m->op, wait_ns);
+}
