@@ -77,7 +77,7 @@ def tried(names: Sequence[str], run: Run, replace: str, given: argparse.Namespac
     return outcome(command, variables, run.ranks, given.seconds)
 
 
-def outcomes(run: Run, replace: str, given: argparse.Namespace, links: Path) -> Iterator[tuple[str, Outcome]]:
+def results_of(run: Run, replace: str, given: argparse.Namespace, links: Path) -> Iterator[tuple[str, Outcome]]:
     for group in (SUMS, OTHERS, *((each,) for each in (PAIR, *PATTERNS))):
         names = [name for name in group if name in given.only]
         together = tried(names, run, replace, given, links) if names else (True, "")
@@ -128,7 +128,7 @@ def main() -> int:
         (Path(links) / "param_bench").symlink_to(given.checkout)  # the name under which newer ones import themselves
         found: dict[str, dict[str, dict[Run, Outcome]]] = defaultdict(lambda: defaultdict(dict))
         for run, replace in product(runs, ("gloo", "")):
-            for name, result in outcomes(run, replace, given, Path(links)):
+            for name, result in results_of(run, replace, given, Path(links)):
                 found[name][replace][run] = result
                 print(f"{name}, {run}, {'mpiplus' if replace else 'gloo'}: {result[1] or 'passed'}", flush=True)
     rows = [f"| `{name}` | {cell(found[name]['gloo'])} | {cell(found[name][''])} |" for name in sorted(found)]
