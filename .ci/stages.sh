@@ -188,7 +188,7 @@ stage_mpich() {
         done
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
     fi
-    # Of the tests under mpiexec stage tests has run more; of those of jobs the ones that this one does not.
+    # Stage tests runs more of them under Open MPI.
     MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=3 \
         limited "$(full 20000 3000)" "$bin/python" -m pytest "${once[@]}"
 }

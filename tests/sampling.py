@@ -33,7 +33,8 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: All other tests that start jobs run in each change, but under one of the two families of MPI.
+#: All other tests that start jobs run in each change, but under MPICH one of so many.
+MPICH_SHARE = 6
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
@@ -161,13 +162,12 @@ def _of_the_launch(items: list[pytest.Item]) -> set[str]:
     return left_out
 
 
-def _is_the_other_mpis(item: pytest.Item) -> bool:
-    """Whether a test of jobs has its turn under MPICH here, and this is Open MPI, or the other way round."""
+def _is_anothers(item: pytest.Item) -> bool:
+    """Whether a test of jobs is left to the other MPIs: MPICH runs a share of what they run all."""
     installation = getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
-    if installation is None or item.get_closest_marker("under_each"):
+    if installation is None or installation.vendor != "MPICH" or item.get_closest_marker("under_each"):
         return False
-    turn = number(f"the MPI of {item.nodeid.replace(installation.name, '')}", 2)
-    return turn != (installation.vendor == "MPICH")
+    return number(f"jobs under MPICH: {item.nodeid.replace(installation.name, '')}", MPICH_SHARE) != 0
 
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
@@ -175,11 +175,11 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     rest = [item for item in items if item.nodeid not in slow]
     jobs = [item for item in rest if item.nodeid.startswith(STARTING_JOBS)]
-    others = {item.nodeid for item in jobs if _is_the_other_mpis(item)}
+    others = {item.nodeid for item in jobs if _is_anothers(item)}
     computing = [item.nodeid for item in rest if item.nodeid.startswith(COMPUTING)]
     chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
     if others:
-        _left_out("tests of jobs, which another MPI runs", len(jobs) - len(others), len(jobs))
+        _left_out("tests of jobs under MPICH", len(jobs) - len(others), len(jobs))
     return others | {*slow, *computing} - {*chosen}
 
 
@@ -197,7 +197,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 15 s; a change runs a share of these, the night all")
-    config.addinivalue_line("markers", "under_each: in each change under each MPI, as these differ in it")
+    config.addinivalue_line("markers", "under_each: in each change under MPICH as well, which differs in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:
         handle, path = tempfile.mkstemp(prefix="mpp-left-out.")

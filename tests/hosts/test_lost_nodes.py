@@ -125,7 +125,7 @@ def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Inst
 
 @pytest.mark.slow
 def test_ranks_end_that_meet_in_vain(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
-    """Under MPI's own launcher all ranks end and say why; the launcher may wait for the node for ever."""
+    """Under MPI's own launcher all ranks end, and one says why; the launcher may wait for the node for ever."""
     job = started(two_hosts, installation, tmp_path, "meets", launcher="mpiexec")
     try:
         cut_off_while_ranks_meet(two_hosts, job, tmp_path)
@@ -133,7 +133,8 @@ def test_ranks_end_that_meet_in_vain(two_hosts: Hosts, installation: Installatio
             gone_within(two_hosts, node, 60, str(SCRIPTS / "cable.py"))
     finally:
         job.kill()
-    assert (tmp_path / "output").read_text().count("MPI_Init has not come back after 20 s") == 2
+    # Of node1's two ranks one at least: when it ends, the launcher may end the other one.
+    assert "MPI_Init has not come back after 20 s" in (tmp_path / "output").read_text()
 
 
 @pytest.mark.parametrize("what", ["works", "stops"])

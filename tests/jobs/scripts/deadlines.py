@@ -215,7 +215,8 @@ def stopped_between_nodes(directory: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         assert is_in_the_middle
     else:
-        expected = rf"Not arrived: rank {victim} \(gave no answer: stopped, dead.*; arrived: ranks 0, 1$"
+        # By how far the comparison has got on who reports: it has not arrived, or was seen and does not answer.
+        expected = rf"[Aa]rrived.*: rank {victim} \((gave no answer: )?stopped, dead"
         with raises(dist.DistBackendError, "timed out", expected) as caught:
             dist.all_to_all_single(got, given, group=group)
         say(f"gave up: {caught[0]}")
