@@ -43,8 +43,6 @@ void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer);
 void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer);
 void mpp_enter_sends(message_op *m);
 void mpp_enter_receives(message_op *m);
-/* What has not been begun never will be; whether there was anything. */
-int mpp_give_up_messages(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
 

@@ -165,7 +165,8 @@ static int advance(message_op *m, int i) {
     return over;
 }
 
-int mpp_give_up_messages(message_op *m) {
+/* What has not been begun never will be; whether there was anything. */
+static int give_up(message_op *m) {
     int found = 0;
     for (int i = 0; i < m->count; i++) {
         if (m->transfers[i].message.state != MPP_TO_MATCH && m->transfers[i].message.state != MPP_TO_SEND) continue;
@@ -179,7 +180,7 @@ int mpp_give_up_messages(message_op *m) {
 }
 
 static void cancel(mpp_op *op) {
-    if (mpp_give_up_messages((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+    if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
 /* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
@@ -190,7 +191,7 @@ static int agree(message_op *m) {
     if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
     if (state != MPP_FAILED) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
-    mpp_give_up_messages(m);
+    give_up(m);
     return mpp_fail(&m->op, agreement->failure, 0);
 }
 
@@ -200,7 +201,7 @@ static int step(mpp_op *op) {
     int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
     if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
-        if (op->failure) mpp_give_up_messages(m);
+        if (op->failure) give_up(m);
         else return MPP_PENDING;
     }
     if (m->unsent) begin_sends(m);

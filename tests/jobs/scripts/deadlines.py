@@ -36,11 +36,7 @@ def stopped(directory: str, who: str, how: str) -> None:
     """One rank is stopped until the others have given up; then it goes on, and the world with it."""
     victim = int(who)
     others = [rank for rank in range(SIZE) if rank != victim]
-    dist.init_process_group("mpiplus", timeout=LONG)
-    pids = [0] * SIZE
-    dist.all_gather_object(pids, os.getpid())
-    group = dist.new_group(timeout=SHORT)
-    check_works(group)
+    pids, group = started()
     if victim == ME:
         os.kill(os.getpid(), signal.SIGSTOP)
         say("goes on")
@@ -164,14 +160,30 @@ def no_init(directory: str) -> None:
     os._exit(5)  # MPI cannot be ended in order: half of it has begun
 
 
-def stopped_inside(directory: str) -> None:
-    """One rank is stopped after it has begun its call, in the middle of it."""
-    victim = SIZE - 1
+def started() -> tuple[list[int], dist.ProcessGroup]:
+    """The process of each rank, and a group that gives up soon."""
     dist.init_process_group("mpiplus", timeout=LONG)
     pids = [0] * SIZE
     dist.all_gather_object(pids, os.getpid())
     group = dist.new_group(timeout=SHORT)
     check_works(group)
+    return pids, group
+
+
+def go_on_when_all_gave_up(directory: str, error: BaseException, stopped: int) -> None:
+    """The last rank is stopped. All others wait for each other: a launcher ends them when one has left without
+    MPI_Finalize, and drops their output."""
+    say(f"gave up: {error}")
+    tell(directory, f"gave-up-{ME}")
+    hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE - 1)))
+    if ME == 0:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def stopped_inside(directory: str) -> None:
+    """One rank is stopped after it has begun its call, in the middle of it."""
+    victim = SIZE - 1
+    pids, group = started()
     tensor = torch.ones(1 << 24)  # many times what fits into the slots: nobody can get to the end without the victim
     if victim == ME:
         tell(directory, "begins")
@@ -187,12 +199,7 @@ def stopped_inside(directory: str) -> None:
             hear(directory, "begins")
             time.sleep(0.5)
             dist.all_reduce(tensor, group=group)
-        say(f"gave up: {caught[0]}")
-        tell(directory, f"gave-up-{ME}")
-        # All of them: a launcher ends the others when one rank has left without MPI_Finalize, and drops their output.
-        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
-        if ME == 0:
-            os.kill(pids[victim], signal.SIGCONT)
+        go_on_when_all_gave_up(directory, caught[0], pids[victim])
     say("end")
     os._exit(0)
 
@@ -201,11 +208,7 @@ def stopped_between_nodes(directory: str) -> None:
     """One rank is stopped when a part of what others send it has come: the rest of its blocks never does."""
     node.identity = lambda: f"node {ME}"
     victim = SIZE - 1
-    dist.init_process_group("mpiplus", timeout=LONG)
-    pids = [0] * SIZE
-    dist.all_gather_object(pids, os.getpid())
-    group = dist.new_group(timeout=SHORT)
-    check_works(group)
+    pids, group = started()
     given, got = torch.ones(SIZE << 24), torch.zeros(SIZE << 24)
     if victim == ME:
         work = dist.all_to_all_single(got, given, group=group, async_op=True)
@@ -219,11 +222,7 @@ def stopped_between_nodes(directory: str) -> None:
         expected = rf"[Aa]rrived.*: rank {victim} \((gave no answer: )?stopped, dead"
         with raises(dist.DistBackendError, "timed out", expected) as caught:
             dist.all_to_all_single(got, given, group=group)
-        say(f"gave up: {caught[0]}")
-        tell(directory, f"gave-up-{ME}")
-        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE) if rank != victim))
-        if ME == 0:
-            os.kill(pids[victim], signal.SIGCONT)
+        go_on_when_all_gave_up(directory, caught[0], pids[victim])
     say("end")
     os._exit(0)
 
