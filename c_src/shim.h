@@ -97,7 +97,12 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
 /* Between nodes: in the computing type; with the same bits wherever the ranks are; 16-bit floats as they are. */
 enum { MPP_SUMS_USUAL, MPP_SUMS_REPRODUCIBLE, MPP_SUMS_NARROW };
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums);
-void mpp_group_only_compares(uintptr_t group); /* just after it was attached: MPI's collectives move the data */
+/* Just after it was attached: MPI's collectives move the data of all calls, of those that are not piggybacked, or of
+ * the longer ones of a kind (enum mpp_call_kind; `bytes` of all blocks, and of sums, which may be longer than their
+ * elements). The segment serves to compare these. */
+void mpp_group_only_compares(uintptr_t group);
+void mpp_group_own_if_short(uintptr_t group);
+void mpp_group_own_up_to(uintptr_t group, int kind, size_t bytes);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);

@@ -27,8 +27,9 @@ class Options:
             addresses, except for reductions; None: as the variable ``MPIPLUS_CUDA`` says, or "auto", which asks the MPI
             library. The same on all ranks, or all stage.
         collectives: "own": mpiplus's, over shared memory and between nodes; "mpi": those of the MPI library, which may
-            have them in hardware; "auto": as the file of the variable ``MPIPLUS_TUNING`` says, else mpiplus's on up to
-            16 nodes; None: as the variable ``MPIPLUS_COLLECTIVES`` says. Of a group; what its rank 0 has counts.
+            have them in hardware; "auto": as the file of the variable ``MPIPLUS_TUNING`` says, else mpiplus's, but on
+            more than 16 nodes MPI's for what is not short; None: as the variable ``MPIPLUS_COLLECTIVES`` says. Of a
+            group; what its rank 0 has counts.
         reproducible: sums have the same bits wherever the ranks are: see docs/sharp-bits.md. Always over mpiplus's
             collectives. None: as the variable ``MPIPLUS_REPRODUCIBLE`` says. Of a group; what its rank 0 has counts.
         wire_dtype: the type in which long sums of bfloat16 and float16 cross between nodes that have several ranks.

@@ -122,10 +122,10 @@ COLLECTIVES = Setting(
     f"one of {', '.join((*COLLECTIVES_OF, MPI_ONLY))}",
     functools.partial(_word, (*COLLECTIVES_OF, MPI_ONLY)),
     "`own`: mpiplus's collectives, over shared memory and [between nodes](architecture.md#between-hosts); `mpi`: those "
-    "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own` on up to 16 nodes. What rank 0 of a group has "
-    "counts, and `Options(collectives=...)` comes before it. `mpi-only`: those of the MPI library whatever the options "
-    "say, and mpiplus shares no memory at all, for [windows](windows.md#mapped-or-by-messages) neither; for these each "
-    "rank reads it for itself.",
+    "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own`, but on more than 16 nodes those of the MPI "
+    "library for what is not short. What rank 0 of a group has counts, and `Options(collectives=...)` comes before it. "
+    "`mpi-only`: those of the MPI library whatever the options say, and mpiplus shares no memory at all, for "
+    "[windows](windows.md#mapped-or-by-messages) neither; for these each rank reads it for itself.",
 )
 ASYNC_PROGRESS = Setting(
     "MPIPLUS_ASYNC_PROGRESS",

@@ -6,9 +6,14 @@
 #include "mpicoll/mpi_collective.h"
 #include "shm/shm.h"
 
-/* Whether an operation goes through shared memory. Data that MPI takes from a device directly does not. */
-static int in_shm(const mpp_group *g, uintptr_t staging) {
-    return mpp_carries(g) && (!staging || mpp_through_host(staging));
+/* Whether an operation goes through shared memory. Data that MPI takes from a device directly does not, nor, in some
+ * groups on several nodes, what is long (mpp_group_own_up_to). */
+static int in_shm(const mpp_group *g, int kind, size_t bytes, uintptr_t staging) {
+    return mpp_is_ours(g, kind, bytes) && (!staging || mpp_through_host(staging));
+}
+
+static size_t bytes_of_sums(size_t count, const mpp_reduction *how) {
+    return count * mpp_dtype_size(mpp_wide_dtype(how->dtype));
 }
 
 /* ---- barrier and broadcast ---- */
@@ -16,13 +21,14 @@ static int in_shm(const mpp_group *g, uintptr_t staging) {
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns) {
     mpp_note(MPP_BARRIER, 0, -1);
     mpp_group *g = (mpp_group *)group;
-    return mpp_carries(g) ? mpp_shm_barrier(g, wait_ns) : mpp_mpi_barrier(g, wait_ns);
+    return in_shm(g, MPP_BARRIER, 0, 0) ? mpp_shm_barrier(g, wait_ns) : mpp_mpi_barrier(g, wait_ns);
 }
 
 uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
     mpp_note(MPP_BROADCAST, bytes, root);
     mpp_group *g = (mpp_group *)group;
-    if (in_shm(g, staging)) return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
+    if (in_shm(g, MPP_BROADCAST, bytes, staging))
+        return mpp_shm_broadcast(g, (void *)buffer, bytes, root, staging, wait_ns);
     return mpp_mpi_broadcast(g, buffer, bytes, root, staging, wait_ns);
 }
 
@@ -32,7 +38,8 @@ uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
                         uintptr_t staging, int64_t wait_ns) {
     mpp_note(MPP_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
-    if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
+    if (mpp_is_ours(g, MPP_ALL_REDUCE, bytes_of_sums(count, how)))
+        return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
     return mpp_mpi_reduce(g, in, out, count, how, -1, staging, wait_ns);
 }
 
@@ -40,15 +47,18 @@ uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
                         uintptr_t staging, int64_t wait_ns) {
     mpp_note(MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
     mpp_group *g = (mpp_group *)group;
-    if (mpp_carries(g)) return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
+    if (mpp_is_ours(g, MPP_REDUCE, bytes_of_sums(count, how)))
+        return mpp_shm_reduce(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
     return mpp_mpi_reduce(g, in, out, count, how, root, staging, wait_ns);
 }
 
 uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
                              const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, ((mpp_group *)group)->size) * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
-    if (mpp_carries(g)) return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, staging, wait_ns);
+    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
+    size_t table = (size_t)g->size * mpp_longest_of(counts, g->size);
+    if (mpp_is_ours(g, MPP_REDUCE_SCATTER, bytes_of_sums(table, how)))
+        return mpp_shm_reduce_scatter(g, in, (void *)out, counts, how, staging, wait_ns);
     return mpp_mpi_reduce_scatter(g, in, out, counts, flat, how, staging, wait_ns);
 }
 
@@ -95,7 +105,8 @@ uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out
                              uintptr_t staging, int64_t wait_ns) {
     mpp_note(MPP_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
     mpp_group *g = (mpp_group *)group;
-    if (in_shm(g, staging)) return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
+    if (in_shm(g, MPP_ALL_GATHER, (size_t)g->size * mpp_longest_of(bytes, g->size), staging))
+        return mpp_shm_allgather(g, (const void *)in, out, bytes, staging, wait_ns);
     return exchange_blocks(g, in, out, bytes, staging, wait_ns);
 }
 
@@ -103,7 +114,7 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
                         int64_t wait_ns) {
     mpp_note(MPP_ALL_GATHER, bytes, -1);
     mpp_group *g = (mpp_group *)group;
-    int shared = in_shm(g, staging);
+    int shared = in_shm(g, MPP_ALL_GATHER, (size_t)g->size * bytes, staging);
     if (!shared) {
         size_t limit = mpp_call_limit(staging);
         /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */

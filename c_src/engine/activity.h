@@ -52,6 +52,13 @@ static inline void mpp_note(int kind, uint64_t bytes, int peer) {
     if (!mpp_noted.kind) mpp_noted = (mpp_note_of_call){kind, peer, bytes};
 }
 
+static inline size_t mpp_longest_of(const size_t *values, int count) {
+    size_t longest = 0;
+    for (int i = 0; i < count; i++)
+        if (values[i] > longest) longest = values[i];
+    return longest;
+}
+
 static inline uint64_t mpp_sum_of(const size_t *values, int count) {
     uint64_t sum = 0;
     for (int i = 0; i < count; i++) sum += values[i];

@@ -99,7 +99,7 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
 
 /* Where calls are compared the others learn of it, in this call's place. */
 uintptr_t mpp_mpi_out_of_memory(mpp_group *g) {
-    return mpp_only_compares(g) ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
+    return mpp_compares_for_mpi(g) ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
 }
 
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
@@ -110,10 +110,8 @@ uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
 /* The comparison of this call: of what all ranks must have in common. 0: no memory. */
 static int begin_agreement(mpi_collective *c) {
     const mpp_group *g = c->op.group;
-    size_t longest = c->total;
-    for (int r = 0; c->counts && r < g->size; r++)
-        if (c->counts[r] > longest) longest = c->counts[r];
-    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest * c->element, c->counts);
+    size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
+    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element);
     if (!c->op.agreement) return 0;
     c->op.arrived = arrived;
     return 1;
@@ -121,7 +119,7 @@ static int begin_agreement(mpi_collective *c) {
 
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns) {
     mpp_group *g = c->op.group;
-    c->agreed = !mpp_only_compares(g);
+    c->agreed = !mpp_compares_for_mpi(g);
     if (!c->agreed && !begin_agreement(c)) return mpp_no_collective(c, g);
     mpp_lock();
     if (c->agreed && c->calls) enter_queue(c);

@@ -70,8 +70,12 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
         add_exchange(m, &x);
         mpp_stage_transfers(m);
         mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
-    } else if (own && send[g->rank] != recv[g->rank]) {
-        memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    } else if (send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
+        if (send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    } else {
+        m->own = (const char *)send[g->rank];
+        m->own_to = (char *)recv[g->rank];
+        m->own_left = own;
     }
     /* One that is begun later is none that a caller waits in. */
     if (!staging && tag < 0) {

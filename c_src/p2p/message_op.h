@@ -8,6 +8,8 @@
 /* The tag of an exchange that is not to begin yet, which no message has; chunks of a block that are under way to a rank
  * on another node, or from it. */
 enum { MPP_NO_TAG = -1, MPP_UNDER_WAY = 4 };
+/* So many bytes are copied at once under the lock. */
+enum { MPP_OWN_PART = 1 << 20 };
 
 /* A block that goes in chunks of so many bytes: how much of it has been begun, and what is under way. */
 typedef struct {
@@ -32,6 +34,9 @@ typedef struct message_op {
     transfer *transfers;
     mpp_block *blocks; /* as many as there are blocks in chunks; may be NULL */
     int block_count;
+    const char *own; /* of an exchange: the block from this rank to itself, where it goes, and what is left of it */
+    char *own_to;
+    size_t own_left;
 } message_op;
 
 /* ---- p2p.c: all but the first and the last under the lock where there is no staging ---- */

@@ -195,6 +195,19 @@ static int agree(message_op *m) {
     return mpp_fail(&m->op, agreement->failure, 0);
 }
 
+/* A part of the block from this rank to itself; whether all is there. While messages are under way, and not before the
+ * calls have been compared: a call that fails writes no result. */
+static int copy_own(message_op *m) {
+    size_t part = m->own_left < MPP_OWN_PART ? m->own_left : MPP_OWN_PART;
+    if (!part || m->op.failure) return 1;
+    memcpy(m->own_to, m->own, part);
+    m->own += part;
+    m->own_to += part;
+    m->own_left -= part;
+    atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
+    return !m->own_left;
+}
+
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
@@ -208,6 +221,7 @@ static int step(mpp_op *op) {
     int over = 1;
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].block) over &= advance(m, i);
+    over &= copy_own(m);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }

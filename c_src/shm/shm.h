@@ -121,11 +121,19 @@ struct mpp_channel {
     const mpp_internode *internode; /* NULL exactly where topology is */
     mpp_internode_state *internode_state;
     int only_compares; /* the ranks' calls; MPI's collectives move the data */
+    int shares_calls;  /* longer calls than `own_up_to` says for their kind are MPI's */
+    size_t own_up_to[MPP_CALL_KINDS];
 };
 
-/* Whether collectives go over the channel. */
+/* Whether collectives go over the channel, short ones at least. */
 static inline int mpp_carries(const mpp_group *g) { return g->channel && !g->channel->only_compares; }
-static inline int mpp_only_compares(const mpp_group *g) { return g->channel && g->channel->only_compares; }
+static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
+    return mpp_carries(g) && (!g->channel->shares_calls || bytes <= g->channel->own_up_to[kind]);
+}
+/* Whether a collective that MPI moves the data of is compared over the channel first. */
+static inline int mpp_compares_for_mpi(const mpp_group *g) {
+    return g->channel && (g->channel->only_compares || g->channel->shares_calls);
+}
 
 /* ---- for operations over shared memory ---- */
 
@@ -137,8 +145,10 @@ void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t
 /* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
  * expect. Takes the exchange's place in the order. NULL: no memory. */
 mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
-/* The same of a collective that MPI does: `lengths`, of every rank's block, or NULL. Takes its place in the order. */
-mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths);
+/* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
+ * Takes its place in the order. */
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
+                      size_t element);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */

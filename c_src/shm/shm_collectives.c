@@ -132,13 +132,11 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
                             int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g, wait_ns);
-    size_t longest = 0;
+    size_t longest = mpp_longest_of(bytes, g->size);
     s->in = in;
     s->out_list = copy_list(out, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
     if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
-    for (int r = 0; r < g->size; r++)
-        if (bytes[r] > longest) longest = bytes[r];
     s->write = write_own_block;
     s->read = read_blocks;
     if (g->channel->internode && !g->channel->internode->allgather(s, longest)) return out_of_memory(s, g, wait_ns);
@@ -179,17 +177,14 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
                                  const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return out_of_memory(s, g, wait_ns);
-    size_t longest = 0;
     s->out = out;
     s->how = *how;
     s->element = mpp_dtype_size(how->dtype);
+    size_t longest = mpp_longest_of(counts, g->size) * s->element;
     s->in_list = copy_list(in, g->size);
     s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
     if (!s->in_list || !s->lengths) return out_of_memory(s, g, wait_ns);
-    for (int r = 0; r < g->size; r++) {
-        s->lengths[r] *= s->element;
-        if (s->lengths[r] > longest) longest = s->lengths[r];
-    }
+    for (int r = 0; r < g->size; r++) s->lengths[r] *= s->element;
     s->chunk_bytes = mpp_piece_bytes(g->channel);
     s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
     s->write = write_pieces;
@@ -254,7 +249,8 @@ static shm_op *new_agreement(mpp_group *g) {
     return s;
 }
 
-mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t bytes, const size_t *lengths) {
+mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
+                      size_t element) {
     shm_op *s = new_agreement(g);
     if (!s) return NULL;
     if (how) s->how = *how;
@@ -262,8 +258,9 @@ mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root
         mpp_discard(&s->op);
         return NULL;
     }
+    for (int r = 0; lengths && r < g->size; r++) s->lengths[r] *= element;
     s->chunk_bytes = SIZE_MAX; /* no data: one chunk, whatever the length */
-    mpp_sign(s, kind, root, bytes);
+    mpp_sign(s, kind, root, length * element);
     mpp_take_place(s);
     return &s->op;
 }

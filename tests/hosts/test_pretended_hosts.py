@@ -93,13 +93,13 @@ def test_tuning(mpi: Installation, tmp_path: Path) -> None:
     measured = json.loads((tmp_path / "bench.json").read_text())
     assert measured["contestants"] == ["own", "mpi"]
     assert measured["point_to_point"]["ranks"] == [0, 2]  # the first rank of another node
-    assert found["collectives"] == ("own" if found["ratio"] <= 1 else "mpi")
+    assert set(found["own_up_to"]) == set(names)
     assert f"MPIPLUS_TUNING={file}" in output
-    other = {"own": "mpi", "mpi": "own"}[found["collectives"]]
-    for wanted in (found["collectives"], other):
-        file.write_text(json.dumps({**found, "collectives": wanted}))
+    for limits in (found["own_up_to"], {}, dict.fromkeys(names, 100)):
+        file.write_text(json.dumps({**found, "own_up_to": limits}))
         output = believing(mpi, tmp_path, "0,1", "follow", tuning=file.name)
-        assert re.findall(r"follow: rank \d (\w+)", output) == [wanted] * 2, output
+        own_for_all = all(limit is None for limit in limits.values())
+        assert re.findall(r"follow: rank \d (\w+)", output) == ["own" if own_for_all else "both"] * 2, output
 
 
 @pytest.mark.timeout(900)
@@ -117,4 +117,5 @@ def test_disagreements_where_mpi_moves_the_data(
     command = mpi.command(ranks, [str(SCRIPTS / "disagreeing.py"), str(hosts)])
     code, output = run_limited(command, {**mpi.full_environment(), **variables}, 400)
     assert code == 0, output
-    assert len(re.findall(r"told: rank \d+ of 9, mpi", output)) == ranks, output
+    whose = "both" if hosts == 17 else "mpi"
+    assert len(re.findall(rf"told: rank \d+ of 9, {whose}", output)) == ranks, output

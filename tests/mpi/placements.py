@@ -6,18 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmpi_plugin import Options
+from torchmpi_plugin.communicator import choice
 from torchmpi_plugin.node import node
 
-#: By shared memory; by MPI's own collectives; and as if the ranks were on two nodes in turn.
-PLACEMENTS = ("one node", "MPI", "two nodes")
+#: By shared memory; as if the ranks were on two nodes in turn. Calls have an order among each other.
+ORDERED = ("one node", "two nodes")
+#: And by MPI's own collectives; and as on so many nodes that what is not short is MPI's.
+PLACEMENTS = (*ORDERED, "MPI", "many nodes")
 
 
 def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monkeypatch: Any) -> Any:
     """Through the fixtures of a test."""
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
     if placement != "MPI":
-        host = rank % 2 if placement == "two nodes" else 0
+        host = rank % 2 if placement != "one node" else 0
         monkeypatch.setattr(node, "identity", lambda: f"node {host}")
-    group = new_group(None, pg_options=Options(collectives=None if placement == "MPI" else "own"))
+        monkeypatch.setattr(choice, "MOST_NODES", 1 if placement == "many nodes" else 2)
+    group = new_group(None, pg_options=Options(collectives="own" if placement in ORDERED else "auto"))
     assert group._communicator.shares_memory == (placement != "MPI")
+    is_mixed = placement == "many nodes" and group.size() > 1
+    assert group._communicator.has_own_collectives == (placement != "MPI" and not is_mixed)
     return group

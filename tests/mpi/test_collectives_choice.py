@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import Options
-from torchmpi_plugin.communicator import communicator, shared_memory, tuning
+from torchmpi_plugin.communicator import choice, communicator, tuning
 from torchmpi_plugin.communicator.config import GroupConfig
 from torchmpi_plugin.communicator.tuning import Tuning
 from torchmpi_plugin.group import splitting
@@ -20,7 +21,7 @@ from torchmpi_plugin.node import node
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
-def check(group: dist.ProcessGroup, own: bool) -> None:
+def check(group: dist.ProcessGroup, own: bool, own_for_all: bool | None = None) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((70_001,), float(rank))
     dist.all_reduce(tensor, group=group)
@@ -29,6 +30,7 @@ def check(group: dist.ProcessGroup, own: bool) -> None:
     dist.all_gather(parts, torch.full((3,), float(rank), dtype=torch.bfloat16), group=group)
     assert [part[2].item() for part in parts] == list(range(size))
     assert group._communicator.shares_memory == own
+    assert group._communicator.has_own_collectives == (own if own_for_all is None else own_for_all)
 
 
 @pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
@@ -52,9 +54,9 @@ def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
 @pytest.mark.parametrize("wanted", ["auto", "own"])
 def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
-    monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
+    monkeypatch.setattr(choice, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
-    check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
+    check(new_group(None, pg_options=Options(collectives=wanted)), True, wanted == "own")
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
@@ -62,7 +64,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
     """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
-    monkeypatch.setattr(shared_memory, "MOST_NODES", 1)
+    monkeypatch.setattr(choice, "MOST_NODES", 1)
     monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
@@ -160,9 +162,9 @@ def two_hosts(world, monkeypatch) -> None:
     monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
 
 
-def tuning_file(directory: Path, collectives: str, vendor: str, hosts: int = 2) -> str:
+def tuning_file(directory: Path, limits: dict[str, int | None], vendor: str, hosts: int = 2) -> str:
     path = directory / "tuning.json"
-    path.write_text(Tuning(collectives, hosts, [1] * hosts, vendor, "1.0", 1.0, []).text())
+    path.write_text(Tuning(limits, hosts, [1] * hosts, vendor, "1.0", 1.0, []).text())
     return str(path)
 
 
@@ -174,13 +176,47 @@ def vendor() -> str:
     return MPI.get_vendor()[0]
 
 
-@pytest.mark.parametrize("wanted", ["own", "mpi"])
-def test_a_tuning_file_of_rank_0(world, two_hosts, new_group, monkeypatch, tmp_path, vendor: str, wanted: str) -> None:
+@pytest.mark.parametrize(
+    "limits", [{}, {"all_reduce": None}, {"all_reduce": 1000, "all_gather_into_tensor": 0}], ids=str
+)
+def test_a_tuning_file_of_rank_0(world, two_hosts, new_group, monkeypatch, tmp_path, vendor: str, limits) -> None:
     """It alone needs the file."""
-    file = tuning_file(tmp_path, wanted, vendor) if world.rank == 0 else str(tmp_path / "missing")
+    file = tuning_file(tmp_path, limits, vendor) if world.rank == 0 else str(tmp_path / "missing")
     monkeypatch.setenv("MPIPLUS_TUNING", file)
-    check(new_group(None), wanted == "own")
-    check(new_group(None, pg_options=Options(collectives="auto")), wanted == "own")
+    for group in new_group(None), new_group(None, pg_options=Options(collectives="auto")):
+        check(group, True, limits.get("all_reduce") is None)
+
+
+#: Of sums: bfloat16's are twice as long as their elements.
+LIMIT = 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_which_calls_are_mpi_s(world, two_hosts, new_group, monkeypatch, tmp_path, vendor: str, dtype) -> None:
+    """Each operation has its limit, up to which it is ours; both ways give the same, and disagreement is told."""
+    names = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+    monkeypatch.setenv("MPIPLUS_TUNING", tuning_file(tmp_path, dict.fromkeys(names, LIMIT), vendor))
+    group, size = new_group(None, timeout=timedelta(seconds=30)), world.size
+    for extra in (0, 1):
+        count = LIMIT // 4 // size * size + extra * size  # of a sum's elements, divided among all ranks
+        ours = torch.arange(count).remainder(5).to(dtype)
+        total = ours.clone() + world.rank
+        dist.all_reduce(total, group=group)
+        assert torch.equal(total.float(), ours.float() * size + sum(range(size)))
+        part = torch.empty(count // size, dtype=dtype)
+        dist.reduce_scatter_tensor(part, ours + world.rank, group=group)
+        assert torch.equal(part, total.chunk(size)[world.rank])
+        whole = torch.empty(count, dtype=dtype)
+        dist.all_gather_into_tensor(whole, part, group=group)
+        assert torch.equal(whole, total)
+        sent = ours.clone() if world.rank == size - 1 else torch.zeros_like(ours)
+        dist.broadcast(sent, size - 1, group=group)
+        assert torch.equal(sent, ours)
+    for mine in (3, 2 * LIMIT):  # one rank's call is ours, and the others' are MPI's; and the other way round
+        length = mine if world.rank == 0 else 2 * LIMIT + 3 - mine
+        with pytest.raises(dist.DistBackendError, match="disagree"):
+            dist.all_reduce(torch.ones(length, dtype=dtype), group=group)
+    check(group, True, False)
 
 
 @pytest.mark.parametrize("wanted", ["own", "mpi"])
@@ -201,7 +237,9 @@ def test_a_tuning_file_of_another_shape(
     world, two_hosts, new_group, monkeypatch, tmp_path, caplog, vendor: str, other: str
 ) -> None:
     """A warning of rank 0, and the usual rule."""
-    file = tuning_file(tmp_path, "mpi", vendor if other == "hosts" else "Other MPI", 7 if other == "hosts" else 2)
+    file = tuning_file(
+        tmp_path, {"all_reduce": 0}, vendor if other == "hosts" else "Other MPI", 7 if other == "hosts" else 2
+    )
     monkeypatch.setenv("MPIPLUS_TUNING", file)
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
         check(new_group(None), True)

@@ -102,7 +102,7 @@ def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tu
     if call.kind.endswith("into_tensor"):
         out = marked([n * size])
     if call.kind.startswith("all_to_all"):
-        out = marked(receive)
+        out = marked(receive if call.kind == "all_to_all" else [sum(receive)])
     if call.kind == "gather":
         out = marked([n] * size) if is_root else []
     mine = out[rank : rank + 1]
@@ -121,9 +121,9 @@ def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tu
         ),
         "all_to_all": lambda: dist.all_to_all(out, [ones(count) for count in send], **common),
         "all_to_all_single": lambda: dist.all_to_all_single(
-            torch.full((sum(receive),), MARK, dtype=call.dtype), ones(sum(send)), list(receive), list(send), **common
+            out[0], ones(sum(send)), list(receive), list(send), **common
         ),
-    }[call.kind], [] if call.kind in EXCHANGES else out
+    }[call.kind], out
 
 
 def random_call(dice: random.Random, size: int) -> Call:

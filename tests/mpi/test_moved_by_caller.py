@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import RANKS, moved_by
-from placements import PLACEMENTS, group_placed
+from placements import ORDERED, group_placed
 
 from torchmpi_plugin.engine.work import Work
 
@@ -32,7 +32,7 @@ CALLS: dict[str, Callable[[torch.Tensor, Any], dist.Work]] = {
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.skipif((os.cpu_count() or 1) < RANKS, reason="with more ranks than cores some always come too late")
-@pytest.mark.parametrize("placement", [each for each in PLACEMENTS if each != "MPI"])
+@pytest.mark.parametrize("placement", ORDERED)
 @pytest.mark.parametrize("name", CALLS)
 def test_complete_at_once(name: str, placement: str, world, new_group, channel, monkeypatch) -> None:
     """Sooner or later on every rank: on a busy machine others may often come too late."""

@@ -105,10 +105,16 @@ def test_what_info_makes_of_it() -> None:
     assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]
 
 
-@pytest.mark.parametrize(("wants", "hosts"), [("mpi", 1), ("auto", 17)])
-def test_mpis_collectives_cost_nothing(wants: str, hosts: int) -> None:
-    found = group.cost(Module, {rank: report(f"h{rank}", wants) for rank in range(hosts)})
-    assert found == {"path": "MPI's collectives", "nodes": []}
+def test_mpis_collectives_cost_nothing() -> None:
+    assert group.cost(Module, {0: report("h0", "mpi")}) == {"path": "MPI's collectives", "nodes": []}
+
+
+def test_on_many_nodes_nothing_comes_later() -> None:
+    """What is long is MPI's there."""
+    found = group.cost(Module, {rank: report(f"h{rank}") for rank in range(17)})
+    assert found["path"].endswith("messages of our own between nodes; MPI's collectives for what is not short")
+    assert len(found["nodes"]) == 17
+    assert all(place["segment_bytes"] > 0 and place["rank_bytes_later"] == 0 for place in found["nodes"])
 
 
 def test_a_rank_whose_variable_is_wrong() -> None:

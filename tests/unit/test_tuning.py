@@ -20,7 +20,8 @@ ROWS = [
     {"operation": "all_reduce", "dtype": "float32", "bytes": 8, "own": 10.0, "mpi": 20.0},
     {"operation": "broadcast", "dtype": "float32", "bytes": 8, "own": 10.0, "mpi": 12.0},
 ]
-GOOD = Tuning("mpi", 2, [3, 1], "Open MPI", "5.0.11", 1.25, ROWS)
+LIMITS = {"all_reduce": 65536, "broadcast": None, "all_gather_into_tensor": 0}
+GOOD = Tuning(LIMITS, 2, [3, 1], "Open MPI", "5.0.11", 1.25, ROWS)
 
 
 @pytest.fixture
@@ -39,11 +40,11 @@ def altered(path: Path, **fields: Any) -> Path:
 def test_what_is_written_is_read(path: Path) -> None:
     assert tuning.read(path) == GOOD
     assert path.read_text().count("\n    {") == len(ROWS)  # one line each
-    assert tuning.read(altered(path, collectives="own")) == dataclasses.replace(GOOD, collectives="own")
+    assert tuning.read(altered(path, own_up_to={})) == dataclasses.replace(GOOD, own_up_to={})
 
 
 def test_a_group_of_that_shape_follows_it(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert tuning.choice(str(path), 2, "Open MPI") == "mpi"
+    assert tuning.own_up_to(str(path), 2, "Open MPI") == {"all_reduce": 65536, "all_gather_into_tensor": 0}
     assert not caplog.records
 
 
@@ -52,7 +53,7 @@ def test_another_group_is_told_once_and_does_not(
     path: Path, caplog: pytest.LogCaptureFixture, hosts: int, mpi: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
-        assert [tuning.choice(str(path), hosts, mpi) for _ in range(2)] == [None, None]
+        assert [tuning.own_up_to(str(path), hosts, mpi) for _ in range(2)] == [None, None]
     (record,) = caplog.records
     assert record.getMessage() == (
         f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 nodes under Open MPI, and says nothing of a group on "
@@ -78,16 +79,21 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"version": 2}, "is of version 2, and this mpiplus reads 1"),
+        ({"version": 1}, "is of version 1, and this mpiplus reads 2"),
         ({"version": None}, "is of version None"),
         ({"format": "else"}, "is no tuning file"),
-        ({"collectives": "auto"}, "has collectives 'auto'"),
-        ({"collectives": ["own"]}, "has collectives"),
+        ({"own_up_to": "auto"}, "has own_up_to 'auto'"),
+        ({"own_up_to": ["all_reduce"]}, "has own_up_to"),
+        ({"own_up_to": {"all_to_all": 8}}, "null, for all_reduce, broadcast"),
+        ({"own_up_to": {"all_reduce": -1}}, "has own_up_to"),
+        ({"own_up_to": {"all_reduce": 1 << 70}}, "has own_up_to"),
+        ({"own_up_to": {"all_reduce": True}}, "has own_up_to"),
+        ({"own_up_to": {"all_reduce": 8.0}}, "has own_up_to"),
         ({"hosts": 1}, "has hosts 1"),
         ({"hosts": True}, "has hosts True"),
         ({"hosts": "2"}, "has hosts '2'"),
         ({"mpi": None}, "has mpi None"),
-        ({"host": 2}, "must have collectives, hosts, .* and nothing else"),
+        ({"host": 2}, "must have own_up_to, hosts, .* and nothing else"),
     ],
 )
 def test_wrong_fields(path: Path, fields: dict[str, Any], reason: str) -> None:
@@ -97,28 +103,40 @@ def test_wrong_fields(path: Path, fields: dict[str, Any], reason: str) -> None:
 
 def test_a_field_that_is_missing(path: Path) -> None:
     found = json.loads(path.read_text())
-    del found["collectives"]
+    del found["own_up_to"]
     path.write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="must have collectives"):
+    with pytest.raises(ValueError, match="must have own_up_to"):
         tuning.read(path)
 
 
-def row(own: float, mpi: float) -> Row:
-    return Row("all_reduce", "float32", 8, 2, {"own": own, "mpi": mpi}, {}, {})
+def row(own: float, mpi: float, size: int = 8, operation: str = "all_reduce", dtype: str = "float32") -> Row:
+    return Row(operation, dtype, size, 2, {"own": own, "mpi": mpi}, {}, {})
 
 
 @pytest.mark.parametrize(
-    ("times", "winner", "ratio"),
+    ("rows", "longest"),
     [
-        ([(1.0, 2.0), (1000.0, 1999.0)], "own", 0.5),
-        ([(1.0, 4.0), (1000.0, 500.0)], "own", 0.707),  # each row counts alike, however long it takes
-        ([(4.0, 1.0), (500.0, 1000.0)], "mpi", 1.414),
-        ([(3.0, 3.0)], "own", 1.0),
+        ([row(1, 2), row(1000, 1999, 4096)], None),
+        ([row(1, 4), row(1000, 500, 4096)], 8),
+        ([row(4, 1), row(1000, 500, 4096)], 0),
+        ([row(3, 3)], None),  # with the comparison of the calls, which both have
+        ([row(1, 2), row(3, 2, 64), row(1, 9, 4096)], None),  # one row that was noise
+        ([row(1, 2), row(3, 2, 64), row(1, 9, 512), row(7, 6, 4096)], 512),
+        ([row(1, 2, 64, dtype="bfloat16"), row(1, 2, 64), row(2, 1, 256)], 128),  # sums of bfloat16 are float32
     ],
 )
-def test_the_winner(times: list[tuple[float, float]], winner: str, ratio: float) -> None:
+def test_the_limit_of_an_operation(rows: list[Row], longest: int | None) -> None:
     refused = Row("all_reduce", "bfloat16", 8, 2, {"own": 1.0}, {}, {"mpi": "no"})
-    found = tune.choose([*(row(*pair) for pair in times), refused], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
-    assert (found.collectives, found.ratio) == (winner, pytest.approx(ratio, rel=1e-3))
+    others = row(5, 1, 16, "broadcast")
+    found = tune.choose([*rows, refused, others], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
+    assert found.own_up_to == {"all_reduce": longest, "broadcast": 0}
     assert (found.hosts, list(found.ranks_per_host), found.mpi, found.mpi_version) == (2, [2, 1], "MPICH", "5.0.2")
-    assert len(found.medians_us) == len(times)
+    assert len(found.medians_us) == len(rows) + 1
+
+
+def test_the_ratio_and_the_words() -> None:
+    found = tune.choose([row(1, 4), row(1000, 500, 4096), row(1, 1, 8, "broadcast")], ["a", "b"], ("MPICH", (5, 0, 2)))
+    assert found.ratio == pytest.approx((0.25 * 2) ** (1 / 3), rel=1e-3)
+    words = tune.in_words(found, Path("file.json"))
+    assert "all_reduce own up to 8 B, then MPI's; broadcast own." in words
+    assert "MPIPLUS_TUNING=" in words

@@ -18,9 +18,10 @@ from ..mpi import runtime
 from ..node import node, peers, shared_files
 from ..node.shared_files import Share
 from . import tuning
+from .choice import Choice, choose
 from .config import GroupConfig, disagreement
-from .footprint import Footprint, attach, of_group, path
-from .shared_memory import Segment, create_file, has_own_collectives, segment_size
+from .footprint import Footprint, attach, of_group
+from .shared_memory import Segment, create_file, segment_size
 from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
@@ -75,7 +76,7 @@ class Communicator:
     may_be_sent_to = False
     _crowded = False
     _told = False
-    _carries = False
+    _choice = Choice(False)
     _share: float | None = None
     freed = False
 
@@ -98,14 +99,14 @@ class Communicator:
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
-            own = self._has_own_collectives(everybody[0], steps)
-            offers = steps.take(lambda: self._make_group(everybody, own))
+            choice = self._choose(everybody[0], steps)
+            offers = steps.take(lambda: self._make_group(everybody, choice.own))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             is_shared = all(offers[first] is not None for first in firsts)
             if is_shared:
                 first = firsts[self.place.node_rank]
                 is_shared = all(steps.take(lambda: self._map(everybody[first].process.pid, offers[first])))
-            steps.take(lambda: self._attach(is_shared, own))
+            steps.take(lambda: self._attach(is_shared, choice))
         except BaseException as error:
             # A Ctrl-C is this rank's alone.
             self.may_be_sent_to = steps.broken or not isinstance(error, DistBackendError)
@@ -118,14 +119,13 @@ class Communicator:
         """The number of a rank's node."""
         return self._places[rank].node_rank
 
-    def _has_own_collectives(self, first: Member, steps: Steps) -> bool:
+    def _choose(self, first: Member, steps: Steps) -> Choice:
         """As rank 0 was asked, or as its file says."""
-        wanted = first.config.collectives
+        wanted, found = first.config.collectives, None
         if wanted == "auto" and first.tuning and self.node_count > 1:
             is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
-            found = steps.take(lambda: tuning.choice(first.tuning, self.node_count, vendor) if is_first else None)[0]
-            wanted = found or wanted
-        return has_own_collectives(wanted, self.node_count)
+            found = steps.take(lambda: tuning.own_up_to(first.tuning, self.node_count, vendor) if is_first else None)[0]
+        return choose(wanted, self.node_count, found)
 
     def _make_group(self, everybody: Sequence[Member], own: bool) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
@@ -195,7 +195,7 @@ class Communicator:
             self._do_without(error)
         return self._segment is not None
 
-    def _attach(self, is_shared: bool, own: bool) -> None:
+    def _attach(self, is_shared: bool, choice: Choice) -> None:
         """Give the C group its memory. Where MPI moves the data, that is for the comparison of calls.
 
         Ranks that cannot share memory compare by messages, each as if it were on a node of its own.
@@ -203,16 +203,16 @@ class Communicator:
         places, here, size = self._places, self.place.local_size, len(self._places)
         if not is_shared:
             self._unmap()
-            own = False
+            choice = Choice(False)
             if size == 1:
                 return
             places, here = [node.Place(0, 1, rank) for rank in range(size)], 1
-            length, _ = segment_size(self._lib, places, here, own)
+            length, _ = segment_size(self._lib, places, here, choice.own)
             self._segment = Segment(self._lib, self._ffi, -1, length)
         if self._segment is not None:
             memory = self._segment.address
-            attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.sums(self._lib), own)
-            self._carries = own
+            attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.sums(self._lib), choice)
+            self._choice = choice
 
     def _unmap(self) -> None:
         if self._segment is not None:
@@ -227,20 +227,24 @@ class Communicator:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the group's collectives go over shared memory."""
-        return self._carries
+        """Whether the group's collectives go over shared memory, or at least the short ones."""
+        return self._choice.own
+
+    @property
+    def has_own_collectives(self) -> bool:
+        """Whether none of the group's collectives is MPI's."""
+        return self._choice.own_for_all
 
     def describe(self) -> str:
         """The group's shape and path in words."""
         ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} node(s)"
-        return f"{ranks}, {path(self.shares_memory, self.node_count)}"
+        return f"{ranks}, {self._choice.describe(self.node_count)}"
 
     @property
     def footprint(self) -> Footprint:
         """The memory that the group has taken; not while an operation is made."""
-        return of_group(
-            self._lib, self._ffi, self.handle, self._segment.length if self._carries and self._segment else 0
-        )
+        segment = self._segment.length if self._segment else 0
+        return of_group(self._lib, self._ffi, self.handle, segment, self._choice)
 
     def free(self) -> bool:
         """Give everything back; False (and nothing freed) while an operation is unfinished.

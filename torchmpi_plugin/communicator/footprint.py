@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..node.node import Place
+from .choice import OWN, Choice
 from .shared_memory import SLOTS, segment_size
 
 if TYPE_CHECKING:
@@ -42,13 +43,6 @@ def in_words(length: int) -> str:
     return f"{max(1, round(length / 1024)):,} KiB"
 
 
-def path(shares_memory: bool, nodes: int) -> str:
-    """How a group's collectives go, in words."""
-    if not shares_memory:
-        return "MPI's collectives"
-    return "shared memory" + (", and messages of our own between nodes" if nodes > 1 else "")
-
-
 def attach(
     lib: Lib,
     ffi: FFI,
@@ -57,33 +51,34 @@ def attach(
     places: Sequence[Place],
     here: int,
     sums: int,
-    carries: bool = True,
+    choice: Choice = OWN,
 ) -> None:
     """Give a C group the segment of its node, on which ``here`` of its ranks are.
 
     Args:
         sums: ``GroupConfig.sums()``.
-        carries: collectives go over it; else it is for the comparison of calls only.
+        choice: which collectives go over it; the calls of others are compared there.
 
     Raises:
         MemoryError: there is no memory for what belongs to it.
     """
     numbers = [place.node_rank for place in places]
     node_of = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
-    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, carries)[1], node_of, sums):
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, choice.own)[1], node_of, sums):
         raise MemoryError("no memory for a group")
-    if not carries:
-        lib.mpp_group_only_compares(group)
+    choice.tell(lib, group)
 
 
-def of_group(lib: Lib, ffi: FFI, group: int, segment: int) -> Footprint:
-    """That of a C group with so many bytes of shared memory."""
+def of_group(lib: Lib, ffi: FFI, group: int, segment: int, choice: Choice = OWN) -> Footprint:
+    """That of a C group with so many bytes of shared memory, for what goes over that."""
     own, later = ffi.new("size_t *"), ffi.new("size_t *")
     lib.mpp_group_bytes(group, own, later)
-    return Footprint(segment, own[0], later[0])
+    return Footprint(segment if choice.own else 0, own[0], 0 if choice.only_short else later[0])
 
 
-def of_layout(lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = False) -> list[Footprint]:
+def of_layout(
+    lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = False, choice: Choice = OWN
+) -> list[Footprint]:
     """That of a group with shared memory and ranks in these places, by node: made without its segment, and given back.
 
     Raises:
@@ -98,8 +93,9 @@ def of_layout(lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = 
         if not group:
             raise MemoryError("no memory for a group")
         try:
-            attach(lib, ffi, group, int(ffi.cast("uintptr_t", nowhere)), places, place.local_size, int(reproducible))
-            found.append(of_group(lib, ffi, group, segment_size(lib, places, place.local_size)[0]))
+            address = int(ffi.cast("uintptr_t", nowhere))
+            attach(lib, ffi, group, address, places, place.local_size, int(reproducible), choice)
+            found.append(of_group(lib, ffi, group, segment_size(lib, places, place.local_size)[0], choice))
         finally:
             lib.mpp_group_release(group)
     return found

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 SLOTS = 4
 SEGMENT_LIMIT = 64 << 20
 
-#: With more nodes MPI's algorithms take fewer messages than ours, which send to every node.
-MOST_NODES = 16
-
 
 def slot_bytes(size: int) -> int:
     """The size of each of a rank's ``SLOTS`` slots of shared memory, in a group of ``size`` ranks on one node."""
@@ -30,11 +27,6 @@ def comparing_slot(size: int, nodes: int) -> int:
     """The same where slots carry no data, but, on one node, two lengths for each rank, to say which do not agree."""
     lines = -(-16 * size // 64) if nodes == 1 else 1
     return min(slot_bytes(size), 64 * lines)
-
-
-def has_own_collectives(wanted: str, nodes: int) -> bool:
-    """Whether a group on so many nodes has collectives of our own, if rank 0 wants these."""
-    return wanted == "own" or (wanted == "auto" and nodes <= MOST_NODES)
 
 
 def segment_size(lib: Lib, places: Sequence[Place], here: int, carries: bool = True) -> tuple[int, int]:

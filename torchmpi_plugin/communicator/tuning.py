@@ -1,4 +1,4 @@
-"""The file in which ``mpiplus bench --tune`` says whose collectives between nodes were faster.
+"""The file in which ``mpiplus bench --tune`` says in which sizes whose collectives between nodes were faster.
 
 ``auto`` follows it (the variable MPIPLUS_TUNING). One file is one measurement, on so many nodes, under one MPI. It
 counts for groups on as many nodes under an MPI of that vendor, whatever its version and the ranks on each node; others
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import settings
+from .choice import KINDS
 
 log = logging.getLogger("torchmpi_plugin")
 
-FORMAT, VERSION = "mpiplus tuning", 1
-CHOICES = ("own", "mpi")
+FORMAT, VERSION = "mpiplus tuning", 2
 _HINT = f"write one with `mpiplus bench --tune`, or unset {settings.TUNING.name}"
 _warned: set[tuple[str, int]] = set()
 
@@ -29,7 +29,8 @@ class Tuning:
     """What a file says.
 
     Attributes:
-        collectives: the winner, "own" or "mpi".
+        own_up_to: by operation, the bytes of the longest call for which mpiplus's collectives are taken, MPI's for
+            longer ones; 0: MPI's for all, None: mpiplus's for all, as for an operation that is not named.
         hosts: on how many it was measured.
         ranks_per_host: on each of them.
         mpi: the vendor of the MPI library.
@@ -38,7 +39,7 @@ class Tuning:
         medians_us: each operation and size with both times in microseconds.
     """
 
-    collectives: str
+    own_up_to: Mapping[str, int | None]
     hosts: int
     ranks_per_host: Sequence[int]
     mpi: str
@@ -72,8 +73,11 @@ def read(path: Path) -> Tuning:
         tuning = Tuning(**found)
     except TypeError:
         raise _wrong(path, f"must have {', '.join(Tuning.__dataclass_fields__)} and nothing else") from None
-    if tuning.collectives not in CHOICES:
-        raise _wrong(path, f'has collectives {tuning.collectives!r}, which must be "own" or "mpi"')
+    if not isinstance(tuning.own_up_to, dict) or not all(map(_is_limit, tuning.own_up_to.items())):
+        known = ", ".join(KINDS)
+        raise _wrong(
+            path, f"has own_up_to {tuning.own_up_to!r}, which must have numbers of bytes, or null, for {known}"
+        )
     if type(tuning.hosts) is not int or tuning.hosts < 2:
         raise _wrong(path, f"has hosts {tuning.hosts!r}, which must be a number from 2 on")
     if not isinstance(tuning.mpi, str):
@@ -81,19 +85,27 @@ def read(path: Path) -> Tuning:
     return tuning
 
 
+def _is_limit(item: tuple[str, Any]) -> bool:
+    operation, longest = item
+    return operation in KINDS and (longest is None or (type(longest) is int and 0 <= longest < 1 << 62))
+
+
 def _wrong(path: Path, what: str) -> ValueError:
     return ValueError(f"{settings.TUNING.name}: the file {str(path)!r} {what}. Correct the path, {_HINT}")
 
 
-def choice(path: str, nodes: int, mpi: str) -> str | None:
+def own_up_to(path: str, nodes: int, mpi: str) -> dict[str, int] | None:
     """What the file says of a group on so many nodes under that MPI; None, with a warning, where it says nothing of it.
+
+    Returns:
+        As ``choice.Choice`` has it.
 
     Raises:
         ValueError: as :func:`read` does.
     """
     tuning = read(Path(path))
     if (tuning.hosts, tuning.mpi) == (nodes, mpi):
-        return tuning.collectives
+        return {operation: longest for operation, longest in tuning.own_up_to.items() if longest is not None}
     if (path, nodes) not in _warned:
         _warned.add((path, nodes))
         log.warning(

@@ -125,7 +125,7 @@ def _compare(group: Group, operation: str, call: comparison.Call, opts: Any) -> 
 
 def _mixes_devices(group: Group) -> bool:
     """Whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
-    return group.communicator.shares_memory and not group._direct
+    return group.communicator.has_own_collectives and not group._direct
 
 
 def start(

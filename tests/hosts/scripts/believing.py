@@ -18,8 +18,9 @@ node.identity = lambda: f"node {here}"
 
 if words == ["follow"]:
     dist.init_process_group("mpiplus")
-    own = dist.group.WORLD.communicator.shares_memory
-    os.write(1, f"follow: rank {dist.get_rank()} {'own' if own else 'mpi'}\n".encode())
+    communicator = dist.group.WORLD.communicator
+    whose = "own" if communicator.has_own_collectives else "both" if communicator.shares_memory else "mpi"
+    os.write(1, f"follow: rank {dist.get_rank()} {whose}\n".encode())
     dist.destroy_process_group()
 else:
     main(words)

@@ -48,6 +48,7 @@ assert [block[0].item() for block in blocks] == list(range(size))
 for number, work in enumerate(pending):
     work.wait()
     assert work.result()[0].tolist() == [float(number * size)] * 3
-own = dist.group.WORLD.communicator.shares_memory
-os.write(1, f"told: rank {me} of {len(calls)}, {'own' if own else 'mpi'}\n".encode())
+communicator = dist.group.WORLD.communicator
+whose = "own" if communicator.has_own_collectives else "both" if communicator.shares_memory else "mpi"
+os.write(1, f"told: rank {me} of {len(calls)}, {whose}\n".encode())
 dist.destroy_process_group()

@@ -112,7 +112,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
     metavar="[FILE]",
     is_flag=False,
     flag_value=_TUNING_FILE,
-    help="Instead, measure MPI's collectives between nodes against mpiplus's, and write there which are faster, for "
+    help="Instead, measure MPI's collectives between nodes against mpiplus's, and write there which to take, for "
     f"MPIPLUS_TUNING ({_TUNING_FILE}).",
 )
 @click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...communicator import footprint, shared_memory
+from ...communicator import footprint
+from ...communicator.choice import choose
 from ...communicator.config import GroupConfig, group_config
 from ...mpi import library as mpi_library
 from ...node import node
@@ -39,12 +40,12 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
     places = node.places([report["node"] for report in in_order])
     firsts = [report for report, place in zip(in_order, places, strict=True) if not place.local_rank]
     wanted = GroupConfig(**in_order[0]["config"])
-    is_own = shared_memory.has_own_collectives(wanted.collectives, len(firsts))
+    choice = choose(wanted.collectives, len(firsts))
     nodes = []
-    if is_own:
+    if choice.own:
         shim = mpi_library.import_shim(module)
-        costs = footprint.of_layout(shim.lib, shim.ffi, places, wanted.reproducible)
+        costs = footprint.of_layout(shim.lib, shim.ffi, places, wanted.reproducible, choice)
         for first, found in zip(firsts, costs, strict=True):
             sizes = {"segment_bytes": found.segment, "rank_bytes": found.own, "rank_bytes_later": found.later}
             nodes.append({"host": first["host"], "free_bytes": first["free_bytes"], **sizes})
-    return {"path": footprint.path(is_own, len(firsts)), "nodes": nodes}
+    return {"path": choice.describe(len(firsts)), "nodes": nodes}
