@@ -35,9 +35,9 @@ static inline char *mpp_own_slot(const shm_op *s, uint64_t chunk) {
     return mpp_slot_of(c, c->rank, s->first + chunk);
 }
 
-/* No other rank on this node reads the data, so they travel from and to the user's memory. (An all_gather would not
- * gain by that: on two nodes it took longer.) */
-static inline int mpp_goes_directly(const shm_op *s) { return mpp_channel_of(s)->size == 1 && !s->op.staging; }
+/* No other rank on this node reads the data, so they travel from and to the user's memory, or where that is staged: a
+ * staging's piece has whole chunks. (An all_gather would not gain by that: on two nodes it took longer.) */
+static inline int mpp_goes_directly(const shm_op *s) { return mpp_channel_of(s)->size == 1; }
 
 /* Memory until the chunk is complete. */
 static inline char *mpp_pipeline_alloc(mpp_pipeline_slot *p, size_t bytes) {

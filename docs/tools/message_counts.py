@@ -237,7 +237,7 @@ def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
     node, nodes = group.node_of[rank], group.nodes
     if group.on_node[node].index(rank) >= group.leaders_per_node:
         return Sent()
-    chunks = math.ceil(nbytes / chunk_bytes(group, "broadcast"))
+    chunks = math.ceil(nbytes / chunk_bytes(group, "broadcast", nbytes))
     piece = nbytes / (group.leaders_per_node * (nodes - 1))
     to = nodes - 1 if node == group.node_of[root] else nodes - 2
     return Sent(chunks * to, to * piece)
@@ -300,13 +300,14 @@ def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
     return levels(group.nodes) + _ends_with_shares(operation, piggyback)
 
 
-def chunk_bytes(group: Group, operation: str) -> int:
-    """How much one chunk carries of the tensor, or of each block."""
-    goes_whole = group.nodes == 2 and group.leaders_per_node == 1
+def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60) -> int:
+    """How much one chunk carries of a tensor of so many bytes, or of each block."""
+    most = EAGER * group.leaders_per_node * (group.nodes - 1)
+    eighth = nbytes // 8 // LINE * LINE if max(map(len, group.on_node)) == 1 else 0
     pieces = {
         "all_gather": group.inbox,
         "reduce_scatter": group.slot // group.ranks_per_slot // LINE * LINE,
-        "broadcast": min(group.slot, EAGER) if goes_whole else group.slot,
+        "broadcast": min(max(group.slot, eighth), most or group.slot),
     }
     return EAGER if operation in EXCHANGES else pieces.get(operation, group.slot)
 

@@ -28,6 +28,7 @@ SHAPES = {
 }
 TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
 SHORT, CHUNKS = 48, 3
+EIGHTHS = 8  # chunks of a broadcast, of which one has an eighth of the tensor or less
 HALVED = 40 << 10  # of a tensor: piggybacked, but not whole
 CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each leader and node
 
@@ -102,7 +103,8 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
     ranks.messages()
     wrong = []
     for operation in formulas.OPERATIONS:
-        sizes = [SHORT, CHUNKS * formulas.chunk_bytes(group, operation)] if operation != "barrier" else [0]
+        chunks = EIGHTHS if operation == "broadcast" else CHUNKS
+        sizes = [SHORT, chunks * formulas.chunk_bytes(group, operation)] if operation != "barrier" else [0]
         if operation in formulas.EXCHANGES:  # one more chunk, a short one; or where that would take minutes one in all
             sizes[1] = sizes[1] + SHORT if len(shape) <= 8 else group.slot
         for nbytes in [*sizes, HALVED] if operation in CUT and group.slot >= HALVED else sizes:
