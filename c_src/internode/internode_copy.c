@@ -74,8 +74,8 @@ static void read_from_root_here(shm_op *s, uint64_t chunk) {
 }
 
 /* A piece is at most one message that needs no answer (MPP_EAGER). Where each node has one rank nothing lies in slots,
- * and pieces may be that long: of chunks as long as slots they are short, and there are many. But there are eight chunks
- * at least, as their phases overlap. */
+ * and pieces may be that long: of chunks as long as slots they are short, and there are many. But there are eight
+ * chunks at least, as their phases overlap. */
 static size_t broadcast_chunk(const shm_op *s) {
     const mpp_topology *t = mpp_topology_of(s);
     size_t most = (size_t)t->leaders_per_node * (size_t)(t->count - 1) * MPP_EAGER;
