@@ -73,17 +73,6 @@ static void read_from_root_here(shm_op *s, uint64_t chunk) {
     memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), root_slot(s, chunk), length);
 }
 
-/* A piece is at most one message that needs no answer (MPP_EAGER). Where each node has one rank nothing lies in slots,
- * and pieces may be that long: of chunks as long as slots they are short, and there are many. But there are eight
- * chunks at least, as their phases overlap. */
-static size_t broadcast_chunk(const shm_op *s) {
-    const mpp_topology *t = mpp_topology_of(s);
-    size_t most = (size_t)t->leaders_per_node * (size_t)(t->count - 1) * MPP_EAGER;
-    size_t eighth = s->bytes / 8 / CACHE_LINE * CACHE_LINE;
-    size_t chunk = t->most_per_node == 1 && eighth > s->chunk_bytes ? eighth : s->chunk_bytes;
-    return chunk < most ? chunk : most;
-}
-
 int mpp_broadcast_internode(shm_op *s) {
     static const mpp_route piggybacked = {
         .pack = pack_from_root, .span = span_of_root, .merge = mpp_merge_by_copy, .unpack = unpack_by_copy};
@@ -97,7 +86,9 @@ int mpp_broadcast_internode(shm_op *s) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
     }
-    s->chunk_bytes = broadcast_chunk(s);
+    /* A piece is at most one message that needs no answer. */
+    size_t pieces = (size_t)mpp_topology_of(s)->leaders_per_node * (size_t)(mpp_topology_of(s)->count - 1);
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, pieces * MPP_EAGER);
     if (mpp_goes_directly(s)) s->write = NULL;
     else if (reads) s->read = root_node(s) == mpp_topology_of(s)->here ? read_from_root_here : mpp_read_from_leaders;
     return mpp_use_pipeline(s, &pipelined);

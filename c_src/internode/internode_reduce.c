@@ -25,13 +25,15 @@ static int sends_narrow(const shm_op *s, int node) {
 
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
-/* Blocks of a reduce_scatter lie in slots only. */
-static int is_direct(const shm_op *s) { return mpp_goes_directly(s) && !s->lengths; }
+/* Blocks of a reduce_scatter that are piggybacked lie in slots only. */
+static int is_direct(const shm_op *s) { return mpp_goes_directly(s) && !(s->lengths && s->payload); }
 
 /* Of a rank here. */
 static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t offset) {
-    if (is_direct(s)) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
-    return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
+    if (!is_direct(s)) return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
+    if (!s->lengths) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
+    int of_block = mpp_first_in_slot(s, chunk) + (int)(offset / s->chunk_bytes);
+    return mpp_shm_in_block(s, of_block, mpp_piece_number(s, chunk) * s->chunk_bytes);
 }
 
 static int is_wanted(const shm_op *s) { return s->root < 0 || s->root == s->op.group->rank; }
@@ -327,6 +329,15 @@ static int piggyback_by_halves(shm_op *s, const mpp_route *route, size_t bytes, 
     return 1;
 }
 
+/* What a chunk of a long reduction carries at most, of the tensor or of all blocks: for each other node one message
+ * that needs no answer, and what a pipeline slot has room for, four bytes of sums for each of a slot of shared memory.
+ */
+static size_t most_of_sums(const shm_op *s) {
+    size_t room = sizeof(float) * mpp_channel_of(s)->slot_bytes / wide_bytes(s, s->element) * s->element;
+    size_t messages = (size_t)mpp_topology_of(s)->count * MPP_EAGER;
+    return (messages < room ? messages : room) / CACHE_LINE * CACHE_LINE;
+}
+
 int mpp_reduce_internode(shm_op *s) {
     static const mpp_route pipelined = {.first_phase = send_sums, .second_phase = send_results};
     static const mpp_route halves = {.pack = pack_shares,
@@ -344,6 +355,7 @@ int mpp_reduce_internode(shm_op *s) {
     if (piggyback_by_halves(s, &halves, s->bytes, (lines + nodes - 1) / nodes * CACHE_LINE))
         return mpp_use_pipeline(s, &halves);
     if (reads) s->read = mpp_read_from_leaders;
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, most_of_sums(s));
     return mpp_use_pipeline(s, &pipelined);
 }
 
@@ -377,7 +389,9 @@ static void send_block_sums(shm_op *s, uint64_t chunk) {
 
 static void finish_block(shm_op *s, uint64_t chunk) {
     mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
-    add_nodes(s, chunk, mine.length, mpp_own_slot(s, chunk) + mine.begin);
+    char *result = is_direct(s) ? mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes)
+                                : mpp_own_slot(s, chunk) + mine.begin;
+    add_nodes(s, chunk, mine.length, result);
 }
 
 static void read_finished_block(shm_op *s, uint64_t chunk) {
@@ -402,6 +416,9 @@ int mpp_reduce_scatter_internode(shm_op *s, size_t longest) {
         s->read = read_own_block;
         return 1;
     }
-    s->read = read_finished_block;
+    if (mpp_goes_directly(s)) s->write = NULL;
+    s->read = mpp_goes_directly(s) ? NULL : read_finished_block;
+    size_t of_block = most_of_sums(s) / (size_t)s->op.group->size / CACHE_LINE * CACHE_LINE;
+    if (of_block > s->chunk_bytes) s->chunk_bytes = mpp_internode_chunk(s, longest, of_block);
     return mpp_use_pipeline(s, &pipelined);
 }

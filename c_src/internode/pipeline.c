@@ -60,6 +60,12 @@ mpp_stretch mpp_piece_of_leader(const mpp_topology *t, size_t length, int leader
     return (mpp_stretch){begin, end - begin};
 }
 
+size_t mpp_internode_chunk(const shm_op *s, size_t bytes, size_t most) {
+    size_t eighth = bytes / 8 / CACHE_LINE * CACHE_LINE;
+    size_t chunk = mpp_topology_of(s)->most_per_node == 1 && eighth > s->chunk_bytes ? eighth : s->chunk_bytes;
+    return chunk < most ? chunk : most;
+}
+
 void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first) {
     (void)s, (void)theirs_first;
     memcpy(payload + offset, theirs, length);

@@ -62,6 +62,11 @@ static inline int mpp_peer_rank(const shm_op *s, int node, int place) {
     return t->members[t->first[node] + place % mpp_local_count(t, node)];
 }
 
+/* How much of `bytes` a chunk of one tensor, or of each block, carries at most `most`. Where each node has one rank
+ * nothing lies in slots, and chunks may be longer than these: their messages are fewer. But there are eight chunks at
+ * least, as their phases overlap. */
+size_t mpp_internode_chunk(const shm_op *s, size_t bytes, size_t most);
+
 /* Nothing is sent or received where there are no bytes. */
 void mpp_pipeline_send(shm_op *s, uint64_t chunk, const void *buffer, size_t bytes, int rank);
 void mpp_pipeline_recv(shm_op *s, uint64_t chunk, void *buffer, size_t bytes, int rank);

@@ -89,7 +89,7 @@ def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: 
         }
         return Estimate(sum(parts.values()), max(parts, key=lambda name: parts[name]))
     phases = {"all_reduce": 2, "reduce": 2, "broadcast": 2}.get(operation, 1)
-    chunks = -(-nbytes // message_counts.chunk_bytes(group, operation, nbytes))
+    chunks = -(-nbytes // message_counts.chunk_bytes(group, operation, nbytes, wide))
     if operation == "reduce_scatter":
         chunks *= -(-group.ranks // group.ranks_per_slot)
     parts = {

@@ -217,7 +217,8 @@ def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) 
     node, nodes = group.node_of[rank], group.nodes
     if group.on_node[node].index(rank) >= group.leaders_per_node:
         return Sent()
-    chunks, piece = math.ceil(nbytes / group.slot), nbytes / (group.leaders_per_node * nodes)
+    chunks = math.ceil(nbytes / chunk_bytes(group, "all_reduce", nbytes, wide))
+    piece = nbytes / (group.leaders_per_node * nodes)
     wanted_by = _takers(group, node, root)
     sums = Sent(chunks * (nodes - 1), (nodes - 1) * piece * _sums(group, node, wide))
     return sums + Sent(chunks * wanted_by, wanted_by * piece)
@@ -247,7 +248,7 @@ def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
     node = group.node_of[rank]
     mine, here = group.on_node[node].index(rank), len(group.on_node[node])
     blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_node) if other != node)
-    chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter"))
+    chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter", nbytes, wide))
     return Sent(chunks * blocks, blocks * nbytes * _sums(group, node, wide))
 
 
@@ -300,16 +301,20 @@ def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
     return levels(group.nodes) + _ends_with_shares(operation, piggyback)
 
 
-def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60) -> int:
-    """How much one chunk carries of a tensor of so many bytes, or of each block."""
-    most = EAGER * group.leaders_per_node * (group.nodes - 1)
+def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60, wide: int = 1) -> int:
+    """How much one chunk carries of a tensor of so many bytes, or of each block. ``wide`` as in `counts`."""
+    if operation in EXCHANGES:
+        return EAGER
+    if operation == "all_gather":
+        return group.inbox
+    usual, most = group.slot, min(EAGER * group.nodes, 4 * group.slot // wide) // LINE * LINE
+    if operation == "reduce_scatter":
+        usual = group.slot // group.ranks_per_slot // LINE * LINE
+        most = max(usual, most // group.ranks // LINE * LINE)
+    if operation == "broadcast":
+        most = EAGER * group.leaders_per_node * (group.nodes - 1) or usual
     eighth = nbytes // 8 // LINE * LINE if max(map(len, group.on_node)) == 1 else 0
-    pieces = {
-        "all_gather": group.inbox,
-        "reduce_scatter": group.slot // group.ranks_per_slot // LINE * LINE,
-        "broadcast": min(max(group.slot, eighth), most or group.slot),
-    }
-    return EAGER if operation in EXCHANGES else pieces.get(operation, group.slot)
+    return min(max(usual, eighth), most)
 
 
 def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root: int) -> Sent:

@@ -28,7 +28,7 @@ SHAPES = {
 }
 TYPES = {"F32": (4, 1), "BF16": (2, 2)}  # bytes of an element, and how many times as long a sum is
 SHORT, CHUNKS = 48, 3
-EIGHTHS = 8  # chunks of a broadcast, of which one has an eighth of the tensor or less
+EIGHTHS = 8  # chunks where each node has one rank: one has an eighth of the tensor or less
 HALVED = 40 << 10  # of a tensor: piggybacked, but not whole
 CUT = ("all_reduce", "reduce", "broadcast")  # into pieces, one for each leader and node
 
@@ -98,25 +98,25 @@ def shape(request):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
     group = formulas.Group(tuple(shape), slot_of(shape), reproducible)
-    several = group.nodes > 1
+    several, wide = group.nodes > 1, TYPES[dtype][1]
+    chunks = EIGHTHS if group.nodes == len(shape) else CHUNKS
     ranks = Ranks(shim_of_all_ranks, len(shape), formulas.RING, group.slot, shape if several else None, reproducible)
     ranks.messages()
     wrong = []
     for operation in formulas.OPERATIONS:
-        chunks = EIGHTHS if operation == "broadcast" else CHUNKS
-        sizes = [SHORT, chunks * formulas.chunk_bytes(group, operation)] if operation != "barrier" else [0]
+        sizes = [SHORT, chunks * formulas.chunk_bytes(group, operation, wide=wide)] if operation != "barrier" else [0]
         if operation in formulas.EXCHANGES:  # one more chunk, a short one; or where that would take minutes one in all
             sizes[1] = sizes[1] + SHORT if len(shape) <= 8 else group.slot
         for nbytes in [*sizes, HALVED] if operation in CUT and group.slot >= HALVED else sizes:
+            chunk = min(nbytes, formulas.chunk_bytes(group, operation, nbytes, wide))
             for root in (0, len(shape) - 1):
                 call(ranks, operation, nbytes, dtype, root)
-                wide = TYPES[dtype][1]
                 wanted = formulas.counts(group, operation, nbytes, wide, root)
                 pieces = group.leaders_per_node * max(
                     1, group.nodes - (operation == "broadcast")
                 )  # in whole cache lines each
                 for rank, (sent, formula) in enumerate(zip(sent_by(ranks, shape), wanted, strict=True)):
-                    uneven = nbytes > SHORT and operation in CUT and group.slot // 64 % pieces
+                    uneven = nbytes > SHORT and operation in CUT and chunk // 64 % pieces
                     rounding = 64 * wide * max(group.parts) * formula.messages if uneven else 0
                     same = (sent.messages, sent.local) == (formula.messages, formula.local)
                     if not same or abs(sent.bytes - formula.bytes) > rounding:
