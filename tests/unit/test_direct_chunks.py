@@ -1,0 +1,89 @@
+"""Sums among nodes with one rank each, whose chunks may be longer than slots: at the borders of their lengths."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ranks_in_one_process import ASYNC, DONE, Ranks
+
+SLOTS, SLOT = 4, 1024
+LINE = 64
+#: The bits of 0, 1, 2, ... by type.
+COUNTS = {
+    "I8": np.arange(9, dtype=np.int8),
+    "F32": np.arange(9, dtype=np.float32),
+    "F64": np.arange(9, dtype=np.float64),
+    "BF16": (np.arange(9, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16),
+    "F16": np.arange(9, dtype=np.float16).view(np.uint16),
+    "F8_E4M3FN": np.array([0, 0x38, 0x40, 0x44, 0x48, 0x4A, 0x4C, 0x4E, 0x50], np.uint8),
+}
+
+
+def lengths(width, nodes):
+    """Elements: less and more than an eighth of which is as long as a slot, or as the most that a chunk may be."""
+    borders = (SLOT, SLOT // nodes // LINE * LINE, 4 * SLOT // nodes, 2 * SLOT, 4 * SLOT)
+    found = {8 * border // width + more for border in borders for more in (-1, 0, 1, LINE // width + 1)}
+    return sorted(found | {4 * 8 * SLOT // width + 3, 70 * SLOT // width + 1})
+
+
+def ended(ranks, start):
+    """What ``start(rank, group)`` began on all ranks, to its end."""
+    ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
+    assert set(ranks.finish(ops)) == {DONE}
+    ranks.release(ops)
+
+
+def check_sums(ranks, bits, how, count):
+    """all_reduce, and reduce to the last rank in its place."""
+    ones = np.random.default_rng(count).integers(0, 2, (ranks.size, count))
+    ins, total = [bits[row].copy() for row in ones], bits[ones.sum(0)]
+    outs = [np.zeros(count, bits.dtype) for _ in ins]
+    source, target = ([array.ctypes.data for array in arrays] for arrays in (ins, outs))
+    ended(ranks, lambda rank, group: ranks.lib.mpp_allreduce(group, source[rank], target[rank], count, how, 0, ASYNC))
+    assert all((out == total).all() for out in outs), ("all_reduce", count)
+    root = ranks.size - 1
+    ended(
+        ranks,
+        lambda rank, group: ranks.lib.mpp_reduce_to(group, source[rank], source[rank], count, how, root, 0, ASYNC),
+    )
+    assert (ins[root] == total).all(), ("reduce", count)
+    assert all((ins[rank] == bits[ones[rank]]).all() for rank in range(root)), ("reduce, what is read", count)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "premul"), [*((dtype, None) for dtype in COUNTS), *((dtype, 1.0) for dtype in COUNTS if dtype != "I8")]
+)
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8])
+def test_all_lengths(shim_of_all_ranks, nodes, dtype, premul):
+    ranks = Ranks(shim_of_all_ranks, nodes, SLOTS, SLOT, list(range(nodes)))
+    for count in lengths(COUNTS[dtype].itemsize, nodes):
+        check_sums(ranks, COUNTS[dtype], ranks.reduction(dtype, premul=premul), count)
+    ranks.close()
+
+
+def check_blocks(ranks, bits, how, counts, in_place):
+    """A reduce_scatter."""
+    begins = np.cumsum([0, *counts])
+    ones = np.random.default_rng(begins[-1]).integers(0, 2, (ranks.size, begins[-1]))
+    ins, total = [bits[row].copy() for row in ones], bits[ones.sum(0)]
+    parts = [slice(begin, end) for begin, end in itertools.pairwise(begins)]
+    outs = [whole[part] if in_place else np.zeros(part.stop - part.start, bits.dtype)
+            for whole, part in zip(ins, parts, strict=True)]  # fmt: skip
+    lengths_of = ranks.ffi.new("size_t[]", counts)
+    blocks = [ranks.ffi.new("uintptr_t[]", [whole[part].ctypes.data for part in parts]) for whole in ins]
+    ended(ranks, lambda rank, group: ranks.lib.mpp_reduce_scatter(
+        group, blocks[rank], outs[rank].ctypes.data, lengths_of, 1, how, 0, ASYNC))  # fmt: skip
+    for rank, (out, part) in enumerate(zip(outs, parts, strict=True)):
+        assert (out == total[part]).all(), (counts, rank)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+@pytest.mark.parametrize("dtype", COUNTS)
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8])
+def test_blocks_of_all_lengths(shim_of_all_ranks, nodes, dtype, in_place):
+    """Of one length, and of many."""
+    ranks = Ranks(shim_of_all_ranks, nodes, SLOTS, SLOT, list(range(nodes)))
+    for count in lengths(COUNTS[dtype].itemsize, nodes):
+        for counts in ([count] * nodes, [count * rank // (nodes - 1) for rank in range(nodes)]):
+            check_blocks(ranks, COUNTS[dtype], ranks.reduction(dtype), counts, in_place)
+    ranks.close()
