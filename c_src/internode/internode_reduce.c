@@ -132,14 +132,16 @@ static void find_sums(const shm_op *s, int node, char *sums, size_t bytes) {
         mpp_channel_of(s)->sources[t->tree_position[part]] = sums;
 }
 
-static void add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
+/* Adds up what gather_sums() has placed, and what has come. Returns where the result lies: at `result`, or, where that
+ * is NULL, in the pipeline slot's memory. */
+static char *add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     mpp_channel *c = mpp_channel_of(s);
     const mpp_topology *t = c->topology;
     mpp_pipeline_slot *p = mpp_pipeline_slot_of(s, chunk);
     size_t wide = wide_bytes(s, bytes), count = bytes / s->element;
     mpp_reduction of_wide = mpp_of_wide(&s->how), received = s->how;
     received.has_premul = 0; /* whoever sent it has multiplied */
-    if (!bytes) return;
+    if (!bytes) return result;
     p->used = 0;
     for (int node = 0; node < t->count; node++)
         find_sums(s, node, mpp_pipeline_alloc(p, sums_bytes(s, node, bytes)), wide);
@@ -150,7 +152,9 @@ static void add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
         mpp_widen(&received, widened, *sum, count);
         *sum = widened;
     }
+    if (!result) result = mpp_pipeline_alloc(p, bytes);
     mpp_narrow(&s->how, result, add_tree(s, (char **)c->sources, count), count);
+    return result;
 }
 
 /* ---- all_reduce and reduce ---- */
@@ -250,8 +254,8 @@ static void unpack_share(shm_op *s, char *payload) {
     }
 }
 
-/* Each node has a piece of the result in `results`. Sends that to the nodes that want it, and receives theirs. */
-static void exchange_results(shm_op *s, uint64_t chunk, char *results,
+/* Each node has a piece of the result. Sends that to the nodes that want it, and receives theirs in `results`. */
+static void exchange_results(shm_op *s, uint64_t chunk, const char *piece, char *results,
                              mpp_stretch (*piece_of)(const shm_op *, uint64_t, int),
                              int (*rank_on)(const shm_op *, int)) {
     const mpp_topology *t = mpp_topology_of(s);
@@ -260,8 +264,7 @@ static void exchange_results(shm_op *s, uint64_t chunk, char *results,
     for (int i = 1; i < t->count; i++) {
         int node = mpp_other_node(t, i);
         mpp_stretch theirs = piece_of(s, chunk, node);
-        if (wanted_by < 0 || wanted_by == node)
-            mpp_pipeline_send(s, chunk, results + mine.begin, mine.length, rank_on(s, node));
+        if (wanted_by < 0 || wanted_by == node) mpp_pipeline_send(s, chunk, piece, mine.length, rank_on(s, node));
         if (wanted_by < 0 || wanted_by == t->here)
             mpp_pipeline_recv(s, chunk, results + theirs.begin, theirs.length, rank_on(s, node));
     }
@@ -276,7 +279,9 @@ static int first_rank_on(const shm_op *s, int node) { return mpp_first_rank_of(m
 
 /* The first ranks of the nodes have the shares. */
 static void send_shares(shm_op *s, uint64_t chunk) {
-    if (!mpp_channel_of(s)->rank) exchange_results(s, chunk, results_at(s, 0, chunk), share_of, first_rank_on);
+    char *results = results_at(s, 0, chunk);
+    size_t begin = share_of(s, chunk, mpp_topology_of(s)->here).begin;
+    if (!mpp_channel_of(s)->rank) exchange_results(s, chunk, results + begin, results, share_of, first_rank_on);
 }
 
 /* A node's piece of this leader's part. */
@@ -296,15 +301,16 @@ static void send_sums(shm_op *s, uint64_t chunk) {
     }
 }
 
-/* Receives the results where all ranks here read this leader's part. */
+/* Receives the results where all ranks here read this leader's part. A piece that no rank here reads may be longer than
+ * a slot. */
 static void send_results(shm_op *s, uint64_t chunk) {
     const mpp_topology *t = mpp_topology_of(s);
-    int leader = mpp_channel_of(s)->rank;
+    int leader = mpp_channel_of(s)->rank, is_read = is_wanted(s) || !is_direct(s);
     char *results = results_at(s, leader, chunk);
     if (leader >= t->leaders_per_node) return;
     mpp_stretch mine = leaders_piece_of(s, chunk, t->here);
-    add_nodes(s, chunk, mine.length, results + mine.begin);
-    exchange_results(s, chunk, results, leaders_piece_of, mpp_same_leader_on);
+    const char *piece = add_nodes(s, chunk, mine.length, is_read ? results + mine.begin : NULL);
+    exchange_results(s, chunk, piece, results, leaders_piece_of, mpp_same_leader_on);
 }
 
 /* Piggybacks a short reduction of `bytes`; 0: it is too long for that. */

@@ -84,10 +84,12 @@ class Ranks:
         nodes = node_of or [0] * size
         numbers = self.ffi.new("int[]", nodes) if node_of else self.ffi.NULL
         self._memory, segments = [], []
+        self.ends = []  # of the nodes' segments
         for node in range(max(nodes) + 1):
             length = self.lib.mpp_segment_size(size, nodes.count(node), slots, slot_bytes)
             self._memory.append(self.ffi.new("char[]", length + 64))
             segments.append((int(self.ffi.cast("uintptr_t", self._memory[-1])) + 63) // 64 * 64)
+            self.ends.append(segments[-1] + length)
         comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
         Ranks._before += size
         self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
