@@ -5,7 +5,7 @@
     mpirun -n 2 --host node1,node2 python docs/tools/loggp.py compare      # the same, and the model beside mpiplus
 
 LogGP: Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: Incorporating Long Messages into the LogP Model", 1995. How
-many messages and bytes there are is in message_counts.py.
+many messages and bytes there are is in message_counts.py, what MPI's algorithms take in mpi_algorithms.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import message_counts
+import mpi_algorithms
 from message_counts import RING, Group
 
 PAGE = Path(__file__).parents[1] / "scaling.md"
@@ -120,13 +121,19 @@ def _bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def _cell(network: Network, group: Group, operation: str, nbytes: int) -> str:
+    ours = estimate(network, group, operation, nbytes)
+    nodes = mpi_algorithms.Nodes(group.nodes, RANKS_PER_HOST)
+    time, algorithm = mpi_algorithms.fastest(network, nodes, operation, nbytes)
+    return f"{_words(ours.time)}, {ours.because}; MPI {_words(time)}, {algorithm}"
+
+
 def _table(network: Network) -> str:
     groups = [Group(tuple(node for node in range(nodes) for _ in range(RANKS_PER_HOST))) for nodes in HOSTS]
     titles = " | ".join(f"{group.ranks:,} ranks on {group.nodes:,} nodes" for group in groups)
     lines = [f"| | {titles} |", "|---|" + "---|" * len(groups)]
     for operation, nbytes in ROWS:
-        found = [estimate(network, group, operation, nbytes) for group in groups]
-        cells = " | ".join(f"{_words(it.time)}, {it.because}" for it in found)
+        cells = " | ".join(_cell(network, group, operation, nbytes) for group in groups)
         lines.append(f"| {operation}{f' {_bytes(nbytes)}' if nbytes else ''} | {cells} |")
     return "\n".join(lines)
 
