@@ -11,6 +11,8 @@ from torchmpi_plugin.node import node
 
 #: By shared memory; as if the ranks were on two nodes in turn. Calls have an order among each other.
 ORDERED = ("one node", "two nodes")
+#: As if each rank was on a node of its own.
+A_NODE_EACH = "a node each"
 #: And by MPI's own collectives; and as on so many nodes that what is not short is MPI's.
 PLACEMENTS = (*ORDERED, "MPI", "many nodes")
 
@@ -19,10 +21,10 @@ def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monke
     """Through the fixtures of a test."""
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
     if placement != "MPI":
-        host = rank % 2 if placement != "one node" else 0
+        host = {"one node": 0, A_NODE_EACH: rank}.get(placement, rank % 2)
         monkeypatch.setattr(node, "identity", lambda: f"node {host}")
         monkeypatch.setattr(choice, "MOST_NODES", 1 if placement == "many nodes" else 2)
-    group = new_group(None, pg_options=Options(collectives="own" if placement in ORDERED else "auto"))
+    group = new_group(None, pg_options=Options(collectives="own" if placement in (*ORDERED, A_NODE_EACH) else "auto"))
     assert group._communicator.shares_memory == (placement != "MPI")
     is_mixed = placement == "many nodes" and group.size() > 1
     assert group._communicator.has_own_collectives == (placement != "MPI" and not is_mixed)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import moved_by
-from placements import ORDERED, PLACEMENTS, group_placed
+from placements import A_NODE_EACH, ORDERED, PLACEMENTS, group_placed
 from sampling import count, dice
 
 LONG = 200_000  # of int64: 24 pieces
@@ -86,7 +86,7 @@ def filled(rank: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("movers")
-@pytest.mark.parametrize("placement", ORDERED)
+@pytest.mark.parametrize("placement", [*ORDERED, A_NODE_EACH])
 def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group, monkeypatch) -> None:
     """MPI's own nonblocking collectives, like gloo's, go on side by side: there a program has to wait in between."""
     group, random_numbers = group_placed(placement, world.rank, new_group, monkeypatch), dice("calls in a row")

@@ -13,6 +13,7 @@ from cases import DTYPES, LAYOUTS, SHAPES, Case
 from expected import REDUCE_OPS, as_bytes, makes_sense, reduced, same_numbers
 from groups import Group
 from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
+from placements import A_NODE_EACH, group_placed
 from started import Failures, Operation, complete, run_case
 
 from torchmpi_plugin.operations import BY_NAME
@@ -75,6 +76,17 @@ def test_shapes(operation: Operation, all_groups) -> None:
     for group in groups_for(operation, all_groups, *EVERY_CASE_TAKES):
         for shape, mode in itertools.product(shapes_of(operation), operation.modes):
             failures.run(operation, Case(group, torch.float32, shape, mode=mode))
+    failures.report()
+
+
+@pytest.mark.parametrize("operation", rows([operation for operation in TENSOR_OPERATIONS if not operation.shapes]))
+def test_long_ones_with_a_node_each(operation: Operation, world: Group, new_group, monkeypatch) -> None:
+    """There chunks may be longer than slots."""
+    group = group_placed(A_NODE_EACH, world.rank, new_group, monkeypatch)
+    placed, failures = Group("a node each", group, world.ranks, world.rank), Failures()
+    for dtype, shape in ((torch.float32, (200_003,)), (torch.bfloat16, (350_001,)), (torch.uint8, (1_000_001,))):
+        if dtype in dtypes_of(operation, "SUM"):
+            failures.run(operation, Case(placed, dtype, shape, mode=operation.modes[-1]))
     failures.report()
 
 

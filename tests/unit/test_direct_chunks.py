@@ -3,13 +3,14 @@
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from ranks_in_one_process import ASYNC, DONE, Ranks
 
 SLOTS, SLOT = 4, 1024
 LINE = 64
 #: The bits of 0, 1, 2, ... by type.
-COUNTS = {
+COUNTS: dict[str, npt.NDArray] = {
     "I8": np.arange(9, dtype=np.int8),
     "F32": np.arange(9, dtype=np.float32),
     "F64": np.arange(9, dtype=np.float64),
