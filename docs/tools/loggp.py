@@ -40,6 +40,16 @@ class Network(NamedTuple):
     gap: float
     per_byte: float
 
+    @property
+    def message(self) -> float:
+        """From the call that sends a short message to the end of the one that receives it."""
+        return self.latency + 2 * self.overhead
+
+    @property
+    def between(self) -> float:
+        """From one message of a rank to its next one."""
+        return max(self.gap, 2 * self.overhead)
+
 
 #: What `measure` said of two nodes of tests/network.py, under Open MPI 5.0.11; and a guess.
 NETWORKS = {
@@ -73,8 +83,7 @@ def estimate(network: Network, group: Group, operation: str, nbytes: int, wide: 
     messages, a node's bytes, and the ring, which lets no more than so many chunks be under way. What the ranks of one
     node do among themselves is not counted.
     """
-    message = network.latency + 2 * network.overhead
-    each = max(network.gap, 2 * network.overhead)
+    message, each = network.message, network.between
     levels = message_counts.levels(group.nodes)
     if operation == "gather":  # root receives what it would send in a scatter
         operation = "scatter"

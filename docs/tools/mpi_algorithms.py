@@ -37,13 +37,13 @@ class Nodes(NamedTuple):
 
 def _steps(network: Network, steps: float, nbytes: float) -> float:
     """So many messages one after the other, in which a node sends so many bytes in all."""
-    return steps * (network.latency + 2 * network.overhead) + nbytes * network.per_byte
+    return steps * network.message + nbytes * network.per_byte
 
 
 def _chain(network: Network, nodes: Nodes, nbytes: int) -> float:
     """Each node passes the segments on to the next one."""
     segments = math.ceil(nbytes / SEGMENT)
-    each = max(network.gap, 2 * network.overhead, min(nbytes, SEGMENT) * network.per_byte)
+    each = max(network.between, min(nbytes, SEGMENT) * network.per_byte)
     return _steps(network, nodes.count - 1, (nodes.count - 1) * min(nbytes, SEGMENT)) + (segments - 1) * each
 
 
@@ -65,27 +65,19 @@ def _sum(network: Network, nodes: Nodes, nbytes: int) -> dict[str, float]:
     return {**_trees(network, nodes, nbytes), "by halves": _steps(network, 2 * nodes.levels, twice)}
 
 
-def _all_gather(network: Network, nodes: Nodes, nbytes: int) -> dict[str, float]:
-    return {"by doubling": _steps(network, nodes.levels, nodes.others * nbytes)}
-
-
-def _reduce_scatter(network: Network, nodes: Nodes, nbytes: int) -> dict[str, float]:
-    return {"by halves": _steps(network, nodes.levels, nodes.others * nbytes)}
+def _blocks(algorithm: str) -> Callable[[Network, Nodes, int], dict[str, float]]:
+    """As many steps as levels, in which a node, or the root's, sends a block for every rank of the others."""
+    return lambda network, nodes, nbytes: {algorithm: _steps(network, nodes.levels, nodes.others * nbytes)}
 
 
 def _all_to_all(network: Network, nodes: Nodes, nbytes: int) -> dict[str, float]:
     ranks = nodes.count * nodes.ranks
     levels = (ranks - 1).bit_length()
-    each = max(network.gap, 2 * network.overhead)
-    in_pairs = max(nodes.others * each, nodes.ranks * nodes.others * nbytes * network.per_byte)
+    in_pairs = max(nodes.others * network.between, nodes.ranks * nodes.others * nbytes * network.per_byte)
     return {
         "Bruck's": _steps(network, levels, levels * nodes.ranks * ranks / 2 * nbytes),
         "in pairs": _steps(network, 1, 0) + in_pairs,
     }
-
-
-def _root(network: Network, nodes: Nodes, nbytes: int) -> dict[str, float]:
-    return {"a tree": _steps(network, nodes.levels, nodes.others * nbytes)}
 
 
 _ALGORITHMS: dict[str, Callable[[Network, Nodes, int], dict[str, float]]] = {
@@ -93,11 +85,11 @@ _ALGORITHMS: dict[str, Callable[[Network, Nodes, int], dict[str, float]]] = {
     "broadcast": _broadcast,
     "all_reduce": _sum,
     "reduce": _sum,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
+    "all_gather": _blocks("by doubling"),
+    "reduce_scatter": _blocks("by halves"),
     "all_to_all": _all_to_all,
-    "gather": _root,
-    "scatter": _root,
+    "gather": _blocks("a tree"),
+    "scatter": _blocks("a tree"),
 }
 
 

@@ -112,6 +112,12 @@ class Ranks:
                 raise AssertionError("an operation does not complete")
         return [self.state(op) if op else DONE for op in ops]
 
+    def of_all(self, start):
+        """What ``start(rank, group)`` began on all ranks, to its end."""
+        ops = [start(rank, group) for rank, group in enumerate(self.groups)]
+        assert set(self.finish(ops)) == {DONE}
+        self.release(ops)
+
     def state(self, op):
         return self.lib.mpp_state_of(op) & 3
 

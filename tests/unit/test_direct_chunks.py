@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from ranks_in_one_process import ASYNC, DONE, Ranks
+from ranks_in_one_process import ASYNC, Ranks
 
 SLOTS, SLOT = 4, 1024
 LINE = 64
@@ -27,13 +27,6 @@ def lengths(width, nodes):
     return sorted(found | {4 * 8 * SLOT // width + 3, 70 * SLOT // width + 1})
 
 
-def ended(ranks, start):
-    """What ``start(rank, group)`` began on all ranks, to its end."""
-    ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
-    assert set(ranks.finish(ops)) == {DONE}
-    ranks.release(ops)
-
-
 def close(ranks):
     """Reductions leave alone what lies behind the slots: the inboxes of an all_gather."""
     inboxes = (ranks.size - 1) * SLOTS * SLOT
@@ -48,11 +41,10 @@ def check_sums(ranks, bits, how, count):
     ins, total = [bits[row].copy() for row in ones], bits[ones.sum(0)]
     outs = [np.zeros(count, bits.dtype) for _ in ins]
     source, target = ([array.ctypes.data for array in arrays] for arrays in (ins, outs))
-    ended(ranks, lambda rank, group: ranks.lib.mpp_allreduce(group, source[rank], target[rank], count, how, 0, ASYNC))
+    ranks.of_all(lambda rank, group: ranks.lib.mpp_allreduce(group, source[rank], target[rank], count, how, 0, ASYNC))
     assert all((out == total).all() for out in outs), ("all_reduce", count)
     root = ranks.size - 1
-    ended(
-        ranks,
+    ranks.of_all(
         lambda rank, group: ranks.lib.mpp_reduce_to(group, source[rank], source[rank], count, how, root, 0, ASYNC),
     )
     assert (ins[root] == total).all(), ("reduce", count)
@@ -80,7 +72,7 @@ def check_blocks(ranks, bits, how, counts, in_place):
             for whole, part in zip(ins, parts, strict=True)]  # fmt: skip
     lengths_of = ranks.ffi.new("size_t[]", counts)
     blocks = [ranks.ffi.new("uintptr_t[]", [whole[part].ctypes.data for part in parts]) for whole in ins]
-    ended(ranks, lambda rank, group: ranks.lib.mpp_reduce_scatter(
+    ranks.of_all(lambda rank, group: ranks.lib.mpp_reduce_scatter(
         group, blocks[rank], outs[rank].ctypes.data, lengths_of, 1, how, 0, ASYNC))  # fmt: skip
     for rank, (out, part) in enumerate(zip(outs, parts, strict=True)):
         assert (out == total[part]).all(), (counts, rank)

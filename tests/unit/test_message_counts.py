@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, DONE, Ranks
+from ranks_in_one_process import ASYNC, Ranks
 
 TOOL = Path(__file__).resolve().parents[2] / "docs" / "tools" / "message_counts.py"
 specification = importlib.util.spec_from_file_location("message_counts", TOOL)
@@ -38,13 +38,6 @@ def slot_of(shape):
     return 64 << 10 if len(shape) <= 8 else 4 << 10
 
 
-def of_all(ranks, start):
-    """What ``start(rank, group)`` began on all ranks, to its end."""
-    ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
-    assert set(ranks.finish(ops)) == {DONE}
-    ranks.release(ops)
-
-
 def call(ranks, operation, nbytes, dtype, root):
     """One operation on all ranks, on zeros."""
     ffi, lib, size = ranks.ffi, ranks.lib, ranks.size
@@ -70,7 +63,7 @@ def call(ranks, operation, nbytes, dtype, root):
         sources, counts = blocks([ins[rank] + other * nbytes for other in range(size)], [count] * size)
         return lib.mpp_reduce_scatter(group, sources, outs[rank], counts, 1, how, 0, ASYNC)
 
-    of_all(ranks, {
+    ranks.of_all({
         "barrier": lambda rank, group: lib.mpp_barrier(group, ASYNC),
         "broadcast": lambda rank, group: lib.mpp_broadcast(group, ins[rank], nbytes, root, 0, ASYNC),
         "all_reduce": lambda rank, group: lib.mpp_allreduce(group, ins[rank], outs[rank], count, how, 0, ASYNC),
