@@ -189,7 +189,7 @@ stage_mpich() {
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
     fi
     # Stage tests runs more of them under Open MPI.
-    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=3 \
+    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=2 \
         limited "$(full 20000 3000)" "$bin/python" -m pytest "${once[@]}"
 }
 
@@ -213,7 +213,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
         tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
-    MPIPLUS_TEST_LAUNCH_SHARE=3 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
+    MPIPLUS_TEST_LAUNCH_SHARE=2 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
         --mpi-keyword "${3//$'\n'/ }"
 }
 

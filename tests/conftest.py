@@ -14,13 +14,12 @@ HERE = Path(__file__).parent
 #: Which share of long tests is run, its seed and its sum; and how long tests may take.
 pytest_plugins = ["sampling", "patience"]
 #: Those of one lane run one after another, beside all others. What keeps all cores busy has one lane, so that what
-#: mostly waits has the rest; nodes and clusters cannot be made twice; and the tests of one process share what they
-#: compile.
+#: mostly waits has the rest; and the tests of one process share what they compile.
 LANES = {
     "test_under_mpiexec.py": "ranks",
     "faults": "faults",
     "hosts": "hosts",
-    "slurm": "hosts",
+    "slurm": "slurm",
     "frameworks": "frameworks",
     "unit": "unit",
     "processors": "unit",
@@ -33,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rank-reports",
         metavar="DIR",
         help="directory where each rank under mpiexec leaves its report (set by the driver)",
+    )
+    parser.addoption(
+        "--launch-part",
+        metavar="START-END",
+        default="",
+        help="run only this part of tests/mpi under mpiexec (set by the driver; sampling.py)",
     )
     parser.addoption(
         "--mpi-keyword",

@@ -13,9 +13,11 @@ HERE = Path(__file__).parent
 SECONDS_PER_TEST = 120
 
 
-def rank_arguments(reports: Path, keyword: str = "") -> list[str]:
-    """The python arguments of one rank; a keyword picks tests as pytest's -k does."""
+def rank_arguments(reports: Path, keyword: str = "", part: tuple[float, float] | None = None) -> list[str]:
+    """The python arguments of one rank; a keyword picks tests as pytest's -k does, of these a part (sampling.PARTS)."""
     selection = ["-k", keyword] if keyword else []
+    if part:
+        selection += ["--launch-part", f"{part[0]}-{part[1]}"]
     return [
         *("-m", "pytest", "--with-mpi", str(HERE / "mpi"), "-q", "--tb=short", "--color=no", "--disable-warnings"),
         *("-p", "no:cacheprovider", "--rank-reports", str(reports)),

@@ -33,13 +33,16 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: All other tests that start jobs run in each change, but under MPICH one of so many.
-MPICH_SHARE = 6
+#: Each of the other tests that start jobs runs once in each change: one of so many under MPICH, the rest under Open MPI.
+MPICH_SHARE = 4
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
 COMPUTING_SHARE = 3
-#: Of the tests of one launch of tests/mpi one of so many, but of the table of operations, which shares its own cases.
+#: Which of tests/mpi run on so many ranks: those between two points of the circle that they all lie on. On 2, 3 and 5
+#: ranks together each runs once. The table of operations is not among them: it shares its own cases.
+PARTS = {1: (0.0, 0.25), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}
+#: Of a launch's part one of so many.
 LAUNCH = "MPIPLUS_TEST_LAUNCH_SHARE"
 THE_TABLE = "test_operations.py"
 T = TypeVar("T")
@@ -92,6 +95,15 @@ def share(name: str, things: Sequence[T], one_of: int = SHARE, least: int = 1) -
     if count < len(things):
         _left_out(name, count, len(things))
     return [things[place] for place in chosen]
+
+
+def part_of_the_launch(config: pytest.Config, ranks: int) -> tuple[float, float] | None:
+    """The part (`PARTS`) that so many ranks run; None: all, as where a launch is asked for by name."""
+    shares = os.environ.get(LAUNCH)
+    if FULL or (shares is None and _is_chosen_by_name(config)):
+        return None
+    start, end = PARTS[ranks]
+    return start, start + (end - start) / int(shares or 1)
 
 
 def is_in_share(thing: str, share: int, shares: int) -> bool:
@@ -148,26 +160,25 @@ def _is_chosen_by_name(config: pytest.Config) -> bool:
     return bool(config.option.keyword) or any("::" in argument for argument in config.args)
 
 
-def _of_the_launch(items: list[pytest.Item]) -> set[str]:
-    """What the ranks of a launch leave out: each finds the same, and seeds after each other come to all."""
-    shares, ranks = (
-        int(os.environ.get(LAUNCH, "1")),
-        os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE"),
-    )
-    mine = number(f"tests on {ranks} ranks", shares)
+def _of_the_launch(items: list[pytest.Item], part: str) -> set[str]:
+    """What the ranks of a launch leave out, each the same. The seed turns the circle, so that all have their turn."""
+    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
+    start, end = map(float, part.split("-"))
+    turned = number("tests under mpiexec", 1000) / 1000
     rest = [item.nodeid for item in items if item.path.name != THE_TABLE]
-    left_out = {test for test in rest if not is_in_share(test, mine, shares)}
+    left_out = {test for test in rest if not start <= (zlib.crc32(test.encode()) / 2**32 + turned) % 1 < end}
     if left_out:
         _said.setdefault(__file__, []).append((f"tests on {ranks} ranks", len(rest) - len(left_out), len(rest)))
     return left_out
 
 
 def _is_anothers(item: pytest.Item) -> bool:
-    """Whether a test of jobs is left to the other MPIs: MPICH runs a share of what they run all."""
+    """Whether a test of jobs is left to the other of the two MPIs in this change."""
     installation = getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
-    if installation is None or installation.vendor != "MPICH" or item.get_closest_marker("under_each"):
+    if getattr(installation, "vendor", "") not in ("Open MPI", "MPICH") or item.get_closest_marker("under_each"):
         return False
-    return number(f"jobs under MPICH: {item.nodeid.replace(installation.name, '')}", MPICH_SHARE) != 0
+    mpich = number(f"jobs under MPICH: {item.nodeid.replace(installation.name, '')}", MPICH_SHARE) == 0
+    return mpich != (installation.vendor == "MPICH")
 
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
@@ -179,16 +190,17 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     computing = [item.nodeid for item in rest if item.nodeid.startswith(COMPUTING)]
     chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
     if others:
-        _left_out("tests of jobs under MPICH", len(jobs) - len(others), len(jobs))
+        _left_out("tests of jobs under this MPI", len(jobs) - len(others), len(jobs))
     return others | {*slow, *computing} - {*chosen}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out most of the slow tests, and of the others what a run says; not what is asked for by name."""
-    of_a_launch = config.getoption("--with-mpi", False)
-    if FULL or (_is_chosen_by_name(config) and not of_a_launch):
-        return
-    left_out = _of_the_launch(items) if of_a_launch else _of_the_session(items)
+    if config.getoption("--with-mpi", False):
+        part = config.getoption("--launch-part")
+        left_out = _of_the_launch(items, part) if part else set()
+    else:
+        left_out = set() if FULL or _is_chosen_by_name(config) else _of_the_session(items)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
     if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":

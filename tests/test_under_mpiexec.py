@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ import pytest
 from mpi_installations import Installation, find_installations
 from patience import patient
 from rank_runs import no_mpi_message, rank_arguments, run_ranks
-from sampling import FULL, LAUNCH
+from sampling import FULL, part_of_the_launch
 
 RANKS = (1, 2, 3, 4, 5)
 #: Two families share these: what differs between them shows on 2. MPIPLUS_TEST_FULL=1 asks for all.
 RANKS_OF = {"Open MPI": (1, 2, 3, 5), "MPICH": (2, 4)}
-#: What differs between numbers of ranks is mostly in the table of operations: of the rest only two ranks run all.
-SHARE = {2: 1}
-OTHERS_SHARE = 4
 #: Five ranks take 140 on two cores; rank_runs.SECONDS_PER_TEST ends those that hang.
 SECONDS_PER_LAUNCH = patient(9000 if FULL else 1200)
 
@@ -49,10 +45,9 @@ def test_under_mpiexec(
 ) -> None:
     if installation is None:
         pytest.fail(no_mpi_message(), pytrace=False)
-    command = installation.command(ranks, rank_arguments(tmp_path, request.config.option.mpi_keyword))
-    share = int(os.environ.get(LAUNCH, "1")) * SHARE.get(ranks, OTHERS_SHARE)
-    environment = {**installation.full_environment(), LAUNCH: str(share)}
-    passed = run_ranks(command, environment, tmp_path, ranks, SECONDS_PER_LAUNCH)
+    part = part_of_the_launch(request.config, ranks)
+    command = installation.command(ranks, rank_arguments(tmp_path, request.config.option.mpi_keyword, part))
+    passed = run_ranks(command, installation.full_environment(), tmp_path, ranks, SECONDS_PER_LAUNCH)
     record_property("tests_passed_on_each_rank", passed)
 
 

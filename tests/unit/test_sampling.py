@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,25 +71,50 @@ def test_everything_is_chosen_sometime(monkeypatch) -> None:
     assert chosen == numbers == set(range(10))
 
 
-def test_a_launch_runs_its_share_and_all_of_the_table(monkeypatch) -> None:
-    """Every other test has a seed that runs it; with one share, as where nobody asks for less, all run."""
-    table, others = f"tests/mpi/{sampling.THE_TABLE}::test_a", [f"tests/mpi/test_x.py::test_{n}" for n in range(40)]
-    items = [SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0])) for name in (table, *others)]
+def of_mpi(count: int) -> list[SimpleNamespace]:
+    names = [f"tests/mpi/{sampling.THE_TABLE}::test_a", *(f"tests/mpi/test_x.py::test_{n}" for n in range(count))]
+    return [SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0])) for name in names]
+
+
+def parts(monkeypatch, **by_name: str) -> list[tuple[float, float] | None]:
+    config = SimpleNamespace(option=SimpleNamespace(keyword=by_name.get("keyword", "")), args=["tests"])
+    return [sampling.part_of_the_launch(config, ranks) for ranks in (2, 3, 5)]
+
+
+def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
+    """Whatever the seed is, once on 2, 3 or 5; and every launch has seeds that run it."""
+    monkeypatch.setattr(sampling, "FULL", False)
     monkeypatch.setattr(sampling, "_said", {})
     monkeypatch.delenv(sampling.LAUNCH, raising=False)
-    assert not sampling._of_the_launch(items)
-    monkeypatch.setenv(sampling.LAUNCH, "4")
-    left_out = []
+    items = of_mpi(200)
+    table, all_of_them = items[0].nodeid, {item.nodeid for item in items[1:]}
+    on_two = []
     for seed in range(30):
         monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
-        left_out.append(sampling._of_the_launch(items))
-        assert table not in left_out[-1] and 20 < len(left_out[-1]) < 40
-    assert not set.intersection(*left_out)
+        ran = []
+        for start, end in parts(monkeypatch):
+            left_out = sampling._of_the_launch(items, f"{start}-{end}")
+            assert table not in left_out
+            ran.append(all_of_them - left_out)
+        assert sorted(chain(*ran)) == sorted(all_of_them)
+        assert 75 < len(ran[0]) < 125
+        on_two.append(ran[0])
+    assert set.union(*on_two) == all_of_them
 
 
-def test_mpich_runs_a_share_of_the_tests_of_jobs(monkeypatch) -> None:
-    """And what is marked; Open MPI all."""
-    mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI")]
+def test_a_launch_may_run_less_and_all_where_it_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "FULL", False)
+    monkeypatch.delenv(sampling.LAUNCH, raising=False)
+    assert parts(monkeypatch, keyword="2ranks") == [None] * 3
+    monkeypatch.setenv(sampling.LAUNCH, "5")
+    assert parts(monkeypatch, keyword="2ranks") == parts(monkeypatch) == [(0, 0.1), (0.5, 0.55), (0.75, 0.8)]
+    monkeypatch.setattr(sampling, "FULL", True)
+    assert parts(monkeypatch) == [None] * 3
+
+
+def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:
+    """And what is marked under both, and all under any other."""
+    mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI", "Intel MPI")]
 
     def items(mpi, marks=()):
         return [
@@ -101,14 +127,15 @@ def test_mpich_runs_a_share_of_the_tests_of_jobs(monkeypatch) -> None:
         ]
 
     monkeypatch.setattr(sampling, "_said", {})
-    left_out = []
+    under_mpich = set()
     for seed in range(60):
         monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
-        left_out.append(sampling._of_the_session(items(mpis[0])))
-        assert 35 < len(left_out[-1]) < 60
-        assert not sampling._of_the_session(items(mpis[0], marks=("under_each",)))
-        assert not sampling._of_the_session(items(mpis[1]))
-    assert not set.intersection(*left_out)
+        left_out = [{name.partition("[")[0] for name in sampling._of_the_session(items(mpi))} for mpi in mpis]
+        assert len(left_out[0]) + len(left_out[1]) == 60 and not left_out[0] & left_out[1]
+        assert 30 < len(left_out[0]) < 60 and not left_out[2]
+        assert not any(sampling._of_the_session(items(mpi, marks=("under_each",))) for mpi in mpis)
+        under_mpich |= left_out[1]
+    assert len(under_mpich) == 60
 
 
 def test_at_night_nothing_is_left_out() -> None:
