@@ -33,7 +33,7 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: Each of the other tests that start jobs runs once in each change: one of so many under MPICH, the rest under Open MPI.
+#: Each other test that starts jobs runs once in each change: one of so many under MPICH, the rest under Open MPI.
 MPICH_SHARE = 4
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
