@@ -33,12 +33,12 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
 SLOW_SHARE = 4
-#: Each other test that starts jobs runs once in each change: one of so many under MPICH, the rest under Open MPI.
-MPICH_SHARE = 4
+#: A test that starts jobs belongs to one of two MPIs in each change: one of so many to MPICH, the rest to Open MPI.
+MPICH_SHARE = 5
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
-COMPUTING_SHARE = 3
+COMPUTING_SHARE = 4
 #: Which of tests/mpi run on so many ranks: those between two points of the circle that they all lie on. On 2, 3 and 5
 #: ranks together each runs once. The table of operations is not among them: it shares its own cases.
 PARTS = {1: (0.0, 0.25), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}
@@ -183,11 +183,10 @@ def _is_anothers(item: pytest.Item) -> bool:
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
     """What this run leaves out of the tests that take long, of those that start jobs, and of those that compute."""
-    slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
-    rest = [item for item in items if item.nodeid not in slow]
-    jobs = [item for item in rest if item.nodeid.startswith(STARTING_JOBS)]
+    jobs = [item for item in items if item.nodeid.startswith(STARTING_JOBS)]
     others = {item.nodeid for item in jobs if _is_anothers(item)}
-    computing = [item.nodeid for item in rest if item.nodeid.startswith(COMPUTING)]
+    slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
+    computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
     chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
     if others:
         _left_out("tests of jobs under this MPI", len(jobs) - len(others), len(jobs))
