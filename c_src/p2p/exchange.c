@@ -1,16 +1,12 @@
-/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter. */
+/* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter. As messages,
+ * unless the comparison of the calls has moved the data too (shm/shm_exchange.c). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "p2p/message_op.h"
 #include "shm/shm.h"
 
-typedef struct {
-    const uintptr_t *send, *recv;
-    const size_t *send_bytes, *recv_bytes;
-} exchange;
-
-static void add_exchange(message_op *m, const exchange *x) {
+static void add_exchange(message_op *m, const mpp_exchanged *x) {
     const mpp_group *g = m->op.group;
     for (int i = 1; i < g->size; i++) {
         int to = (g->rank + i) % g->size;
@@ -39,7 +35,7 @@ int mpp_next_tag(uintptr_t group) {
 
 /* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
  * there is no memory for takes one too. */
-static int prepare_blocks(message_op *m, const exchange *x) {
+static int prepare_blocks(message_op *m, const mpp_exchanged *x) {
     const mpp_group *g = m->op.group;
     size_t count = 0;
     for (int r = 0; r < g->size; r++)
@@ -50,17 +46,18 @@ static int prepare_blocks(message_op *m, const exchange *x) {
 
 /* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
  * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
- * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared. */
+ * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared; that may have
+ * moved the data as well. */
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
     mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
     mpp_group *g = (mpp_group *)group;
-    const exchange x = {send, recv, send_bytes, recv_bytes};
+    const mpp_exchanged x = {send, recv, send_bytes, recv_bytes, staging != 0};
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
-    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, send_bytes, recv_bytes);
+    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, &x);
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
         return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);

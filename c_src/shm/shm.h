@@ -84,6 +84,7 @@ struct shm_op {
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
     int root;
+    int carries; /* of an exchange: its data goes through the slots; known once the calls have been compared */
     size_t chunk_bytes;
     uint64_t batches;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_ranks_per_slot() */
     const mpp_route *route; /* to other nodes; NULL: none, or none is needed */
@@ -142,9 +143,17 @@ mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t 
 void mpp_channel_free(mpp_channel *channel);
 /* Memory of this rank's own that it has taken, and that it will take with its first long operation between nodes. */
 void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);
+/* An exchange: what goes to each rank and comes from it. */
+typedef struct {
+    const uintptr_t *send, *recv;
+    const size_t *send_bytes, *recv_bytes;
+    int is_staged;
+} mpp_exchanged;
 /* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
  * expect. Takes the exchange's place in the order. NULL: no memory. */
-mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes);
+mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x);
+/* Whether all has been moved by then, but the block from this rank to itself: the same on every rank. */
+int mpp_shm_has_carried(const mpp_op *agreement);
 /* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
  * Takes its place in the order. */
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
@@ -208,7 +217,10 @@ size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
 int mpp_ranks_per_slot(const mpp_channel *c);
 
+uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory */
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
+/* An operation that only compares, for another one, which is counted among the group's operations. */
+shm_op *mpp_new_agreement(mpp_group *g);
 void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
 

@@ -7,7 +7,7 @@
 
 #include "shm/signatures.h"
 
-static uintptr_t *copy_list(const uintptr_t *list, int count) {
+uintptr_t *mpp_copy_list(const uintptr_t *list, int count) {
     uintptr_t *copy = malloc((size_t)count * sizeof *copy);
     if (copy) memcpy(copy, list, (size_t)count * sizeof *copy);
     return copy;
@@ -134,8 +134,8 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
     if (!s) return out_of_memory(s, g, wait_ns);
     size_t longest = mpp_longest_of(bytes, g->size);
     s->in = in;
-    s->out_list = copy_list(out, g->size);
-    s->lengths = (size_t *)copy_list((const uintptr_t *)bytes, g->size);
+    s->out_list = mpp_copy_list(out, g->size);
+    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)bytes, g->size);
     if (!s->out_list || !s->lengths) return out_of_memory(s, g, wait_ns);
     s->write = write_own_block;
     s->read = read_blocks;
@@ -181,8 +181,8 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     s->how = *how;
     s->element = mpp_dtype_size(how->dtype);
     size_t longest = mpp_longest_of(counts, g->size) * s->element;
-    s->in_list = copy_list(in, g->size);
-    s->lengths = (size_t *)copy_list((const uintptr_t *)counts, g->size);
+    s->in_list = mpp_copy_list(in, g->size);
+    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)counts, g->size);
     if (!s->in_list || !s->lengths) return out_of_memory(s, g, wait_ns);
     for (int r = 0; r < g->size; r++) s->lengths[r] *= s->element;
     s->chunk_bytes = mpp_piece_bytes(g->channel);
@@ -200,48 +200,9 @@ uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, c
     return mpp_enqueue_shm(s, wait_ns);
 }
 
-/* ---- exchanges of messages, before they begin ---- */
+/* ---- what only compares ---- */
 
-/* What each rank sends and what it expects lie in its slot, where that is large enough, for the message of an error. */
-static void write_lengths(shm_op *s, uint64_t chunk, char *slot) {
-    (void)chunk;
-    memcpy(slot, s->lengths, 2 * (size_t)s->op.group->size * sizeof *s->lengths);
-}
-
-static int lengths_fit(const mpp_channel *c) { return 2 * (size_t)c->size * sizeof(size_t) <= c->slot_bytes; }
-
-/* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
- * with XOR, cancel out if all lengths agree: one word per rank is enough. */
-static uint64_t balance_of(const mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
-    uint64_t sum = 0, me = (uint64_t)g->rank;
-    for (int r = 0; r < g->size; r++) {
-        if (r == g->rank) continue;
-        if (send_bytes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), send_bytes[r]);
-        if (recv_bytes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), recv_bytes[r]);
-    }
-    return sum;
-}
-
-/* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
-static void find_imbalance(shm_op *s, mpp_channel *c) {
-    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
-    if (!lengths_fit(c)) return;
-    for (int to = 0; to < c->size; to++) {
-        const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
-        for (int from = 0; from < c->size; from++) {
-            size_t sent = ((const size_t *)mpp_slot_of(c, from, s->first))[to];
-            if (from == to || sent == expected[from]) continue;
-            s->theirs.root = to;
-            s->theirs.bytes = sent;
-            s->theirs.own = expected[from];
-            s->op.detail[0] = from;
-            return;
-        }
-    }
-}
-
-/* An operation that only compares, for another one, which is counted among the group's operations. */
-static shm_op *new_agreement(mpp_group *g) {
+shm_op *mpp_new_agreement(mpp_group *g) {
     shm_op *s = mpp_new_shm_op(g, 0);
     if (!s) return NULL;
     s->op.counts = 0;
@@ -251,10 +212,10 @@ static shm_op *new_agreement(mpp_group *g) {
 
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
                       size_t element) {
-    shm_op *s = new_agreement(g);
+    shm_op *s = mpp_new_agreement(g);
     if (!s) return NULL;
     if (how) s->how = *how;
-    if (lengths && !(s->lengths = (size_t *)copy_list((const uintptr_t *)lengths, g->size))) {
+    if (lengths && !(s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)lengths, g->size))) {
         mpp_discard(&s->op);
         return NULL;
     }
@@ -264,26 +225,3 @@ mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root
     mpp_take_place(s);
     return &s->op;
 }
-
-mpp_op *mpp_shm_compare(mpp_group *g, const size_t *send_bytes, const size_t *recv_bytes) {
-    shm_op *s = new_agreement(g);
-    size_t size = (size_t)g->size;
-    if (!s) return NULL;
-    mpp_sign(s, MPP_EXCHANGE, -1, 0);
-    s->find_imbalance = find_imbalance;
-    s->call.own = balance_of(g, send_bytes, recv_bytes);
-    if (!g->channel->topology && lengths_fit(g->channel)) {
-        s->lengths = malloc(2 * size * sizeof *s->lengths);
-        if (!s->lengths) {
-            mpp_discard(&s->op);
-            return NULL;
-        }
-        memcpy(s->lengths, send_bytes, size * sizeof *s->lengths);
-        memcpy(s->lengths + size, recv_bytes, size * sizeof *s->lengths);
-        s->write = write_lengths;
-    }
-    mpp_take_place(s);
-    return &s->op;
-}
-
-int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }

@@ -1,6 +1,9 @@
 /* Each rank publishes what it calls; all calls are compared before any data is used. */
 #include "shm/signatures.h"
 
+/* Of an exchange: so many chunks are always worth it; more, if the slots are filled to one part of so many. */
+enum { FEW_CHUNKS = 8, LEAST_FILLED = 4 };
+
 /* A step of splitmix64: words that differ in one bit give hashes that differ in half of theirs. */
 uint64_t mpp_mix(uint64_t hash, uint64_t word) {
     uint64_t z = (hash ^ word) + 0x9e3779b97f4a7c15u;
@@ -50,13 +53,18 @@ static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
     return rank;
 }
 
+/* The operation takes so many chunk numbers. */
+static void take_numbers(shm_op *s, mpp_channel *c, uint64_t chunks) {
+    for (shm_op *later = s == &c->oom_placeholder ? c->head : s->later; later; later = later->later)
+        later->first += chunks - s->chunks;
+    c->next += chunks - s->chunks;
+}
+
 /* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
  * to pass over: as many as the longest call takes. */
 static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
     rank_counters *mine = &c->counters[c->rank];
-    for (shm_op *later = s == &c->oom_placeholder ? c->head : s->later; later; later = later->later)
-        later->first += most - s->chunks;
-    c->next += most - s->chunks;
+    take_numbers(s, c, most);
     atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
     atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
     return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
@@ -81,6 +89,23 @@ static int is_balanced(const shm_op *s, const mpp_channel *c) {
     uint64_t sum = 0;
     for (int r = 0; r < c->size; r++) sum ^= call_of(s, c, r)->own;
     return sum == 0;
+}
+
+/* An exchange that agrees goes through the slots unless some rank cannot, or the slots would be mostly empty, as where
+ * one pair of many has a long block: the rounds of all ranks cost more there than messages. Everybody sees the same
+ * calls, and decides alike. */
+static void plan_exchange(shm_op *s, mpp_channel *c) {
+    uint64_t most = 1, bytes = 0;
+    for (int r = 0; r < c->size; r++) {
+        const mpp_call *call = call_of(s, c, r);
+        if (call->divisor == MPP_IN_MESSAGES) return;
+        if (call->chunks > most) most = call->chunks;
+        bytes += call->bytes;
+    }
+    if (most > FEW_CHUNKS && bytes < most * (uint64_t)c->size * c->slot_bytes / LEAST_FILLED) return;
+    take_numbers(s, c, most);
+    s->chunks = most;
+    s->carries = 1;
 }
 
 static void take_factors(shm_op *s, mpp_channel *c) {
@@ -124,6 +149,7 @@ int mpp_check_calls(shm_op *s, mpp_channel *c) {
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
+    if (s->call.kind == MPP_EXCHANGE) plan_exchange(s, c);
     s->checked = 1;
     return MPP_PENDING;
 }

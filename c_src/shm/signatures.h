@@ -4,6 +4,9 @@
 
 #include "shm/shm.h"
 
+/* The `divisor` of an exchange whose data cannot go through the slots. */
+enum { MPP_IN_MESSAGES = -1 };
+
 uint64_t mpp_mix(uint64_t hash, uint64_t word);
 void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
 /* Compares the calls, with the other nodes' too. MPP_FAILED on a mismatch; else MPP_PENDING, and `checked` says whether

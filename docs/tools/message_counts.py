@@ -252,7 +252,24 @@ def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
     return Sent(chunks * blocks, blocks * nbytes * _sums(group, node, wide))
 
 
+FEW_CHUNKS, LEAST_FILLED = 8, 4
+
+
+def _goes_through_slots(group: Group, operation: str, nbytes: int) -> bool:
+    """Of an exchange: signatures.c, plan_exchange."""
+    ranks, lengths = group.ranks, math.ceil(16 * group.ranks / LINE) * LINE
+    if group.nodes > 1 or ranks == 1 or lengths > group.slot // 2:
+        return False
+    places = min(ranks - 1, (group.slot - lengths) // LINE)
+    piece = (group.slot - lengths) // places // LINE * LINE
+    chunks = max(1, math.ceil(nbytes / piece)) * math.ceil((ranks - 1) / places)
+    sent = nbytes * (ranks - 1) * (ranks if operation == "all_to_all" else 1)
+    return chunks <= FEW_CHUNKS or sent >= chunks * ranks * group.slot / LEAST_FILLED
+
+
 def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) -> Sent:
+    if _goes_through_slots(group, operation, nbytes):
+        return Sent()
     node = group.node_of[rank]
     to = {"all_to_all": set(range(group.ranks)), "gather": {root}}.get(operation)
     if to is None:

@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
     Attributes:
         kind: "all_reduce" (everybody reads everybody), "broadcast" (everybody reads rank 0), "reduce" (rank 0 reads),
-            "barrier" (nobody reads).
+            "barrier" (nobody reads), "exchange" (everybody reads everybody; of as many chunks as the longest has).
         chunks: how many chunk numbers it takes.
         two_phase: reduced part by part, in place, between writing and reading.
         oom: there is no memory for it.
@@ -34,6 +34,10 @@ class Call(NamedTuple):
     chunks: int = 1
     two_phase: bool = False
     oom: bool = False
+
+    @property
+    def signature(self) -> Call:
+        return self._replace(chunks=0) if self.kind == "exchange" else self
 
 
 OOM_PLACEHOLDER = Call(NO_MEMORY)
@@ -51,16 +55,18 @@ class Op:
     done: int = 0
     checked: bool = False
     oom_after: int = 0
+    planned: int = 1
 
     @property
     def chunks(self) -> int:
-        return self.call.chunks
+        return self.planned if self.call.kind == "exchange" else self.call.chunks
 
     def writes(self, rank: int) -> bool:
-        return self.call.kind in ("all_reduce", "reduce") or (self.call.kind == "broadcast" and rank == 0)
+        return self.call.kind in ("all_reduce", "reduce", "exchange") or (self.call.kind == "broadcast" and rank == 0)
 
     def reads(self, rank: int) -> bool:
-        return {"all_reduce": True, "broadcast": rank != 0, "reduce": rank == 0}.get(self.call.kind, False)
+        reading = {"all_reduce": True, "exchange": True, "broadcast": rank != 0, "reduce": rank == 0}
+        return reading.get(self.call.kind, False)
 
     def wait_for(self, rank: int) -> int:
         if self.call.kind == "broadcast":
@@ -174,10 +180,14 @@ def mismatch(s: Op, c: Channel) -> Access:
     return (yield from pass_over(s, c, most))
 
 
-def pass_over(s: Op, c: Channel, most: int) -> Access:
+def take_numbers(s: Op, c: Channel, chunks: int) -> None:
     for later in c.queue if s is c.oom_placeholder else c.queue[1:]:
-        later.first += most - s.chunks
-    c.next += most - s.chunks
+        later.first += chunks - s.chunks
+    c.next += chunks - s.chunks
+
+
+def pass_over(s: Op, c: Channel, most: int) -> Access:
+    take_numbers(s, c, most)
     yield "store", "in", s.first + most
     yield "store", "out", s.first + most
     return FAILED
@@ -191,10 +201,22 @@ def check(s: Op, c: Channel) -> Access:
 
 def mpp_check_calls(s: Op, c: Channel) -> Access:
     for r in range(c.size):
-        if (yield "signature", r, c.slot(s.first), s.position) != s.call:
+        if (yield "signature", r, c.slot(s.first), s.position).signature != s.call.signature:
             return (yield from mismatch(s, c))
+    if s.call.kind == "exchange":
+        yield from plan_exchange(s, c)
     s.checked = True
     return PENDING
+
+
+def plan_exchange(s: Op, c: Channel) -> Access:
+    """Where it goes through the slots."""
+    longest = 1
+    for r in range(c.size):
+        call = yield "signature", r, c.slot(s.first), s.position
+        longest = max(longest, call.chunks)
+    take_numbers(s, c, longest)
+    s.planned = longest
 
 
 def move(s: Op, c: Channel) -> Access:
@@ -279,7 +301,7 @@ def copy(c: Channel) -> Channel:
 def frozen(c: Channel) -> tuple:
     """All of a rank's own state, to compare."""
     ops = tuple(
-        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after)
+        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after, s.planned)
         for s in [*c.queue, c.oom_placeholder]
     )
     return (c.next, *c.known.values(), ops, c.oom_first, c.oom_total, c.aborted, c.called, *c.outcomes)

@@ -24,6 +24,7 @@ FLAT, FLAT_2, FLAT_3 = (Call("all_reduce", chunks) for chunks in (1, 2, 3))
 TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunks in (2, 3))
 BROADCAST, REDUCE, REDUCE_2_PHASE = Call("broadcast", 2), Call("reduce", 2), Call("reduce", 2, two_phase=True)
 BARRIER, OOM = Call("barrier"), Call(NO_MEMORY, oom=True)
+EXCHANGE, EXCHANGE_3 = Call("exchange"), Call("exchange", 3)  # which agree
 CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, OOM)
 
 # What was read of these when protocol.py was last compared with it.
@@ -35,8 +36,10 @@ COMPARED = {
     "advance": "ab04d8f61220",
     "mismatch": "c6efe6c2fef2",
     "check": "c89cd7db589c",
-    "mpp_check_calls": "28899a8d6263",
-    "pass_over": "1019974dc1ec",
+    "mpp_check_calls": "c69ac4a908c4",
+    "take_numbers": "f83bb7553324",
+    "plan_exchange": "61e4e0c5625a",
+    "pass_over": "f57abe6fe30c",
     "move": "ba4119ea9530",
     "step": "c9fc13199b12",
     "step_oom_placeholder": "cb8d65346d80",
@@ -79,10 +82,16 @@ def test_all_programs_of_two_calls(ring: int, ahead: int) -> None:
 
 
 def random_programs(dice: random.Random, size: int, length: int) -> list[list[Call]]:
-    calls = (*CALLS, FLAT_3, TWO_PHASE_3, REDUCE_2_PHASE)
+    calls = (*CALLS, FLAT_3, TWO_PHASE_3, REDUCE_2_PHASE, EXCHANGE, EXCHANGE_3)
     agreed = [dice.choice(calls) for _ in range(length)]
     agrees = dice.choice([0.7, 0.9, 1.0])
-    return [[call if dice.random() < agrees else dice.choice(calls) for call in agreed] for _ in range(size)]
+
+    def one_ranks(call: Call) -> Call:
+        if dice.random() >= agrees:
+            return dice.choice(calls)
+        return dice.choice([EXCHANGE, EXCHANGE_3]) if call.kind == "exchange" else call
+
+    return [[one_ranks(call) for call in agreed] for _ in range(size)]
 
 
 @pytest.mark.parametrize("seed", share("model: random programs", range(120), 30))
@@ -101,6 +110,8 @@ def test_two_ranks(seed: int) -> None:
     [[FLAT_2, FLAT], [BARRIER, FLAT], [BARRIER, FLAT]],
     [[OOM, FLAT], [FLAT_3, FLAT], [BROADCAST, FLAT]],
     [[OOM, OOM, FLAT], [FLAT, OOM, FLAT], [FLAT_2, BARRIER, FLAT]],
+    [[EXCHANGE_3, FLAT], [EXCHANGE, FLAT], [EXCHANGE, FLAT]],
+    [[EXCHANGE_3, FLAT], [OOM, FLAT], [EXCHANGE, FLAT]],
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("ring", [1, 2])
 def test_three_ranks(programs: list[list[Call]], ring: int) -> None:
@@ -117,7 +128,7 @@ def test_three_ranks_at_random(seed: int) -> None:
 
 
 @pytest.mark.parametrize("aborts", [0, 1])
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", [*CALLS, EXCHANGE_3], ids=str)
 def test_an_aborted_rank(call: Call, aborts: int) -> None:
     """At any time: the others may wait for it for ever, and read nothing wrong."""
     for programs in ([[call, FLAT, TWO_PHASE_2]] * 2, [[call, OOM, FLAT_2], [call, FLAT, FLAT_2]]):
@@ -135,6 +146,7 @@ REVEALING = [
     ([[FLAT, OOM, FLAT], [FLAT, FLAT, FLAT]], 3),
     ([[OOM, OOM, FLAT], [OOM, FLAT_3, FLAT]], 1),
     ([[FLAT_2, FLAT]] * 3, 1),
+    ([[EXCHANGE_3, FLAT], [EXCHANGE, FLAT]], 2),
 ]
 
 

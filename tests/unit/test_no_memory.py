@@ -11,6 +11,7 @@ from torchmpi_plugin.tensors import dtypes
 
 SLOT = 4096
 KINDS = ("barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter")
+SCRATCH = np.zeros(16, np.uint8)
 LARGE = 200, 1 << 20  # bytes of the record of an operation, and more than of that which reports a failure
 
 
@@ -153,7 +154,7 @@ def test_a_closed_group(shim_of_all_ranks):
 def exchange(ranks, rank, sent, refused=None):
     """One rank's exchange, in which all send to rank 0 what `sent` says, and rank 0 expects 8 bytes of each."""
     ffi, none = ranks.ffi, [0] * ranks.size
-    buffers = ffi.new("uintptr_t[]", none)
+    buffers = ffi.new("uintptr_t[]", [SCRATCH.ctypes.data] * ranks.size)
     lengths = [sent, *none[1:]], [8] * ranks.size if rank == 0 else none
     lists = [buffers, ffi.new("size_t[]", lengths[0]), buffers, ffi.new("size_t[]", lengths[1])]
     lists[1][rank] = lists[3][rank] = 0
@@ -168,7 +169,7 @@ def test_an_exchange_without_memory(ranks):
     if ranks.size == 1:
         pytest.skip("the exchange would be begun, and there is no MPI here")
     last = ranks.size - 1
-    for refused in (LARGE, (16 * ranks.size, 16 * ranks.size)):
+    for refused in (LARGE, (16 * ranks.size, 16 * ranks.size), (8 * ranks.size, 8 * ranks.size)):
         ops = [exchange(ranks, r, 8, refused if r == last else None) for r in range(ranks.size)]
         assert set(ranks.finish(ops)) == {FAILED}
         assert [ranks.failure(op)[0] for op in ops] == [MISMATCH] * last + [MEMORY]

@@ -1,0 +1,120 @@
+"""Exchanges on one node: through slots of shared memory, or as messages, and alike on all ranks."""
+
+import numpy as np
+import pytest
+from ranks_in_one_process import ASYNC, DONE, FAILED, MISMATCH, Ranks
+
+SLOTS, LINE, GUARD = 4, 64, 8
+
+
+def piece(size, slot):
+    """Bytes of one block in a slot, and how many blocks one carries."""
+    room = slot - -(-16 * size // LINE) * LINE
+    places = min(size - 1, room // LINE)
+    return room // places // LINE * LINE, places
+
+
+class Exchange:
+    """Of every rank what it sends, and where what it gets goes; its own block too. `lengths[i][j]`: from i to j."""
+
+    def __init__(self, ranks, lengths, seed=0):
+        self.ranks, size = ranks, ranks.size
+        dice = np.random.default_rng(seed)
+        self.sent = [[dice.integers(0, 256, length, np.uint8) for length in row] for row in lengths]
+        self.received = [[np.full(lengths[i][j] + GUARD, 7, np.uint8) for i in range(size)] for j in range(size)]
+
+    def start(self, rank, expected=None):
+        """`expected`: lengths in place of the right ones."""
+        ffi, size = self.ranks.ffi, self.ranks.size
+        send, receive = self.sent[rank], self.received[rank]
+        return self.ranks.lib.mpp_exchange(
+            self.ranks.groups[rank],
+            ffi.new("uintptr_t[]", [block.ctypes.data for block in send]),
+            ffi.new("size_t[]", [len(block) for block in send]),
+            ffi.new("uintptr_t[]", [block.ctypes.data for block in receive]),
+            ffi.new("size_t[]", expected or [len(receive[other]) - GUARD for other in range(size)]),
+            -1, 0, ASYNC,
+        )  # fmt: skip
+
+    def check(self):
+        for to, blocks in enumerate(self.received):
+            for source, block in enumerate(blocks):
+                assert (block[:-GUARD] == self.sent[source][to]).all(), (source, to)
+                assert (block[-GUARD:] == 7).all(), ("written behind its end", source, to)
+
+
+def run(ranks, lengths):
+    """Two of them, with a sum between and one behind; the messages of the first."""
+    ranks.messages()
+    first, second = Exchange(ranks, lengths), Exchange(ranks, [*zip(*lengths, strict=True)], 1)
+    ones, how = [np.ones(5, np.float32) for _ in ranks.groups], ranks.reduction("F32")
+
+    def add(rank, group):
+        return ranks.lib.mpp_allreduce(group, ones[rank].ctypes.data, ones[rank].ctypes.data, 5, how, 0, ASYNC)
+
+    # One rank calls them all before another has called any.
+    ops = [[first.start(rank), add(rank, group), second.start(rank), add(rank, group)]
+           for rank, group in enumerate(ranks.groups)]  # fmt: skip
+    for call in zip(*ops, strict=True):
+        assert set(ranks.finish(call)) == {DONE}
+        ranks.release(call)
+    first.check()
+    second.check()
+    assert all((array == ranks.size**2).all() for array in ones)
+    return len(ranks.messages())
+
+
+@pytest.mark.parametrize("slot", [LINE, 256, 1024, 4096])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 40])
+def test_equal_blocks(shim_of_all_ranks, size, slot):
+    """At the borders of pieces and of what few chunks carry. Where a slot holds little but the lengths: messages."""
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, slot)
+    carries = size > 1 and -(-16 * size // LINE) * LINE <= slot // 2
+    borders = [count * piece(size, slot)[0] for count in (1, 4, 8, 40 if size < 9 else 9)] if carries else [slot]
+    for length in sorted({0, 1, *(border + more for border in borders for more in (-1, 0, 1))}):
+        messages = run(ranks, [[length] * size] * size)
+        assert messages == (0 if carries or not length else 2 * size * (size - 1)), length
+    ranks.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_blocks_of_any_length(shim_of_all_ranks, size, seed):
+    """Some of them empty, and the own ones too."""
+    dice = np.random.default_rng([size, seed])
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024)
+    for most in (30, 3000, 30_000):
+        lengths = dice.integers(0, most, (size, size)) * dice.integers(0, 2, (size, size))
+        run(ranks, lengths.tolist())
+    ranks.close()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_one_long_block_of_many_goes_in_a_message(shim_of_all_ranks, size):
+    """And up to so many chunks, or where the slots are a quarter full, none does."""
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024)
+    few = 8 * piece(size, 1024)[0]
+    for length in (few, few + 1):
+        lengths = [[0] * size for _ in range(size)]
+        lengths[size - 1][0] = length
+        assert (run(ranks, lengths) > 0) == (length > few and size > 2)  # of two ranks it is half of all there is
+        gathered = [[length if to == 0 else 0 for to in range(size)] for _ in range(size)]
+        assert (run(ranks, gathered) > 0) == (length > few and size > 4)
+    ranks.close()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_disagreement_touches_nothing(shim_of_all_ranks, size):
+    """Calls of different numbers of chunks, which others follow."""
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024)
+    for length in (8, 3000, 20_000):
+        wrong = Exchange(ranks, [[length] * size] * size)
+        ops = [wrong.start(rank, [length // 2] * size if rank == 0 else None) for rank in range(size)]
+        assert set(ranks.finish(ops)) == {FAILED}
+        assert {ranks.failure(op)[0] for op in ops} == {MISMATCH}
+        assert {ranks.failure(op)[2].own for op in ops} == {length // 2}
+        ranks.release(ops)
+        others = [block for rank, blocks in enumerate(wrong.received) for r, block in enumerate(blocks) if r != rank]
+        assert all((block == 7).all() for block in others)
+        assert run(ranks, [[length] * size] * size) == 0
+    ranks.close()
