@@ -19,7 +19,7 @@ from torchmpi_plugin.mpi import runtime
 TIMEOUT = timedelta(seconds=1)
 ALLOCATION, CALL_OF_MPI = 0, 1
 KINDS = {ALLOCATION: "allocation", CALL_OF_MPI: "call of MPI"}
-MOST = 40
+MOST = 60
 LONGEST = 60.0
 #: What a failure may look like to the user; a DistBackendError is a RuntimeError.
 ERRORS = (RuntimeError, MemoryError)
