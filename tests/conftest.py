@@ -35,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--launch-part",
-        metavar="START-END",
-        default="",
+        nargs=2,
+        type=float,
+        metavar=("START", "END"),
         help="run only this part of tests/mpi under mpiexec (set by the driver; sampling.py)",
     )
     parser.addoption(

@@ -17,7 +17,7 @@ def rank_arguments(reports: Path, keyword: str = "", part: tuple[float, float] |
     """The python arguments of one rank; a keyword picks tests as pytest's -k does, of these a part (sampling.PARTS)."""
     selection = ["-k", keyword] if keyword else []
     if part:
-        selection += ["--launch-part", f"{part[0]}-{part[1]}"]
+        selection += ["--launch-part", *map(str, part)]
     return [
         *("-m", "pytest", "--with-mpi", str(HERE / "mpi"), "-q", "--tb=short", "--color=no", "--disable-warnings"),
         *("-p", "no:cacheprovider", "--rank-reports", str(reports)),

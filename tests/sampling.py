@@ -160,10 +160,10 @@ def _is_chosen_by_name(config: pytest.Config) -> bool:
     return bool(config.option.keyword) or any("::" in argument for argument in config.args)
 
 
-def _of_the_launch(items: list[pytest.Item], part: str) -> set[str]:
+def _of_the_launch(items: list[pytest.Item], part: Sequence[float]) -> set[str]:
     """What the ranks of a launch leave out, each the same. The seed turns the circle, so that all have their turn."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
-    start, end = map(float, part.split("-"))
+    start, end = part
     turned = number("tests under mpiexec", 1000) / 1000
     rest = [item.nodeid for item in items if item.path.name != THE_TABLE]
     left_out = {test for test in rest if not start <= (zlib.crc32(test.encode()) / 2**32 + turned) % 1 < end}
@@ -208,7 +208,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 15 s; a change runs a share of these, the night all")
-    config.addinivalue_line("markers", "under_each: in each change under MPICH as well, which differs in it")
+    config.addinivalue_line("markers", "under_each: in each change under both MPIs, which differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:
         handle, path = tempfile.mkstemp(prefix="mpp-left-out.")

@@ -163,11 +163,14 @@ int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
     return ranks - first < width ? ranks : first + width;
 }
 
+mpp_stretch mpp_piece_in_slot(const shm_op *s, uint64_t chunk, int place, int per_slot, size_t bytes) {
+    place -= (int)(chunk % s->batches) * per_slot;
+    if (place < 0 || place >= per_slot) return (mpp_stretch){0, 0};
+    return (mpp_stretch){(size_t)place * s->chunk_bytes, mpp_chunk_length(s, bytes, mpp_piece_number(s, chunk))};
+}
+
 mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
-    int first = mpp_first_in_slot(s, chunk);
-    if (rank < first || rank >= mpp_end_in_slot(s, chunk)) return (mpp_stretch){0, 0};
-    size_t length = mpp_chunk_length(s, s->lengths[rank], mpp_piece_number(s, chunk));
-    return (mpp_stretch){(size_t)(rank - first) * s->chunk_bytes, length};
+    return mpp_piece_in_slot(s, chunk, rank, mpp_ranks_per_slot(s->op.group->channel), s->lengths[rank]);
 }
 
 /* Where in its buffers an operation is once it is done with this many chunks. */

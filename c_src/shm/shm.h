@@ -211,6 +211,8 @@ typedef struct {
 int mpp_first_in_slot(const shm_op *s, uint64_t chunk);
 int mpp_end_in_slot(const shm_op *s, uint64_t chunk);
 mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank); /* of no length: it carries none of it */
+/* The same of a block of so many bytes that is number `place` among the blocks, of which a slot has `per_slot`. */
+mpp_stretch mpp_piece_in_slot(const shm_op *s, uint64_t chunk, int place, int per_slot, size_t bytes);
 static inline uint64_t mpp_piece_number(const shm_op *s, uint64_t chunk) { return chunk / s->batches; }
 
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);

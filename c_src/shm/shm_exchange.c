@@ -24,8 +24,9 @@ static int lengths_fit(const mpp_channel *c) { return lengths_bytes(c) <= c->slo
 /* What is left of a slot for pieces. */
 static size_t room(const mpp_channel *c) { return c->slot_bytes - whole_lines(lengths_bytes(c)); }
 
-static int may_carry(const mpp_channel *c) {
-    return c->size > 1 && !c->topology && !c->only_compares && whole_lines(lengths_bytes(c)) <= c->slot_bytes / 2;
+static int may_carry(const mpp_group *g) {
+    const mpp_channel *c = g->channel;
+    return mpp_carries(g) && c->size > 1 && !c->topology && whole_lines(lengths_bytes(c)) <= c->slot_bytes / 2;
 }
 
 static int places(const mpp_channel *c) {
@@ -36,16 +37,15 @@ static int places(const mpp_channel *c) {
 /* The piece of a block that a chunk carries; of no length: none. */
 static mpp_stretch piece_of(const shm_op *s, uint64_t chunk, int from, int to, size_t bytes) {
     const mpp_channel *c = s->op.group->channel;
-    int place = (to - from - 1 + c->size) % c->size - (int)(chunk % s->batches) * places(c);
-    if (place < 0 || place >= places(c)) return (mpp_stretch){0, 0};
-    size_t begin = whole_lines(lengths_bytes(c)) + (size_t)place * s->chunk_bytes;
-    return (mpp_stretch){begin, mpp_chunk_length(s, bytes, mpp_piece_number(s, chunk))};
+    mpp_stretch piece = mpp_piece_in_slot(s, chunk, (to - from - 1 + c->size) % c->size, places(c), bytes);
+    piece.begin += whole_lines(lengths_bytes(c));
+    return piece;
 }
 
 static void write_slot(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
     size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
-    if (chunk == 0 && lengths_fit(c)) memcpy(slot, s->lengths, lengths_bytes(c));
+    if (chunk == 0) memcpy(slot, s->lengths, lengths_bytes(c));
     for (int to = 0; s->in_list && to < c->size; to++) {
         if (to == c->rank) continue;
         mpp_stretch piece = piece_of(s, chunk, c->rank, to, s->lengths[to]);
@@ -132,7 +132,7 @@ mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x) {
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, x);
-    int carries = may_carry(g->channel) && !x->is_staged;
+    int carries = may_carry(g) && !x->is_staged;
     if (!carries) s->call.divisor = MPP_IN_MESSAGES;
     if (!g->channel->topology && lengths_fit(g->channel)) {
         if (!keep_lengths(s, x) || (carries && !prepare_to_carry(s, x))) {

@@ -17,6 +17,7 @@ PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that is piggybacked; and of what
 EAGER = 60 << 10  # the most of a chunk that goes to another node whole
 RING = 4
 INBOXES = 16 << 20
+FEW_CHUNKS, LEAST_FILLED = 8, 4  # of an exchange that goes through slots
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 EXCHANGES = ("all_to_all", "gather", "scatter")
 OPERATIONS = ("barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", *EXCHANGES)
@@ -250,9 +251,6 @@ def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:
     blocks = sum(len(there[mine::here]) for other, there in enumerate(group.on_node) if other != node)
     chunks = math.ceil(nbytes / chunk_bytes(group, "reduce_scatter", nbytes, wide))
     return Sent(chunks * blocks, blocks * nbytes * _sums(group, node, wide))
-
-
-FEW_CHUNKS, LEAST_FILLED = 8, 4
 
 
 def _goes_through_slots(group: Group, operation: str, nbytes: int) -> bool:

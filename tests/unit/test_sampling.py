@@ -76,8 +76,8 @@ def of_mpi(count: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0])) for name in names]
 
 
-def parts(monkeypatch, **by_name: str) -> list[tuple[float, float] | None]:
-    config = SimpleNamespace(option=SimpleNamespace(keyword=by_name.get("keyword", "")), args=["tests"])
+def parts(keyword: str = "") -> list[tuple[float, float] | None]:
+    config = SimpleNamespace(option=SimpleNamespace(keyword=keyword), args=["tests"])
     return [sampling.part_of_the_launch(config, ranks) for ranks in (2, 3, 5)]
 
 
@@ -92,8 +92,8 @@ def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
     for seed in range(30):
         monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
         ran = []
-        for start, end in parts(monkeypatch):
-            left_out = sampling._of_the_launch(items, f"{start}-{end}")
+        for part in parts():
+            left_out = sampling._of_the_launch(items, part)
             assert table not in left_out
             ran.append(all_of_them - left_out)
         assert sorted(chain(*ran)) == sorted(all_of_them)
@@ -105,11 +105,11 @@ def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
 def test_a_launch_may_run_less_and_all_where_it_is_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(sampling, "FULL", False)
     monkeypatch.delenv(sampling.LAUNCH, raising=False)
-    assert parts(monkeypatch, keyword="2ranks") == [None] * 3
+    assert parts("2ranks") == [None] * 3
     monkeypatch.setenv(sampling.LAUNCH, "5")
-    assert parts(monkeypatch, keyword="2ranks") == parts(monkeypatch) == [(0, 0.1), (0.5, 0.55), (0.75, 0.8)]
+    assert parts("2ranks") == parts() == [(0, 0.1), (0.5, 0.55), (0.75, 0.8)]
     monkeypatch.setattr(sampling, "FULL", True)
-    assert parts(monkeypatch) == [None] * 3
+    assert parts() == [None] * 3
 
 
 def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:
