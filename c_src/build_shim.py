@@ -54,7 +54,9 @@ def _compile_flags(name: str) -> list[str]:
 
 
 def _link_flags(name: str) -> list[str]:
-    return _coverage_flags(name)[:1] + os.environ.get("MPIPLUS_LDFLAGS", "").split()
+    # tests/fork_server/ending.py calls what writes the counts.
+    counts = [*_coverage_flags(name)[:1], "-Wl,-u,__gcov_dump"] if _coverage_flags(name) else []
+    return counts + os.environ.get("MPIPLUS_LDFLAGS", "").split()
 
 
 def bridge() -> Extension:

@@ -15,6 +15,8 @@ A rank made this way differs from a fresh process in this:
   client that is killed takes the rank's group with it.
 - torch and parts of the package are in ``sys.modules``; what they would have printed at their import is in the server's
   log. Objects made by then are no garbage (``gc.freeze``). The outermost frame is one of ``template.py``.
+- At its end what it has from the template is left to the kernel (``ending.py``): torch's modules are not emptied, nor
+  destructors of shared libraries run.
 - Ranks of one template have the same hash seed and the same addresses in memory.
 - When the template ends, its ranks are killed.
 

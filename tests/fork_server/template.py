@@ -125,6 +125,7 @@ def prepare() -> str:
     if torch._is_device_backend_autoload_enabled():
         for name in OF_THE_PACKAGE:
             importlib.import_module(f"torchmpi_plugin.{name}")
+    ending.note_modules()
     gc.collect()
     gc.freeze()  # or each child would copy all of it
     if len(os.listdir("/proc/self/task")) > 1:
@@ -166,6 +167,8 @@ class Template:
         connection = socket.socket(fileno=array.array("i", rights[0][2])[0])
         request = receive(connection)
         if request is None or refusal:
+            if request:
+                request.close()  # a launcher waits until nobody has its pipes
             connection.close()  # which makes of a client a fresh process
             return None
         process = os.fork()
@@ -195,13 +198,15 @@ class Template:
 
 
 sys.path.insert(0, SELF)
-adoption = importlib.import_module("adoption")
-del sys.path[0], sys.modules["adoption"]
+adoption, ending = (importlib.import_module(name) for name in ("adoption", "ending"))
+del sys.path[0], sys.modules["adoption"], sys.modules["ending"]
+ending.register()
 
 server = socket.socket(fileno=int(sys.argv[1]))
 server.set_inheritable(False)
 template = os.getpid()
 program = adoption.take_on(Template(server).serve(prepare()), template)
+ending.leave_libraries()
 try:
     program()
 except SystemExit:

@@ -150,6 +150,16 @@ def test_what_a_program_sees_of_its_start(server: fork_server.Server, tmp_path: 
     ]
 
 
+def test_what_no_template_can_do_has_the_pipes_for_itself(server: fork_server.Server, tmp_path: Path) -> None:
+    """A template with a thread forks nobody. It keeps nothing open either, or a launcher would wait for its pipes."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    assert both(server, "-c", "print('fresh')", env=environment)[1] == "fresh\n"
+    assert not is_forked(server.python, "-c", PARENT, env=environment)
+
+
 def unusual() -> None:
     """What a launcher may do before it starts a rank."""
     import resource
@@ -183,6 +193,9 @@ ENDINGS = {
     "_exit": "import os; print('lost', end=''); os._exit(4)",
     "on_exit": "import ctypes, sys; tell = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda code, _: "
     "ctypes.CDLL(None)._exit(code + 1)); ctypes.CDLL(None).on_exit(tell, None); sys.exit(5)",
+    "C's exit handlers": "import ctypes; libc = ctypes.CDLL(None); ctypes.pythonapi.Py_AtExit(libc.getpid); "
+    "libc.on_exit(libc.puts, b'x'); libc.atexit(libc.abort)",
+    "unflushed by C": "import ctypes, sys; ctypes.CDLL(None).printf(b'x'); sys.exit(2)",
     "killed": "import os; os.kill(os.getpid(), 9)",
     "aborted": "import os; os.abort()",
     "terminated": "import os; os.kill(os.getpid(), 15)",
