@@ -1,8 +1,8 @@
 """Lets a rank that a template has forked end in less time: what it has from the template goes with the process.
 
 Python's end and that of torch's C++ take 0.2 s of computing, which would copy most of the template's memory: modules
-are emptied, operators deregistered one by one. All that is of the rank ends as in a fresh process: its threads, its exit
-handlers, its own modules and those of the package, MPI. But destructors of shared libraries (ELF's) are not run.
+are emptied, operators deregistered one by one. All that is of the rank ends as in a fresh process: its threads, its
+exit handlers, its own modules and those of the package, MPI. But destructors of shared libraries (ELF's) are not run.
 """
 
 from __future__ import annotations
