@@ -10,7 +10,7 @@
 #include "engine/inline_progress.h"
 #include "engine/pause.h"
 
-enum { STUCK_NAP_NS = 50000, LOOK_NS = 1000000, MOST_DONE = 64 };
+enum { LOOK_NS = 1000000, MOST_DONE = 64 };
 
 static struct {
     pthread_mutex_t lock;
@@ -71,8 +71,10 @@ static void complete(mpp_op *op, int state) {
     atomic_store_explicit(&op->state, state, memory_order_release);
 }
 
-static int progress_all(void) { /* how many chunks and messages have moved, and operations have become complete */
+/* How many chunks and messages have moved, and operations have become complete; whether all others are idle. */
+static int progress_all(int *all_idle) {
     int advances = 0;
+    *all_idle = 1;
     mpp_op *previous = NULL;
     for (mpp_op *op = mpp_in_child() ? NULL : engine.active, *next; op; op = next) {
         next = op->next;
@@ -80,6 +82,7 @@ static int progress_all(void) { /* how many chunks and messages have moved, and 
         int state = op->step(op);
         if (state == MPP_PENDING) {
             advances += (int)(op->group->moves - before);
+            *all_idle &= op->idle;
             previous = op;
             continue;
         }
@@ -140,9 +143,9 @@ static void wake_progress(void) {
  * caller works for. */
 static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     mpp_group *group = op->group;
-    int64_t deadline = 0, since = 0, looked = 0;
-    unsigned moves = 0;
-    int state, stuck = 0;
+    int64_t deadline = 0, nap_ns = 0, looked = 0;
+    mpp_stall stall = {0};
+    int state;
     atomic_fetch_add(&engine.waiters, 1);
     for (int polls = 0;; polls++) {
         state = atomic_load_explicit(&op->state, memory_order_acquire);
@@ -153,27 +156,27 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
         }
         if (atomic_load_explicit(&engine.starters, memory_order_relaxed) == 0 &&
             pthread_mutex_trylock(&engine.lock) == 0) {
-            progress_all();
+            stall.advanced |= progress_all(&stall.all_idle);
             pthread_mutex_unlock(&engine.lock);
         }
         if (polls < op->spins) {
             cpu_relax();
             continue;
         }
-        if (stuck || (polls & 15) == 0) {
+        if (nap_ns || (polls & 15) == 0) {
             int64_t now = now_ns();
             if (!deadline) deadline = now + wait_ns;
             else if (now >= deadline) break;
-            stuck = mpp_is_stuck(op, now, &moves, &since);
+            nap_ns = mpp_nap_ns(op, &stall, now);
             if (!looked) looked = now;
-            if (stuck && now - looked > LOOK_NS && pthread_mutex_trylock(&engine.lock) == 0) {
+            if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&engine.lock) == 0) {
                 mpp_note_waiting(op, now - looked);
                 looked = now;
                 pthread_mutex_unlock(&engine.lock);
             }
-            if (stall_ns && now - since >= stall_ns) break;
+            if (stall_ns && now - stall.since >= stall_ns) break;
         }
-        if (stuck) nap(STUCK_NAP_NS);
+        if (nap_ns) nap(nap_ns);
         else sched_yield();
     }
     atomic_fetch_sub(&engine.waiters, 1);
@@ -264,9 +267,10 @@ int mpp_wait_uncounted(uintptr_t handle, int64_t wait_ns) {
 
 int mpp_state_of(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
+    int all_idle;
     if (atomic_load_explicit(&op->state, memory_order_acquire) == MPP_PENDING) {
         mpp_lock();
-        progress_all();
+        progress_all(&all_idle);
         mpp_unlock();
     }
     return state_of(op);
@@ -333,7 +337,7 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, quiet = 0, busy = 0;
+    int idle = 0, quiet = 0, busy = 0, all_idle;
     int64_t nap_ns = NAP_NS;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
@@ -344,7 +348,7 @@ static void *progress_thread(void *unused) {
             quiet = 0;
         }
         int empty = engine.count == 0, others = atomic_load(&engine.waiters) > 0;
-        int worked = empty || others ? 0 : progress_all();
+        int worked = empty || others ? 0 : progress_all(&all_idle);
         clockid_t starter = engine.starter;
         mpp_unlock();
         if (!empty) quiet = 0;

@@ -43,6 +43,7 @@ struct mpp_op {
     pthread_t starter;
     size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
     int spins;    /* how often whoever waits looks before it yields the core */
+    int idle;     /* all that it waits for is still to be begun by another rank; set by step, 0 where it cannot tell */
     int counts;   /* among the group's active operations */
     int ours;     /* a part of the engine's own memory, never Python's */
     int holds;    /* keeps the group: from the moment that Python has the operation's handle */
@@ -54,6 +55,14 @@ struct mpp_op {
     int source;
     int64_t detail[2];
 };
+
+/* What one thread sees while it waits for an operation. */
+typedef struct {
+    int all_idle, advanced; /* of the last poll; since the last look at the clock: chunks and messages moved */
+    unsigned moves;
+    int64_t since; /* when the operation's group has moved something last */
+    int64_t quiet; /* when any has */
+} mpp_stall;
 
 struct mpp_group {
     mpi_handle comm;
@@ -110,7 +119,8 @@ void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns);
 int mpp_wait_uncounted(uintptr_t op, int64_t wait_ns);
-int mpp_is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since);
+/* How long the thread that waits for `op` sleeps rather than yields; 0: not at all. */
+int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
 /* Under the lock: for whom this rank has waited for so long, in an operation that can tell who has come. */
 void mpp_note_waiting(const mpp_op *op, int64_t ns);
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */

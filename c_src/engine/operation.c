@@ -93,16 +93,23 @@ int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }
 size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
 
-enum { STUCK_NS = 2000000, CROWDED_STUCK_NS = 200000 };
+enum { STUCK_NS = 2000000, CROWDED_STUCK_NS = 200000, NAP_NS = 50000, LONGEST_NAP_NS = 1000000, NAPS_IN_WAIT = 50 };
 
-/* Whether to sleep rather than yield: once the others have let a collective of ours wait for a while, and with fewer
- * cores than ranks soon. A yield gives only a part of the core to whoever else has work for it. Where each rank has a
- * scheduling group of its own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. */
-int mpp_is_stuck(const mpp_op *op, int64_t now, unsigned *moves, int64_t *since) {
+/* Once the others have let a collective of ours wait for a while, and with fewer cores than ranks soon. A yield gives
+ * only a part of the core to whoever else has work for it. Where each rank has a scheduling group of its own, as with
+ * MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured.
+ *
+ * In a message only while nothing is under way in MPI, which moves it in the calls of those who wait. Naps get longer
+ * then, up to a fiftieth of the wait. */
+int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
-    if (!*since || seen != *moves) {
-        *moves = seen;
-        *since = now;
-    }
-    return op->arrived && now - *since > (op->group->yield_early ? CROWDED_STUCK_NS : STUCK_NS);
+    if (!s->since || seen != s->moves) s->since = now;
+    if (!s->quiet || s->advanced) s->quiet = now;
+    s->moves = seen;
+    s->advanced = 0;
+    int is_stuck = now - s->since > (op->group->yield_early ? CROWDED_STUCK_NS : STUCK_NS);
+    if (!is_stuck || !(op->arrived || s->all_idle)) return 0;
+    int64_t waited = now - (s->quiet > s->since ? s->quiet : s->since), longer = waited / NAPS_IN_WAIT;
+    if (!s->all_idle || longer < NAP_NS) return NAP_NS;
+    return longer < LONGEST_NAP_NS ? longer : LONGEST_NAP_NS;
 }

@@ -209,10 +209,21 @@ static int copy_own(message_op *m) {
     return !m->own_left;
 }
 
+/* Whether it has nothing but receives, of which no message has come. */
+static int is_idle(const message_op *m) {
+    if (m->op.staging || m->own_left) return 0;
+    for (int i = 0; i < m->count; i++) {
+        const transfer *t = &m->transfers[i];
+        if (t->block || (t->message.state != MPP_TO_MATCH && t->message.state != MPP_OVER)) return 0;
+    }
+    return 1;
+}
+
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
     int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
+    op->idle = state == MPP_PENDING;
     if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);
@@ -223,6 +234,7 @@ static int step(mpp_op *op) {
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].block) over &= advance(m, i);
     over &= copy_own(m);
+    op->idle = !over && is_idle(m);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }

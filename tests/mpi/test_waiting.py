@@ -1,0 +1,45 @@
+"""A rank that waits for a late one sleeps between its looks, whatever it waits in: the core is for who computes."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+SECONDS_LATE = 0.5
+#: It may nap 50 times as often; those of a crowded machine take longer.
+FEWEST_NAPS = 20
+
+
+def calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
+    """What each rank calls; rank 0 late. The last rank waits for it in all of them."""
+    one, many = torch.ones(3), torch.ones(size)
+    last = size - 1
+    to_last = (lambda: dist.send(one, last)) if rank == 0 else (lambda: dist.recv(one, 0))
+    return {
+        "recv": to_last if rank in (0, last) else lambda: None,
+        "irecv": to_last if rank == 0 else lambda: dist.irecv(one, 0).wait() if rank == last else None,
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(size), many),
+        "gather": lambda: dist.gather(one, [torch.empty(3) for _ in range(size)] if rank == last else None, dst=last),
+        "all_reduce": lambda: dist.all_reduce(one),
+        "barrier": dist.barrier,
+    }
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["recv", "irecv", "all_to_all", "gather", "all_reduce", "barrier"])
+def test_who_waits_leaves_the_core(world, name: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    call = calls(rank, size)[name]
+    dist.barrier()
+    if rank == 0:
+        time.sleep(SECONDS_LATE)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    call()
+    naps = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    if rank == size - 1:
+        assert naps >= FEWEST_NAPS, f"{naps} times in {SECONDS_LATE} s"
