@@ -5,51 +5,36 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 
 #include "engine/inline_progress.h"
 #include "engine/pause.h"
+#include "engine/progress.h"
 
 enum { LOOK_NS = 1000000, MOST_DONE = 64 };
 
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t work;      /* the progress thread sleeps here when nothing is active */
-    pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
-    mpp_op *active, *active_tail;
-    mpp_op *done, *done_tail;
-    int done_count;
-    mpp_op *unclaimed;    /* the newest first */
-    int64_t count;        /* active operations */
-    _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
-    _Atomic int starters; /* threads that want the lock to start something: pollers make room */
-    _Atomic int stopping;
-    int running, asleep, woken;
-    clockid_t background; /* of the progress thread */
-    clockid_t starter;    /* counts what the thread that has started something last has of a core */
-    pthread_t thread;
-} engine = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
-            .work = PTHREAD_COND_INITIALIZER,
-            .completed = PTHREAD_COND_INITIALIZER};
+mpp_progress_state mpp_progress = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
+                                   .work = PTHREAD_COND_INITIALIZER,
+                                   .completed = PTHREAD_COND_INITIALIZER};
 
 /* Deadlines are not to move when somebody sets the clock. */
 __attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
     pthread_condattr_t attributes;
     if (pthread_condattr_init(&attributes)) return;
-    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)) pthread_cond_init(&engine.completed, &attributes);
+    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC))
+        pthread_cond_init(&mpp_progress.completed, &attributes);
     pthread_condattr_destroy(&attributes);
 }
 
 void mpp_lock(void) {
-    if (mpp_in_child() || pthread_mutex_trylock(&engine.lock) == 0) return;
+    if (mpp_in_child() || pthread_mutex_trylock(&mpp_progress.lock) == 0) return;
     /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
      * without this hint a starter could wait for as long as somebody polls. */
-    atomic_fetch_add(&engine.starters, 1);
-    pthread_mutex_lock(&engine.lock);
-    atomic_fetch_sub(&engine.starters, 1);
+    atomic_fetch_add(&mpp_progress.starters, 1);
+    pthread_mutex_lock(&mpp_progress.lock);
+    atomic_fetch_sub(&mpp_progress.starters, 1);
 }
 
-void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&engine.lock)); }
+void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&mpp_progress.lock)); }
 
 /* ---- the list of active operations (under the lock) ---- */
 
@@ -64,19 +49,18 @@ static void complete(mpp_op *op, int state) {
     mpp_no_longer_active(op);
     if (op->notify) {
         op->queued = 1;
-        push(&engine.done, &engine.done_tail, op);
-        if (++engine.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&engine.completed);
+        push(&mpp_progress.done, &mpp_progress.done_tail, op);
+        if (++mpp_progress.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&mpp_progress.completed);
     }
     /* Last: from here a waiter may release the operation. */
     atomic_store_explicit(&op->state, state, memory_order_release);
 }
 
-/* How many chunks and messages have moved, and operations have become complete; whether all others are idle. */
-static int progress_all(int *all_idle) {
+int mpp_progress_all(int *all_idle) {
     int advances = 0;
     *all_idle = 1;
     mpp_op *previous = NULL;
-    for (mpp_op *op = mpp_in_child() ? NULL : engine.active, *next; op; op = next) {
+    for (mpp_op *op = mpp_in_child() ? NULL : mpp_progress.active, *next; op; op = next) {
         next = op->next;
         unsigned before = op->group->moves;
         int state = op->step(op);
@@ -87,9 +71,9 @@ static int progress_all(int *all_idle) {
             continue;
         }
         if (previous) previous->next = next;
-        else engine.active = next;
-        if (engine.active_tail == op) engine.active_tail = previous;
-        engine.count--;
+        else mpp_progress.active = next;
+        if (mpp_progress.active_tail == op) mpp_progress.active_tail = previous;
+        mpp_progress.count--;
         advances++;
         complete(op, state);
     }
@@ -107,15 +91,15 @@ static void note_unclaimed(mpp_op *op) {
     op->holds = 1;
     atomic_fetch_add(&op->group->holders, 1);
     op->starter = pthread_self();
-    pthread_getcpuclockid(op->starter, &engine.starter);
-    op->later_unclaimed = engine.unclaimed;
-    engine.unclaimed = op;
+    pthread_getcpuclockid(op->starter, &mpp_progress.starter);
+    op->later_unclaimed = mpp_progress.unclaimed;
+    mpp_progress.unclaimed = op;
 }
 
 /* The newest unclaimed operation that this thread has started, or 0. */
 uintptr_t mpp_unclaimed(void) {
     mpp_lock();
-    mpp_op *op = engine.unclaimed;
+    mpp_op *op = mpp_progress.unclaimed;
     while (op && !pthread_equal(op->starter, pthread_self())) op = op->later_unclaimed;
     mpp_unlock();
     return (uintptr_t)op;
@@ -123,7 +107,7 @@ uintptr_t mpp_unclaimed(void) {
 
 void mpp_claim(uintptr_t handle) {
     mpp_lock();
-    for (mpp_op **at = &engine.unclaimed; *at; at = &(*at)->later_unclaimed) {
+    for (mpp_op **at = &mpp_progress.unclaimed; *at; at = &(*at)->later_unclaimed) {
         if ((uintptr_t)*at != handle) continue;
         *at = (*at)->later_unclaimed;
         break;
@@ -133,9 +117,9 @@ void mpp_claim(uintptr_t handle) {
 
 /* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
 static void wake_progress(void) {
-    if (!engine.running || !engine.asleep) return;
-    engine.woken = 1;
-    pthread_cond_signal(&engine.work);
+    if (!mpp_progress.running || !mpp_progress.asleep) return;
+    mpp_progress.woken = 1;
+    pthread_cond_signal(&mpp_progress.work);
 }
 
 /* Polls until `op` is complete, its group aborted, or the time up; what it found. Nor longer than `stall_ns`, if that
@@ -146,7 +130,7 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     int64_t deadline = 0, nap_ns = 0, looked = 0;
     mpp_stall stall = {0};
     int state;
-    atomic_fetch_add(&engine.waiters, 1);
+    atomic_fetch_add(&mpp_progress.waiters, 1);
     for (int polls = 0;; polls++) {
         state = atomic_load_explicit(&op->state, memory_order_acquire);
         if (state != MPP_PENDING) break;
@@ -154,10 +138,10 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             state = MPP_ABORTED;
             break;
         }
-        if (atomic_load_explicit(&engine.starters, memory_order_relaxed) == 0 &&
-            pthread_mutex_trylock(&engine.lock) == 0) {
-            stall.advanced |= progress_all(&stall.all_idle);
-            pthread_mutex_unlock(&engine.lock);
+        if (atomic_load_explicit(&mpp_progress.starters, memory_order_relaxed) == 0 &&
+            pthread_mutex_trylock(&mpp_progress.lock) == 0) {
+            stall.advanced |= mpp_progress_all(&stall.all_idle);
+            pthread_mutex_unlock(&mpp_progress.lock);
         }
         if (polls < op->spins) {
             cpu_relax();
@@ -169,26 +153,26 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             else if (now >= deadline) break;
             nap_ns = mpp_nap_ns(op, &stall, now);
             if (!looked) looked = now;
-            if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&engine.lock) == 0) {
+            if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&mpp_progress.lock) == 0) {
                 mpp_note_waiting(op, now - looked);
                 looked = now;
-                pthread_mutex_unlock(&engine.lock);
+                pthread_mutex_unlock(&mpp_progress.lock);
             }
             if (stall_ns && now - stall.since >= stall_ns) break;
         }
         if (nap_ns) nap(nap_ns);
         else sched_yield();
     }
-    atomic_fetch_sub(&engine.waiters, 1);
+    atomic_fetch_sub(&mpp_progress.waiters, 1);
     return state;
 }
 
-static int64_t background_ns(void) { return clock_ns(engine.background); }
+static int64_t background_ns(void) { return clock_ns(mpp_progress.background); }
 
 /* Of an asynchronous call: how long it polls before it returns. Where it does, all that was left to the background
  * moves on as well. */
 static int64_t inline_ns(const mpp_op *op) {
-    if (!op->moves || !engine.running) return 0;
+    if (!op->moves || !mpp_progress.running) return 0;
     return mpp_inline_ns_now(&op->group->inline_progress, op->moves, background_ns);
 }
 
@@ -211,8 +195,8 @@ uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
     }
     if (!op->counts) atomic_fetch_add(&op->group->active, op->counts = 1);
     if (state == MPP_PENDING) {
-        push(&engine.active, &engine.active_tail, op);
-        engine.count++;
+        push(&mpp_progress.active, &mpp_progress.active_tail, op);
+        mpp_progress.count++;
         if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
         if (wait_ns == 0) at_once_ns = inline_ns(op);
         if (wait_ns <= 0 && !at_once_ns) wake_progress();
@@ -243,8 +227,8 @@ void mpp_begin(mpp_op *op) {
         complete(op, state);
         return;
     }
-    push(&engine.active, &engine.active_tail, op);
-    engine.count++;
+    push(&mpp_progress.active, &mpp_progress.active_tail, op);
+    mpp_progress.count++;
     wake_progress();
 }
 
@@ -270,7 +254,7 @@ int mpp_state_of(uintptr_t handle) {
     int all_idle;
     if (atomic_load_explicit(&op->state, memory_order_acquire) == MPP_PENDING) {
         mpp_lock();
-        progress_all(&all_idle);
+        mpp_progress_all(&all_idle);
         mpp_unlock();
     }
     return state_of(op);
@@ -293,7 +277,7 @@ void mpp_wake_on_completion(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     op->wake = 1;
-    if (op->queued) pthread_cond_signal(&engine.completed);
+    if (op->queued) pthread_cond_signal(&mpp_progress.completed);
     mpp_unlock();
 }
 
@@ -319,80 +303,7 @@ void mpp_release(uintptr_t handle) {
     mpp_discard((mpp_op *)handle);
 }
 
-/* ---- background ---- */
-
-/* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
- * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
-enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 500000, BRISK_LOOKS = 1000 };
-
-/* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
- * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
-enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000 };
-
-static void sleep_until_work(void) {
-    engine.asleep = 1;
-    while (!engine.woken && !atomic_load(&engine.stopping)) pthread_cond_wait(&engine.work, &engine.lock);
-    engine.asleep = engine.woken = 0;
-}
-
-static void *progress_thread(void *unused) {
-    (void)unused;
-    int idle = 0, quiet = 0, busy = 0, all_idle;
-    int64_t nap_ns = NAP_NS;
-    core_use last = {0};
-    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
-    while (!atomic_load(&engine.stopping)) {
-        mpp_lock();
-        if (engine.count == 0 && ++quiet > LIGHT_NAPS) {
-            sleep_until_work();
-            quiet = 0;
-        }
-        int empty = engine.count == 0, others = atomic_load(&engine.waiters) > 0;
-        int worked = empty || others ? 0 : progress_all(&all_idle);
-        clockid_t starter = engine.starter;
-        mpp_unlock();
-        if (!empty) quiet = 0;
-        if (empty || others) {
-            nap(LIGHT_NAP_NS);
-            idle = 0;
-            continue;
-        }
-        if (worked) idle = 0;
-        else idle += idle <= BRISK_LOOKS;
-        nap_ns = worked > FEW_MOVES ? nap_ns / 2 : nap_ns + NAP_GROWTH_NS;
-        nap_ns = nap_ns < NAP_NS ? NAP_NS : nap_ns > LONGEST_NAP_NS ? LONGEST_NAP_NS : nap_ns;
-        if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
-        /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
-         * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (!busy && idle <= BRISK_LOOKS) sched_yield();
-        else nap(nap_ns);
-    }
-    return NULL;
-}
-
-int mpp_engine_start(int background) {
-    mpp_lock();
-    int error = 0;
-    if (background && !engine.running) {
-        atomic_store(&engine.stopping, 0);
-        error = pthread_create(&engine.thread, NULL, progress_thread, NULL);
-        engine.running = !error;
-        if (!error) pthread_getcpuclockid(engine.thread, &engine.background);
-    }
-    mpp_unlock();
-    return error;
-}
-
-void mpp_engine_stop(void) {
-    mpp_lock();
-    int running = engine.running;
-    engine.running = 0;
-    atomic_store(&engine.stopping, 1);
-    pthread_cond_broadcast(&engine.work);
-    pthread_cond_broadcast(&engine.completed);
-    mpp_unlock();
-    if (running) pthread_join(engine.thread, NULL);
-}
+/* ---- completed operations, for Python ---- */
 
 uintptr_t mpp_next_completed(int64_t timeout_ns) {
     struct timespec until;
@@ -401,13 +312,13 @@ uintptr_t mpp_next_completed(int64_t timeout_ns) {
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
     mpp_lock();
-    while (!engine.done && !atomic_load(&engine.stopping))
-        if (pthread_cond_timedwait(&engine.completed, &engine.lock, &until) == ETIMEDOUT) break;
-    mpp_op *op = engine.done;
+    while (!mpp_progress.done && !atomic_load(&mpp_progress.stopping))
+        if (pthread_cond_timedwait(&mpp_progress.completed, &mpp_progress.lock, &until) == ETIMEDOUT) break;
+    mpp_op *op = mpp_progress.done;
     if (op) {
-        engine.done = op->next;
-        if (!engine.done) engine.done_tail = NULL;
-        engine.done_count--;
+        mpp_progress.done = op->next;
+        if (!mpp_progress.done) mpp_progress.done_tail = NULL;
+        mpp_progress.done_count--;
     }
     mpp_unlock();
     return (uintptr_t)op;
@@ -415,7 +326,7 @@ uintptr_t mpp_next_completed(int64_t timeout_ns) {
 
 int64_t mpp_active_count(void) {
     mpp_lock();
-    int64_t count = engine.count;
+    int64_t count = mpp_progress.count;
     mpp_unlock();
     return count;
 }
@@ -423,7 +334,7 @@ int64_t mpp_active_count(void) {
 /* Cancels what can be taken back of a group's operations. */
 void mpp_cancel_all(mpp_group *group) {
     mpp_lock();
-    for (mpp_op *op = engine.active; op; op = op->next)
+    for (mpp_op *op = mpp_progress.active; op; op = op->next)
         if (op->group == group && op->cancel) op->cancel(op);
     mpp_unlock();
 }

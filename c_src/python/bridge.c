@@ -29,26 +29,24 @@ static long long epoch_ns(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static int is_message(const call *c) { return c->peer != NO_PEER; }
-
-static PyObject *peer_of(const call *c) { return is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
+static PyObject *peer_of(const call *c) { return mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
 
 /* Borrowed: what a Work has of these. */
 static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
 static PyObject *kept_of(const call *c) { return c->keep ? c->keep : c->in.tensors ? c->in.tensors : Py_None; }
 
-static int is_new_collective(const call *c) { return !is_message(c) && !c->is_counted; }
+static int is_new_collective(const call *c) { return !mpp_is_message(c) && !c->is_counted; }
 
 /* As flight_recorder.Entry has it. */
 static PyObject *entry_of(const call *c) {
     const calls_object *g = c->group;
     PyObject *inputs = c->in.shapes ? c->in.shapes : c->out.shapes;
     return Py_BuildValue("OOKKNOOL", g->subject, c->name, g->sequence + is_new_collective(c),
-                         g->messages + is_message(c), peer_of(c), inputs, c->out.shapes, epoch_ns());
+                         g->messages + mpp_is_message(c), peer_of(c), inputs, c->out.shapes, epoch_ns());
 }
 
 static void count(call *c, PyObject *entry) {
-    if (is_message(c)) {
+    if (mpp_is_message(c)) {
         c->group->messages++;
         return;
     }
@@ -169,7 +167,7 @@ static int announce_second_half(const call *c) {
 /* What engine/work.py says that every PendingWork has. */
 static int describe(PyObject *work, const call *c, PyObject *handle) {
     const calls_object *g = c->group;
-    unsigned long long number = is_message(c) ? g->messages : g->sequence;
+    unsigned long long number = mpp_is_message(c) ? g->messages : g->sequence;
     return set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
            set(work, interned.name, shared(c->name)) &&
            set(work, interned.number, PyLong_FromUnsignedLongLong(number)) && set(work, interned.peer, peer_of(c)) &&
@@ -241,44 +239,6 @@ static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
     return work;
 }
 
-/* torch's recv() is irecv() and wait() to a group, and send() likewise. Polling for the message before a Work is made
- * saves half of the call where wait() follows at once, and holds up whoever has something else to do: so only where it
- * did, the last times. */
-enum { SURE = 2, PATIENCE_NS = 50000, MOST_PATIENCE_NS = 500000 };
-
-static struct {
-    uintptr_t op; /* of any group's calls the last asynchronous one, if it is a message that nobody has waited for */
-    int64_t begun;
-    int waited_for; /* so many in a row, at once; at most SURE */
-} last_message;
-
-/* A long message takes 0.1 ns a byte and more. */
-static int64_t patience_for(size_t bytes) {
-    size_t ns = PATIENCE_NS + bytes / 4;
-    return ns < MOST_PATIENCE_NS ? (int64_t)ns : MOST_PATIENCE_NS;
-}
-
-static int64_t patience(const call *c) {
-    if (c->sync) return MPP_SLICE_NS;
-    if (last_message.op) last_message.waited_for = 0;
-    last_message.op = 0;
-    if (c->peer == ANY_PEER) return -1; /* even if it is complete it must be asked where it came from */
-    return is_message(c) && last_message.waited_for == SURE ? patience_for(c->bytes) : 0;
-}
-
-static void note_message(const call *c, uintptr_t op) {
-    if (!op || !is_message(c)) return;
-    last_message.op = op;
-    last_message.begun = now_ns();
-}
-
-static void note_wait(uintptr_t op) {
-    if (!op || op != last_message.op) return;
-    last_message.op = 0;
-    if (now_ns() - last_message.begun >= 2 * PATIENCE_NS) last_message.waited_for = 0;
-    else if (last_message.waited_for < SURE) last_message.waited_for++;
-}
-
 static int is_in_place(const call *c) { /* the result of an operation that is complete */
     PyObject *done = c->finish ? PyObject_CallNoArgs(c->finish) : shared(Py_None);
     Py_XDECREF(done);
@@ -294,11 +254,11 @@ static int call_function(const call *c, uintptr_t *op) {
 }
 
 static int call_engine(const call *c, uintptr_t *op) {
-    int64_t wait_ns = patience(c);
+    int64_t wait_ns = mpp_patience(c);
     PyThreadState *gil = PyEval_SaveThread();
     *op = c->start(c, wait_ns);
     PyEval_RestoreThread(gil);
-    note_message(c, *op);
+    mpp_note_message(c, *op);
     return 1;
 }
 
@@ -415,7 +375,7 @@ static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is 
     uintptr_t op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
     int state = MPP_PENDING;
     if (op && !PyErr_Occurred()) {
-        note_wait(op);
+        mpp_note_wait(op);
         PyThreadState *gil = PyEval_SaveThread();
         state = mpp_engine->wait(op, MPP_SLICE_NS);
         PyEval_RestoreThread(gil);

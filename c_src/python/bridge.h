@@ -67,6 +67,13 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     PyObject *function, *arguments; /* in place of that, and of the operands, where Python has made these; or NULL */
 };
 
+static inline int mpp_is_message(const call *c) { return c->peer != NO_PEER; }
+
+/* patience.c: how long a call waits for its operation in C; told of messages that are begun, and of waits for one. */
+int64_t mpp_patience(const call *c);
+void mpp_note_message(const call *c, uintptr_t op);
+void mpp_note_wait(uintptr_t op);
+
 /* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
 extern const mpp_entries *mpp_engine;
 int mpp_view(PyObject *tensor, dl_tensor *view);

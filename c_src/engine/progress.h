@@ -1,0 +1,33 @@
+/* What the threads of the engine share: engine.c has those that call, background.c the one that polls for them. */
+#ifndef MPP_PROGRESS_H
+#define MPP_PROGRESS_H
+
+#include <pthread.h>
+
+#include "engine/engine.h"
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work;      /* the progress thread sleeps here when nothing is active */
+    pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
+    mpp_op *active, *active_tail;
+    mpp_op *done, *done_tail;
+    int done_count;
+    mpp_op *unclaimed;    /* the newest first */
+    int64_t count;        /* active operations */
+    _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
+    _Atomic int starters; /* threads that want the lock to start something: pollers make room */
+    _Atomic int stopping;
+    int running, asleep, woken;
+    clockid_t background; /* of the progress thread */
+    clockid_t starter;    /* counts what the thread that has started something last has of a core */
+    pthread_t thread;
+} mpp_progress_state;
+
+extern mpp_progress_state mpp_progress; /* all of it under its lock, but for what is atomic */
+
+/* Under the lock: how many chunks and messages have moved, and operations have become complete; whether all others are
+ * idle. */
+int mpp_progress_all(int *all_idle);
+
+#endif
