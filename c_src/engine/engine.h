@@ -44,6 +44,7 @@ struct mpp_op {
     size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
     int spins;    /* how often whoever waits looks before it yields the core */
     int idle;     /* all that it waits for is still to be begun by another rank; set by step, 0 where it cannot tell */
+    int in_short; /* what it has under way goes in short messages, or none: it loses little by a nap */
     int counts;   /* among the group's active operations */
     int ours;     /* a part of the engine's own memory, never Python's */
     int holds;    /* keeps the group: from the moment that Python has the operation's handle */

@@ -35,15 +35,10 @@ static int agree(mpi_collective *c) {
     return mpp_fail(&c->op, agreement->failure, agreement->mpi_error);
 }
 
-/* Only MPI knows of the data, so the answer is never more than that a rank has come. */
-static int arrived(mpp_op *op, int rank) {
-    int there = op->agreement->arrived(op->agreement, rank);
-    return there > 1 ? 1 : there;
-}
-
 static int step(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
     int state = c->agreed ? MPP_DONE : agree(c);
+    op->idle = state == MPP_PENDING;
     if (state != MPP_DONE) return state;
     for (;;) {
         if (!c->active) {
@@ -113,7 +108,8 @@ static int begin_agreement(mpi_collective *c) {
     size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
     c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element);
     if (!c->op.agreement) return 0;
-    c->op.arrived = arrived;
+    c->op.arrived = mpp_arrived_to_compare;
+    c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */
     return 1;
 }
 

@@ -58,6 +58,7 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
     if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, &x);
+    if (m && m->op.agreement) m->op.arrived = mpp_arrived_to_compare;
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
         return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);

@@ -300,6 +300,7 @@ uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns)
     m->kind = kind;
     m->op.cancel = cancel;
     m->op.arrived = arrived;
+    m->op.in_short = 1;
     mpp_lock();
     while (*end) end = &(*end)->later;
     *end = m;

@@ -154,6 +154,8 @@ typedef struct {
 mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x);
 /* Whether all has been moved by then, but the block from this rank to itself: the same on every rank. */
 int mpp_shm_has_carried(const mpp_op *agreement);
+/* `arrived` of an operation that is compared first. Where MPI moves its data, it only says that a rank has come. */
+int mpp_arrived_to_compare(mpp_op *op, int rank);
 /* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
  * Takes its place in the order. */
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,

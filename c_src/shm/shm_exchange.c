@@ -145,6 +145,11 @@ mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x) {
     return &s->op;
 }
 
+int mpp_arrived_to_compare(mpp_op *op, int rank) {
+    int there = op->agreement->arrived(op->agreement, rank);
+    return there > 1 && !mpp_shm_has_carried(op->agreement) ? 1 : there;
+}
+
 int mpp_shm_has_carried(const mpp_op *agreement) { return ((const shm_op *)agreement)->carries; }
 
 int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }
