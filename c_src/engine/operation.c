@@ -112,8 +112,9 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     if (!s->quiet || s->advanced) s->quiet = now;
     s->moves = seen;
     s->advanced = 0;
-    if (now - s->since <= patience_ns(op, s)) return 0;
-    int64_t waited = now - (s->quiet > s->since ? s->quiet : s->since), longer = waited / NAPS_IN_WAIT;
+    int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
+    /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */
+    if ((op->in_short ? now - s->since : quiet) <= patience_ns(op, s)) return 0;
     if (!s->all_idle || longer < NAP_NS) return NAP_NS;
     return longer < LONGEST_NAP_NS ? longer : LONGEST_NAP_NS;
 }
