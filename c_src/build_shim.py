@@ -53,9 +53,9 @@ def _compile_flags(name: str) -> list[str]:
     return flags + os.environ.get("MPIPLUS_CFLAGS", "").split()
 
 
-def _link_flags(name: str) -> list[str]:
+def _link_flags() -> list[str]:
     # tests/fork_server/ending.py calls what writes the counts.
-    counts = [*_coverage_flags(name)[:1], "-Wl,-u,__gcov_dump"] if _coverage_flags(name) else []
+    counts = ["--coverage", "-Wl,-u,__gcov_dump"] if os.environ.get("MPIPLUS_COVERAGE") else []
     return counts + os.environ.get("MPIPLUS_LDFLAGS", "").split()
 
 
@@ -68,7 +68,7 @@ def bridge() -> Extension:
         depends=DEPENDS,
         define_macros=[("Py_LIMITED_API", "0x030A0000")],
         extra_compile_args=_compile_flags("_bridge"),
-        extra_link_args=_link_flags("_bridge"),
+        extra_link_args=_link_flags(),
         py_limited_api=True,
     )
 
@@ -86,7 +86,7 @@ def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
         define_macros=macros,
         libraries=["dl", "pthread"],
         extra_compile_args=_compile_flags(name),
-        extra_link_args=_link_flags(name),
+        extra_link_args=_link_flags(),
     )
     return ffi
 

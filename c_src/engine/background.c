@@ -23,7 +23,7 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, quiet = 0, busy = 0, all_idle;
+    int idle = 0, quiet = 0, busy = 0;
     int64_t nap_ns = NAP_NS;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
@@ -34,7 +34,7 @@ static void *progress_thread(void *unused) {
             quiet = 0;
         }
         int empty = mpp_progress.count == 0, others = atomic_load(&mpp_progress.waiters) > 0;
-        int worked = empty || others ? 0 : mpp_progress_all(&all_idle);
+        int worked = empty || others ? 0 : mpp_progress_all();
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();
         if (!empty) quiet = 0;

@@ -56,9 +56,9 @@ static void complete(mpp_op *op, int state) {
     atomic_store_explicit(&op->state, state, memory_order_release);
 }
 
-int mpp_progress_all(int *all_idle) {
+int mpp_progress_all(void) {
     int advances = 0;
-    *all_idle = 1;
+    mpp_progress.all_idle = 1;
     mpp_op *previous = NULL;
     for (mpp_op *op = mpp_in_child() ? NULL : mpp_progress.active, *next; op; op = next) {
         next = op->next;
@@ -66,7 +66,7 @@ int mpp_progress_all(int *all_idle) {
         int state = op->step(op);
         if (state == MPP_PENDING) {
             advances += (int)(op->group->moves - before);
-            *all_idle &= op->idle;
+            mpp_progress.all_idle &= op->idle;
             previous = op;
             continue;
         }
@@ -140,7 +140,8 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
         }
         if (atomic_load_explicit(&mpp_progress.starters, memory_order_relaxed) == 0 &&
             pthread_mutex_trylock(&mpp_progress.lock) == 0) {
-            stall.advanced |= mpp_progress_all(&stall.all_idle);
+            stall.advanced |= mpp_progress_all();
+            stall.all_idle = mpp_progress.all_idle;
             pthread_mutex_unlock(&mpp_progress.lock);
         }
         if (polls < op->spins) {
@@ -251,10 +252,9 @@ int mpp_wait_uncounted(uintptr_t handle, int64_t wait_ns) {
 
 int mpp_state_of(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
-    int all_idle;
     if (atomic_load_explicit(&op->state, memory_order_acquire) == MPP_PENDING) {
         mpp_lock();
-        mpp_progress_all(&all_idle);
+        mpp_progress_all();
         mpp_unlock();
     }
     return state_of(op);

@@ -98,7 +98,7 @@ size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
 enum { STUCK_NS = 2000000, MESSAGE_STUCK_NS = 5000000, CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
 enum { NAP_NS = 50000, LONGEST_NAP_NS = 1000000, NAPS_IN_WAIT = 50 };
 
-static int64_t patience_ns(const mpp_op *op, const mpp_stall *s) {
+static int64_t until_nap_ns(const mpp_op *op, const mpp_stall *s) {
     if (!op->in_short && !s->all_idle) return LONG_STUCK_NS;
     return op->group->yield_early ? CROWDED_STUCK_NS : op->arrived ? STUCK_NS : MESSAGE_STUCK_NS;
 }
@@ -114,7 +114,7 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     s->advanced = 0;
     int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
     /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */
-    if ((op->in_short ? now - s->since : quiet) <= patience_ns(op, s)) return 0;
+    if ((op->in_short ? now - s->since : quiet) <= until_nap_ns(op, s)) return 0;
     if (!s->all_idle || longer < NAP_NS) return NAP_NS;
     return longer < LONGEST_NAP_NS ? longer : LONGEST_NAP_NS;
 }

@@ -15,6 +15,7 @@ typedef struct {
     int done_count;
     mpp_op *unclaimed;    /* the newest first */
     int64_t count;        /* active operations */
+    int all_idle;         /* all of those that the last mpp_progress_all left pending */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;
@@ -26,8 +27,7 @@ typedef struct {
 
 extern mpp_progress_state mpp_progress; /* all of it under its lock, but for what is atomic */
 
-/* Under the lock: how many chunks and messages have moved, and operations have become complete; whether all others are
- * idle. */
-int mpp_progress_all(int *all_idle);
+/* Under the lock: how many chunks and messages have moved, and operations have become complete. */
+int mpp_progress_all(void);
 
 #endif

@@ -61,6 +61,7 @@ static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
     c->oom_placeholder.op.group = g;
     c->oom_placeholder.op.step = step_oom_placeholder;
     c->oom_placeholder.op.arrived = arrived;
+    c->oom_placeholder.op.in_short = 1;
     c->oom_placeholder.op.source = -1;
     c->oom_placeholder.chunk_bytes = c->slot_bytes;
     c->oom_placeholder.batches = 1;
