@@ -151,6 +151,8 @@ void mpp_window_reach(uintptr_t window, int rank, uintptr_t counters);
 int mpp_window_listen(uintptr_t window);
 int mpp_window_close(uintptr_t window);
 void mpp_window_release(uintptr_t window);
+/* Whether what is sent to windows of the operation's group can no longer be received, whichever it is for. */
+int mpp_windows_failed(uintptr_t op);
 uintptr_t mpp_put(uintptr_t window, uintptr_t buffer, size_t bytes, int peer, size_t offset, int64_t wait_ns);
 uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);
 uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);

@@ -113,23 +113,21 @@ struct mpp_listener {
     mpp_op op;
     int users, count;
     incoming *first;
+    incoming *spare; /* for the next one: a message that is matched must have a place */
 };
 
 static void take_notice(mpp_listener *l) {
     mpp_match match;
-    incoming *in = calloc(1, sizeof *in), **end = &l->first;
-    if (!in) return; /* then later */
+    if (!l->spare) l->spare = calloc(1, sizeof *l->spare);
+    if (!l->spare) return; /* then later */
     int found, error = mpp_probe(l->op.group, mpp_mpi.any_source, notice_tag(l->op.group), &match, &found);
-    if (error) {
-        mpp_fail(&l->op, MPP_FAILURE_MPI, error);
-    } else if (found) {
-        in->source = match.source;
-        mpp_receive(&l->op, &in->message, &match, &in->head, sizeof in->head);
-    }
-    if (in->message.state != MPP_ACTIVE) {
-        free(in);
-        return;
-    }
+    if (error) mpp_fail(&l->op, MPP_FAILURE_MPI, error);
+    if (error || !found) return;
+    incoming *in = l->spare, **end = &l->first;
+    in->source = match.source;
+    mpp_receive(&l->op, &in->message, &match, &in->head, sizeof in->head);
+    if (in->message.state != MPP_ACTIVE) return; /* failed: there is no next one */
+    l->spare = NULL;
     while (*end) end = &(*end)->next;
     *end = in;
     l->count++;
@@ -209,7 +207,18 @@ static int listen_step(mpp_op *op) {
     return l->users || l->first ? MPP_PENDING : MPP_DONE;
 }
 
+static void discard_spare(mpp_op *op) { free(((mpp_listener *)op)->spare); }
+
 static int is_over(const mpp_listener *l) { return atomic_load(&l->op.state) != MPP_PENDING; }
+
+/* By one that is over, if any: under the lock, as any thread may ask whether it has failed. */
+static void replace_listener(mpp_group *g, mpp_listener *by) {
+    mpp_lock();
+    mpp_listener *old = g->listener;
+    g->listener = by;
+    mpp_unlock();
+    if (old) mpp_discard(&old->op);
+}
 
 /* From now on what others send to this window is taken; 0 if that could be begun. */
 int mpp_window_listen(uintptr_t window) {
@@ -223,14 +232,24 @@ int mpp_window_listen(uintptr_t window) {
     mpp_listener *l = mpp_new_op(sizeof *l, g, listen_step, 0);
     if (!l) return -1;
     l->op.counts = 0;
+    l->op.discard = discard_spare;
     atomic_fetch_sub(&g->active, 1);
     l->users = 1;
-    if (g->listener) mpp_discard(&g->listener->op);
-    g->listener = l;
+    replace_listener(g, l);
     w->listens = 1;
     mpp_start(&l->op, 0);
     mpp_claim((uintptr_t)l);
     return 0;
+}
+
+int mpp_windows_failed(uintptr_t handle) {
+    const mpp_group *g = ((mpp_op *)handle)->group;
+    if (!g) return 0; /* there was no memory for the operation */
+    mpp_lock();
+    const mpp_listener *l = g->listener;
+    int failed = l && l->op.failure;
+    mpp_unlock();
+    return failed;
 }
 
 /* At the end of the group; -1 while a window is open, or the listener busy. */
@@ -238,8 +257,7 @@ int mpp_windows_end(mpp_group *g) {
     if (g->windows) return -1;
     if (!g->listener) return 0;
     if (mpp_state_of((uintptr_t)g->listener) == MPP_PENDING) return -1;
-    mpp_discard(&g->listener->op);
-    g->listener = NULL;
+    replace_listener(g, NULL);
     return 0;
 }
 

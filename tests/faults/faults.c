@@ -2,6 +2,7 @@
  *
  * The linker's --wrap sends the shim's own calls of malloc, calloc, realloc and dlsym here; nobody else's. A call of
  * MPI's that fails is not made, but for MPI_Test: an error of that one ends the request, so it really must have ended.
+ * Of MPI_Test and MPI_Improbe only those count that find something: how many find nothing, nobody can say.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -66,16 +67,22 @@ void *__wrap_realloc(void *old, size_t bytes) { return fails(ALLOCATION, SITE) ?
 /* ---- MPI ---- */
 
 static mpi_api real;
+static int (*real_Iprobe)(int, int, mpi_handle, int *, mpi_status *);
 
 static int failing_Test(mpi_handle *request, int *flag, mpi_status *status) {
     int error = real.Test(request, flag, status);
     return !error && *flag && fails(CALL_OF_MPI, SITE) ? error_code : error;
 }
 
+static int failing_Improbe(int source, int tag, mpi_handle comm, int *flag, mpi_handle *message, mpi_status *status) {
+    int error = real_Iprobe(source, tag, comm, flag, status);
+    if (error || !*flag) return error;
+    return fails(CALL_OF_MPI, SITE) ? error_code : real.Improbe(source, tag, comm, flag, message, status);
+}
+
 /* X(name, parameters, arguments) */
 #define FUNCTIONS(X)                                                                                                   \
     X(Isend, (const void *b, int n, mpi_handle t, int r, int g, mpi_handle c, mpi_handle *q), (b, n, t, r, g, c, q))   \
-    X(Improbe, (int r, int g, mpi_handle c, int *f, mpi_handle *m, mpi_status *s), (r, g, c, f, m, s))                 \
     X(Imrecv, (void *b, int n, mpi_handle t, mpi_handle *m, mpi_handle *q), (b, n, t, m, q))                           \
     X(Get_count, (const mpi_status *s, mpi_handle t, int *n), (s, t, n))                                               \
     X(Ibarrier, (mpi_handle c, mpi_handle * q), (c, q))                                                                \
@@ -105,5 +112,8 @@ void *__wrap_dlsym(void *library, const char *name) {
     }
     FUNCTIONS(REPLACE)
     REPLACE(Test, (mpi_handle *, int *, mpi_status *), )
+    if (!real_Iprobe)
+        real_Iprobe = (int (*)(int, int, mpi_handle, int *, mpi_status *))__real_dlsym(library, "MPI_Iprobe");
+    REPLACE(Improbe, (int, int, mpi_handle, int *, mpi_handle *, mpi_status *), )
     return found;
 }

@@ -21,6 +21,8 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
     text = f"{call} failed on rank {group.rank()} after {call.elapsed():.1f} s"
     if failure not in (lib.MPP_FAILURE_LENGTH, lib.MPP_FAILURE_MISMATCH):  # after these nothing is left
         group.gave_up(call)
+    if lib.mpp_windows_failed(call.handle):
+        group.break_off("what was sent to its windows could not be received")
     if failure == lib.MPP_FAILURE_MEMORY:
         if call.peer is None and not first[0]:  # the others may make it, and then be one further
             group.break_off(f"{call} ran out of memory on rank {group.rank()}")
