@@ -207,7 +207,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: over 15 s; a change runs a share of these, the night all")
+    config.addinivalue_line("markers", "slow: over 8 s; a change runs a share of these, the night all")
     config.addinivalue_line("markers", "under_each: in each change under both MPIs, which differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:

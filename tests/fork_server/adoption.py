@@ -139,18 +139,13 @@ def _python_state() -> None:
     """What a process has for itself alone. (Python sees to `random`.)"""
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     tempfile.tempdir = None  # from TMPDIR
-    torch = sys.modules["torch"]
-    torch.default_generator.seed()
+    sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if (
-        "measured_process" in sys.modules
-    ):  # .ci/measured_process.py: whether it is measured is for each rank's variables
+    if "measured_process" in sys.modules:  # .ci/measured_process.py; whether it is measured, its own variables say
         sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "measured_process"]
         del sys.modules["measured_process"]
         importlib.import_module("measured_process")
-        if torch._is_device_backend_autoload_enabled():  # the template has not, or it would have been measured
-            torch._import_device_backends()
 
 
 def _program(arguments: list[str]) -> Program:

@@ -118,13 +118,13 @@ class Rank:
 
 def prepare() -> str:
     """Import what ranks need; why no process can be forked from here, or nothing."""
-    if "measured_process" in sys.modules:  # .ci/measured_process.py: a rank that imports the package, is measured
-        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     import torch
 
     if torch._is_device_backend_autoload_enabled():
         for name in OF_THE_PACKAGE:
             importlib.import_module(f"torchmpi_plugin.{name}")
+    if "measured_process" in sys.modules:  # .ci/measured_process.py
+        sys.modules["measured_process"].stop()
     ending.note_modules()
     gc.collect()
     gc.freeze()  # or each child would copy all of it

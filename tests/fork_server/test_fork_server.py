@@ -415,7 +415,7 @@ def test_a_pytest_that_is_killed() -> None:
 
 
 def test_what_a_rank_runs_is_measured(tmp_path: Path) -> None:
-    """In a file of each rank, from the package's import on, and as its own variables have it."""
+    """The package's import in the template's file; the rest in a file of each rank, as its own variables have it."""
     coverage = pytest.importorskip("coverage", reason="stage tests of .ci/run brings it")
     tests, data = Path(fork_server.__file__).parents[1], tmp_path / "data"
     data.mkdir()
@@ -429,24 +429,26 @@ def test_what_a_rank_runs_is_measured(tmp_path: Path) -> None:
         "server = fork_server.Server()\n"
         "for size in '3', '3', '4':\n"
         "    variables = {**os.environ, 'OMPI_COMM_WORLD_SIZE': size}\n"
-        "    program = 'import os, torch, torchmpi_plugin.names; print(os.getppid(), os.getpid())'\n"
+        "    program = 'import os, torch; from torchmpi_plugin.names import describe_ranks; describe_ranks([1])\\n'\n"
+        "    program += 'print(os.getppid(), os.getpid())'\n"
         "    subprocess.run([server.python, '-c', program], env=variables, check=True)\n"
         "server.stop()\n"
     )
     python = str(tmp_path / "venv" / "bin" / "python")
     code, told, errors = ended(start(python, "-c", program, env={**ENVIRONMENT, "MPIPLUS_COVERAGE": str(data)}))
     assert code == 0, errors
-    assert len({line.split()[0] for line in told.splitlines()}) == 1, "not of one template"
-    ranks = [line.split()[1] for line in told.splitlines()]
+    (template,) = {line.split()[0] for line in told.splitlines()}
+    processes = [template, *(line.split()[1] for line in told.splitlines())]
     found = sorted(file.name for file in data.iterdir())
-    assert [sum(f".pid{rank}." in name or f".{rank}." in name for name in found) for rank in ranks] == [1, 1, 0], found
-    assert len(found) == 2
+    files = [[name for name in found if f".pid{number}." in name or f".{number}." in name] for number in processes]
+    assert list(map(len, files)) == [1, 1, 1, 0], found
+    assert len(found) == 3
     for file in data.iterdir():
         measured = coverage.CoverageData(str(file))
         measured.read()
         assert any(
             name.endswith("torchmpi_plugin/names.py") and measured.arcs(name) for name in measured.measured_files()
-        )
+        ), file.name
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

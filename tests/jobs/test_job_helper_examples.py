@@ -34,6 +34,7 @@ def output(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origin", ["composer", "axolotl", "ml"])
 def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
     arguments = [str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
@@ -41,7 +42,10 @@ def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
     trained(run_process(command, job.installation.full_environment(), job.directory), output, origin, 4)
 
 
-@pytest.mark.parametrize(("origin", "ranks"), [("composer", 1), ("axolotl", 1), ("ml", 1), ("ml", 4)])
+@pytest.mark.parametrize(
+    ("origin", "ranks"),
+    [("composer", 1), ("axolotl", 1), ("ml", 1), pytest.param("ml", 4, marks=pytest.mark.slow)],
+)
 def test_from_a_plain_process(job: Job, origin: str, ranks: int, output: Path) -> None:
     """Those of Composer and Axolotl are single processes then; ml's starts its ranks."""
     command = [fork_server.python(), str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
