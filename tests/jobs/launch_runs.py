@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import fork_server
 from job_runs import SCRIPTS, Job, Outcome, run_process
 
 #: The command beside this Python; as a module it would import from the working directory.
@@ -17,7 +18,8 @@ WITH_NUMBER = ["sh", "-c", 'echo $$ > launcher; exec "$@"', "sh"]
 
 def mpiplus(job: Job, *words: object, environment: Mapping[str, str] | None = None) -> Outcome:
     """``mpiplus words``, with this job's MPI."""
-    full = {**job.installation.full_environment(), **(environment or {})}
+    its_ranks = {"PYTHON_EXEC": fork_server.python()}
+    full = {**job.installation.full_environment(), **its_ranks, **(environment or {})}
     return run_process([*WITH_NUMBER, MPIPLUS, *map(str, words)], full, job.directory)
 
 

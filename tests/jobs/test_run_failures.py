@@ -12,6 +12,8 @@ import pytest
 from job_runs import Job
 from launch_runs import MPIPLUS, ended, launch
 
+pytestmark = pytest.mark.fresh("supervisors and daemons, which ranks find as their parents, are killed and stopped")
+
 HOST = re.escape(platform.node())
 
 

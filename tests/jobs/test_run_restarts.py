@@ -22,7 +22,10 @@ def restarted(job: Job, how: object, times: int, *options: object) -> Outcome:
     return launch(job, 2, "restarted.py", "fails", how, times, options=("--max-restarts", 2, *options))
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "supervisor", "3"])
+KILLS_ITS_PARENT = pytest.param("supervisor", marks=pytest.mark.fresh("its parent is to be the supervisor"))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", KILLS_ITS_PARENT, "3"])
 def test_after_a_rank_has_failed(job: Job, how: str) -> None:
     """The second attempt comes to its end; each line says which attempt it is of, and what had failed is told."""
     outcome = ended(restarted(job, how, 1), 0)

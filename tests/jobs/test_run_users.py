@@ -82,6 +82,7 @@ def test_torchs_prefix_is_not_there_twice(job: Job) -> None:
     outcome.says_not(r"\[rank1\]")
 
 
+@pytest.mark.fresh("PYTHONFAULTHANDLER is for the start of Python")
 def test_a_crash_shows_where_python_was(job: Job) -> None:
     outcome = ended(launch(job, 2, "of_users.py", "crashes"), 139)
     outcome.says(r"of_users.py\", line \d+ in crashes", "rank 1 on node .* failed first: killed by SIGSEGV")

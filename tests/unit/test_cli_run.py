@@ -70,11 +70,23 @@ def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:
     assert re.search(problem, " ".join(result.output.split()))
 
 
-def test_programs() -> None:
+def test_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
     assert program_command("train.py", ["-m", "x"], False, False) == [sys.executable, "train.py", "-m", "x"]
     assert program_command("json.tool", ["x"], True, False) == [sys.executable, "-m", "json.tool", "x"]
     assert program_command("echo", ["a b"], False, True) == ["echo", "a b"]
     assert program_command("echo 'a b' c", [], False, True) == ["echo", "a b", "c"]
+
+
+def test_another_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun; a command needs none."""
+    monkeypatch.setenv("PYTHON_EXEC", "/bin/sh")
+    assert program_command("train.py", ["x"], False, False) == ["/bin/sh", "train.py", "x"]
+    assert program_command("json.tool", [], True, False) == ["/bin/sh", "-m", "json.tool"]
+    monkeypatch.setenv("PYTHON_EXEC", "/no/python")
+    assert program_command("echo", [], False, True) == ["echo"]
+    with pytest.raises(click.UsageError, match="there is no program '/no/python', which PYTHON_EXEC names"):
+        program_command("train.py", [], False, False)
 
 
 def test_a_module_of_the_working_directory(tmp_path) -> None:

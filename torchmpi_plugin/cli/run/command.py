@@ -217,17 +217,20 @@ def run(
 
 
 def program_command(program: str, arguments: Sequence[str], module: bool, command: bool) -> list[str]:
-    """The command line of a rank.
+    """The command line of a rank. Its Python is the one that ``PYTHON_EXEC`` names, as under torchrun, else this one.
 
     Raises:
-        click.UsageError: there is no such script, module or command.
+        click.UsageError: there is no such script, module, command or Python.
     """
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    if not command and shutil.which(python) is None:
+        raise click.UsageError(f"there is no program {python!r}, which PYTHON_EXEC names as the ranks' Python")
     if module and command:
         raise click.UsageError("-m and -c exclude each other: PROGRAM is a module or a command")
     if module:
         if not _module_exists(program.partition(".")[0]):
             raise click.UsageError(f"there is no module {program!r}, neither installed nor in {os.getcwd()}")
-        return [sys.executable, "-m", program, *arguments]
+        return [python, "-m", program, *arguments]
     if command:
         words = [program, *arguments]
         if not arguments and shutil.which(program) is None:
@@ -243,7 +246,7 @@ def program_command(program: str, arguments: Sequence[str], module: bool, comman
         raise click.UsageError(
             f"the script {program!r} {what} (from {os.getcwd()}). For a module use -m, for a command -c."
         )
-    return [sys.executable, program, *arguments]
+    return [python, program, *arguments]
 
 
 def _module_exists(top: str) -> bool:
