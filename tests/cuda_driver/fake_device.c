@@ -61,7 +61,7 @@ EXPORT int fake_live(int what) { /* 0: pinned blocks, 1: streams besides the def
     if (what == 0)
         for (range *r = fake.ranges; r; r = r->next) count += r->device < 0;
     if (what == 1)
-        for (stream *s = fake.streams; s; s = s->next) count += !s->destroyed;
+        for (stream *s = fake.streams; s; s = s->next) count += !s->destroyed && s != fake.defaults[s->device];
     if (what == 2)
         for (event *e = fake.events; e; e = e->next) count += !e->destroyed;
     pthread_mutex_unlock(&fake.lock);
