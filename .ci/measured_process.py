@@ -11,8 +11,6 @@ import sys
 PACKAGE = "torchmpi_plugin"
 #: What four and five ranks do, two and three have done.
 RANKS = 3
-#: What measures this process, if something does.
-_running = []
 
 
 def start():
@@ -31,14 +29,15 @@ def start():
     # Tests read what a process says on stderr.
     measured.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported", "module-not-measured"])
     measured.start()
-    _running.append(measured)
 
 
 def stop():
     """In a process that is about to fork others, of which each imports this again: write down what has run."""
     import atexit
 
-    for measured in _running:
+    import coverage
+
+    if measured := coverage.Coverage.current():
         measured.stop()
         measured.save()
         atexit.unregister(measured._atexit)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fork_server
-from job_runs import SCRIPTS, Job, Outcome, run_process
+from job_runs import SCRIPTS, Job, Outcome
 
 #: The command beside this Python; as a module it would import from the working directory.
 MPIPLUS = str(Path(sys.executable).with_name("mpiplus"))
@@ -18,9 +18,8 @@ WITH_NUMBER = ["sh", "-c", 'echo $$ > launcher; exec "$@"', "sh"]
 
 def mpiplus(job: Job, *words: object, environment: Mapping[str, str] | None = None) -> Outcome:
     """``mpiplus words``, with this job's MPI."""
-    its_ranks = {"PYTHON_EXEC": fork_server.python()}
-    full = {**job.installation.full_environment(), **its_ranks, **(environment or {})}
-    return run_process([*WITH_NUMBER, MPIPLUS, *map(str, words)], full, job.directory)
+    its_ranks = {"PYTHON_EXEC": fork_server.python(), **(environment or {})}
+    return job._run([*WITH_NUMBER, MPIPLUS, *map(str, words)], its_ranks)
 
 
 def launch(
