@@ -1,5 +1,7 @@
 """Takes a step in each way of `mpiplus bench --train` on each group, and tells whether mpiplus had a part in it."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -29,6 +31,9 @@ for way in (way.with_samples(2) for way in WAYS):
             trainee.step()
         before = calls()
         trainee.step()
-        print(f"rank {rank}: {way.name} on {name}: {'mpiplus' if calls() > before else 'not mpiplus'}", flush=True)
+        whose = "mpiplus" if calls() > before else "not mpiplus"
+        # At once, with its end: under PYTHONUNBUFFERED print() writes twice, and another rank's line may come between.
+        sys.stdout.write(f"rank {rank}: {way.name} on {name}: {whose}\n")
+        sys.stdout.flush()
 print(f"[{rank}] end", flush=True)
 dist.destroy_process_group()
