@@ -160,7 +160,8 @@ def launch(made: Hosts, mpiexec: str, vendor: str, ranks_per_host: int, command:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         forward = [word for name in sorted(os.environ) if name.startswith("MPIPLUS_") for word in ("-x", name)]
         # It forwards neither these nor Python's variables to other nodes by itself.
-        forward += [word for name in ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE") for word in ("-x", name)]
+        bytecode = (name for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX") if name in os.environ)
+        forward += [word for name in ("OMP_NUM_THREADS", *bytecode) for word in ("-x", name)]
         options = [
             "--prtemca",
             "plm_ssh_agent",
