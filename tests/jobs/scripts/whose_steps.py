@@ -1,9 +1,8 @@
 """Takes a step in each way of `mpiplus bench --train` on each group, and tells whether mpiplus had a part in it."""
 
-import sys
-
 import torch
 import torch.distributed as dist
+from steps import say
 
 import torchmpi_plugin
 from torchmpi_plugin.cli.bench.session import new_groups
@@ -32,8 +31,6 @@ for way in (way.with_samples(2) for way in WAYS):
         before = calls()
         trainee.step()
         whose = "mpiplus" if calls() > before else "not mpiplus"
-        # At once, with its end: under PYTHONUNBUFFERED print() writes twice, and another rank's line may come between.
-        sys.stdout.write(f"rank {rank}: {way.name} on {name}: {whose}\n")
-        sys.stdout.flush()
-print(f"[{rank}] end", flush=True)
+        say(f"rank {rank}: {way.name} on {name}: {whose}")
+say("end")
 dist.destroy_process_group()
