@@ -77,6 +77,7 @@ void mpp_engine_stop(void);
 void mpp_set_chunk_limit(size_t bytes);
 size_t mpp_get_chunk_limit(void);
 int64_t mpp_active_count(void);
+void mpp_tend_mpi(int more);
 void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a time */
 void mpp_unlock(void);
 uintptr_t mpp_next_completed(int64_t timeout_ns);

@@ -1,10 +1,10 @@
 /* The thread that moves operations while no thread waits for one. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include "engine/pause.h"
 #include "engine/progress.h"
+#include "engine/sleeping.h"
 
 /* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
  * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
@@ -23,23 +23,27 @@ static void sleep_until_work(void) {
 
 static void *progress_thread(void *unused) {
     (void)unused;
-    int idle = 0, quiet = 0, busy = 0;
+    int idle = 0, quiet = 0, busy = 0, rounds = 0;
     int64_t nap_ns = NAP_NS;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&mpp_progress.stopping)) {
         mpp_lock();
-        if (mpp_progress.count == 0 && ++quiet > LIGHT_NAPS) {
+        if (mpp_progress.count == 0 && !mpp_progress.tended && ++quiet > LIGHT_NAPS) {
             sleep_until_work();
             quiet = 0;
         }
         int empty = mpp_progress.count == 0, others = atomic_load(&mpp_progress.waiters) > 0;
         int worked = empty || others ? 0 : mpp_progress_all();
+        int tended = mpp_progress.tended, is_wanted = mpp_core_is_wanted(now_ns());
+        int in_mpi = !others && (empty ? tended : (busy && !is_wanted) || rounds++ % 16 == 0) && mpp_look_into_mpi();
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();
         if (!empty) quiet = 0;
+        if (in_mpi) idle = 0;
+        if (empty && in_mpi) continue;
         if (empty || others) {
-            nap(LIGHT_NAP_NS);
+            nap(empty && tended ? NAP_NS : LIGHT_NAP_NS);
             idle = 0;
             continue;
         }
@@ -50,7 +54,8 @@ static void *progress_thread(void *unused) {
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (!busy && idle <= BRISK_LOOKS) sched_yield();
+        if (is_wanted) mpp_sleep(LONGEST_NAP_NS);
+        else if (!busy && idle <= BRISK_LOOKS) mpp_yield();
         else nap(nap_ns);
     }
     return NULL;

@@ -3,82 +3,14 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #include "engine/inline_progress.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
+#include "engine/sleeping.h"
 
-enum { LOOK_NS = 1000000, MOST_DONE = 64 };
-
-mpp_progress_state mpp_progress = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
-                                   .work = PTHREAD_COND_INITIALIZER,
-                                   .completed = PTHREAD_COND_INITIALIZER};
-
-/* Deadlines are not to move when somebody sets the clock. */
-__attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
-    pthread_condattr_t attributes;
-    if (pthread_condattr_init(&attributes)) return;
-    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC))
-        pthread_cond_init(&mpp_progress.completed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
-void mpp_lock(void) {
-    if (mpp_in_child() || pthread_mutex_trylock(&mpp_progress.lock) == 0) return;
-    /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
-     * without this hint a starter could wait for as long as somebody polls. */
-    atomic_fetch_add(&mpp_progress.starters, 1);
-    pthread_mutex_lock(&mpp_progress.lock);
-    atomic_fetch_sub(&mpp_progress.starters, 1);
-}
-
-void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&mpp_progress.lock)); }
-
-/* ---- the list of active operations (under the lock) ---- */
-
-static void push(mpp_op **head, mpp_op **tail, mpp_op *op) {
-    op->next = NULL;
-    if (*tail) (*tail)->next = op;
-    else *head = op;
-    *tail = op;
-}
-
-static void complete(mpp_op *op, int state) {
-    mpp_no_longer_active(op);
-    if (op->notify) {
-        op->queued = 1;
-        push(&mpp_progress.done, &mpp_progress.done_tail, op);
-        if (++mpp_progress.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&mpp_progress.completed);
-    }
-    /* Last: from here a waiter may release the operation. */
-    atomic_store_explicit(&op->state, state, memory_order_release);
-}
-
-int mpp_progress_all(void) {
-    int advances = 0;
-    mpp_progress.all_idle = 1;
-    mpp_op *previous = NULL;
-    for (mpp_op *op = mpp_in_child() ? NULL : mpp_progress.active, *next; op; op = next) {
-        next = op->next;
-        unsigned before = op->group->moves;
-        int state = op->step(op);
-        if (state == MPP_PENDING) {
-            advances += (int)(op->group->moves - before);
-            mpp_progress.all_idle &= op->idle;
-            previous = op;
-            continue;
-        }
-        if (previous) previous->next = next;
-        else mpp_progress.active = next;
-        if (mpp_progress.active_tail == op) mpp_progress.active_tail = previous;
-        mpp_progress.count--;
-        advances++;
-        complete(op, state);
-    }
-    return advances;
-}
+enum { LOOK_NS = 1000000, RARE_LOOK_NS = 5000000 };
 
 /* ---- operations that Python has not got hold of yet ----
  *
@@ -115,19 +47,14 @@ void mpp_claim(uintptr_t handle) {
     mpp_unlock();
 }
 
-/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
-static void wake_progress(void) {
-    if (!mpp_progress.running || !mpp_progress.asleep) return;
-    mpp_progress.woken = 1;
-    pthread_cond_signal(&mpp_progress.work);
-}
-
 /* Polls until `op` is complete, its group aborted, or the time up; what it found. Nor longer than `stall_ns`, if that
  * is not 0, without anything of the group's having moved. Once the operation is complete, the group is kept by whom the
  * caller works for. */
 static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     mpp_group *group = op->group;
     int64_t deadline = 0, nap_ns = 0, looked = 0;
+    int64_t look_at = 0;
+    int is_long = 0;
     mpp_stall stall = {0};
     int state;
     atomic_fetch_add(&mpp_progress.waiters, 1);
@@ -142,29 +69,41 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             pthread_mutex_trylock(&mpp_progress.lock) == 0) {
             stall.advanced |= mpp_progress_all();
             stall.all_idle = mpp_progress.all_idle;
+            if (is_long) stall.in_mpi |= mpp_look_into_mpi();
+            is_long = 0;
             pthread_mutex_unlock(&mpp_progress.lock);
         }
         if (polls < op->spins) {
             cpu_relax();
             continue;
         }
-        if (nap_ns || (polls & 15) == 0) {
+        if (nap_ns || polls == op->spins || (polls & 15) == 0) {
             int64_t now = now_ns();
             if (!deadline) deadline = now + wait_ns;
             else if (now >= deadline) break;
             nap_ns = mpp_nap_ns(op, &stall, now);
-            if (!looked) looked = now;
+            if (!looked) looked = look_at = now;
             if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&mpp_progress.lock) == 0) {
                 mpp_note_waiting(op, now - looked);
                 looked = now;
                 pthread_mutex_unlock(&mpp_progress.lock);
             }
             if (stall_ns && now - stall.since >= stall_ns) break;
+            /* With more ranks than cores Open MPI yields in each look, which costs a slice where the core is wanted. */
+            is_long = !mpp_core_is_wanted(now) || now - look_at >= RARE_LOOK_NS;
+            if (is_long) look_at = now;
+            if (nap_ns && stall.since == now && mpp_core_is_wanted(now)) polls = 0; /* more may come at once */
         }
-        if (nap_ns) nap(nap_ns);
-        else sched_yield();
+        if (polls == 0) continue;
+        if (nap_ns) mpp_sleep(nap_ns);
+        else mpp_yield();
     }
     atomic_fetch_sub(&mpp_progress.waiters, 1);
+    if (mpp_count_sleepers(0)) { /* they are to move what this thread leaves */
+        mpp_lock();
+        mpp_wake_sleepers();
+        mpp_unlock();
+    }
     return state;
 }
 
@@ -196,13 +135,16 @@ uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
     }
     if (!op->counts) atomic_fetch_add(&op->group->active, op->counts = 1);
     if (state == MPP_PENDING) {
-        push(&mpp_progress.active, &mpp_progress.active_tail, op);
+        mpp_push(&mpp_progress.active, &mpp_progress.active_tail, op);
         mpp_progress.count++;
         if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
         if (wait_ns == 0) at_once_ns = inline_ns(op);
-        if (wait_ns <= 0 && !at_once_ns) wake_progress();
+        if (wait_ns <= 0 && !at_once_ns) {
+            mpp_wake_progress();
+            mpp_wake_sleepers();
+        }
     } else {
-        complete(op, state);
+        mpp_complete(op, state);
     }
     if (wait_ns <= 0 && !at_once_ns) note_unclaimed(op);
     mpp_unlock();
@@ -213,7 +155,7 @@ uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
     }
     mpp_lock();
     note_unclaimed(op);
-    wake_progress();
+    mpp_wake_progress();
     mpp_unlock();
     return (uintptr_t)op;
 }
@@ -225,12 +167,12 @@ void mpp_begin(mpp_op *op) {
     atomic_fetch_add(&op->group->active, 1);
     int state = op->step(op);
     if (state != MPP_PENDING) {
-        complete(op, state);
+        mpp_complete(op, state);
         return;
     }
-    push(&mpp_progress.active, &mpp_progress.active_tail, op);
+    mpp_push(&mpp_progress.active, &mpp_progress.active_tail, op);
     mpp_progress.count++;
-    wake_progress();
+    mpp_wake_progress();
 }
 
 static int state_of(const mpp_op *op) {
@@ -268,7 +210,7 @@ int mpp_notify_on_completion(uintptr_t handle, int wake) {
     int pending = atomic_load(&op->state) == MPP_PENDING;
     op->notify = pending;
     op->wake |= wake;
-    if (pending) wake_progress();
+    if (pending) mpp_wake_progress();
     mpp_unlock();
     return pending;
 }

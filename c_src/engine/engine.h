@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "engine/activity.h"
+#include "engine/bell.h"
 #include "mpi/mpi_api.h"
 #include "shim.h"
 
@@ -60,6 +61,8 @@ struct mpp_op {
 /* What one thread sees while it waits for an operation. */
 typedef struct {
     int all_idle, advanced; /* of the last poll; since the last look at the clock: chunks and messages moved */
+    int in_mpi;             /* since then: what others have under way in MPI moved */
+    int64_t mpi_at;         /* when that was last seen */
     unsigned moves;
     int64_t since; /* when the operation's group has moved something last */
     int64_t quiet; /* when any has */
@@ -75,10 +78,17 @@ struct mpp_group {
     mpp_inline inline_progress;
     int spins; /* for an operation of the group, unless it knows better */
     _Atomic int aborted;
-    _Atomic int holders;            /* Python's group, and operations that Python knows */
-    void (*release)(mpp_group *);   /* by the last of them */
-    _Atomic int64_t active;         /* operations that are made and not complete; from MPP_CLOSED on: none will be */
-    _Atomic unsigned moves;         /* counts, under the lock, what this rank has moved: pieces, steps of messages */
+    _Atomic int holders;          /* Python's group, and operations that Python knows */
+    void (*release)(mpp_group *); /* by the last of them */
+    _Atomic int64_t active;       /* operations that are made and not complete; from MPP_CLOSED on: none will be */
+    _Atomic unsigned moves;       /* counts, under the lock, what this rank has moved: pieces, steps of messages */
+    /* Where the ranks of a node share memory; else NULL. */
+    mpp_bell *bell;             /* this rank's */
+    _Atomic int *sleepers;      /* ranks of the node that sleep */
+    void (*await)(mpp_group *); /* under the lock: puts into the bell what the next operation waits for */
+    mpp_bell *(*bell_of)(const mpp_group *, int rank); /* NULL: that rank is on another node */
+    int listens;                                       /* in the engine's list of those whose bell is asleep */
+    mpp_group *also_listens;
     mpp_channel *channel;           /* NULL where not all ranks of a node share memory */
     struct message_op *receives;    /* operations with messages still to be matched, in program order */
     struct message_op *sends;       /* operations with messages still to be sent, in program order */

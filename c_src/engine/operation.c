@@ -92,29 +92,3 @@ int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
 void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }
 size_t mpp_get_chunk_limit(void) { return mpp_chunk_limit; }
-
-/* After what time without a move: in collectives of our own, in messages, with fewer cores than ranks; and where MPI
- * may be at work on what is long, which it moves only in the calls of those who wait. */
-enum { STUCK_NS = 2000000, MESSAGE_STUCK_NS = 5000000, CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
-enum { NAP_NS = 50000, LONGEST_NAP_NS = 1000000, NAPS_IN_WAIT = 50 };
-
-static int64_t until_nap_ns(const mpp_op *op, const mpp_stall *s) {
-    if (!op->in_short && !s->all_idle) return LONG_STUCK_NS;
-    return op->group->yield_early ? CROWDED_STUCK_NS : op->arrived ? STUCK_NS : MESSAGE_STUCK_NS;
-}
-
-/* A yield gives only a part of the core to whoever else has work for it. Where each rank has a scheduling group of its
- * own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. Naps get longer where
- * nothing can be under way, up to a fiftieth of the wait. */
-int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
-    unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
-    if (!s->since || seen != s->moves) s->since = now;
-    if (!s->quiet || s->advanced) s->quiet = now;
-    s->moves = seen;
-    s->advanced = 0;
-    int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
-    /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */
-    if ((op->in_short ? now - s->since : quiet) <= until_nap_ns(op, s)) return 0;
-    if (!s->all_idle || longer < NAP_NS) return NAP_NS;
-    return longer < LONGEST_NAP_NS ? longer : LONGEST_NAP_NS;
-}

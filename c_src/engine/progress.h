@@ -15,6 +15,7 @@ typedef struct {
     int done_count;
     mpp_op *unclaimed;    /* the newest first */
     int64_t count;        /* active operations */
+    int tended;           /* who waits in Python, for whom the progress thread looks into MPI */
     int all_idle;         /* all of those that the last mpp_progress_all left pending */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
@@ -26,6 +27,17 @@ typedef struct {
 } mpp_progress_state;
 
 extern mpp_progress_state mpp_progress; /* all of it under its lock, but for what is atomic */
+
+/* Under the lock. */
+void mpp_push(mpp_op **head, mpp_op **tail, mpp_op *op);
+void mpp_complete(mpp_op *op, int state);
+/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
+void mpp_wake_progress(void);
+
+/* Under the lock. What the program itself has under way in MPI moves only while some thread is inside MPI, and who
+ * waits in shared memory is not. Whether MPI seems to have moved something, as the look took longer than those that
+ * find nothing: then the next one is not to come a nap later. */
+int mpp_look_into_mpi(void);
 
 /* Under the lock: how many chunks and messages have moved, and operations have become complete. */
 int mpp_progress_all(void);

@@ -53,6 +53,7 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
     }
     if (topology && !g->yield_early) g->spins = MPP_SPINS_NETWORK;
     g->channel = c;
+    mpp_attach_bell(g);
     return 0;
 }
 
@@ -91,6 +92,7 @@ void mpp_group_abort(uintptr_t handle) {
     mpp_lock();
     atomic_store(&((mpp_group *)handle)->aborted, 1);
     mpp_cancel_all((mpp_group *)handle);
+    mpp_wake_sleepers();
     mpp_unlock();
 }
 
@@ -101,6 +103,7 @@ int mpp_group_close(uintptr_t handle) {
     if (mpp_windows_end((mpp_group *)handle)) return -1;
     mpp_lock();
     int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
+    if (closed) mpp_forget_bell((mpp_group *)handle);
     mpp_unlock();
     return closed || none >= MPP_CLOSED ? 0 : -1;
 }

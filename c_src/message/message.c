@@ -6,6 +6,7 @@
 void mpp_post_send(mpp_op *op, mpp_message *m, const void *buffer, size_t bytes, int peer, int tag) {
     *m = (mpp_message){.bytes = bytes, .peer = peer, .tag = tag, .state = MPP_ACTIVE};
     int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, tag, op->group->comm, &m->request);
+    mpp_ring_rank(op->group, peer);
     if (!error) return;
     m->state = MPP_OVER;
     mpp_fail(op, MPP_FAILURE_MPI, error);
@@ -27,13 +28,16 @@ int mpp_probe(const mpp_group *group, int peer, int tag, mpp_match *match, int *
 void mpp_receive(mpp_op *op, mpp_message *m, mpp_match *match, void *buffer, int bytes) {
     int error = mpp_mpi.Imrecv(buffer, bytes, mpp_mpi.byte, &match->handle, &m->request);
     m->state = error ? MPP_OVER : MPP_ACTIVE;
+    mpp_ring_rank(op->group, m->peer);
     if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
 }
 
 int mpp_test_message(mpp_op *op, mpp_message *m) {
     if (m->state != MPP_ACTIVE) return m->state == MPP_OVER ? MPP_DONE : MPP_PENDING;
     int state = mpp_test(op, &m->request);
-    if (state != MPP_PENDING) m->state = MPP_OVER;
+    if (state == MPP_PENDING) return state;
+    m->state = MPP_OVER;
+    mpp_ring_rank(op->group, m->peer);
     return state;
 }
 

@@ -51,6 +51,7 @@ int mpp_set_constant(const char *name, int index, int64_t value) {
     else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = to_handle(value);
     else if (!strcmp(name, "IN_PLACE")) mpp_mpi.in_place = (void *)(intptr_t)value;
     else if (!strcmp(name, "COMM_WORLD")) mpp_mpi.world = to_handle(value);
+    else if (!strcmp(name, "RANK")) mpp_mpi.rank = (int)value;
     else if (!strcmp(name, "ANY_SOURCE")) mpp_mpi.any_source = (int)value;
     else if (!strcmp(name, "status_source_offset")) mpp_mpi.status_source_offset = (int)value;
     else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = to_handle(value);

@@ -26,6 +26,7 @@ typedef union {
 #define MPP_MPI_FUNCTIONS(X)                                                                                           \
     X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                      \
     X(Improbe, (int, int, mpi_handle, int *, mpi_handle *, mpi_status *))                                              \
+    X(Iprobe, (int, int, mpi_handle, int *, mpi_status *))                                                             \
     X(Imrecv, (void *, int, mpi_handle, mpi_handle *, mpi_handle *))                                                   \
     X(Test, (mpi_handle *, int *, mpi_status *))                                                                       \
     X(Get_count, (const mpi_status *, mpi_handle, int *))                                                              \
@@ -48,6 +49,7 @@ typedef struct {
     mpi_handle byte;
     mpi_handle request_null;
     mpi_handle world;
+    int rank; /* there */
     void *in_place;
     int any_source;
     int status_source_offset;

@@ -207,11 +207,10 @@ static int move_pipeline(shm_op *s, mpp_channel *c) {
 }
 
 static int publish_pipeline(shm_op *s, mpp_channel *c) {
-    _Atomic uint64_t *reduced = &c->counters[c->rank].reduced;
     int moved = move_pipeline(s, c);
     uint64_t complete = s->first + s->reduced; /* some of them before it was the operation's turn */
-    if (complete <= atomic_load_explicit(reduced, memory_order_relaxed)) return moved;
-    atomic_store_explicit(reduced, complete, memory_order_release);
+    if (complete <= atomic_load_explicit(&c->counters[c->rank].reduced, memory_order_relaxed)) return moved;
+    mpp_publish(c, MPP_REDUCED, complete);
     return 1;
 }
 
@@ -223,13 +222,12 @@ static int write_next(shm_op *s, mpp_channel *c) {
     s->written++;
     mine->signature[number % (uint64_t)c->ring] = s->signature;
     if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
-    atomic_store_explicit(&mine->in, number + 1, memory_order_release);
+    mpp_publish(c, MPP_IN, number + 1);
     return 1;
 }
 
 /* One round over write, reduce, read; whether anything moved. */
 static int advance(shm_op *s, mpp_channel *c) {
-    rank_counters *mine = &c->counters[c->rank];
     int moved = write_next(s, c);
     if (!s->checked) return moved;
     uint64_t number = s->first + s->reduced;
@@ -238,7 +236,7 @@ static int advance(shm_op *s, mpp_channel *c) {
     } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
         reduce_part(s, c, number);
         s->reduced++;
-        atomic_store_explicit(&mine->reduced, number + 1, memory_order_release);
+        mpp_publish(c, MPP_REDUCED, number + 1);
         moved = 1;
     }
     number = s->first + s->done;
@@ -246,7 +244,7 @@ static int advance(shm_op *s, mpp_channel *c) {
         if (s->read) s->read(s, s->done);
         s->done++;
         if (s->op.staging) mpp_stage_close(s->op.staging, offset_after(s, s->done));
-        atomic_store_explicit(&mine->out, number + 1, memory_order_release);
+        mpp_publish(c, MPP_OUT, number + 1);
         moved = 1;
     }
     return moved;

@@ -30,7 +30,9 @@ typedef struct {
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
     _Atomic uint64_t agreed; /* of the first rank on a node: calls that were compared with the other nodes' */
     _Atomic int64_t broken;  /* of the same: MPI's error, once a rank here has met one between the nodes */
-    char pad4[CACHE_LINE - 2 * sizeof(uint64_t)];
+    _Atomic int sleepers;    /* of the same: ranks here that sleep */
+    char pad4[CACHE_LINE - 2 * sizeof(uint64_t) - sizeof(int)];
+    mpp_bell bell;
     mpp_call_summary summary; /* of all nodes, from the last comparison */
 } rank_counters;
 
@@ -192,6 +194,11 @@ static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) 
 }
 
 /* ---- between the files ---- */
+
+/* What this rank has done, for the others: a counter moves on, and those that sleep for it wake. */
+void mpp_publish(mpp_channel *c, int counter, uint64_t value);
+/* Gives the group its bell. */
+void mpp_attach_bell(mpp_group *g);
 
 static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
     size_t begin = (size_t)chunk * s->chunk_bytes;

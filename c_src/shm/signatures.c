@@ -63,10 +63,9 @@ static void take_numbers(shm_op *s, mpp_channel *c, uint64_t chunks) {
 /* The ranks called different things. Everybody sees the same calls, so everybody agrees on how many chunk numbers
  * to pass over: as many as the longest call takes. */
 static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
-    rank_counters *mine = &c->counters[c->rank];
     take_numbers(s, c, most);
-    atomic_store_explicit(&mine->in, s->first + most, memory_order_release);
-    atomic_store_explicit(&mine->out, s->first + most, memory_order_release);
+    mpp_publish(c, MPP_IN, s->first + most);
+    mpp_publish(c, MPP_OUT, s->first + most);
     return mpp_fail(&s->op, MPP_FAILURE_MISMATCH, 0);
 }
 
@@ -118,7 +117,7 @@ static void ask_nodes(shm_op *s, mpp_channel *c) {
     const mpp_call_summary *all = c->internode->agree(s);
     if (!all) return;
     c->counters[0].summary = *all;
-    atomic_store_explicit(&c->counters[0].agreed, s->first + 1, memory_order_release);
+    mpp_publish(c, MPP_AGREED, s->first + 1);
 }
 
 static int has_agreed(const shm_op *s, mpp_channel *c) {

@@ -23,3 +23,9 @@ def test_lower_thread_levels(job: Job, level: str) -> None:
 
 def test_the_programs_own_communicators(job: Job) -> None:
     job.run(4, "beside_mpi4py.py", "own_communicators").succeeded(4)
+
+
+@pytest.mark.under_each
+def test_the_programs_own_mpi_moves_while_a_rank_waits(job: Job) -> None:
+    """Windows, reductions and long messages of mpi4py's, in each of our calls that wait."""
+    job.run(2, "progressing.py", "each").succeeded(2)

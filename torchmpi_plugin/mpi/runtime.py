@@ -226,6 +226,21 @@ def exclusive() -> Iterator[None]:
         lib.mpp_unlock()
 
 
+@contextlib.contextmanager
+def progressing() -> Iterator[None]:
+    """For waits outside MPI: what the program has under way in MPI moves on, as in a call of MPI's that waits."""
+    module, lib = sys.modules.get("mpi4py.MPI"), _lib
+    alive = module is not None and module.Is_initialized() and not module.Is_finalized()
+    if lib is None or not alive or not progress_allowed(module) or lib.mpp_engine_start(1):
+        yield
+        return
+    try:
+        lib.mpp_tend_mpi(1)
+        yield
+    finally:
+        lib.mpp_tend_mpi(-1)
+
+
 def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception | None] = lambda: None) -> T:
     """Make a blocking call of MPI that has no deadline.
 
@@ -330,6 +345,7 @@ def _set_constants(module: Any, lib: Lib) -> None:
     put("BYTE", handle_of(module.BYTE))
     put("REQUEST_NULL", handle_of(module.REQUEST_NULL))
     put("COMM_WORLD", handle_of(module.COMM_WORLD))
+    put("RANK", module.COMM_WORLD.Get_rank())
     put("IN_PLACE", int(module.IN_PLACE))
     put("ANY_SOURCE", module.ANY_SOURCE)
     put("status_source_offset", _status_source_offset(module))

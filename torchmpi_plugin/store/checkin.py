@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.distributed import Store
 
 from ..errors import DistBackendError
+from ..mpi import runtime
 from ..names import describe_ranks
 
 T = TypeVar("T")
@@ -164,7 +165,8 @@ class CheckIn:
             begun = time.monotonic()
             seconds = max(0.01, min(length, until - begun))  # under a millisecond is for ever
             try:
-                return self._store.wait(keys, timedelta(seconds=seconds))
+                with runtime.progressing():
+                    return self._store.wait(keys, timedelta(seconds=seconds))
             except RuntimeError:
                 now = time.monotonic()
                 if now >= until or now - begun < 0.9 * seconds:  # it is not the time that was up

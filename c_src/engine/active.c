@@ -1,0 +1,106 @@
+/* The lock, and the list of active operations, which whoever waits moves. */
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "engine/pause.h"
+#include "engine/progress.h"
+
+enum { MOST_DONE = 64, LOOK_IN_VAIN_NS = 300, LOOK_AND_YIELD_NS = 500000 };
+
+mpp_progress_state mpp_progress = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
+                                   .work = PTHREAD_COND_INITIALIZER,
+                                   .completed = PTHREAD_COND_INITIALIZER};
+
+/* Deadlines are not to move when somebody sets the clock. */
+__attribute__((constructor)) static void wait_by_the_monotonic_clock(void) {
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes)) return;
+    if (!pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC))
+        pthread_cond_init(&mpp_progress.completed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void mpp_lock(void) {
+    if (mpp_in_child() || pthread_mutex_trylock(&mpp_progress.lock) == 0) return;
+    /* A poller takes the lock again within nanoseconds of giving it up, before a sleeping starter wakes:
+     * without this hint a starter could wait for as long as somebody polls. */
+    atomic_fetch_add(&mpp_progress.starters, 1);
+    pthread_mutex_lock(&mpp_progress.lock);
+    atomic_fetch_sub(&mpp_progress.starters, 1);
+}
+
+void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&mpp_progress.lock)); }
+
+/* ---- the list of active operations (under the lock) ---- */
+
+void mpp_push(mpp_op **head, mpp_op **tail, mpp_op *op) {
+    op->next = NULL;
+    if (*tail) (*tail)->next = op;
+    else *head = op;
+    *tail = op;
+}
+
+void mpp_complete(mpp_op *op, int state) {
+    mpp_no_longer_active(op);
+    if (op->notify) {
+        op->queued = 1;
+        mpp_push(&mpp_progress.done, &mpp_progress.done_tail, op);
+        if (++mpp_progress.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&mpp_progress.completed);
+    }
+    /* Last: from here a waiter may release the operation. */
+    atomic_store_explicit(&op->state, state, memory_order_release);
+    mpp_wake_sleepers();
+}
+
+/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
+void mpp_wake_progress(void) {
+    if (!mpp_progress.running || !mpp_progress.asleep) return;
+    mpp_progress.woken = 1;
+    pthread_cond_signal(&mpp_progress.work);
+}
+
+int mpp_look_into_mpi(void) {
+    static int64_t usual_ns = 1000;
+    mpi_status status;
+    int flag = 0;
+    /* Where only the engine is tested there is no MPI. A probe takes no message, and this one asks for none that comes.
+     */
+    if (mpp_in_child() || !mpp_mpi.Iprobe || mpp_mpi.Finalized(&flag) || flag) return 0;
+    int64_t before = now_ns();
+    mpp_mpi.Iprobe(mpp_mpi.rank, 0, mpp_mpi.world, &flag, &status);
+    int64_t took = now_ns() - before, usual = usual_ns;
+    usual_ns += took < usual ? (took - usual) / 2 : usual / 64 + 1; /* near the least of late */
+    return took > 2 * usual + LOOK_IN_VAIN_NS && took < LOOK_AND_YIELD_NS;
+}
+
+/* For who waits in Python for other ranks, 1 at the begin and -1 at the end: the progress thread looks into MPI. */
+void mpp_tend_mpi(int more) {
+    mpp_lock();
+    mpp_progress.tended += more;
+    mpp_wake_progress();
+    mpp_unlock();
+}
+
+int mpp_progress_all(void) {
+    int advances = 0;
+    mpp_progress.all_idle = 1;
+    mpp_op *previous = NULL;
+    for (mpp_op *op = mpp_in_child() ? NULL : mpp_progress.active, *next; op; op = next) {
+        next = op->next;
+        unsigned before = op->group->moves;
+        int state = op->step(op);
+        if (state == MPP_PENDING) {
+            advances += (int)(op->group->moves - before);
+            mpp_progress.all_idle &= op->idle;
+            previous = op;
+            continue;
+        }
+        if (previous) previous->next = next;
+        else mpp_progress.active = next;
+        if (mpp_progress.active_tail == op) mpp_progress.active_tail = previous;
+        mpp_progress.count--;
+        advances++;
+        mpp_complete(op, state);
+    }
+    return advances;
+}
