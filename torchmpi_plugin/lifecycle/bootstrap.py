@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed import Store
 
 from ..errors import DistBackendError
-from ..mpi import runtime
+from ..mpi import pmi, runtime
 from ..node import launchers, node
 from ..node.calling import call
 from ..node.python import python_command
@@ -128,7 +128,8 @@ def _initialise(connection: socket.socket, rank: int, size: int, seconds: float)
     Those of a launcher that started torchrun are out of MPI's sight meanwhile.
     """
     # Detached: it must outlive Python, whose end comes before MPI_Finalize.
-    told = {"PMI_FD": connection.detach(), "PMI_RANK": rank, "PMI_SIZE": size}
+    pmi.connection = connection.detach()
+    told = {"PMI_FD": pmi.connection, "PMI_RANK": rank, "PMI_SIZE": size}
     inherited = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_MPI_VARIABLES)}
     os.environ.update({name: str(value) for name, value in told.items()})
     try:

@@ -44,6 +44,7 @@ _done = False
 def read_settings() -> None:
     """With every new world. Not at exit, where a wrong value could no longer be refused."""
     global _abort_setting
+    runtime.doubt = ""  # of a world that was given up before
     _abort_setting, grace.seconds = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
 
 
@@ -119,7 +120,7 @@ def _others_go_on() -> bool:
     """Whether ranks are left that a failure of this one would hang, or hang it in MPI_Finalize."""
     left = world.checkin
     if left is None or left.size == 1 or not _aborts():
-        return False
+        return left is None and runtime.doubt != "" and _aborts()
     if not _noted_code and not world.groups():
         return False  # all is destroyed, perhaps rank 0's store too: to ask it would print torch's C++ backtraces
     until = time.monotonic() + (_EXIT_GRACE if _noted_code else 0.0)
@@ -199,23 +200,24 @@ def _at_exit() -> None:
         runtime.leave_unfinalized()
     if not checkin.wait_for_threads(max(_STORE_GRACE, grace.seconds)):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
+    if not runtime.prepare_finalize(grace.seconds):
+        abort_job("a call of MPI's was given up and has not come back, so that MPI cannot end in order")
 
 
-def _outlive_python(store: Any) -> None:
-    """The others ask rank 0's store while this process waits for them in MPI_Finalize, after Python's end."""
-    if store is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+def _outlive_python(kept: Any) -> None:
+    """What is used while this process waits in MPI_Finalize, after Python's end: rank 0's store, by the others."""
+    if kept is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _end_job_if_busy(engine: Engine) -> None:
     grace.wait_until(lambda: all(work.abandoned for work in engine.pending()))
-    left = engine.pending()
+    for work in engine.pending():
+        if work.abandoned:  # the user knows, and the others may be through; MPI may use the buffers to its end
+            _outlive_python(work)
+            runtime.doubt = f"{work} has failed, and MPI is still busy with it"
+    left = [work for work in engine.pending() if not work.abandoned]
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
-        failed = all(work.abandoned for work in left)
-        cure = (
-            "they have failed, but MPI still holds their buffers and cannot end in order"
-            if failed
-            else "wait() for them and call destroy_process_group() before the program ends"
-        )
+        cure = "wait() for them and call destroy_process_group() before the program ends"
         abort_job(f"{len(left)} operation(s) still pending at exit ({names}); {cure}")

@@ -9,21 +9,23 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import DistBackendError
-from . import runtime
+from . import nonblocking, runtime
 
 
 def _duplicate(base: Any, timeout: timedelta) -> Any:
     """A duplicate of ``base`` for start-up messages. Waits with a deadline for all ranks."""
     comm, request = base.Idup()
     deadline = time.monotonic() + timeout.total_seconds()
-    while not request.Test():
+
+    def check() -> None:
         if time.monotonic() > deadline:
-            runtime.leave_unfinalized()  # it would wait for those that have not called it
+            runtime.doubt = "init_process_group gave up here"
             raise DistBackendError(
                 f"init_process_group: after {timeout.total_seconds():g} s not all of MPI's {base.Get_size()} "
                 f"ranks have called it (this is MPI rank {base.Get_rank()})"
             )
-        time.sleep(0.0002)
+
+    nonblocking.wait(request, (comm,), check)
     return comm
 
 

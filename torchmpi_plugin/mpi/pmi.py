@@ -1,4 +1,4 @@
-"""What MPI_Init of MPICH needs of the process where Slurm's PMI-2 carries its messages."""
+"""What MPICH and its process manager say to each other, where MPI_Init or MPI_Finalize cannot do it alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 
 _M_PERTURB = -6  # of glibc's malloc.h
+#: The connection to the server of ``bootstrap.py``, which is in no variable; -1: there is none.
+connection = -1
 
 
 def by_slurm(environment: Mapping[str, str]) -> bool:
@@ -32,3 +34,21 @@ def memory_of_zeros() -> Iterator[None]:
         yield
     finally:
         mallopt(_M_PERTURB, 0)
+
+
+def finalize(environment: Mapping[str, str]) -> bool:
+    """What MPI_Finalize says to the process manager, where it cannot be called itself; waits for all ranks' ends.
+
+    Returns:
+        False: this process manager speaks another language than PMI-1, or has gone.
+    """
+    descriptor = connection if connection >= 0 else int(environment.get("PMI_FD", -1))
+    if descriptor < 0 or by_slurm(environment):
+        return False
+    with contextlib.suppress(OSError), open(descriptor, "r+b", buffering=0, closefd=False) as wire:
+        for command, answer in ((b"barrier_in", b"cmd=barrier_out"), (b"finalize", b"cmd=finalize_ack")):
+            wire.write(b"cmd=" + command + b"\n")
+            if not wire.readline().startswith(answer):
+                return False
+        return True
+    return False

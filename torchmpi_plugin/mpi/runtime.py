@@ -127,18 +127,22 @@ def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def _ending(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = True) -> Iterator[None]:
+    began = _begin_deadline(lib, doing, seconds, why, has_word)
+    try:
+        yield
+    finally:
+        if began:
+            lib.mpp_deadline_over()
+
+
+def _begin_deadline(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = True) -> bool:
     watchdog = settings.WATCHDOG.value()
     who = f"process {os.getpid()} on {socket.gethostname()}"
     until = f", until {seconds:g} s have passed" if seconds < math.inf else ""
     word = f"mpiplus: {who} has waited {watchdog:g} s in {doing}, and goes on waiting{until}. {why}.\n"
     last_word = f"mpiplus: {who} ends: {doing} has not come back after {seconds:g} s. {why}.\n"
     word_after = watchdog if has_word and watchdog > 0 else -1.0
-    began = lib.mpp_deadline(word.encode(), word_after, last_word.encode(), seconds, 1) == 0
-    try:
-        yield
-    finally:
-        if began:
-            lib.mpp_deadline_over()
+    return lib.mpp_deadline(word.encode(), word_after, last_word.encode(), seconds, 1) == 0
 
 
 def library_name(mpi: Any) -> str:
@@ -252,7 +256,7 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
         look: asked every second why there is nothing to wait for any more.
 
     Raises:
-        TimeoutError: it has not come back; its thread is left behind, and MPI cannot be finalised.
+        TimeoutError: it has not come back; its thread is left behind, and may come back when others come late.
         Exception: what ``look`` gave, likewise.
     """
     if mpi().Query_thread() != mpi().THREAD_MULTIPLE:
@@ -276,7 +280,7 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
     if errors:
         raise errors[0]
     if not outcome:
-        leave_unfinalized()
+        _stuck.append(thread)
         raise gone or TimeoutError(f"MPI has not come back after {seconds:g} s")
     return outcome[0]
 
@@ -322,6 +326,36 @@ def end_job_on_failure(rank: int) -> bool:
     if _we_finalize:
         shim().lib.mpp_end_job_on_failure(rank)
     return _we_finalize
+
+
+#: Threads that were left behind in a call of MPI's.
+_stuck: list[threading.Thread] = []
+#: Why MPI_Finalize may wait for ever, where it may; it has a deadline then.
+doubt = ""
+#: Seconds that it has: the other ranks may have work left, and need not be stuck.
+_FINALIZE_SECONDS = 1800.0
+
+
+def prepare_finalize(grace: float) -> bool:
+    """The last of what is done in Python: see that the end neither hangs nor takes ranks along that go on.
+
+    Args:
+        grace: for threads in MPI, whose call may have been answered late.
+
+    Returns:
+        False: MPI can no longer be ended in order.
+    """
+    until = time.monotonic() + grace
+    for thread in _stuck:
+        thread.join(max(0.0, until - time.monotonic()))
+    is_stuck = any(thread.is_alive() for thread in _stuck)
+    if is_stuck and not is_open_mpi():  # the MPICH family frees in MPI_Finalize what that thread looks at
+        leave_unfinalized()
+        return pmi.finalize(os.environ)
+    why = "A call of MPI's was given up, which has not come back" if is_stuck else doubt
+    if why:
+        _begin_deadline(shim().lib, "MPI_Finalize", _FINALIZE_SECONDS, f"{why}; not all ranks may come to their end")
+    return True
 
 
 def leave_unfinalized() -> None:

@@ -121,7 +121,7 @@ class _Meeting:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         silent = nonblocking.silent_ranks(self._comm, _LATE_SECONDS)
         duplicates.forget(self._base)  # what was begun on it goes on
-        runtime.leave_unfinalized()  # it would wait for those that do not go on
+        runtime.doubt = "init_process_group gave up here"
         who = f"MPI {describe_ranks(silent)}" if silent else "some ranks"
         raise DistBackendError(
             f"init_process_group: MPI rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the "
