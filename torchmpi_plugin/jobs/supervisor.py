@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .. import settings
-from ..node import node
+from ..node import leaving, node
 from ..node.calling import call
 from ..node.launchers import who_am_i
 from . import handled
@@ -175,12 +175,13 @@ class Supervisor:
         self._error_file = ErrorFile(Path(expand(path, job["fields"])) if path else None)
         self._leaving, told = os.pipe()
         os.set_inheritable(told, True)
+        leaves = {settings.LEAVING: leaving.name_of(told)}
         if self._attachment is not None:
             os.lseek(self._attachment, 0, os.SEEK_SET)
             os.set_inheritable(self._attachment, True)
         self._child = subprocess.Popen(
             job["command"],
-            env=_environment(job, self._attachment) | self._error_file.variable() | {settings.LEAVING: str(told)},
+            env=_environment(job, self._attachment) | self._error_file.variable() | leaves,
             # mpirun's own goes to rank 0; that of the others gives neither data nor its end.
             stdin=None if job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
