@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import secrets
 import shlex
@@ -34,7 +35,7 @@ _DOING = "init_process_group: making an MPI world of processes that MPI did not 
 
 def needed(size: int) -> bool:
     """Whether these processes are several, and no launcher has told MPI so."""
-    return size > 1 and not launchers.started_by_mpi() and not runtime.initialized()
+    return size > 1 and not launchers.started_by_mpi(size=size) and not runtime.initialized()
 
 
 def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -67,6 +68,13 @@ def _open_mpi_text(library: str, size: int) -> str:
     if words[:1] != ["-m"]:
         words = [Path(sys.argv[0]).name or "train.py", *sys.argv[1:]]
     program = shlex.join(words)
+    if multiprocessing.parent_process() is not None:
+        return (
+            f"init_process_group: multiprocessing (mp.spawn) started these {size} processes, and {library} cannot make "
+            f"a world of processes that its launcher did not start. Call the function itself in place of mp.spawn, "
+            f"without rank and world_size, and start the job with mpirun -n {size} python {program}. (With MPICH, "
+            f"pip install mpich, mpiplus also runs under mp.spawn.)"
+        )
     return (
         f"init_process_group: these {size} processes were not started by MPI, and {library} cannot make a world of "
         f"them. Start the job with its own launcher: mpirun -n {size} python {program}, or mpiplus run -n {size} "

@@ -124,7 +124,7 @@ def _check_complete(given: Given, options: Any) -> None:
     if size > 1 and port == 0:
         raise ValueError("init_process_group: the variable MASTER_PORT must be a port that rank 0 can listen on, not 0")
     launch = launchers.detect()
-    if launchers.started_by_mpi() and launch is not None and launch.size < size:
+    if launchers.started_by_mpi(size=size) and launch is not None and launch.size < size:
         check_world_size(size, base_communicator(options).Get_size())
 
 

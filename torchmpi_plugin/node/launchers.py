@@ -80,16 +80,21 @@ def number(environment: Mapping[str, str], *names: str) -> int | None:
     return next((int(value) for value in values if value.isdigit()), None)
 
 
+def spawned(environment: Mapping[str, str]) -> bool:
+    """Whether multiprocessing started this process (``mp.spawn``), and not in a rank: to be one of its own ranks."""
+    return multiprocessing.parent_process() is not None and settings.RANK_PROCESS not in environment
+
+
 def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
     """The launcher that says how many ranks there are, or None where none does."""
     environment = os.environ if environment is None else environment
-    torchrun = "TORCHELASTIC_RUN_ID" in environment
+    inherited = "TORCHELASTIC_RUN_ID" in environment or spawned(environment)
     for row in LAUNCHERS:
         size = number(environment, row.size)
         if size is None or (row.beside and number(environment, row.beside) is None):
             continue
         # What started torchrun has started one process per node, whose variables torchrun's ranks inherit.
-        if torchrun and row is not OF_SCRIPTS and str(size) != environment.get("WORLD_SIZE"):
+        if inherited and row is not OF_SCRIPTS and str(size) != environment.get("WORLD_SIZE", str(size)):
             continue
         return Launch(row.launcher, size, row.size)
     return None
@@ -100,10 +105,17 @@ def variables_of(launch: Launch) -> Variables:
     return next(row for row in LAUNCHERS if row.size == launch.variable)
 
 
-def started_by_mpi(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher that MPI knows (or should know) started this process."""
+def started_by_mpi(environment: Mapping[str, str] | None = None, size: int | None = None) -> bool:
+    """Whether a launcher that MPI knows (or should know) started this process.
+
+    Args:
+        environment: with the launcher's variables; this process's if None.
+        size: of the world that the program wants, where that is in no variable.
+    """
     launch = detect(environment)
-    return launch is not None and launch.launcher != SCRIPT
+    if launch is None or launch.launcher == SCRIPT:
+        return False
+    return size in (None, launch.size) or not spawned(os.environ if environment is None else environment)
 
 
 class Identity(NamedTuple):
@@ -130,6 +142,8 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
 
 # What makes a process this rank of this job for the library that reads it.
 _IDENTITY = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "SLURM_STEPID", "SLURM_PROCID")
+#: How the names of variables begin that make a process a rank; what an error advises.
+_OF_A_JOB = ("OMPI_", "PMI", "PRTE_", "HYDRA", "MPI", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 _SCRIPT_IDENTITY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -160,5 +174,6 @@ def check_not_a_ranks_child() -> None:
             f"mpiplus: this process ({os.getpid()}) was started by process {pid}, which is a rank of a job, and is no "
             f"rank itself; it cannot take part. If it is a worker (of a DataLoader or of multiprocessing, by spawn or "
             f"forkserver), it imports the script first: put init_process_group and what follows under "
-            f"if __name__ == '__main__':"
+            f"if __name__ == '__main__':. If it is a program of its own, a world of one, start it without the job's "
+            f"variables: env={{n: v for n, v in os.environ.items() if not n.startswith({_OF_A_JOB})}}"
         )
