@@ -6,8 +6,10 @@ whatever goes wrong becomes one warning and an unregistered backend.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -65,6 +67,13 @@ def _register() -> None:
         del handlers["mpi"]
         raise
     _torch_env_rendezvous, handlers["env"] = handlers["env"], _env_rendezvous
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """After all exit handlers that were registered since ``import torch``: they may communicate."""
+    if (shutdown := sys.modules.get(f"{__package__}.lifecycle.shutdown")) is not None:
+        shutdown.at_exit()
 
 
 def _integrate() -> None:

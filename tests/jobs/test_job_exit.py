@@ -24,6 +24,18 @@ def test_an_orderly_end(job: Job, how: str) -> None:
     job.run(2, "exits.py", "leave", how).succeeded(2)
 
 
+@pytest.mark.fresh("the order of exit handlers, and the end of threads")
+def test_an_exit_handler_of_before_the_world(job: Job) -> None:
+    outcome = job.run(2, "exits.py", "leave_late", "handler").succeeded(2)
+    assert outcome.stdout.count("has communicated") == 2
+
+
+@pytest.mark.fresh("the end of threads")
+def test_a_daemon_that_waits_at_the_end(job: Job) -> None:
+    """Python does not wait for it either."""
+    job.run(2, "exits.py", "leave_late", "daemon").succeeded(2).says_not("pending")
+
+
 @pytest.mark.fresh("the end of a Python that has started its threads itself")
 def test_threads_that_outlive_the_main_thread(job: Job) -> None:
     outcome = job.run(2, "exits.py", "leave_with_threads").succeeded(2)

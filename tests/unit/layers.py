@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
     "lifecycle": (
-        *(GROUND, "node", "mpi", "store", "communicator", "engine"),
+        *(GROUND, "node", "tensors", "mpi", "store", "communicator", "engine"),
         *("diagnosis", "group", "api"),
     ),
     "jobs": ("names", "settings", "node", "mpi.library"),

@@ -244,18 +244,23 @@ def _file_prefix() -> str:
 current: Recorder | None = None
 
 
-def start(rank: int) -> None:
-    """Called with every new world: keep recording, or begin to.
+def entries_wanted() -> int:
+    """How many the user wants to be kept.
 
     Raises:
-        ValueError: a size that is no number.
+        ValueError: that is no number.
     """
-    global current  # noqa: PLW0603
     word = _first_set("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") or str(_DEFAULT_ENTRIES)
     try:
-        entries = int(word)
+        return int(word)
     except ValueError:
         raise ValueError(f"TORCH_FR_BUFFER_SIZE must be a number of operations, not {word!r}") from None
+
+
+def start(rank: int) -> None:
+    """Called with every new world: keep recording, or begin to."""
+    global current  # noqa: PLW0603
+    entries = entries_wanted()
     if entries <= 0:
         current = None
         return

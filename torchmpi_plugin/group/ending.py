@@ -40,7 +40,8 @@ def shutdown(group: Group) -> None:
         freed = not group.second_halves and group.communicator.free()
     if freed and group.user_communicator is not None:
         with runtime.exclusive():
-            group.user_communicator.Free()
+            if group.user_communicator:  # not null: the user has not freed it
+                group.user_communicator.Free()
         group.user_communicator = None
 
 

@@ -28,6 +28,7 @@ from ..errors import RankFailedError
 from ..mpi import failures as mpi_failures
 from ..mpi import runtime
 from ..store.checkin import CheckIn
+from ..tensors.arguments import check_timeout
 from ..tensors.device import types as device_types
 from . import call_path, failures
 from .registration import Registration
@@ -276,7 +277,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
         runtime.refuse_in_forked_child("monitored_barrier")
-        self._checkin.barrier(self.timeout if timeout is None else timeout, "monitored_barrier")
+        timeout = self.timeout if timeout is None else check_timeout("monitored_barrier", timeout)
+        self._checkin.barrier(timeout, "monitored_barrier")
 
     # ---- failures ----
 
@@ -370,7 +372,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of operations started from now on."""
-        self._calls.timeout = timeout.total_seconds()
+        self._calls.timeout = check_timeout("set_timeout", timeout).total_seconds()
 
     _set_default_timeout = set_timeout
 

@@ -13,7 +13,7 @@ from ..communicator import membership
 from ..diagnosis import comparison
 from ..errors import DistBackendError
 from ..mpi import failures, runtime
-from ..tensors.arguments import ArgumentError
+from ..tensors.arguments import ArgumentError, check_timeout
 from . import world
 from .group import ProcessGroupMPI as Group
 
@@ -30,17 +30,18 @@ def part(group: Group, store: dist.Store, ranks: list[int], name: str, timeout: 
         timeout: how long to wait for the other members, and the new group's; this group's if None.
 
     Raises:
-        ValueError: ranks that are not in the group, or named twice.
+        ValueError: ranks that are not in the group, or named twice; a timeout that cannot be.
         DistBackendError: members that do not come in time.
     """
     runtime.refuse_in_forked_child(f"splitting {group.label}")
     wrong = [rank for rank in ranks if not 0 <= rank < group.size()]
     if wrong or len({*ranks}) != len(ranks):
         raise ArgumentError(f"{group.label} has ranks 0 to {group.size() - 1}; they cannot be split as {ranks}")
+    timeout = group.timeout if timeout is None else check_timeout(f"splitting {group.label}", timeout)
     group._splits += 1
     if group.rank() not in ranks:
         return None
-    return _make_part(group, group.communicator.base, store, ranks, name, timeout or group.timeout)
+    return _make_part(group, group.communicator.base, store, ranks, name, timeout)
 
 
 def _make_part(group: Group, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:

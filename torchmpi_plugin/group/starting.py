@@ -25,6 +25,12 @@ from .group import ProcessGroupMPI as Group
 
 #: A peer: whoever sends first.
 ANY_SOURCE = -1
+#: What is said of a group at an end that is not its own, and what to do about it.
+ENDED, FINALIZED = "has ended with the program", "has ended as the program called MPI_Finalize"
+_CURES = {
+    ENDED: "exit handlers run last registered first: register this one after import torch",
+    FINALIZED: "call that after the last operation, or leave it to mpiplus",
+}
 
 
 class Halves(NamedTuple):
@@ -46,7 +52,8 @@ def begin(group: Group, operation: str) -> None:
     if runtime.forked:
         runtime.refuse_in_forked_child(operation)
     if group._calls.broken is not None:
-        raise DistBackendError(f"{operation}: {group._calls.broken}; make a new group")
+        cure = next((cure for end, cure in _CURES.items() if end in group._calls.broken), "make a new group")
+        raise DistBackendError(f"{operation}: {group._calls.broken}; {cure}")
     activity.last = group, operation
     if group._calls.coalescing is not None and torch_internals.is_over(group._coalescing_block):
         group._forget_coalesced()

@@ -67,17 +67,18 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
 
     Raises:
         TypeError: ``pg_options`` that are not ours.
-        ValueError: a size that is not MPI's.
+        ValueError: a size that is not MPI's, a timeout or a variable that cannot be.
         DistBackendError: members that do not come in time.
     """
     shared = _is_shared()
     options = options_among(options, shared)
-    runtime.refuse_in_forked_child("new_group" if opts.global_ranks_in_group else "init_process_group")
+    doing = "new_group" if opts.global_ranks_in_group else "init_process_group"
+    runtime.refuse_in_forked_child(doing)
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda
     torch_internals.leave_out_of_compilation()
-    settings.check()  # a wrong word is an error here, before anybody waits for this rank
+    rendezvous.check_arguments(doing, opts.timeout)
     cuda_aware.asked_for(cuda, os.environ)
     chosen = options or Options()
     asked_for = config.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)

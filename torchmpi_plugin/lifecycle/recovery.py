@@ -14,6 +14,7 @@ from ..group import world
 from ..mpi import failures, runtime
 from ..names import BACKEND
 from ..options import Options
+from ..tensors.arguments import check_timeout
 
 
 def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> dist.ProcessGroup:
@@ -38,7 +39,7 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
     """
     old = resolve(group)
     runtime.refuse_in_forked_child("shrink")
-    timeout = timeout or old.timeout
+    timeout = old.timeout if timeout is None else check_timeout("shrink", timeout)
     is_world = group is None or group is dist.group.WORLD  # not `old`, which may work below torch's own
     for each in world.groups() if is_world else [old]:
         failures.revoke(each.communicator.comm)

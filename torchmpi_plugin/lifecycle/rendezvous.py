@@ -16,12 +16,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from .. import settings, torch_internals
 from ..communicator.steps import Steps
+from ..diagnosis import flight_recorder
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..names import BACKEND
 from ..node import launchers, lookups, node
 from ..options import among
 from ..store import tcp_store
+from ..tensors.arguments import check_timeout
 from . import shutdown
 
 #: What comes after the deadline of init_process_group: who has not come is asked for, and rank 0's addresses are tried.
@@ -100,12 +102,23 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
     return given
 
 
+def check_arguments(doing: str, timeout: timedelta) -> None:
+    """What is wrong on this rank is an error here, before anybody waits for it.
+
+    Raises:
+        ValueError: a variable of ours or of the flight recorder, or a timeout that cannot be.
+    """
+    settings.check()
+    flight_recorder.entries_wanted()
+    check_timeout(doing, timeout)
+
+
 def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
     """torch's ``env://``; for mpiplus, MPI supplies what the environment does not."""
     request = _request()
     if BACKEND not in request.backend.lower():
         return torch_handler(url, **arguments)
-    settings.check()
+    check_arguments("init_process_group", arguments.get("timeout", default_pg_timeout))
     if _exported_by_us():
         return mpi_rendezvous(url, **arguments)
     given = _given(url, os.environ)
@@ -159,7 +172,7 @@ def mpi_rendezvous(
         ValueError: a size that is not MPI's, a rank out of range, or a variable with an impossible value.
         DistBackendError: ranks that do not come, give the same rank twice, or cannot be reached.
     """
-    settings.check()
+    check_arguments("init_process_group", timeout)
     given = _given(url, {} if _exported_by_us() else os.environ, use_environment)
     runtime.start_within(timeout.total_seconds())
     options = _request().options

@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..diagnosis import monitor
-from ..engine import grace
+from ..engine import activity, grace
 from ..engine.engine import Engine, running
-from ..group import world
+from ..errors import DistBackendError
+from ..group import starting, world
 from ..mpi import duplicates, failures, runtime
 from ..node import leaving
 from ..store import checkin, tcp_store
@@ -52,12 +53,14 @@ def read_settings() -> None:
 def install() -> None:
     """Register what happens at exit, before anything of ours may fail: a rank that does must end, and the job with it.
 
-    MPI runs by now, so ours comes before mpi4py's finalize.
+    MPI runs by now, so ours comes before mpi4py's finalize, if that is who does it.
     """
     read_settings()
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
-    atexit.register(_at_exit)
+    _watch_for_finalize(True)
+    if not runtime.is_owner():  # else _autoload has it called later; mpi4py's handler was registered before
+        atexit.register(at_exit)
     # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
     with contextlib.suppress(AttributeError, RuntimeError):
         threading._register_atexit(_abort_after_exception)  # type: ignore[attr-defined]
@@ -74,6 +77,27 @@ def _watch_for_uncaught_exceptions() -> None:
         previous(kind, value, traceback)
 
     sys.excepthook = hook
+
+
+def _watch_for_finalize(watch: bool) -> None:
+    """MPI deletes the attributes of COMM_SELF first of all; not at our own end, when it must not call Python."""
+    own = runtime.mpi().COMM_SELF
+    if watch:
+        own.Set_attr(_finalize_key(), True)
+    else:
+        own.Delete_attr(_finalize_key())
+
+
+@functools.cache
+def _finalize_key() -> int:
+    return int(runtime.mpi().Comm.Create_keyval(delete_fn=_mpi_is_finalized))
+
+
+def _mpi_is_finalized(*_: Any) -> None:
+    """The program does so itself: nothing of a group may call MPI from here on."""
+    for group in [] if _done or runtime.forked else world.remembered():
+        group._calls.broken = group._calls.broken or f"{group.label} {starting.FINALIZED}"
+        group.communicator.may_be_sent_to, group.user_communicator = True, None
 
 
 def _watch_for_sys_exit() -> None:
@@ -167,9 +191,10 @@ def _abort_after_exception() -> None:
         abort_job("an uncaught exception (above)")
 
 
-def _at_exit() -> None:
+def at_exit() -> None:
+    """Once, where MPI was used: see the top of this file."""
     global _done  # noqa: PLW0603
-    if runtime.forked or _done:
+    if runtime.forked or _done or not install.cache_info().currsize:
         return
     _done = True
     engine = running()
@@ -192,7 +217,9 @@ def _at_exit() -> None:
     if engine is not None:
         _end_job_if_busy(engine)
         engine.stop()
+    _watch_for_finalize(False)
     for group in world.remembered():
+        group._calls.broken = group._calls.broken or f"{group.label} {starting.ENDED}"
         group.shutdown()
     duplicates.forget_all()
     runtime.shim().lib.mpp_cuda_release()
@@ -211,12 +238,16 @@ def _outlive_python(kept: Any) -> None:
 
 
 def _end_job_if_busy(engine: Engine) -> None:
-    grace.wait_until(lambda: all(work.abandoned for work in engine.pending()))
+    grace.wait_until(lambda: all(work.abandoned or work in activity.waiting.values() for work in engine.pending()))
+    # Threads that wait by now are daemons, which end with Python, in silence.
+    waited, hook = list(activity.waiting.values()), threading.excepthook
+    if waited:
+        threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
     for work in engine.pending():
         if work.abandoned:  # the user knows, and the others may be through; MPI may use the buffers to its end
             _outlive_python(work)
             runtime.doubt = f"{work} has failed, and MPI is still busy with it"
-    left = [work for work in engine.pending() if not work.abandoned]
+    left = [work for work in engine.pending() if not work.abandoned and work not in waited]
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
         cure = "wait() for them and call destroy_process_group() before the program ends"

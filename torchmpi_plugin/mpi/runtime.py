@@ -212,6 +212,12 @@ def warn_of_thread_level(level: int) -> None:
     )
 
 
+@functools.cache
+def _is_multiple() -> bool:
+    """Whether any thread may call MPI; asked once, for the program may finalize MPI before we are at the end."""
+    return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
+
+
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
     """For calls to MPI through mpi4py: where MPI wants one call at a time, no other thread of ours makes one meanwhile.
@@ -219,7 +225,7 @@ def exclusive() -> Iterator[None]:
     Within it the engine stands still, so nothing in it may wait for what another rank does only after it has heard of
     an operation of ours.
     """
-    if mpi().Query_thread() == mpi().THREAD_MULTIPLE:
+    if _is_multiple():
         yield
         return
     lib = shim().lib
@@ -259,7 +265,7 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
         TimeoutError: it has not come back; its thread is left behind, and may come back when others come late.
         Exception: what ``look`` gave, likewise.
     """
-    if mpi().Query_thread() != mpi().THREAD_MULTIPLE:
+    if not _is_multiple():
         with exclusive():
             return call()
     outcome: list[T] = []
@@ -319,6 +325,11 @@ def _load_shim(module: Any) -> Shim:
         lib.mpp_own_mpi(1)
         lib.mpp_finalize_at_exit()  # after all of Python, the user's exit handlers included
     return Shim(lib, ffi)
+
+
+def is_owner() -> bool:
+    """Whether MPI is ours to finalize, after all of Python."""
+    return _we_finalize
 
 
 def end_job_on_failure(rank: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -217,3 +218,21 @@ def check_numel_pair(sent: int, received: int, operation: str) -> None:
     """What a rank sends to itself must be what it expects from itself."""
     if sent != received:
         raise ArgumentError(f"{operation}: this rank sends itself {sent} elements but expects {received}")
+
+
+#: A longer time overflows in torch, and where clocks count nanoseconds.
+_LONGEST = timedelta(days=36500)
+
+
+def check_timeout(doing: str, timeout: timedelta) -> timedelta:
+    """Refuse a deadline before anybody waits for it.
+
+    Raises:
+        ValueError: it has passed already, or is further away than clocks can count.
+    """
+    if timedelta(0) < timeout <= _LONGEST:
+        return timeout
+    raise ValueError(
+        f"{doing}: the timeout must be more than 0 and at most 100 years, not {timeout.total_seconds():g} s. To wait "
+        f"for as long as it takes, give timedelta(days=365)"
+    )

@@ -45,6 +45,17 @@ def leave(how: str) -> None:
         atexit.register(check_works)  # an exit handler of the program may still communicate
 
 
+def leave_late(how: str) -> None:
+    """Communicate in an exit handler that was registered first, so that it is called last."""
+    if how == "handler":
+        atexit.register(lambda: (check_works(), say("has communicated")))
+    dist.init_process_group("mpiplus")
+    check_works()
+    if how == "daemon":
+        threading.Thread(target=dist.recv, args=(torch.ones(3), (ME + 1) % SIZE), daemon=True).start()
+        time.sleep(1)
+
+
 def leave_with_threads() -> None:
     """Threads that communicate outlive the main thread, which ends first and destroys nothing."""
     dist.init_process_group("mpiplus")
@@ -234,6 +245,7 @@ def interrupt_not_caught() -> None:
 run(
     {
         "leave": leave,
+        "leave_late": leave_late,
         "leave_with_threads": leave_with_threads,
         "one_raises": one_raises,
         "one_exits": one_exits,
