@@ -52,7 +52,8 @@ typedef struct mpp_call {
     int32_t kind;      /* enum mpp_call_kind */
     int32_t dtype, op; /* of a reduction */
     int32_t root;      /* -1: none */
-    int32_t has_premul, has_lengths;
+    int16_t has_premul, has_lengths;
+    int32_t on_device; /* where MPI moves the data: it lies in the memory of a CUDA device */
     int64_t divisor;
     double premul;
     uint64_t bytes;  /* of the tensor, or of the longest block in a list; of an exchange what goes to others */
@@ -131,7 +132,14 @@ uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
                    int64_t wait_ns);
 uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns);
-int mpp_next_tag(uintptr_t group);
+/* A reduction on the device, which all ranks must call alike (`count`: elements, of the longest block if there are
+ * `counts`): its first exchange. The tag of the second one goes to `later_tag` before the first is complete. And a call
+ * of it that this rank has no memory for, which the others learn in its place. */
+uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const size_t *send_bytes,
+                                 const uintptr_t *recv, const size_t *recv_bytes, int kind, const mpp_reduction *how,
+                                 int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
+                                 int64_t wait_ns);
+uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns);
 uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,

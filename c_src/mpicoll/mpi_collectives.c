@@ -94,7 +94,7 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
 
 /* Where calls are compared the others learn of it, in this call's place. */
 uintptr_t mpp_mpi_out_of_memory(mpp_group *g) {
-    return mpp_compares_for_mpi(g) ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
+    return g->channel ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
 }
 
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
@@ -106,7 +106,8 @@ uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
 static int begin_agreement(mpi_collective *c) {
     const mpp_group *g = c->op.group;
     size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
-    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element);
+    c->op.agreement =
+        mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element, c->op.staging != NULL);
     if (!c->op.agreement) return 0;
     c->op.arrived = mpp_arrived_to_compare;
     c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */
@@ -115,7 +116,7 @@ static int begin_agreement(mpi_collective *c) {
 
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns) {
     mpp_group *g = c->op.group;
-    c->agreed = !mpp_compares_for_mpi(g);
+    c->agreed = !g->channel;
     if (!c->agreed && !begin_agreement(c)) return mpp_no_collective(c, g);
     mpp_lock();
     if (c->agreed && c->calls) enter_queue(c);

@@ -25,12 +25,19 @@ static int take_tag(mpp_group *g) {
     return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
 }
 
-/* For an exchange that is begun later, at a time of each rank's own, when others may have been begun. */
-int mpp_next_tag(uintptr_t group) {
-    mpp_lock();
-    int tag = take_tag((mpp_group *)group);
-    mpp_unlock();
-    return tag;
+/* What all ranks must call alike, where an exchange is a part of that. */
+typedef struct {
+    int kind, root;
+    const mpp_reduction *how;
+    size_t count;
+    const size_t *counts;
+    int *later_tag;
+} mpp_called;
+
+static mpp_op *agreement_about(mpp_group *g, const mpp_exchanged *x, const mpp_called *call) {
+    if (!call) return mpp_shm_compare(g, x);
+    return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts,
+                         mpp_dtype_size(call->how->dtype), 1);
 }
 
 /* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
@@ -44,20 +51,15 @@ static int prepare_blocks(message_op *m, const mpp_exchanged *x) {
     return !count || m->blocks;
 }
 
-/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
- * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
- * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared; that may have
- * moved the data as well. */
-uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, ((mpp_group *)group)->size), -1);
-    mpp_group *g = (mpp_group *)group;
-    const mpp_exchanged x = {send, recv, send_bytes, recv_bytes, staging != 0};
+static uintptr_t exchange(mpp_group *g, const mpp_exchanged x, const mpp_called *call, int tag, uintptr_t staging,
+                          int64_t wait_ns) {
+    const uintptr_t *send = x.send, *recv = x.recv;
+    const size_t *send_bytes = x.send_bytes, *recv_bytes = x.recv_bytes;
     size_t capacity = 0;
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
-    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = mpp_shm_compare(g, &x);
+    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = agreement_about(g, &x, call);
     if (m && m->op.agreement) m->op.arrived = mpp_arrived_to_compare;
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
@@ -80,11 +82,41 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
         size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
         m->op.moves = sent > received ? sent : received;
     }
+    if (call) m->later_tag = call->later_tag;
     mpp_lock();
+    if (!compared && call) *call->later_tag = take_tag(g);
     if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     mpp_enter_sends(m);
     mpp_enter_receives(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
+}
+
+/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
+ * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
+ * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared; that may have
+ * moved the data as well. */
+uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
+    mpp_group *g = (mpp_group *)group;
+    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, g->size), -1);
+    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, staging != 0}, NULL, tag, staging, wait_ns);
+}
+
+/* Both tags are taken once the calls have been compared: ranks that call something else take none. */
+uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const size_t *send_bytes,
+                                 const uintptr_t *recv, const size_t *recv_bytes, int kind, const mpp_reduction *how,
+                                 int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
+                                 int64_t wait_ns) {
+    mpp_group *g = (mpp_group *)group;
+    const mpp_called call = {kind, root, how, count, counts, later_tag};
+    mpp_note(kind, count * mpp_dtype_size(how->dtype), root);
+    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, 1}, &call, -1, staging, wait_ns);
+}
+
+uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns) {
+    mpp_group *g = (mpp_group *)group;
+    mpp_staging_free((mpp_staging *)staging);
+    return g->channel ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
 }

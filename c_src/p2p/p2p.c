@@ -189,6 +189,7 @@ static int agree(message_op *m) {
     mpp_op *agreement = m->op.agreement;
     int state = agreement->step(agreement);
     if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
+    if (state == MPP_DONE && m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
     if (state != MPP_FAILED) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);

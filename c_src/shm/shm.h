@@ -86,7 +86,8 @@ struct shm_op {
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
     int root;
-    int carries; /* of an exchange: its data goes through the slots; known once the calls have been compared */
+    int on_device; /* of a call whose data MPI moves; compared */
+    int carries;   /* of an exchange: its data goes through the slots; known once the calls have been compared */
     size_t chunk_bytes;
     uint64_t batches;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_ranks_per_slot() */
     const mpp_route *route; /* to other nodes; NULL: none, or none is needed */
@@ -133,10 +134,6 @@ static inline int mpp_carries(const mpp_group *g) { return g->channel && !g->cha
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
     return mpp_carries(g) && (!g->channel->shares_calls || bytes <= g->channel->own_up_to[kind]);
 }
-/* Whether a collective that MPI moves the data of is compared over the channel first. */
-static inline int mpp_compares_for_mpi(const mpp_group *g) {
-    return g->channel && (g->channel->only_compares || g->channel->shares_calls);
-}
 
 /* ---- for operations over shared memory ---- */
 
@@ -161,7 +158,7 @@ int mpp_arrived_to_compare(mpp_op *op, int rank);
 /* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
  * Takes its place in the order. */
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
-                      size_t element);
+                      size_t element, int on_device);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */

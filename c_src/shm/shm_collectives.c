@@ -211,10 +211,11 @@ shm_op *mpp_new_agreement(mpp_group *g) {
 }
 
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
-                      size_t element) {
+                      size_t element, int on_device) {
     shm_op *s = mpp_new_agreement(g);
     if (!s) return NULL;
     if (how) s->how = *how;
+    s->on_device = on_device;
     if (lengths && !(s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)lengths, g->size))) {
         mpp_discard(&s->op);
         return NULL;

@@ -18,12 +18,14 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     const mpp_reduction *how = &s->how;
     const mpp_group *g = s->op.group;
     s->call = (mpp_call){.kind = kind, .dtype = how->dtype, .op = how->op, .root = root, .bytes = bytes};
-    s->call.has_premul = how->has_premul;
+    s->call.has_premul = how->has_premul != 0;
+    s->call.on_device = s->on_device;
     s->call.premul = how->premul;
     s->call.divisor = how->divisor;
     s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->batches;
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
-                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(uint32_t)root << 32;
+                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(s->on_device != 0) << 25 |
+                    (uint64_t)(uint32_t)root << 32;
     s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
     if (!s->lengths) return;
     s->call.has_lengths = 1;

@@ -121,7 +121,8 @@ class DeviceTensor(torch.Tensor):
         return self._there(super().detach())
 
     def new_empty(self, *arguments: Any, **named: Any) -> DeviceTensor:
-        return self._there(super().new_empty(*arguments, **named))
+        made = super().new_empty(*arguments, **named)
+        return self._there(made) if "dtype" not in named else made  # of another: what kernels alone see
 
     def contiguous(self) -> DeviceTensor:
         self.driver.drain()  # runs on the device when it gets there

@@ -18,7 +18,7 @@ from groups import Group, only_up_to
 from torchmpi_plugin.group import device_reductions
 
 pytestmark = only_up_to(3)
-COUNT = 100_000  # 400 kB: on the device by default
+COUNT = 600_000  # 2.4 MB: on the device by default
 FEW = 10  # messages that MPI lets go of although nobody takes them, so that nothing is left at the end
 
 
@@ -37,6 +37,10 @@ def direct(new_group, world, driver: Driver) -> Iterator[Callable[..., dist.Proc
 
 def mine(driver: Driver, world: Group, count: int = COUNT) -> torch.Tensor:
     return on_device(driver, torch.full((count,), world.rank + 1.0))
+
+
+def no_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def total(world: Group) -> list[float]:
@@ -86,9 +90,6 @@ def test_kernel_that_fails(sync: bool, direct, driver: Driver, world: Group, mon
     """On one rank: that one is told why, the others that it did not come; other groups go on."""
     group = direct(seconds=2)
 
-    def no_memory(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
     if world.rank == 0:
         monkeypatch.setattr(device_reductions, "combine", no_memory)
@@ -123,14 +124,60 @@ def test_rank_that_does_not_come(direct, driver: Driver, world: Group, monkeypat
     dist.barrier()
 
 
-def test_different_lengths(direct, driver: Driver, world: Group) -> None:
-    """An error on every rank, and the group can be used again."""
-    if world.size < 2:
-        return
-    group = direct()
-    with pytest.raises(dist.DistBackendError, match="both sides must agree"):
-        dist.all_reduce(mine(driver, world, COUNT * (1 + (world.rank == 0))), group=group)
-    dist.barrier()
+DIFFERENCES = {
+    "dtypes": (lambda _, first: torch.ones(COUNT, dtype=torch.int32 if first else torch.float32), "of int32"),
+    "lengths": (lambda _, first: torch.ones(COUNT * (1 + first)), f"of {8 * COUNT} bytes"),
+    "places": (lambda driver, first: torch.ones(COUNT), "on a CUDA device"),
+}
+
+
+def in_place(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_reduce(tensor, group=group)
+
+
+def of_blocks(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    size = dist.get_world_size(group)
+    tensor = tensor[: tensor.numel() // size * size]
+    dist.reduce_scatter_tensor(tensor[: tensor.numel() // size], tensor, group=group)
+
+
+def from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.broadcast(tensor, 0, group=group)
+
+
+@pytest.mark.parametrize("call", [in_place, of_blocks, from_first])
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_different_calls(what: str, call: Callable, direct, driver: Driver, world: Group, monkeypatch) -> None:
+    """Told on every rank before MPI gets an address, with who calls what; and the group can be used again."""
+    make, told = DIFFERENCES[what]
+    if world.size < 2 or (call is from_first and what == "dtypes"):
+        return  # bytes are moved, whatever they stand for
+    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    group, tensor = direct(), make(driver, world.rank == 0)
+    if what != "places" or world.rank == 0:
+        tensor = on_device(driver, tensor)
+    if call is of_blocks:
+        told = told.replace(f"of {8 * COUNT} bytes", f"its own of {8 * COUNT // world.size}")
+    with pytest.raises(dist.DistBackendError, match=r"the ranks disagree: rank .* calls") as failure:
+        call(tensor, group)
+    if world.rank:
+        assert "rank 0 calls" in str(failure.value)
+        assert told in str(failure.value)
+    tensor = mine(driver, world)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.unique().tolist() == total(world)
+
+
+def test_no_memory_on_one_rank(direct, driver: Driver, world: Group, monkeypatch) -> None:
+    """Before anything is sent: that rank is told how much it is, the others who lacks it; and the group goes on."""
+    group, tensor = direct(), mine(driver, world)
+    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    with monkeypatch.context() as patch:
+        if world.rank == 0:
+            patch.setattr(device_reductions, "spaces_for", no_memory)
+        wanted = dist.DistBackendError if world.rank else torch.OutOfMemoryError
+        with pytest.raises(wanted, match="rank 0 had no memory" if world.rank else "CUDA out of memory"):
+            dist.all_reduce(tensor, group=group)
     tensor = mine(driver, world)
     dist.all_reduce(tensor, group=group)
     assert tensor.unique().tolist() == total(world)

@@ -20,7 +20,7 @@ from reduce_kernels import (
 
 from torchmpi_plugin.group import device_reductions
 
-ENOUGH = 1 << 20
+ENOUGH = 1 << 30
 
 
 def torch_dtype(name: str) -> torch.dtype:

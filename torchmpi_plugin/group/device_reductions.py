@@ -7,8 +7,8 @@ sends the result to those who want it. A rank sends and receives at most twice i
 its size. Each block is combined on one rank, so all get the same bits.
 
 It is two exchanges with kernels in between (see ``then`` of :class:`~torchmpi_plugin.engine.work.PendingWork`), whose
-tags are taken when the operation is called: so neither the time at which a rank gets to the second one matters, nor
-what else it has begun meanwhile.
+tags are both taken when the ranks' calls have been compared: so neither the time at which a rank gets to the second one
+matters, nor what else it has begun meanwhile.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from ..tensors.dtypes import MPI_OPERATIONS
 from .group import ProcessGroupMPI as Group
 from .starting import Halves, stage
 
-#: Shorter tensors are staged: two rounds of messages should cost more than their copies. The same on all ranks.
-smallest_bytes = 64 << 10
+#: Shorter tensors are staged: two rounds of messages and their kernels cost more than the copies. At 1 MiB they did on
+#: an H200, from 4 MiB on no longer. The same on all ranks.
+smallest_bytes = 2 << 20
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -58,36 +59,57 @@ def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
     return tensor.dtype in _FLOATS or tensor.dtype is torch.bool or (tensor.dtype in _INTEGERS and not how.has_premul)
 
 
-def combine(sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any) -> None:
+def spaces_for(target: torch.Tensor, ranks: int, how: Any) -> list[torch.Tensor]:
+    """What :func:`combine` computes in, for as many sources: one tensor for each level of their tree."""
+    levels = max(1, (ranks - 1).bit_length() + bool(how.has_premul))
+    return [target.new_empty(target.shape, dtype=_WIDE.get(target.dtype, target.dtype)) for _ in range(levels)]
+
+
+def combine(
+    sources: Sequence[torch.Tensor], target: torch.Tensor, how: Any, spaces: Sequence[torch.Tensor] = ()
+) -> None:
     """Reduce equally long tensors elementwise, in their order; ``target`` may be one of them.
 
     With mpiplus's own arithmetic (``mpp_reduce`` of arith/reduce.h): narrow floats are computed in float32 and rounded
     once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero.
+
+    Args:
+        spaces: of :func:`spaces_for`; none: they are made now.
     """
+    spaces = spaces or spaces_for(target, len(sources), how)
     if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
-        sources, target = [torch.view_as_real(source) for source in sources], torch.view_as_real(target)
+        sources, spaces = [[torch.view_as_real(each) for each in given] for given in (sources, spaces)]
+        target = torch.view_as_real(target)
     kernel = (_KERNELS_OF_BOOL if target.dtype is torch.bool else _KERNELS)[how.op]
-    total = _added_up(sources, kernel, how)
+    total = _added_up(sources, kernel, how, spaces)
     if how.divisor != 1:
         # A number would be replaced by its reciprocal on a GPU, which may be off by one bit.
         divisor = total.new_full((), how.divisor)
-        total = torch.div(total, divisor, rounding_mode=None if total.is_floating_point() else "trunc")
+        mode = None if total.is_floating_point() else "trunc"
+        total = torch.div(total, divisor, rounding_mode=mode, out=spaces[0])
     target.copy_(total)
 
 
-def _added_up(sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any) -> torch.Tensor:
-    """In the order of ``reduce_block`` of c_src/arith/reduce.c: the largest power of two of them with the rest."""
+def _added_up(
+    sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any, spaces: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """In the order of ``reduce_block`` of c_src/arith/reduce.c: the largest power of two of them with the rest.
+
+    Returns:
+        The first of the spaces, or the only source.
+    """
     if len(sources) == 1:
-        return _scaled(sources[0].to(_WIDE.get(sources[0].dtype, sources[0].dtype)), how)
+        return _widened(sources[0], how, spaces[0]) if how.has_premul or sources[0].dtype in _WIDE else sources[0]
     first = 1 << (len(sources) - 1).bit_length() - 1
-    left = _added_up(sources[:first], kernel, how)
-    alone = len(sources) - first == 1  # kernels widen the second operand themselves
-    right = _scaled(sources[first], how) if alone else _added_up(sources[first:], kernel, how)
-    return kernel(left, right, out=left if first > 1 else None)
+    left = _added_up(sources[:first], kernel, how, spaces)
+    alone = len(sources) - first == 1 and not how.has_premul  # kernels widen the second operand themselves
+    right = sources[first] if alone else _added_up(sources[first:], kernel, how, spaces[1:])
+    return kernel(left, right, out=spaces[0])
 
 
-def _scaled(source: torch.Tensor, how: Any) -> torch.Tensor:
-    return source.to(_WIDE.get(source.dtype, source.dtype)) * how.premul if how.has_premul else source
+def _widened(source: torch.Tensor, how: Any, space: torch.Tensor) -> torch.Tensor:
+    space.copy_(source)
+    return space.mul_(how.premul) if how.has_premul else space
 
 
 def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Halves:
@@ -97,7 +119,10 @@ def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> 
     blocks = [flat[r * length : (r + 1) * length] for r in range(size)]
     wanted = range(size) if root is None else (root,)
     mine = blocks[group.rank()]
-    return _begin(group, blocks, mine if group.rank() in wanted else mine.new_empty(mine.numel()), wanted, how)
+    result = mine if group.rank() in wanted else mine.new_empty(mine.numel())
+    kind = group._lib.MPP_ALL_REDUCE if root is None else group._lib.MPP_REDUCE
+    call = kind, how, -1 if root is None else root, flat.numel(), group._ffi.NULL
+    return _begin(group, blocks, result, wanted, call)
 
 
 def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
@@ -109,29 +134,36 @@ def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tenso
         output: contiguous.
     """
     blocks = inputs if isinstance(inputs, list) else inputs.detach().view(-1).split(list(counts))
-    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), how)
+    call = group._lib.MPP_REDUCE_SCATTER, how, -1, max(counts), list(counts)
+    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), call)
 
 
 def _begin(
-    group: Group, blocks: Sequence[torch.Tensor], result: torch.Tensor, wanted: Sequence[int], how: Any
+    group: Group, blocks: Sequence[torch.Tensor], result: torch.Tensor, wanted: Sequence[int], call: tuple[Any, ...]
 ) -> Halves:
-    """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``."""
-    rank, size = group.rank(), group.size()
+    """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``.
+
+    All memory is asked for now, before the others are told of the call.
+
+    Args:
+        call: what all ranks must agree on, as ``mpp_exchange_to_reduce`` takes it.
+    """
+    rank, size, how = group.rank(), group.size(), call[1]
     received = result.new_empty((size, blocks[rank].numel()))
     sources = [blocks[r] if r == rank else received[r] for r in range(size)]
     lib, handle = group._lib, group._handle
-    tags = [lib.mpp_next_tag(handle) for _ in range(2)]
+    spaces, later_tag = spaces_for(result, size, how), group._ffi.new("int *")
 
     def then() -> int:
         if then not in group.second_halves:
             raise DistBackendError(f"a reduction on {result.device} was interrupted between its halves on rank {rank}")
         try:
             with cuda.stream(device.own_stream(result.device)):
-                combine(sources, result, how)
+                combine(sources, result, how, spaces)
                 send = [result if r in wanted and r != rank else None for r in range(size)]
                 receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
                 staging = stage(group, result, moves=True)  # after what is queued on the device's current stream
-                return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), tags[1], staging, 0))
+                return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
             raise DistBackendError(f"a reduction on {result.device} failed on rank {rank}: {error}") from error
@@ -141,4 +173,5 @@ def _begin(
         finally:
             group.second_halves.discard(then)
 
-    return Halves((*blocks_of(blocks), *blocks_of(sources), tags[0]), then, (received, blocks, result))
+    operands = *blocks_of(blocks), *blocks_of(sources), *call, later_tag
+    return Halves(lib.mpp_exchange_to_reduce, operands, then, (received, blocks, result))

@@ -37,11 +37,12 @@ class Halves(NamedTuple):
     """An operation in two halves, of which the first is an exchange.
 
     Attributes:
-        operands: of the first half.
+        function, operands: of the first half.
         then: begins the second half, when the first one is complete; returns C's handle, 0 if it is complete.
         keep: tensors that must live until the operation is complete.
     """
 
+    function: Callable[..., int]
     operands: tuple[Any, ...]
     then: Callable[[], int]
     keep: Any
@@ -103,8 +104,12 @@ def collective(
         _compare(group, operation, call, opts)
     then = None
     if halves is not None:
-        operands, then, keep = halves()
-        function = group._lib.mpp_exchange
+        try:
+            function, operands, then, keep = halves()
+        except torch.OutOfMemoryError:
+            # In this call's place, so that the others learn of it, and the group can go on.
+            start(group, operation, group._lib.mpp_no_memory, (group._handle, 0), False, tensors, opts)
+            raise
     staging = () if call.tensor is None else (stage(group, call.tensor, call.op is None or then is not None),)
     operands, counted = (group._handle, *operands, *staging), bool(group._calls.compares)
     return start(group, operation, function, operands, sync, tensors, opts, finish, keep, None, then, inputs, counted)

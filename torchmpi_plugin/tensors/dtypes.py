@@ -57,9 +57,11 @@ def describe_call(call: Any) -> str:
         how = f" ({name})"
     dtype = f" of {_bridge.DTYPES[call.dtype]}" if how else ""
     root = f" with root {call.root}" if call.root >= 0 else ""
+    if call.on_device:
+        root += " on a CUDA device"
     if not call.has_lengths:
         return f"{kind}{how} of {call.bytes} bytes{dtype}{root}"
-    return f"{kind}{how} of blocks of up to {call.bytes} bytes{dtype}, its own of {call.own}"
+    return f"{kind}{how} of blocks of up to {call.bytes} bytes{dtype}{root}, its own of {call.own}"
 
 
 def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> str:
