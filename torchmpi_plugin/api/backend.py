@@ -50,8 +50,7 @@ _open: set[Any] = set()
 
 def _hand_over(name: str) -> Callable[..., Any]:
     def operation(self: Any, *arguments: Any) -> Any:
-        dispatcher.issued.work = getattr(ProcessGroupMPI, name)(self.group, *arguments)
-        return dispatcher.issued.work
+        return dispatcher.issued.note(getattr(ProcessGroupMPI, name)(self.group, *arguments))
 
     operation.__name__ = name
     return operation
@@ -158,9 +157,7 @@ def group_of(group: Any) -> ProcessGroupMPI | None:
 
 def _dispatch(name: str) -> Callable[..., Any]:
     def operation(self: Any, *arguments: Any, **named: Any) -> Any:
-        dispatcher.issued.work = None
-        held = getattr(dist.ProcessGroup, name)(self, *arguments, **named)
-        work, dispatcher.issued.work = dispatcher.issued.work, None
+        held, work = dispatcher.issued.of(getattr(dist.ProcessGroup, name), self, *arguments, **named)
         return held if work is None else work
 
     # By the code's name pybind11 sees that it is called by the very method that it would call again.

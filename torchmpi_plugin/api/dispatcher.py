@@ -28,8 +28,30 @@ from ..tensors.dtypes import PREMUL_SUM
 #: The methods of a group, by the names of their operators.
 OPERATORS = {row.operator or f"{row.method}_": row.method for row in operations.ROWS if row.operator is not None}
 _UNSET_MS = -1
-#: The Work of the operation that was just begun on this thread: torch returns a holder of it, which knows less.
-issued = threading.local()
+
+
+class _Issued(threading.local):
+    """The Works of this thread's operations, while somebody asks: kept any longer, they keep their tensors."""
+
+    works: list[Any] | None = None
+
+    def note(self, work: Any) -> Any:
+        """An operation has begun."""
+        if self.works is not None:
+            self.works.append(work)
+        return work
+
+    def of(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, Any]:
+        """What a call through torch's dispatcher returns, and the Work of it; that which returned knows less of it."""
+        before, self.works = self.works, []
+        try:
+            returned = call(*arguments, **named)
+            return returned, self.works[-1] if self.works else None
+        finally:
+            self.works = before
+
+
+issued = _Issued()
 
 
 class _Holder(dist.ProcessGroup):
@@ -116,8 +138,7 @@ def _kernel(operator: str, schema: Any, original: Any) -> Callable[..., Any]:
         group = _ours(arguments[place])
         if group is None:
             return original(keys, *arguments)
-        issued.work = work = _begin(group, operator, schema, arguments)
-        held = _holder().hold(work).boxed()
+        held = _holder().hold(issued.note(_begin(group, operator, schema, arguments))).boxed()
         return (arguments[0], held) if returns_tensors else held
 
     return kernel
@@ -231,9 +252,7 @@ def show_to_modes(group: ProcessGroupMPI, name: str, *operands: Any) -> Any:
     call = _operator_of(name, operands)
     boxed = group.boxed()
     arguments = [boxed if torch_operators.is_group(argument) else argument for argument in call.arguments]
-    issued.work = None
-    returned = call.function(*arguments, **call.named)
-    work, issued.work = issued.work, None
+    returned, work = issued.of(call.function, *arguments, **call.named)
     if work is not None:
         return work
     last = returned[-1] if isinstance(returned, (list, tuple)) else returned
