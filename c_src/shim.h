@@ -210,8 +210,8 @@ int mpp_group_statistics(uintptr_t group, uint64_t *figures, int64_t *late);
 int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal);
 void mpp_status_stop(void);
 enum { MPP_REQUEST = 256 };
-int mpp_status_wanted(char *request);
-void mpp_status_give(const char *text);
+uint64_t mpp_status_wanted(char *request);
+void mpp_status_give(uint64_t number, const char *text);
 char *mpp_status_text(void);
 void mpp_free_text(char *text);
 

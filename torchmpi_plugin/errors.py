@@ -7,12 +7,26 @@ that the state forbids raises ``RuntimeError``; whatever goes wrong between rank
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch.distributed import DistBackendError
 
 __all__ = ["DistBackendError", "RankFailedError"]
+
+log = logging.getLogger("torchmpi_plugin")
+T = TypeVar("T")
+
+
+def attempt(what: str, report: Callable[[], T], otherwise: T) -> T:
+    """``report()``, done on the way of an error or an answer; what it raises is logged, and never takes their place."""
+    try:
+        return report()
+    except Exception as error:
+        log.warning("mpiplus: %s: %r", what, error)
+        return otherwise
 
 
 class RankFailedError(DistBackendError):

@@ -28,9 +28,10 @@ static struct {
     mpp_activity *groups;
     char *about; /* members of a JSON object: the job, and this rank in it */
     int listening, stacks, stack_signal;
-    pthread_t thread, main_thread;
+    pthread_t thread;
     pthread_cond_t is_given;
     char wanted[MPP_REQUEST]; /* of the thread in Python that looks once a second; empty: nothing */
+    uint64_t question;        /* its number: an answer to an earlier one comes too late */
     char *given;
 } status = {.lock = PTHREAD_MUTEX_INITIALIZER, .is_given = PTHREAD_COND_INITIALIZER, .listening = -1, .stacks = -1};
 
@@ -138,7 +139,7 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
 static void write_status(FILE *out) {
     int64_t now = now_ns();
     pthread_mutex_lock(&status.lock);
-    fprintf(out, "{%s,\"groups\":[", status.about ? status.about : "");
+    fprintf(out, "{%s%s\"groups\":[", status.about ? status.about : "", status.about ? "," : "");
     for (const mpp_activity *a = status.groups; a; a = a->next) {
         write_group(out, a, now);
         if (a->next) fputc(',', out);
@@ -165,7 +166,7 @@ static void write_stacks(FILE *out) {
     char piece[4096];
     off_t before = -1, size = 0, at = 0;
     if (status.stacks < 0 || ftruncate(status.stacks, 0) || lseek(status.stacks, 0, SEEK_SET)) return;
-    if (pthread_kill(status.main_thread, status.stack_signal)) return;
+    if (kill(getpid(), status.stack_signal)) return; /* who called init_process_group may have ended */
     for (int look = 0; look < STACKS_LOOKS && (size == 0 || size != before); look++) {
         nap(STACKS_NAP_NS);
         before = size;
@@ -182,29 +183,36 @@ static void write_pythons_answer(FILE *out, const char *request) {
     until.tv_sec += PYTHON_SECONDS;
     pthread_mutex_lock(&status.lock);
     snprintf(status.wanted, sizeof status.wanted, "%s", request);
+    status.question++;
     while (!status.given)
         if (pthread_cond_timedwait(&status.is_given, &status.lock, &until)) break;
     if (status.given) fputs(status.given, out);
     free(status.given);
     status.given = NULL;
     status.wanted[0] = 0;
+    status.question++;
     pthread_mutex_unlock(&status.lock);
 }
 
-/* Into `request`, of MPP_REQUEST bytes, the line of somebody who waits for the caller's answer. 0: nobody does. */
-int mpp_status_wanted(char *request) {
+/* Into `request`, of MPP_REQUEST bytes, the line of somebody who waits for the caller's answer; empty: nobody does.
+ * Returns the question's number. */
+uint64_t mpp_status_wanted(char *request) {
     pthread_mutex_lock(&status.lock);
+    uint64_t number = status.question;
     memcpy(request, status.wanted, sizeof status.wanted);
     status.wanted[0] = 0;
     pthread_mutex_unlock(&status.lock);
-    return request[0] != 0;
+    return number;
 }
 
-void mpp_status_give(const char *text) {
+/* The answer to that question, if somebody still waits for it. */
+void mpp_status_give(uint64_t number, const char *text) {
     pthread_mutex_lock(&status.lock);
-    free(status.given);
-    status.given = strdup(text);
-    pthread_cond_signal(&status.is_given);
+    if (number == status.question) {
+        free(status.given);
+        status.given = strdup(text);
+        pthread_cond_signal(&status.is_given);
+    }
     pthread_mutex_unlock(&status.lock);
 }
 
@@ -261,13 +269,12 @@ static int listen_at(const char *path) {
 }
 
 /* Answers on a socket with this path, which is not there yet; `stacks`: the file that faulthandler writes to on
- * `stack_signal`, or -1. Called by the main thread, once. 0: nobody will answer. */
+ * `stack_signal`, or -1. 0: nobody will answer. */
 int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal) {
     sigset_t all, before;
     status.about = strdup(about);
     status.stacks = stacks;
     status.stack_signal = stack_signal;
-    status.main_thread = pthread_self();
     status.listening = status.about ? listen_at(path) : -1;
     if (status.listening < 0) return 0;
     sigfillset(&all); /* the user's handlers are for the user's threads */
@@ -286,6 +293,8 @@ void mpp_status_stop(void) {
     pthread_join(status.thread, NULL);
     close(status.listening);
     status.listening = -1;
+    pthread_mutex_lock(&status.lock); /* a thread of Python's may be reading it */
     free(status.about);
     status.about = NULL;
+    pthread_mutex_unlock(&status.lock);
 }

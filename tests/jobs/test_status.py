@@ -145,7 +145,7 @@ def test_two_jobs_and_one_that_ends(job: Job) -> None:
             (job.directory / f"ready-{rank}").unlink()
         with running(job, ranks_of(job, "sleeps")):
             listed = asked(environment).stdout
-            names = re.findall(r"(?m)^job (\d+): .*asked.py sleeps: 3 ranks", listed)
+            names = re.findall(r"(?m)^job (\d+-[0-9a-f]{4}): .*asked.py sleeps: 3 ranks", listed)
             assert len(set(names)) == 2, listed
             command = [MPIPLUS, "status", names[0], "--watch", "0.5"]
             watch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from torchmpi_plugin.cli.status.screen import attention_of, screen_of
-from torchmpi_plugin.jobs.asking import Rank, ask_job
+from torchmpi_plugin.jobs.asking import Rank, Told, _understood, ask_job
 from torchmpi_plugin.node import rank_calls, status_files
 from torchmpi_plugin.node.rank_calls import ask
 
@@ -88,7 +90,7 @@ def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
         sockets = status_files.sockets()
         assert len(sockets) == 2
     until = time.monotonic() + 20  # the kernel needs a moment to end them, and init to take notice
-    while any(rank_calls.state_of(each.pid) != "ended" for each in sockets):
+    while any(not rank_calls.state_of(each.pid).startswith("ended") for each in sockets):
         assert time.monotonic() < until
         time.sleep(0.01)
     ranks = ask_job(sockets)
@@ -164,3 +166,55 @@ def test_a_directory_of_somebody_elses(directory: Path) -> None:
     for call in (status_files.sockets, status_files.make_directory):
         with pytest.raises(PermissionError, match="no directory of this user's alone"):
             call()
+
+
+def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
+    """It is another container's, whose process numbers are its own: left alone for as long as somebody listens."""
+    path = status_files.make_directory() / "7-abcd.0.4194305.sock"  # a number above the kernel's largest
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        assert [each.path for each in status_files.sockets()] == [path]
+    assert (status_files.sockets(), path.exists()) == ([], False)
+
+
+LATE = """
+import json, os, threading
+from torchmpi_plugin import _shim_int
+from torchmpi_plugin.node import rank_calls, status_files
+lib, ffi = _shim_int.lib, _shim_int.ffi
+path = status_files.socket_of("7-abcd", 0)
+with status_files.address_of(path) as address:
+    assert lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
+def asks():
+    told.append(rank_calls.ask(status_files.sockets(), "dump", 20.0))
+def asked():
+    request = ffi.new("char[]", lib.MPP_REQUEST)
+    while not (number := lib.mpp_status_wanted(request)) or not ffi.string(request):
+        pass
+    return number
+told = []
+asks_first = threading.Thread(target=asks); asks_first.start()
+first = asked()
+asks_first.join()
+asks_second = threading.Thread(target=asks); asks_second.start()
+lib.mpp_status_give(first, b"late")
+second = asked()
+lib.mpp_status_give(first, b"later")
+lib.mpp_status_give(second, b"in time")
+asks_second.join()
+assert told == [{}, {0: "in time"}], told
+"""
+
+
+def test_an_answer_that_comes_late(directory: Path) -> None:
+    """Nobody gets it who has asked something else meanwhile."""
+    subprocess.run([sys.executable, "-c", LATE], check=True, timeout=patient(60))
+
+
+@pytest.mark.parametrize("answer", ["", "[]", '{"groups": []}', '{"groups', "\\ud800"])
+def test_an_answer_that_is_none(directory: Path, answer: str) -> None:
+    """The others' are shown all the same."""
+    ranks = [_understood(Told(0, 1, answer)), Rank(1, {"host": "h"}, groups=[group("a")])]
+    assert ranks[0].answer is None
+    assert len(attention_of(ranks)) == (1 if answer else 0)

@@ -14,7 +14,7 @@ import torch
 
 from .. import settings
 from ..engine.work import PendingWork, in_words
-from ..errors import DistBackendError, RankFailedError
+from ..errors import DistBackendError, RankFailedError, attempt
 from ..names import describe_ranks
 from ..node import peers
 from ..node.peers import Process
@@ -119,7 +119,10 @@ class Diagnosis:
 
     def last_call(self) -> Report | None:
         """The last collective that was begun, whether it is complete or not."""
-        last = self._group.last_entry
+        try:
+            last = self._group.last_entry
+        except ReferenceError:  # the group was dropped, or could not be made
+            return None
         if last is None:
             return None
         call = Entry(*last)
@@ -207,16 +210,17 @@ class Diagnosis:
         )
         if monitor.monitor is not None:
             group.checkin.briefly(monitor.monitor.want_traces, None)
-        if call.peer is not None:
-            doing = self._what_they_do([call.peer])
-            whose = f"rank {call.peer} {doing}" if doing else "that rank is stopped or dead"
+        if (peer := call.peer) is not None:
+            doing = attempt("what the other rank does", lambda: self._what_they_do([peer]), "")
+            whose = f"rank {peer} {doing}" if doing else "that rank is stopped or dead"
             call.if_cancelled = DistBackendError(f"{text}: the matching call was not made there, or {whose}")
             group.take_back(call)  # a receive: the group stays usable
             return call.if_cancelled
         group.break_off(f"{call} timed out")
         group.checkin.report(_report_of(call))
         time.sleep(min(_REPORT_GRACE, 0.1 * call.seconds))
-        return DistBackendError(f"{text}. {self._who_is_missing(call)}")
+        who = attempt("who is missing", lambda: self._who_is_missing(call), "Who has not arrived is unknown")
+        return DistBackendError(f"{text}. {who}")
 
     def _who_is_missing(self, call: PendingWork) -> str:
         group = self._group

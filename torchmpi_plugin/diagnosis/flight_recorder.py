@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _bridge, operations, torch_internals
+from ..node import status_files
 from .frames import line_of
 
 log = logging.getLogger("torchmpi_plugin")
@@ -204,7 +205,7 @@ class Recorder:
                     "mpiplus: the flight recorder's trace is in %s (read it with torch's flight_recorder.fr_trace)",
                     self.write(),
                 )
-            except OSError as error:
+            except Exception as error:
                 log.warning("mpiplus: the flight recorder's trace cannot be written: %s", error)
 
 
@@ -235,9 +236,13 @@ def _writes_after_failure() -> bool:
 
 
 def _file_prefix() -> str:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    named = _first_set("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    return named or str(Path(cache) / "torch" / "comm_lib_trace_rank_")
+    if named := _first_set("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        return named
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # in a container: neither HOME, nor a line for this user in /etc/passwd
+        cache = status_files.make_directory()
+    return str(cache / "torch" / "comm_lib_trace_rank_")
 
 
 #: Of this process; None where the user has switched it off, or before the first world.

@@ -6,10 +6,10 @@ main thread that computes, sleeps or waits elsewhere. A rank that does not answe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 from torch.distributed import Store
 
 from ..engine import activity, engine
+from ..errors import attempt
 from ..store.checkin import Report, start_thread
 from . import flight_recorder, frames, questions
 from .questions import Answers, Inbox, Seal
@@ -46,8 +47,14 @@ class World(Protocol):
         """This process in it."""
 
 
-#: Of the open groups, by their names.
-diagnoses: dict[str, Describes] = {}
+#: Of the groups that are open and somebody holds, by their names.
+diagnoses: weakref.WeakValueDictionary[str, Describes] = weakref.WeakValueDictionary()
+
+
+def _last_calls() -> dict[str, Report]:
+    """Of each group; another thread may make or drop one meanwhile."""
+    last = ((held.key, held()) for held in diagnoses.valuerefs())
+    return {name: call for name, diagnosis in last if diagnosis is not None and (call := diagnosis.last_call())}
 
 
 def _place() -> str:
@@ -69,7 +76,7 @@ def describe() -> str:
     if activity.last is None:
         return f"has called nothing yet{at}"
     group, operation = activity.last
-    call = diagnoses[group.group_name].last_call() if group.group_name in diagnoses else None
+    call = _last_calls().get(group.group_name)
     if call is not None and call.number == group.sequence and call.call.startswith(operation):
         operation = call.call  # with shape and dtype; messages are not described
     return f"does not wait; its last call was {operation} (sequence number {group.sequence}, {group.label}){at}"
@@ -77,8 +84,7 @@ def describe() -> str:
 
 def _answer() -> str:
     """The clause, and on lines of their own the last collective of each group, and what the thread in C tells."""
-    calls = {name: call for name, diagnosis in list(diagnoses.items()) if (call := diagnosis.last_call())}
-    return f"{describe()}\n{json.dumps(calls)}\n{engine.status_text()}"
+    return f"{describe()}\n{json.dumps(_last_calls())}\n{engine.status_text()}"
 
 
 #: Set where an operation has timed out: those that are asked write their flight recorder's trace too.
@@ -108,14 +114,26 @@ class Monitor:
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
-        with contextlib.suppress(RuntimeError):  # a store that has gone: the world is at its end
-            while not self._stop.wait(LOOK_EVERY):
-                self._answer_locally()
-                if not self._inbox.has_mail():
-                    continue
-                if self._connection.check([_DUMP]) and flight_recorder.current is not None:
-                    flight_recorder.current.write_after_failure()
-                self._inbox.answer(self._kinds())
+        """Whatever an answer raises: who asks next gets one."""
+        has_store = True
+        while not self._stop.wait(LOOK_EVERY):
+            attempt("mpiplus status gets no answer", self._answer_locally, None)
+            has_store = has_store and self._answer_others()
+
+    def _answer_others(self) -> bool:
+        """Whether the store is still there: without it the world is at its end."""
+        try:
+            has_mail = self._inbox.has_mail()
+        except RuntimeError:
+            return False
+        if has_mail:
+            attempt("the flight recorder's trace is not written", self._write_trace_if_wanted, None)
+            attempt("another rank gets no answer", lambda: self._inbox.answer(self._kinds()), None)
+        return True
+
+    def _write_trace_if_wanted(self) -> None:
+        if self._connection.check([_DUMP]) and flight_recorder.current is not None:
+            flight_recorder.current.write_after_failure()
 
     def _kinds(self) -> dict[str, Answers]:
         """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
@@ -126,11 +144,11 @@ class Monitor:
 
     def _answer_locally(self) -> None:
         """Do for ``mpiplus status``, which has asked this process, what the thread in C cannot."""
-        request = engine.status_request()
+        number, request = engine.status_request()
         if request == "dump":
-            engine.give_status(written_trace())
+            engine.give_status(number, written_trace())
         elif request:
-            engine.give_status(json.dumps(self._ask_elsewhere(request)))
+            engine.give_status(number, json.dumps(self._ask_elsewhere(request)))
 
     def _ask_elsewhere(self, request: str) -> dict[int, str]:
         """Pass ``others KIND [RANK,...]`` on to ranks on other nodes."""
@@ -175,8 +193,8 @@ def answers_for(group: World) -> bool:
 def stop(group: World) -> None:
     """``group`` has ended; nothing here may keep it, or the store it holds, alive. With the world, so do answers."""
     global monitor, _world  # noqa: PLW0603
-    for name in [name for name, diagnosis in list(diagnoses.items()) if diagnosis is group.diagnosis]:
-        del diagnoses[name]
+    for name in [held.key for held in diagnoses.valuerefs() if held() is group.diagnosis]:
+        diagnoses.pop(name, None)
     if monitor is not None and group is _world:
         monitor.stop()
         monitor = _world = None

@@ -110,18 +110,21 @@ class Inbox:
 
     def answer(self, kinds: Mapping[str, Answers]) -> None:
         """Answer everything that was asked, each kind of question by what ``kinds`` has for it."""
+        until = time.monotonic() + _UNASKED_SECONDS
         for kind, answers in kinds.items():
             counter = _key(kind, "asked")
             asked = int(self._store.get(counter)) if self._store.check([counter]) else 0
             for number in range(self._answered[kind] + 1, asked + 1):
-                ranks = self._question(_key(kind, number, "ranks"))
+                self._answered[kind] = number  # whatever becomes of it: the next one is to be answered
+                ranks = self._question(_key(kind, number, "ranks"), until)
                 for rank, answer in answers(number, ranks).items() if ranks else ():
                     self._seal.put(self._store, _key(kind, number, rank), answer)
-            self._answered[kind] = asked
 
-    def _question(self, key: str) -> list[int]:
-        """Which ranks are asked; none: who asks has ended, or is no rank of this world."""
-        until = time.monotonic() + _UNASKED_SECONDS
+    def _question(self, key: str, until: float) -> list[int]:
+        """Which ranks are asked; none: who asks has ended, or is no rank of this world.
+
+        ``until`` is that of all questions: of those asked while this rank was stopped, most are over.
+        """
         while not self._store.check([key]) and time.monotonic() < until:
             time.sleep(0.02)
         text = self._seal.take(self._store, key)

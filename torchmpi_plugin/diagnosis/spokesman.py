@@ -24,8 +24,8 @@ def written_trace() -> str:
     """Where this rank has just written the trace of its flight recorder, or why it has not."""
     try:
         return flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
-    except OSError as error:
-        return str(error)
+    except Exception as error:
+        return f"mpiplus: the trace cannot be written: {error}"
 
 
 def _message(pid: int, text: str = "", problem: str = "") -> str:

@@ -283,17 +283,18 @@ def mpi_error_text(code: int) -> str:
     return str(ffi.string(text).decode(errors="replace"))
 
 
-def status_request() -> str:
-    """What somebody has asked the thread in C that Python is to answer, by :func:`give_status`; empty: nothing."""
+def status_request() -> tuple[int, str]:
+    """What somebody has asked the thread in C that Python is to answer, after the question's number; empty: nothing."""
     lib, ffi = runtime.shim()
     request = ffi.new("char[]", lib.MPP_REQUEST)
-    return str(ffi.string(request).decode(errors="replace")).strip() if lib.mpp_status_wanted(request) else ""
+    number = int(lib.mpp_status_wanted(request))
+    return number, str(ffi.string(request).decode(errors="replace")).strip()
 
 
-def give_status(text: str) -> None:
-    """The answer to :func:`status_request`."""
+def give_status(number: int, text: str) -> None:
+    """The answer to :func:`status_request`: to that question, and none that was asked since."""
     lib, _ = runtime.shim()
-    lib.mpp_status_give(text.encode())
+    lib.mpp_status_give(number, text.encode(errors="replace"))
 
 
 def status_text() -> str:

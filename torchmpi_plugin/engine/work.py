@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _bridge
-from ..errors import DistBackendError
+from ..errors import DistBackendError, attempt
 from ..mpi import runtime
 from ..tensors import device
 from . import engine, failed_future, typed_future
@@ -321,7 +321,9 @@ class PendingWork(Work):
             if self.finished or engine.start().lib.mpp_state_of(self.handle) != engine.PENDING:
                 return
             late = self.elapsed() >= self.seconds
-            error = diagnosis.timed_out(self) if late else diagnosis.look(self)
+            why = diagnosis.timed_out if late else diagnosis.look
+            failed: Exception | None = DistBackendError(f"{self} timed out after {self.elapsed():.1f} s")
+            error = attempt(f"why {self} takes so long", lambda: why(self), failed if late else None)
             if error is None or not self._abandon(error):
                 return
         try:

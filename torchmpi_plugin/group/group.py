@@ -24,7 +24,7 @@ from ..diagnosis.diagnosis import Diagnosis
 from ..engine import engine
 from ..engine.coalesced import CoalescedWork
 from ..engine.work import PendingWork, Work
-from ..errors import RankFailedError
+from ..errors import DistBackendError, RankFailedError, attempt
 from ..mpi import failures as mpi_failures
 from ..mpi import runtime
 from ..store.checkin import CheckIn
@@ -297,7 +297,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def failure_of(self, call: PendingWork) -> Exception:
         """The error of an operation that C or MPI gave up."""
-        return failures.failure_of(self, call)
+        plain: Exception = DistBackendError(f"{call} failed on rank {self._rank}")
+        return attempt(f"why {call} failed", lambda: failures.failure_of(self, call), plain)
 
     def failed(self, error: Exception, timed_out: bool = False) -> None:
         """An operation of the group has failed, which the user is about to hear."""

@@ -52,7 +52,7 @@ def _make_part(group: Group, base: Any, store: dist.Store, ranks: list[int], nam
         *(base, store, name, rank, len(ranks), timeout, comparison.wanted(), config, look)
     )
     made = Group(comm, checkin, store, name, ranks_in_world, timeout)
-    world.remember(made)
+    world.remember(made, name)
     if group.attach is not None:
         group.attach(made)
     return made

@@ -8,12 +8,14 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from .. import _bridge, settings
 from ..diagnosis import monitor
 from ..engine import activity, engine
+from ..errors import attempt
 
 _NS = 1e-9
 #: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.
@@ -43,24 +45,36 @@ class Counted(Protocol):
 
 def of(group: Counted) -> dict[str, Any]:
     """The figures of an open group: see :func:`torchmpi_plugin.statistics`."""
+    ranks = [group.global_rank(rank) for rank in range(group.size())]
+    return {"rank": group.rank(), "size": group.size(), **_figures(group.communicator.handle, ranks)}
+
+
+def _figures(handle: int, ranks: Sequence[int]) -> dict[str, Any]:
     lib, ffi, kinds = engine.start().lib, engine.start().ffi, len(_bridge.CALLS)
     figures: Any = ffi.new("uint64_t[]", 2 * kinds + 2)
-    late: Any = ffi.new("int64_t[]", group.size())
-    lib.mpp_group_statistics(group.communicator.handle, figures, late)
+    late: Any = ffi.new("int64_t[]", len(ranks))
+    lib.mpp_group_statistics(handle, figures, late)
     called = {name: (int(figures[2 * kind]), int(figures[2 * kind + 1])) for kind, name in enumerate(_bridge.CALLS)}
     return {
-        "rank": group.rank(),
-        "size": group.size(),
         "operations": {name: {"calls": calls, "bytes": size} for name, (calls, size) in called.items() if calls},
         "seconds_in_calls": _NS * figures[2 * kinds],
         "seconds_waiting": _NS * figures[2 * kinds + 1],
-        "seconds_waited_for": {group.global_rank(rank): _NS * late[rank] for rank in range(group.size()) if late[rank]},
+        "seconds_waited_for": {rank: _NS * late[at] for at, rank in enumerate(ranks) if late[at]},
     }
+
+
+def count(group: Counted, name: str) -> None:
+    """Count a group's operations from now on."""
+    handle, ranks = group.communicator.handle, [group.global_rank(rank) for rank in range(group.size())]
+    engine.start().lib.mpp_group_describe(handle, json.dumps({"name": name, "ranks": ranks})[1:-1].encode())
+    _counted[handle] = ranks
 
 
 # ---- at the end ----
 
 _began = time.monotonic()
+#: Of groups that have not been ended, though perhaps dropped: by C's handle their ranks in the world.
+_counted: dict[int, list[int]] = {}
 _seconds: Counter[str] = Counter()
 _waited_for: Counter[int] = Counter()
 
@@ -76,23 +90,23 @@ def begin() -> None:
 def end(group: Any) -> None:
     """A group is about to end, for the second time perhaps; nothing here may keep it alive."""
     if not group.closed:
-        _collect(group)
+        attempt("the summary lacks a group's figures", lambda: _collect(group), None)
     activity.forget(group)
     monitor.stop(group)
 
 
 def _collect(group: Counted) -> None:
-    """Remember its figures, and with the world report those of all ranks."""
-    with contextlib.suppress(ValueError):  # a wrong value is an error of init_process_group
-        wanted = settings.SUMMARY.value()
-        if not wanted or not group.communicator.handle:
-            return
-        found = of(group)
-        _seconds["in_calls"] += found["seconds_in_calls"]
-        _seconds["waiting"] += found["seconds_waiting"]
-        _waited_for.update(found["seconds_waited_for"])
-        if monitor.answers_for(group):  # type: ignore[arg-type]
-            _report(group, wanted)
+    """Remember its figures, and with the world, and those of all groups that are left, report those of all ranks."""
+    is_world, wanted = monitor.answers_for(group), settings.SUMMARY.value()  # type: ignore[arg-type]
+    for handle in list(_counted) if is_world else [group.communicator.handle]:
+        ranks = _counted.pop(handle, None)
+        if wanted and ranks is not None:
+            found = _figures(handle, ranks)
+            _seconds["in_calls"] += found["seconds_in_calls"]
+            _seconds["waiting"] += found["seconds_waiting"]
+            _waited_for.update(found["seconds_waited_for"])
+    if wanted and is_world:
+        _report(group, wanted)
 
 
 def _report(world: Counted, wanted: str) -> None:
@@ -112,7 +126,8 @@ def _report(world: Counted, wanted: str) -> None:
         ranks = {0: own, **_of_others(store, world.size())}
         print(table(ranks, world.size()), file=sys.stderr, flush=True)
         if wanted != "1":
-            Path(wanted).write_text(json.dumps({str(rank): ranks[rank] for rank in sorted(ranks)}, indent=1))
+            text = json.dumps({str(rank): ranks[rank] for rank in sorted(ranks)}, indent=1)
+            attempt(f"the summary is not in {wanted}", lambda: Path(wanted).write_text(text), 0)
 
 
 def _of_others(store: Any, size: int) -> dict[int, dict[str, Any]]:
@@ -153,7 +168,8 @@ def table(ranks: dict[int, dict[str, Any]], size: int) -> str:
 
 def as_text(name: str, found: dict[str, Any]) -> str:
     """Figures of a group in Prometheus' text format."""
-    labels = f'group="{name}",rank="{found["rank"]}"'
+    escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    labels = f'group="{escaped}",rank="{found["rank"]}"'
     lines = ["# TYPE mpiplus_calls_total counter"]
     operations = found["operations"].items()
     lines += [f'mpiplus_calls_total{{{labels},operation="{name}"}} {one["calls"]}' for name, one in operations]

@@ -15,6 +15,7 @@ from ..mpi import runtime
 from ..names import describe_ranks
 from ..node import peers
 from ..store.checkin import CheckIn
+from . import statistics
 from .group import ProcessGroupMPI as Group
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -24,9 +25,10 @@ _processes: dict[int, peers.Process | None] = {}  # of the world, by its ranks t
 checkin: CheckIn | None = None
 
 
-def remember(group: Group) -> None:
-    """``group`` is open; what ends the program frees it if the user does not."""
+def remember(group: Group, name: str) -> None:
+    """``group`` is open; what ends the program frees it if the user does not. Its operations are counted."""
     _groups.add(group)
+    statistics.count(group, name)
 
 
 def remembered() -> list[Group]:

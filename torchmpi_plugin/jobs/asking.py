@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ def ask_words(sockets: Sequence[RankSocket], request: str, seconds: float, ranks
         ValueError: the job has no such rank.
     """
     answers = ask_patiently(sockets, "status", MEMORY_SECONDS, PYTHON_SECONDS)
-    size = max((int(json.loads(answer)["world_size"]) for answer in answers.values()), default=0)
+    size = max((int(_parsed(answer).get("world_size", 0)) for answer in answers.values()), default=0)
     numbers = {each.rank for each in sockets} | set(range(size))
     wanted = numbers if ranks is None else set(ranks)
     if unknown := sorted(wanted - numbers):
@@ -92,8 +93,18 @@ def _understood(told: Told) -> Rank:
     """From what was told of a rank's status."""
     if not told.text:
         return Rank(told.rank, problem=told.problem)
-    parsed = json.loads(told.text)
+    parsed = _parsed(told.text)
+    if "groups" not in parsed or "world_size" not in parsed:
+        return Rank(told.rank, problem=told.problem or "gave an answer that was cut off")
     return Rank(told.rank, parsed, told.problem, parsed["groups"])
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """An answer; empty where it is none: who answers may be ended meanwhile, or be of another version."""
+    with contextlib.suppress(ValueError):
+        parsed = json.loads(text)
+        return parsed if isinstance(parsed, dict) else {}
+    return {}
 
 
 def _ask_elsewhere(
@@ -114,5 +125,6 @@ def _ask_elsewhere(
             continue
         told = ask([each], line, PYTHON_SECONDS).get(each.rank)
         if told:
-            return [Told(int(rank), **json.loads(answer)) for rank, answer in json.loads(told).items()]
+            said = {int(rank): _parsed(answer) for rank, answer in _parsed(told).items()}
+            return [Told(rank, it["pid"], it["text"], it["problem"]) for rank, it in said.items() if "problem" in it]
     return []

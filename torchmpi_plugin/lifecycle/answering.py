@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -13,9 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import settings
 from ..engine import engine
@@ -28,16 +27,20 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 _path: Path | None = None
 
 
-def start(rank: int, size: int, node_rank: int) -> None:
-    """Answer for this rank of a new world; where that is impossible, say so in the log and do without."""
+def start(rank: int, size: int, node_rank: int, secret: str) -> None:
+    """Answer for this rank of a new world; where that is impossible, say so in the log and do without.
+
+    Args:
+        secret: the world's, which makes the names of two jobs with one MASTER_PORT differ.
+    """
     global _path  # noqa: PLW0603
     if not settings.STATUS.value():
         return
     stop()
     lib = engine.start().lib
-    port = os.environ.get("MASTER_PORT", "0")
+    job = f"{os.environ.get('MASTER_PORT', '0')}-{hashlib.sha256(secret.encode()).hexdigest()[:4]}"
     about = {
-        "job": port,
+        "job": job,
         "world_rank": rank,
         "world_size": size,
         "node_rank": node_rank,
@@ -48,21 +51,16 @@ def start(rank: int, size: int, node_rank: int) -> None:
         "since": time.time(),
     }
     try:
-        path = status_files.socket_of(port, rank)
+        path = status_files.socket_of(job, rank)
         with status_files.address_of(path) as address:
-            listens = lib.mpp_status_start(os.fsencode(address), _members(about), _stacks_file(), STACK_SIGNAL)
+            members = json.dumps(about)[1:-1].encode()
+            listens = lib.mpp_status_start(os.fsencode(address), members, _stacks_file(), STACK_SIGNAL)
         if not listens:
             raise OSError(f"nobody can listen at {path}")
         _path = path
         _stop_at_exit()
-    except OSError as error:
+    except Exception as error:
         log.info("mpiplus: mpiplus status will not find this process: %s", error)
-
-
-def describe(group: Any, name: str, ranks: Sequence[int]) -> None:
-    """Count a group's operations from now on."""
-    about = {"name": name, "ranks": list(ranks)}
-    engine.start().lib.mpp_group_describe(group.communicator.handle, _members(about))
 
 
 def stop() -> None:
@@ -73,11 +71,6 @@ def stop() -> None:
         with contextlib.suppress(OSError):
             _path.unlink()
         _path = None
-
-
-def _members(about: dict[str, Any]) -> bytes:
-    """As members of a JSON object, without its braces."""
-    return json.dumps(about)[1:-1].encode()
 
 
 @functools.cache

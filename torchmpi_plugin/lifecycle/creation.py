@@ -108,13 +108,12 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
     shutdown.install()
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
-    world.remember(group)
-    answering.describe(group, "default_pg" if is_world else opts.group_id, ranks)
+    world.remember(group, "default_pg" if is_world else opts.group_id)
     log.info("mpiplus: %s: %s: %s", group.label, comm.describe(), comm.footprint)
     if is_world:
         flight_recorder.start(opts.group_rank)
         statistics.begin()
-        answering.start(opts.group_rank, opts.group_size, comm.place.node_rank)
+        answering.start(opts.group_rank, opts.group_size, comm.place.node_rank, comm.secret)
         shutdown.read_settings()
         world.adopt(group)
         if opts.group_rank == 0:

@@ -19,7 +19,7 @@ _STATES = {
     "t": "stopped by a debugger",
     "D": "in the kernel (disk, swap, or a file system that does not answer)",
     "Z": "ended",
-    "": "ended",
+    "": "ended, or in another container",
 }
 
 

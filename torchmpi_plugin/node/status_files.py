@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,7 @@ def state_of(process: int) -> str:
 
 
 def sockets() -> list[RankSocket]:
-    """Of all ranks, by job and rank. Those whose process is gone are removed.
+    """Of all ranks, by job and rank. Those that nobody listens to any more are removed.
 
     Raises:
         PermissionError: others could have put something there.
@@ -82,11 +83,22 @@ def sockets() -> list[RankSocket]:
         job, rank, pid = [*file.name.split("."), "", "", ""][:3]
         if not (rank.isdigit() and pid.isdigit()):
             continue
-        if state_of(int(pid)) not in ("", "Z", "X"):
+        if state_of(int(pid)) not in ("", "Z", "X") or _is_listened_to(file):
             found.append(RankSocket(job, int(rank), int(pid), file))
         else:
             file.unlink(missing_ok=True)
     return sorted(found)
+
+
+def _is_listened_to(path: Path) -> bool:
+    """By a process that cannot be seen from here: a container's, which shares the directory."""
+    with socket.socket(socket.AF_UNIX) as connection, address_of(path) as address:
+        connection.setblocking(False)
+        try:
+            connection.connect(address)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)  # too many stand in line
+    return True
 
 
 def socket_of(job: str, rank: int) -> Path:

@@ -234,7 +234,7 @@ class CheckIn:
         answer = [default]
 
         def run() -> None:
-            with contextlib.suppress(RuntimeError, ValueError):
+            with contextlib.suppress(Exception):  # the thread would end with a traceback
                 answer[0] = ask()
 
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -60,22 +60,19 @@ def status(
     if job is None and len(jobs) != 1:
         _list(jobs, as_json)
         return
-    name = job if job is not None else next(iter(jobs))
-    if name not in jobs:
-        known = f"there are {', '.join(jobs)}" if jobs else "there is none"
-        raise click.ClickException(f"no job {name!r} of this user has a rank on this node; {known}")
-    sockets = jobs[name]
+    if job is None:
+        (job,) = jobs
+    sockets = _find(jobs, job)
     if stacks is not None:
         _show(sockets, "stacks", STACKS_SECONDS, _numbers(stacks))
     elif dump:
         _show(sockets, "dump", PYTHON_SECONDS, None)
     elif as_json:
         ranks = ask_job(sockets)
-        click.echo(
-            json.dumps({"job": name, "attention": attention_of(ranks), "ranks": [asdict(rank) for rank in ranks]})
-        )
+        about = {"job": sockets[0].job, "attention": attention_of(ranks)}
+        click.echo(json.dumps({**about, "ranks": [asdict(rank) for rank in ranks]}))
     elif watch:
-        _watch(name, watch)
+        _watch(job, watch)
     else:
         click.echo(screen_of(*_twice(sockets, interval)))
 
@@ -88,6 +85,21 @@ def _jobs() -> dict[str, list[RankSocket]]:
     except PermissionError as error:
         raise click.ClickException(str(error)) from None
     return jobs
+
+
+def _find(jobs: dict[str, list[RankSocket]], job: str) -> list[RankSocket]:
+    """The sockets of the job with this name, or with this port if it is the only one."""
+    names = _named(jobs, job)
+    if len(names) == 1:
+        return jobs[names[0]]
+    if names:
+        raise click.ClickException(f"several jobs have the port {job}: name one of {', '.join(names)}")
+    known = f"there are {', '.join(jobs)}" if jobs else "there is none"
+    raise click.ClickException(f"no job {job!r} of this user has a rank on this node; {known}")
+
+
+def _named(jobs: Iterable[str], job: str) -> list[str]:
+    return [name for name in jobs if name == job] or [name for name in jobs if name.rpartition("-")[0] == job]
 
 
 def _list(jobs: dict[str, list[RankSocket]], as_json: bool) -> None:
@@ -144,8 +156,8 @@ def _screens(name: str, seconds: float) -> Iterator[str]:
     """Until the job is over."""
     before: list[Rank] = []
     last = time.monotonic()
-    while sockets := _jobs().get(name, []):
-        ranks, now = ask_job(sockets), time.monotonic()
+    while names := _named(jobs := _jobs(), name):
+        ranks, now = ask_job(jobs[names[0]]), time.monotonic()
         yield screen_of(ranks, before or ranks, now - last)
         before, last = ranks, now
         time.sleep(seconds)

@@ -1,0 +1,67 @@
+"""Programs that `mpiplus status` asks at the edges: rank 1 is elsewhere, and what each does is said where it is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from torchmpi_plugin import prometheus, statistics
+
+
+def split() -> None:
+    """A group of split_group is counted as one of new_group is; dropped, it is in nobody's way."""
+    dist.init_process_group("mpiplus")
+    group = dist.group.WORLD.split_group([0, 1], group_name='a "part"')
+    dist.all_reduce(torch.ones(2), group=group)
+    assert statistics(group)["operations"]["all_reduce"]["calls"] == 1
+    assert 'mpiplus_calls_total{group="a \\"part\\"",rank="' in prometheus(group)
+    del group
+    gc.collect()
+
+
+def again() -> None:
+    """An init that has failed after its group was made, and is repeated."""
+    with mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "many"}):
+        try:
+            dist.init_process_group("mpiplus")
+        except ValueError as error:
+            assert "TORCH_FR_BUFFER_SIZE" in str(error)
+    gc.collect()
+    dist.init_process_group("mpiplus")
+
+
+def thread() -> None:
+    """The thread that made the world has ended."""
+    maker = threading.Thread(target=dist.init_process_group, args=("mpiplus",))
+    maker.start()
+    maker.join()
+
+
+def homeless() -> None:
+    """Neither HOME, nor a line in /etc/passwd."""
+    dist.init_process_group("mpiplus")
+    mock.patch.object(Path, "home", side_effect=RuntimeError("Could not determine home directory.")).start()
+
+
+def file() -> None:
+    """Jobs that meet elsewhere may have one MASTER_PORT."""
+    variables = [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")]
+    (found,) = [names for names in variables if names[0] in os.environ]
+    rank, size = (int(os.environ[name]) for name in found)
+    dist.init_process_group("mpiplus", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=size)
+
+
+globals()[sys.argv[1]]()
+dist.barrier()
+Path(f"ready-{dist.get_rank()}").touch()
+if dist.get_rank() == 1:
+    time.sleep(1000)
+dist.all_reduce(torch.ones(2))
