@@ -1,5 +1,8 @@
 """What pyproject.toml cannot say: the three C extensions, and that one wheel serves every Python 3."""
 
+import os
+import shlex
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -12,6 +15,13 @@ from build_shim import bridge
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     sys.exit(
         "torchmpi-plugin is built for Python's stable ABI, which a free-threaded Python (3.13t, 3.14t) does not have"
+    )
+
+compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+if not shutil.which(compiler) and {"bdist_wheel", "build_ext", "editable_wheel", "install", "develop"} & {*sys.argv}:
+    sys.exit(
+        f"torchmpi-plugin is built from C here, and there is no C compiler: no {compiler!r} on the PATH. Install one "
+        f"(apt install gcc, dnf install gcc, conda install c-compiler, your site's module), or name it: export CC=..."
     )
 
 setup(

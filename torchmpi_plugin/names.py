@@ -9,6 +9,9 @@ BACKEND = "mpiplus"
 #: Where pip installs it from, as long as its name is on no index and the repository has no public address.
 SOURCE = "a checkout of mpiplus"
 
+#: What an error says, at a deadline, of those that are to blame; mpiplus run says it again.
+NOT_ARRIVED = "Not arrived: "
+
 
 def describe_ranks(ranks: Sequence[int], limit: int = 16) -> str:
     """``rank 3`` or ``ranks 0, 2, 5``, cut after ``limit`` of them."""

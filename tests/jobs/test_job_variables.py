@@ -45,7 +45,9 @@ def test_one_rank_given_twice(job: Job) -> None:
 
 def test_one_rank_given_twice_where_torch_makes_the_store(job: Job) -> None:
     outcome = job.run(2, "variables.py", "same_rank_in_torchs_way", job.directory, free_port())
-    outcome.failed("has rank 0, but somebody listens on MASTER_PORT", "another process of this job whose RANK is 0")
+    outcome.failed(
+        "the job's MASTER_PORT, is in use: by another job, or by a process of this one that has rank 0 as well"
+    )
 
 
 def test_one_process_started_and_four_said(job: Job) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from torchmpi_plugin.jobs.failure_report import describe_ending, find_culprit, judge, signal_name
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
-from torchmpi_plugin.jobs.stderr_tail import StderrTail
-from torchmpi_plugin.names import describe_ranks
+from torchmpi_plugin.jobs.stderr_tail import TRACEBACK, StderrTail
+from torchmpi_plugin.names import NOT_ARRIVED, describe_ranks
 
 
 def records(count: int = 3) -> list[RankRecord]:
@@ -53,6 +53,35 @@ def test_an_abort_is_known_by_its_last_words() -> None:
     assert (result.failure.rank, result.failure.exit_code) == (1, 6)
     assert result.failure.traceback.endswith("ValueError: no\n")
     assert result.message.splitlines()[-1].startswith("mpiplus run: rank 1 on node h1 failed first: ended the job")
+
+
+def test_the_last_line_says_who_what_and_where() -> None:
+    """Once, of all ranks that say the same; without the traceback, which stands above, unless that was not shown."""
+    found = records()
+    for record in found:
+        record.code = 1
+        lines = [f"{TRACEBACK}:\n", '  File "a/train.py", line 5, in step\n', "    loss()\n"]
+        lines += [
+            '  File "/x/site-packages/torch/y.py", line 7, in all_reduce\n',
+            f"ValueError: bad on {record.rank}\n",
+        ]
+        record.heard(lines, 1.0)
+    what = "mpiplus run: rank 1 on node h1 failed first: exit code 1 (ValueError: bad on 1, at a/train.py:5 in step)"
+    assert judge(ending(found, [1, 0, 2]), "mpirun").message == f"{what}; the same on ranks 0, 1, 2"
+    found[1].hidden = True
+    message = judge(ending(found, [1, 0, 2]), "mpirun").message
+    assert "\n    ValueError: bad on 1\n" in message and message.endswith("the same on ranks 0, 1, 2")
+
+
+def test_who_is_late_is_to_blame() -> None:
+    """Not the one that waited for it."""
+    found = records()
+    found[0].code = 1
+    doing = "rank 1 (does not wait; its last call was barrier (group '0'), at train.py:6 in step)"
+    error = f"E: all_reduce timed out on rank 0. {NOT_ARRIVED}{doing}; arrived: ranks 0, 2"
+    found[0].heard([f"{TRACEBACK}:\n", '  File "train.py", line 9, in step\n', f"{error}\n"], 1.0)
+    message = judge(ending(found, [0]), "mpirun").message
+    assert message == f"mpiplus run: {doing} did not come; rank 0 on node h0 gave up waiting first: exit code 1"
 
 
 def test_a_lost_host() -> None:

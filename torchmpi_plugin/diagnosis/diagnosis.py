@@ -15,7 +15,7 @@ import torch
 from .. import settings
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError, attempt
-from ..names import describe_ranks
+from ..names import NOT_ARRIVED, describe_ranks
 from ..node import peers
 from ..node.peers import Process
 from ..store.checkin import CheckIn, Report
@@ -243,7 +243,7 @@ class Diagnosis:
                 "Who has not arrived is unknown: the store does not answer, so rank 0, which holds it, may be the one"
             )
         elif missing:
-            parts.append(f"Not arrived: {describe_ranks(missing)} ({self._in_words(missing, answers)})")
+            parts.append(f"{NOT_ARRIVED}{describe_ranks(missing)} ({self._in_words(missing, answers)})")
         # With no answer at all it is the store that gives none, or the only one who could.
         silent = [r for r in others if r in answers and answers[r] is None] if heard is not None else []
         if well := sorted(waiting - {*silent}):

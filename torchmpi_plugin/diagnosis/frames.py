@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 import torch
+
+from ..errors import DistBackendError
+from ..tensors.arguments import ArgumentError, ArgumentTypeError
 
 #: Beginnings of the names of files.
 NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
@@ -25,3 +30,30 @@ def of_user(frame: FrameType | None) -> Iterator[FrameType]:
         if not frame.f_code.co_filename.startswith(NOT_THE_USERS):
             yield frame
         frame = frame.f_back
+
+
+@functools.cache
+def end_tracebacks_at_the_user() -> None:
+    """Of an uncaught error that mpiplus means: its own frames and torch's, the last ones, say nothing."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        shown = traceback
+        if isinstance(value, DistBackendError | ArgumentError | ArgumentTypeError):
+            shown = without_the_last(traceback)
+        previous(kind, value.with_traceback(shown), shown)  # Python's own goes by that of the exception
+        value.__traceback__ = traceback
+
+    sys.excepthook = hook
+
+
+def without_the_last(traceback: TracebackType | None) -> TracebackType | None:
+    """``traceback`` down to the user's last frame; all of it where there is none."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    users = [at for at, it in enumerate(entries) if not it.tb_frame.f_code.co_filename.startswith(NOT_THE_USERS)]
+    for it in reversed(entries[: users[-1] + 1] if users else entries):
+        traceback = TracebackType(traceback, it.tb_frame, it.tb_lasti, it.tb_lineno)
+    return traceback

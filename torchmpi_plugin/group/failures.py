@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine import engine
-from ..engine.work import PendingWork
+from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError
 from ..mpi import failures
 from ..names import describe_ranks
@@ -18,7 +18,7 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
     lib, ffi = group._lib, group._ffi
     code, first, second = ffi.new("int *"), ffi.new("int64_t *"), ffi.new("int64_t *")
     failure = lib.mpp_failure_of(call.handle, code, first, second)
-    text = f"{call} failed on rank {group.rank()} after {call.elapsed():.1f} s"
+    particulars = f"{call} failed on rank {group.rank()} after {call.elapsed():.1f} s"
     if failure not in (lib.MPP_FAILURE_LENGTH, lib.MPP_FAILURE_MISMATCH):  # after these nothing is left
         group.gave_up(call)
     if lib.mpp_windows_failed(call.handle):
@@ -26,24 +26,26 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
     if failure == lib.MPP_FAILURE_MEMORY:
         if call.peer is None and not first[0]:  # the others may make it, and then be one further
             group.break_off(f"{call} ran out of memory on rank {group.rank()}")
-        return MemoryError(f"{text}: out of memory")
+        return MemoryError(f"{call.name}: out of memory ({particulars})")
     if failure == lib.MPP_FAILURE_LENGTH:
         return DistBackendError(
-            f"{text}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree"
+            f"{call.name}: the message has {second[0]} bytes, the tensor takes {first[0]}; both sides must agree "
+            f"({particulars})"
         )
     if failure == lib.MPP_FAILURE_MISMATCH:
         mine, theirs = ffi.new("mpp_call *"), ffi.new("mpp_call *")
         lib.mpp_disagreement(call.handle, mine, theirs)
         return DistBackendError(
-            f"{text}: the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}. Nothing was "
-            f"reduced or sent; the group can be used again"
+            f"the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}; this rank, "
+            f"{group.rank()}, calls {in_words(call.name, call._tensors)}. Nothing was reduced or sent; the group can "
+            f"be used again ({particulars})"
         )
     if failure == lib.MPP_FAILURE_CUDA:
         group.break_off(f"{call} failed")
-        return DistBackendError(f"{text}: {device.error_text(lib, ffi, code[0])}")
+        return DistBackendError(f"{call.name}: {device.error_text(lib, ffi, code[0])} ({particulars})")
     if failure == lib.MPP_FAILURE_CANCELLED:
-        return call.if_cancelled or DistBackendError(f"{text}: {group._calls.broken or 'cancelled'}")
-    return _failure_in_mpi(group, call, text, code[0])
+        return call.if_cancelled or DistBackendError(f"{particulars}: {group._calls.broken or 'cancelled'}")
+    return _failure_in_mpi(group, call, particulars, code[0])
 
 
 def _failure_in_mpi(group: Any, call: PendingWork, text: str, code: int) -> Exception:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ..names import describe_ranks
+from ..names import NOT_ARRIVED, describe_ranks
 from .outcome import Ending, JobResult, RankFailure, RankRecord
+from .stderr_tail import TRACEBACK, last_error
 
 #: So many ranks are named.
 _SHOWN = 16
@@ -69,18 +71,31 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
     return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause, record.error)
 
 
-def describe_failure(failure: RankFailure, others: int) -> str:
-    """The launcher's last words on a failed job, the traceback first and the report last."""
+def describe_failure(failure: RankFailure, others: int, records: Sequence[RankRecord]) -> str:
+    """The launcher's last words on a failed job. The last line says who, what and where; a traceback stands above."""
     name = f"rank {failure.rank} on node {failure.node}"
     lines = []
-    if failure.traceback:
+    if failure.traceback and (records[failure.rank].hidden or TRACEBACK not in failure.traceback):
         lines += [f"mpiplus run: the last lines of {name} on stderr:"]
         lines += [f"    {line}" for line in failure.traceback.splitlines()]
     if failure.error:
         lines += [f"mpiplus run: {name} has recorded: {failure.error}"]
     ended = f"; the other {others} rank{'s were' if others > 1 else ' was'} ended" if others else ""
-    lines.append(f"mpiplus run: {name} failed first: {failure.cause}{ended}")
+    error, place = last_error(failure.traceback)
+    late = error.partition(NOT_ARRIVED)[2].partition("; arrived")[0]
+    if late:
+        lines.append(f"mpiplus run: {late} did not come; {name} gave up waiting first: {failure.cause}{ended}")
+        return "\n".join(lines)
+    alike = [it.rank for it in records if error and _without_numbers(it) == _without_numbers(records[failure.rank])]
+    same = f"; the same on {describe_ranks(alike)}" if len(alike) > 1 else ""
+    what = f" ({', '.join(filter(None, (error, place)))})" if error else ""
+    lines.append(f"mpiplus run: {name} failed first: {failure.cause}{what}{same}{ended}")
     return "\n".join(lines)
+
+
+def _without_numbers(record: RankRecord) -> str:
+    """Its last error as it may stand on other ranks too, with other sizes and times."""
+    return re.sub(r"\d+", "", " ".join(last_error(record.stderr_tail.text())))
 
 
 def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
@@ -130,7 +145,7 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
         failure = failure_of(culprit, code)
         ended = [record for record in ending.records if record.ended_by_us or record.ended_by_mpi]
         others = sum(not record.silent for record in ended) - culprit.ended_by_mpi
-        return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others))
+        return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others, ending.records))
     if ending.signalled:
         name = signal_name(ending.signalled)
         unheard = 128 + signal.SIGKILL if any(record.silent for record in ending.records) else 0

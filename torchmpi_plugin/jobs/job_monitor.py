@@ -208,6 +208,7 @@ class JobMonitor:
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
             fields["attempt"] = self._orders.attempt
             if place.local_rank not in (self._orders.shown_local_ranks or [place.local_rank]):
+                member.record.hidden = True
                 for terminal in self._terminals.values():
                     terminal.hidden.add(rank)
             threads = max(1, len(cores[member.identity]) // place.local_size)

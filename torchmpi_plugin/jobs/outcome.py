@@ -60,6 +60,7 @@ class RankRecord:
         silent: its supervisor did not say that it has followed the order to end.
         is_killed: that supervisor and its program were on this node, and were killed.
         error: what its program has written into its error file.
+        hidden: what it prints is not shown.
         complained: when its stderr first showed an uncaught exception or an abort; 0: never.
     """
 
@@ -75,6 +76,7 @@ class RankRecord:
     silent: bool = False
     is_killed: bool = False
     error: str = ""
+    hidden: bool = False
     complained: float = 0.0
     stderr_tail: StderrTail = field(default_factory=StderrTail)
 

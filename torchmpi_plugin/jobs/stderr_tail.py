@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 TRACEBACK = "Traceback (most recent call last)"
 _LINES = 40
 _TRACEBACK_LINES, _FIRST_LINES = 400, 100  # of a longer one the middle is left out
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+#: In the names of files that are not the user's.
+_OTHERS = ("/site-packages/", "/torchmpi_plugin/", "<frozen ", "/lib/python3")
+_LONGEST = 400
+
+
+def last_error(text: str) -> tuple[str, str]:
+    """Of the last traceback the exception, and in whose line of the user's program it came up; empty: there is none."""
+    lines = text.rpartition(TRACEBACK)[2].splitlines()[1:] if TRACEBACK in text else []
+    frames = [found.groups() for line in lines if (found := _FRAME.match(line))]
+    error = next((line for line in lines if line.strip() and not line[0].isspace()), "")
+    own = [frame for frame in frames if not any(part in frame[0] for part in _OTHERS)]
+    error = re.sub(r"^[\w.]+\.(?=\w+:)", "", error)
+    return error[:_LONGEST], "at {}:{} in {}".format(*own[-1]) if own else ""
 
 
 class StderrTail:

@@ -14,7 +14,7 @@ from ..api import backend, dispatcher
 from ..communicator import config, cuda_path, membership
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
-from ..diagnosis import comparison, flight_recorder
+from ..diagnosis import comparison, flight_recorder, frames
 from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import cuda_aware, runtime
@@ -70,6 +70,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ValueError: a size that is not MPI's, a timeout or a variable that cannot be.
         DistBackendError: members that do not come in time.
     """
+    frames.end_tracebacks_at_the_user()
     shared = _is_shared()
     options = options_among(options, shared)
     doing = "new_group" if opts.global_ranks_in_group else "init_process_group"

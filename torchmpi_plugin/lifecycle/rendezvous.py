@@ -149,11 +149,7 @@ def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
     except RuntimeError as error:
         if given.rank != 0 or "EADDRINUSE" not in str(error):
             raise
-        raise DistBackendError(
-            f"init_process_group: process {os.getpid()} on {socket.gethostname()} has rank 0, but somebody listens on "
-            f"MASTER_PORT {given.port} already: another process of this job whose RANK is 0 as well, or another job. "
-            f"Give each process its own RANK and each job its own port"
-        ) from error
+        raise DistBackendError(f"init_process_group: {tcp_store.port_in_use(given.port)}") from None
     yield first
     yield from handler
 

@@ -86,6 +86,10 @@ def load() -> Any:
                 raise
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
+            raise RuntimeError(
+                f"mpi4py is not installed, through which mpiplus reaches MPI: {sys.executable} -m pip install mpi4py"
+            ) from None
         raise RuntimeError(_not_found(str(error).splitlines())) from error
     return MPI
 

@@ -155,7 +155,7 @@ def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> t
     try:
         server = _listen(addresses[0], wanted, size, timeout)
     except (RuntimeError, ValueError, OSError) as error:
-        return None, str(error).splitlines()[0]
+        return None, port_in_use(wanted.port) if _is_busy(error) else str(error).splitlines()[0]
     return server, (addresses, server.port)
 
 
@@ -174,10 +174,22 @@ def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta) -> TC
             with lookups.lookups_are_short(address):
                 return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
         except (RuntimeError, OSError) as error:
-            busy = "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
-            if wanted.port == 0 or not busy or time.monotonic() > until:
+            if wanted.port == 0 or not _is_busy(error) or time.monotonic() > until:
                 raise
         time.sleep(0.1)
+
+
+def _is_busy(error: Exception) -> bool:
+    return "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
+
+
+def port_in_use(port: int | None) -> str:
+    """What to do where somebody else listens on the port of the job's store."""
+    return (
+        f"port {port} on {socket.gethostname()}, the job's MASTER_PORT, is in use: by another job, or by a process of "
+        f"this one that has rank 0 as well. Give each job a port of its own, or none (mpirun and mpiplus run "
+        f"need none), and each process its own RANK. This is process {os.getpid()}"
+    )
 
 
 def _can_connect(address: str, port: int) -> bool:
