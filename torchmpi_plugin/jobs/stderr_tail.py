@@ -18,7 +18,8 @@ def last_error(text: str) -> tuple[str, str]:
     """Of the last traceback the exception, and in whose line of the user's program it came up; empty: there is none."""
     lines = text.rpartition(TRACEBACK)[2].splitlines()[1:] if TRACEBACK in text else []
     frames = [found.groups() for line in lines if (found := _FRAME.match(line))]
-    error = next((line for line in lines if line.strip() and not line[0].isspace()), "")
+    last = max((at for at, line in enumerate(lines) if _FRAME.match(line)), default=-1)
+    error = next((line for line in lines[last + 1 :] if line.strip() and not line[0].isspace()), "")
     own = [frame for frame in frames if not any(part in frame[0] for part in _OTHERS)]
     error = re.sub(r"^[\w.]+\.(?=\w+:)", "", error)
     return error[:_LONGEST], "at {}:{} in {}".format(*own[-1]) if own else ""
