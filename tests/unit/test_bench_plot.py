@@ -15,6 +15,9 @@ from matplotlib.figure import Figure
 from torchmpi_plugin.cli.bench import plot
 from torchmpi_plugin.cli.bench.report import Report
 from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Link, Row
+from torchmpi_plugin.cli.bench.training.results import Row as TrainingRow
+from torchmpi_plugin.cli.bench.training.results import Trained
+from torchmpi_plugin.cli.bench.training.turns import Turns
 
 LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.0, size=1 << 24, exchange_us=16777.216)
 SIZES = (8, 65536, 4194304)
@@ -83,3 +86,15 @@ def test_the_limit_is_drawn_in(figure: Figure) -> None:
 def test_what_has_no_data_is_left_out(figure: Figure) -> None:
     titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
     assert titles == ["all_reduce float32", "broadcast float32", "all_reduce bfloat16"]
+
+
+def test_ways_to_train(tmp_path: Path) -> None:
+    """A bar per way: alone, and on each backend; none where a backend was left out."""
+    turns = [Turns([seconds] * 3) for seconds in (0.01, 0.02)]
+    trained = Trained(32, turns[1], turns[0], None, [1.0])
+    rows = [
+        TrainingRow("ddp", "CNN", "float32", [], {"mpiplus": trained, "gloo": trained}),
+        TrainingRow("fsdp2", "CNN", "float32", [], {"mpiplus": trained}),
+    ]
+    plot.draw_training(rows, {"ranks": 2}, tmp_path / "out.png")
+    assert colours((tmp_path / "out.png").read_bytes()) > 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,12 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from patience import patient
 
-from torchmpi_plugin.cli.status.screen import attention_of, screen_of
+from torchmpi_plugin.cli.status import command
+from torchmpi_plugin.cli.status.screen import attention_of, late_of, screen_of
 from torchmpi_plugin.jobs.asking import Rank, Told, _understood, ask_job
 from torchmpi_plugin.node import rank_calls, status_files
 from torchmpi_plugin.node.rank_calls import ask
+from torchmpi_plugin.node.status_files import RankSocket
 
 RANKS = 64
 SERVERS = """
@@ -218,3 +222,35 @@ def test_an_answer_that_is_none(directory: Path, answer: str) -> None:
     ranks = [_understood(Told(0, 1, answer)), Rank(1, {"host": "h"}, groups=[group("a")])]
     assert ranks[0].answer is None
     assert len(attention_of(ranks)) == (1 if answer else 0)
+
+
+def test_the_screen_of_the_last_interval() -> None:
+    """Shares of time are of that interval; who is late is known for the eye."""
+    about = {
+        "job": "7-abcd",
+        "world_size": 3,
+        "host": "h",
+        "program": "t.py",
+        "attempt": "0",
+        "since": time.time() - 100,
+    }
+    before = [Rank(0, about, groups=[group("a", in_calls=1.0, waited=0.0)])]
+    now = [Rank(0, about, groups=[group("a", in_calls=2.0, waited=0.5, inside=True, missing=[2], begun_ago=30.0)])]
+    assert re.search(r" 50% +25% ", screen_of(now, before, 2.0, recent=True))
+    assert re.search(r" 2% +0% ", screen_of(now, before, 2.0))
+    assert late_of(now) == {2}
+
+
+@pytest.mark.parametrize(("words", "asked"), [(["--stacks"], "stacks"), (["--watch"], "watch"), (["--watch", "1"], "")])
+def test_a_jobs_number_after_an_option(monkeypatch: pytest.MonkeyPatch, words: list[str], asked: str) -> None:
+    """It is the job's, not the option's; of several jobs one must be named."""
+    one = [RankSocket("39257-abcd", 0, 1, Path("/nowhere"))]
+    monkeypatch.setattr(command, "_jobs", lambda: {"39257-abcd": one, "40000-abcd": one})
+    called: list[tuple] = []
+    monkeypatch.setattr(command, "_show", lambda *given: called.append(("stacks", given[3])))
+    monkeypatch.setattr(command, "_watch", lambda *given: called.append(("watch", given[1])))
+    if asked:
+        assert CliRunner().invoke(command.status, [*words, "39257"]).exit_code == 0
+        assert called == [(asked, None if asked == "stacks" else 2.0)]
+    told = CliRunner().invoke(command.status, words)
+    assert (told.exit_code, "name one of 39257-abcd, 40000-abcd" in told.output) == (1, True)

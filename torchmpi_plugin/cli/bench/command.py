@@ -20,7 +20,7 @@ _QUICK_SIZES = "8,64K,4M"
 _PLOTS = (".png", ".svg", ".pdf")
 _TUNING_FILE = "mpiplus-tuning.json"
 _CONTESTANTS = ("backends", "raw", "nonblocking", "front_end")
-_OF_OPERATIONS = ("ops", "sizes", "raw", "nonblocking", "plot_file", "tuning_file", "front_end")
+_OF_OPERATIONS = ("ops", "sizes", "raw", "nonblocking", "tuning_file", "front_end")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -172,7 +172,7 @@ def bench(
     """
     if ways:
         _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
-        _train(parse_names(None, None, ways), backends, quick, repeats, json_file, samples)
+        _train(parse_names(None, None, ways), backends, quick, repeats, Files(json_file, plot_file, None), samples)
         return
     if tuning_file:
         _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
@@ -200,7 +200,7 @@ def _train(
     backends: Sequence[str],
     quick: bool,
     repeats: int | None,
-    json_file: Path | None,
+    files: Files,
     samples: int | None,
 ) -> None:
     from .training.ways import choose
@@ -216,7 +216,7 @@ def _train(
         runtime.mpi()
     from .training import training
 
-    training.run(ways, backends, quick, repeats, json_file, samples)
+    training.run(ways, backends, quick, repeats, files, samples)
 
 
 def _run(settings: Settings, files: Files) -> None:

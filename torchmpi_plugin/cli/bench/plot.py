@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 from .report import Report, in_words
 from .results import FRONT_END, Row
 from .sizes import format_size
+from .training.results import Row as Trainings
 
 _INCHES, _DOTS_PER_INCH = (10.0, 2.5), 72
 
@@ -40,9 +42,42 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
-def _title(report: Report) -> str:
+def draw_training(rows: Sequence[Trainings], facts: Mapping[str, str | int], path: Path) -> None:
+    """Write a picture: for each way to train a bar for a step alone, and one for a step on each backend.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure = Figure(figsize=(_INCHES[0], 1.5 + 0.6 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    names = ["alone", *dict.fromkeys(name for row in rows for name in row.trained)]
+    for number, name in enumerate(names):
+        places = [at + 0.8 * (number + 0.5) / len(names) - 0.4 for at in range(len(rows))]
+        seconds = [_step_seconds(row, name) for row in rows]
+        bars = axes.barh(places, [1e3 * it for it in seconds], 0.8 / len(names), label=name)
+        axes.bar_label(bars, fmt=lambda ms: f"{ms:.1f}" if ms else "", padding=2, fontsize="small")
+    axes.set_yticks(range(len(rows)), [f"{row.way}, {row.model} of {row.dtype}" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per step")
+    figure.suptitle(_facts_in_words(facts), fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=len(names))
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def _step_seconds(row: Trainings, name: str) -> float:
+    """0: not measured."""
+    if name == "alone":
+        return statistics.median(next(iter(row.trained.values())).alone.seconds)
+    return row.trained[name].seconds if name in row.trained else 0.0
+
+
+def _facts_in_words(facts: Mapping[str, str | int]) -> str:
     names = ("ranks", "nodes", "MPI", "torch", "torchmpi-plugin", "processor")
-    facts = ", ".join(f"{name} {report.facts[name]}" for name in names if name in report.facts)
+    return ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
+
+
+def _title(report: Report) -> str:
+    facts = _facts_in_words(report.facts)
     return facts if report.link is None else f"{facts}\n{in_words(report.link)}"
 
 

@@ -19,6 +19,8 @@ from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Link, Overlap, Row, backends_o
 from .sizes import format_size
 
 _WIDTH = 132
+#: Of the cores, wanted by others before the benchmark: more, and it measures them.
+_BUSY = 0.5
 
 
 def machine_facts(ranks: int, nodes: int, library: str) -> dict[str, str | int]:
@@ -93,6 +95,12 @@ def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
     for name, fact in facts.items():
         table.add_row(name, str(fact))
     console.print("mpiplus bench", table)
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > _BUSY * cores:
+        console.print(
+            f"Warning: the machine is loaded ({load:.1f} processes want its {cores} cores): these times say little. "
+            f"Measure when the others have ended."
+        )
 
 
 @dataclass(frozen=True)

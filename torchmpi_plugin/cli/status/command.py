@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 import click
@@ -13,9 +14,9 @@ import click
 from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
 from ...node import status_files
 from ...node.status_files import RankSocket
-from .screen import attention_of, job_line, screen_of
+from .screen import attention_of, job_line, late_of, screen_of
 
-_ALL = "all"
+_ALL, _EVERY = "all", "2"
 
 
 @click.command()
@@ -24,8 +25,7 @@ _ALL = "all"
     "--watch",
     metavar="SECONDS",
     is_flag=False,
-    flag_value=2.0,
-    type=click.FloatRange(min=0.1),
+    flag_value=_EVERY,
     help="Show it anew every so many seconds (2).",
 )
 @click.option(
@@ -46,7 +46,7 @@ _ALL = "all"
 )
 @click.option("--dump", is_flag=True, help="Have each rank write its flight recorder's trace, on its node.")
 def status(
-    *, job: str | None, watch: float | None, interval: float, as_json: bool, stacks: str | None, dump: bool
+    *, job: str | None, watch: str | None, interval: float, as_json: bool, stacks: str | None, dump: bool
 ) -> None:
     """Show what the ranks of a running job do: mpiplus status [JOB]
 
@@ -57,6 +57,13 @@ def status(
     if watch and (as_json or stacks or dump):
         raise click.UsageError("--watch goes with none of --json, --stacks and --dump")
     jobs = _jobs()
+    if job is None and watch and _named(jobs, watch):
+        job, watch = watch, _EVERY
+    if job is None and stacks and _named(jobs, stacks):
+        job, stacks = stacks, _ALL
+    seconds = _seconds(watch)
+    if job is None and len(jobs) > 1 and (watch or stacks or dump):
+        raise click.ClickException(f"there are several jobs: name one of {', '.join(jobs)}")
     if job is None and len(jobs) != 1:
         _list(jobs, as_json)
         return
@@ -71,8 +78,8 @@ def status(
         ranks = ask_job(sockets)
         about = {"job": sockets[0].job, "attention": attention_of(ranks)}
         click.echo(json.dumps({**about, "ranks": [asdict(rank) for rank in ranks]}))
-    elif watch:
-        _watch(job, watch)
+    elif seconds:
+        _watch(job, seconds)
     else:
         click.echo(screen_of(*_twice(sockets, interval)))
 
@@ -114,6 +121,16 @@ def _list(jobs: dict[str, list[RankSocket]], as_json: bool) -> None:
         sys.exit(1)
 
 
+def _seconds(watch: str | None) -> float:
+    """0: not to watch."""
+    if watch is None:
+        return 0.0
+    try:
+        return max(0.1, float(watch))
+    except ValueError:
+        raise click.UsageError(f"--watch takes seconds, or the name of a job that runs here, not {watch!r}") from None
+
+
 def _numbers(ranks: str) -> list[int] | None:
     """None: all."""
     if ranks == _ALL:
@@ -147,18 +164,22 @@ def _watch(name: str, seconds: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(refresh_per_second=4) as live:
-        for screen in _screens(name, seconds):
-            live.update(Text(screen), refresh=True)
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        for screen, late in _screens(name, seconds):
+            text = Text(screen, no_wrap=True, overflow="ellipsis")
+            for rank in late:
+                text.highlight_regex(rf"(?m)^ +(rank )?{rank} .*$", "bold")
+            live.update(text, refresh=True)
 
 
-def _screens(name: str, seconds: float) -> Iterator[str]:
-    """Until the job is over."""
+def _screens(name: str, seconds: float) -> Iterator[tuple[str, set[int]]]:
+    """Until the job is over; and the ranks that others wait for."""
     before: list[Rank] = []
     last = time.monotonic()
     while names := _named(jobs := _jobs(), name):
         ranks, now = ask_job(jobs[names[0]]), time.monotonic()
-        yield screen_of(ranks, before or ranks, now - last)
+        head = f"{time.strftime('%H:%M:%S')}  every {seconds:g} s  {names[0]}  Ctrl-C: end"
+        yield f"{head}\n{screen_of(ranks, before or ranks, now - last, bool(before))}", late_of(ranks)
         before, last = ranks, now
         time.sleep(seconds)
-    yield f"job {name} has ended"
+    yield f"job {name} has ended", set()

@@ -11,6 +11,7 @@ from ...names import describe_ranks
 
 #: A rank that others have waited for longer than that is worth a line of its own.
 _LONG = 1.0
+_FIGURES = ("calls", "bytes", "in_calls", "waited")
 
 
 def job_line(name: str, ranks: Sequence[Rank]) -> str:
@@ -27,28 +28,38 @@ def job_line(name: str, ranks: Sequence[Rank]) -> str:
 def attention_of(ranks: Sequence[Rank]) -> list[str]:
     """What is worth a look, the worst first: ranks that do not answer, that are stopped, that others wait for."""
     lines = [f"rank {rank.rank} {rank.problem}" for rank in ranks if rank.problem]
+    for (group_name, late), waiting in _waited_for(ranks).items():
+        who = describe_ranks([rank for rank, _ in waiting])
+        verb = "waits" if len(waiting) == 1 else "wait"
+        longest = max(since for _, since in waiting)
+        lines.append(f"rank {late} is behind: {who} {verb} for it in group {group_name} for {longest:.1f} s")
+    return lines
+
+
+def late_of(ranks: Sequence[Rank]) -> set[int]:
+    """The ranks that others have waited for for long."""
+    return {late for _, late in _waited_for(ranks)}
+
+
+def _waited_for(ranks: Sequence[Rank]) -> dict[tuple[str, int], list[tuple[int, float]]]:
+    """By group and late rank: who waits, for how long; the longest first, and without short waits."""
     waited: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for rank in ranks:
         for group in rank.groups:
             for late in group["missing"] if group["inside"] else []:
                 waited.setdefault((group["name"], group["ranks"][late]), []).append((rank.rank, group["begun_ago"]))
-    by_time = sorted(waited.items(), key=lambda item: -max(since for _, since in item[1]))
-    for (group_name, late), waiting in by_time:
-        longest = max(since for _, since in waiting)
-        if longest >= _LONG:
-            who = describe_ranks([rank for rank, _ in waiting])
-            verb = "waits" if len(waiting) == 1 else "wait"
-            lines.append(f"rank {late} is behind: {who} {verb} for it in group {group_name} for {longest:.1f} s")
-    return lines
+    longest = {key: max(since for _, since in waiting) for key, waiting in waited.items()}
+    return {key: waited[key] for key in sorted(waited, key=lambda key: -longest[key]) if longest[key] >= _LONG}
 
 
-def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float) -> str:
+def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float, recent: bool = False) -> str:
     """All about one job.
 
     Args:
         ranks: what they tell.
         before: what they told some time ago.
         seconds: how long ago that was.
+        recent: shares of time are of that time; else of all since the beginning.
     """
     name = next((rank.answer["job"] for rank in ranks if rank.answer), "?")
     lines = [job_line(name, ranks)]
@@ -60,7 +71,7 @@ def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float) -> 
         by_node.setdefault(rank.answer["host"] if rank.answer else "node unknown", []).append(rank)
     for node, of_node in by_node.items():
         lines += ["", f"{node}:", f"  {'rank':>5} {'calls/s':>9} {'MB/s':>8} {'comm.':>6} {'waits':>6}  doing"]
-        lines += [_row(rank, earlier.get(rank.rank), seconds) for rank in of_node]
+        lines += [_row(rank, earlier.get(rank.rank), seconds, recent) for rank in of_node]
     return "\n".join(lines)
 
 
@@ -68,13 +79,15 @@ def _sum(rank: Rank | None, name: str) -> float:
     return float(sum(group[name] for group in rank.groups)) if rank else 0.0
 
 
-def _row(rank: Rank, before: Rank | None, seconds: float) -> str:
+def _row(rank: Rank, before: Rank | None, seconds: float, recent: bool) -> str:
     if rank.answer is None:
         return f"  {rank.rank:>5} {'-':>9} {'-':>8} {'-':>6} {'-':>6}  {rank.problem}"
     passed = max(seconds, 1e-9)
-    changes = {name: max(0.0, _sum(rank, name) - _sum(before, name)) for name in ("calls", "bytes")}
-    age = max(time.time() - rank.answer["since"], 1e-9)
-    shares = [f"{min(1.0, _sum(rank, name) / age):.0%}" for name in ("in_calls", "waited")]
+    changes = {name: max(0.0, _sum(rank, name) - _sum(before, name)) for name in _FIGURES}
+    age, spent = max(time.time() - rank.answer["since"], 1e-9), {name: _sum(rank, name) for name in _FIGURES}
+    if recent and before is not None:
+        age, spent = passed, changes
+    shares = [f"{min(1.0, spent[name] / age):.0%}" for name in ("in_calls", "waited")]
     figures = f"{changes['calls'] / passed:>9.0f} {changes['bytes'] / passed / 1e6:>8.1f} {shares[0]:>6} {shares[1]:>6}"
     return f"  {rank.rank:>5} {figures}  {doing(rank)}"
 

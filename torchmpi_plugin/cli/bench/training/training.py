@@ -23,7 +23,6 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import click
 import torch
@@ -205,25 +204,24 @@ def run(
     backends: Sequence[str],
     quick: bool,
     repeats: int | None,
-    json_file: Path | None,
+    files: Files,
     samples: int | None,
 ) -> None:
-    """Measure all ways, print the table, and write it to a file if one is named.
+    """Measure all ways, print the table, and write it and a picture where files are named.
 
     Args:
         ways: rows of the table of ways.
         backends: the one of interest first.
         quick: fewer networks and dtypes, shorter and fewer turns.
         repeats: turns, if not the usual number.
-        json_file: for the figures.
+        files: for the figures and the picture.
         samples: of a rank in one step, if not the usual number.
     """
     turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
     rows: list[Row] = []
     notes: list[str] = []
     problem = ""
-    groups, hindrance = partial(new_groups, backends, False), Files(json_file, None, None).hindrance
-    with open_session([], groups, hindrance) as session:
+    with open_session([], partial(new_groups, backends, False), files.hindrance) as session:
         console = open_console(session.rank)
         alone_group = new_alone_group()
         if session.size == 1:
@@ -243,10 +241,14 @@ def run(
     if quick:
         notes += left_out(ways)
     print_rows(console, rows, notes)
-    if json_file and session.rank == 0:
+    if files.json and session.rank == 0:
         settings = {"backends": list(backends), "repeats": turns, "block_seconds": block_seconds, "quick": quick}
         found = {"facts": facts, "settings": settings, "training": [row.to_json() for row in rows], "notes": notes}
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+        files.json.write_text(json.dumps(found, indent=2) + "\n")
+    if files.plot and session.rank == 0:
+        from ..plot import draw_training
+
+        draw_training(rows, facts, files.plot)
 
 
 def _give_up(problem: str, rank: int) -> None:
