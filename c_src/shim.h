@@ -47,13 +47,17 @@ enum mpp_call_kind {
     MPP_CALL_KINDS
 };
 
+/* Where a call's data is. Compared is whether MPI moves it and it is on a CUDA device; the last two are staged there,
+ * in memory of the rank's own or in registered slots. */
+enum mpp_place { MPP_ON_HOST, MPP_ON_DEVICE, MPP_STAGED, MPP_ON_BUS };
+
 /* What a rank called, for the error text of a mismatch. */
 typedef struct mpp_call {
     int32_t kind;      /* enum mpp_call_kind */
     int32_t dtype, op; /* of a reduction */
     int32_t root;      /* -1: none */
     int16_t has_premul, has_lengths;
-    int32_t on_device; /* where MPI moves the data: it lies in the memory of a CUDA device */
+    int32_t place; /* of its data: enum mpp_place */
     int64_t divisor;
     double premul;
     uint64_t bytes;  /* of the tensor, or of the longest block in a list; of an exchange what goes to others */
@@ -106,6 +110,11 @@ void mpp_group_only_compares(uintptr_t group);
 void mpp_group_own_if_short(uintptr_t group);
 void mpp_group_own_up_to(uintptr_t group, int kind, size_t bytes);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
+/* Of a group on one node: what the segment has behind that, and not before a CUDA tensor comes, in memory; `length` is
+ * that of all together. */
+size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes);
+void mpp_group_widen(uintptr_t group, size_t length);
+size_t mpp_group_wide(uintptr_t group);                              /* so much of it is no memory yet */
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);

@@ -32,6 +32,8 @@ enum {
     X(context_pop, "cuCtxPopCurrent_v2", (cuda_context *))                                                             \
     X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                                                       \
     X(host_free, "cuMemFreeHost", (void *))                                                                            \
+    X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                                               \
+    X(host_unregister, "cuMemHostUnregister", (void *))                                                                \
     X(to_host, "cuMemcpyDtoHAsync_v2", (void *, cuda_address, size_t, cuda_stream))                                    \
     X(to_device, "cuMemcpyHtoDAsync_v2", (cuda_address, const void *, size_t, cuda_stream))                            \
     X(in_device, "cuMemcpyDtoDAsync_v2", (cuda_address, cuda_address, size_t, cuda_stream))                            \

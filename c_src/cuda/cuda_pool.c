@@ -170,6 +170,22 @@ void mpp_put_pinned(copier *c, char *memory, size_t size) {
     if (!keep) free_pinned(c, memory);
 }
 
+/* ---- memory of others ---- */
+
+int mpp_register_memory(copier *c, void *memory, size_t bytes) {
+    int error = mpp_enter_device(c);
+    if (error) return error;
+    error = mpp_cuda.host_register(memory, bytes, CUDA_HOST_PORTABLE);
+    mpp_leave_device();
+    return error;
+}
+
+void mpp_unregister_memory(cuda_device *device, void *memory) {
+    if (mpp_cuda.context_push(device->context)) return;
+    mpp_cuda.host_unregister(memory);
+    mpp_leave_device();
+}
+
 /* ---- the end ---- */
 
 /* Gives everything back that no operation uses. The devices' contexts are torch's as well, and stay to the end of the

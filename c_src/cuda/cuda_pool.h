@@ -25,6 +25,10 @@ int mpp_get_copier(int ordinal, copier **found);
 int mpp_second_stream(copier *c);
 int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size);
 
+/* Memory of another kind, pinned for every device until it is given back. */
+int mpp_register_memory(copier *c, void *memory, size_t bytes);
+void mpp_unregister_memory(cuda_device *device, void *memory);
+
 void mpp_put_copier(copier *c);
 void mpp_put_pinned(copier *c, char *block, size_t size);
 

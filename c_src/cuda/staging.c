@@ -130,7 +130,7 @@ size_t mpp_piece_size(size_t unit, int lanes) {
 }
 
 static void choose_pieces(mpp_staging *t, size_t piece) {
-    int whole = t->direct || !piece || piece > t->longest;
+    int whole = t->direct || t->on_bus || !piece || piece > t->longest;
     t->piece = whole ? (t->longest ? t->longest : 1) : piece;
     t->pieces = t->longest ? (t->longest - 1) / t->piece + 1 : 0;
     t->slots = t->pieces < MPP_SLOTS ? t->pieces : MPP_SLOTS;
@@ -142,9 +142,9 @@ static int get_slots(mpp_staging *t) {
     if (!t->where) return OUT_OF_MEMORY;
     for (int i = 0; i < t->lane_count; i++) {
         t->slot_bytes += length_in(t, &t->lanes[i], 0);
-        if (t->direct) t->where[i] = t->lanes[i].device;
+        if (t->direct || t->on_bus) t->where[i] = t->lanes[i].device;
     }
-    if (t->direct || !t->slot_bytes) return CUDA_OK;
+    if (t->direct || t->on_bus || !t->slot_bytes) return CUDA_OK;
     t->slot_bytes = (t->slot_bytes + 63) / 64 * 64; /* MPI may want numbers to be aligned */
     return mpp_get_pinned(t->copier, t->slot_bytes * t->slots, &t->pinned, &t->pinned_bytes);
 }
@@ -158,7 +158,7 @@ static int reads(const mpp_staging *t) {
 void mpp_stage_begin(mpp_op *op, size_t piece) {
     mpp_staging *t = op->staging;
     copier *c = t->copier;
-    t->step = op->step;
+    if (op->step != step) t->step = op->step;
     op->step = step;
     choose_pieces(t, piece);
     note(t, get_slots(t));
@@ -166,6 +166,10 @@ void mpp_stage_begin(mpp_op *op, size_t piece) {
     note(t, mpp_cuda.stream_wait(c->load, c->start, 0));
     if (t->direct) {
         t->begun = t->pieces;
+    } else if (t->on_bus) {
+        t->begun = t->opened = t->pieces;
+        note(t, mpp_second_stream(c));
+        if (!t->error) note(t, mpp_cuda.stream_wait(c->store, c->start, 0));
     } else {
         if (t->pieces > 1) {
             note(t, mpp_second_stream(c));
@@ -185,6 +189,11 @@ void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes) {
     mpp_leave_device();
 }
 
+void mpp_stage_on_bus(mpp_op *op) {
+    op->staging->on_bus = 1;
+    mpp_stage_begin(op, 0);
+}
+
 /* ---- the gate ---- */
 
 static int query(mpp_staging *t, cuda_event event) {
@@ -196,31 +205,63 @@ static int query(mpp_staging *t, cuda_event event) {
     return 1;
 }
 
-static int fail(mpp_op *op) {
-    mpp_fail(op, MPP_FAILURE_CUDA, op->staging->error);
+static int fail(mpp_op *op, const mpp_staging *t) {
+    mpp_fail(op, MPP_FAILURE_CUDA, t->error);
     atomic_store(&op->group->aborted, 1);
     return 0;
 }
 
 int mpp_stage_open(mpp_op *op, size_t offset) {
     mpp_staging *t = op->staging;
-    if (t->error) return fail(op);
+    if (t->error) return fail(op, t);
     if (!t->pieces) return 1; /* there are no bytes */
     size_t piece = offset / t->piece;
     if (piece < t->opened) return 1;
     if (piece >= t->begun) return 0;
     if (!query(t, t->direct ? t->copier->start : t->copier->loaded[piece % t->slots])) return 0;
-    if (t->error) return fail(op);
+    if (t->error) return fail(op, t);
     t->opened = piece + 1;
     return 1;
 }
 
 void mpp_stage_close(mpp_staging *t, size_t offset) {
-    if (t->direct || t->closed == t->pieces || t->error) return;
+    if (t->direct || t->on_bus || t->closed == t->pieces || t->error) return;
     if (offset < t->longest && offset < (t->closed + 1) * t->piece) return;
     if (!enter(t)) return;
     while (t->closed < t->pieces && (offset >= t->longest || offset >= (t->closed + 1) * t->piece)) store_next(t);
     mpp_leave_device();
+}
+
+/* ---- on the bus ---- */
+
+void mpp_bus_copy(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes) {
+    if (t->error || !bytes || !enter(t)) return;
+    note(t, direction == MPP_DOWN ? mpp_cuda.to_host((void *)to, from, bytes, t->copier->load)
+                                  : mpp_cuda.to_device(to, (const void *)from, bytes, t->copier->store));
+    mpp_leave_device();
+}
+
+void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes) {
+    if (t->error || !bytes || !enter(t)) return;
+    note(t, mpp_cuda.in_device(to, from, bytes, t->copier->store));
+    mpp_leave_device();
+}
+
+static cuda_event mark_of(const mpp_staging *t, int direction, uint64_t number) {
+    const copier *c = t->copier;
+    return (direction == MPP_DOWN ? c->loaded : c->stored)[number % MPP_SLOTS];
+}
+
+void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number) {
+    const copier *c = t->copier;
+    if (t->error || !enter(t)) return;
+    note(t, mpp_cuda.event_record(mark_of(t, direction, number), direction == MPP_DOWN ? c->load : c->store));
+    mpp_leave_device();
+}
+
+int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number) {
+    if (!t->error && !query(t, mark_of(t, direction, number))) return 0;
+    return t->error ? fail(op, t) : 1;
 }
 
 /* ---- the end ---- */
@@ -228,7 +269,7 @@ void mpp_stage_close(mpp_staging *t, size_t offset) {
 /* Records the event that comes after all copies, those of a failed operation too: they are still under way. */
 static void end_copies(mpp_staging *t) {
     copier *c = t->copier;
-    cuda_stream last = t->pieces > 1 ? c->store : c->load;
+    cuda_stream last = t->pieces > 1 || t->on_bus ? c->store : c->load;
     if (!enter(t)) return;
     if (last != c->load) {
         note(t, mpp_cuda.event_record(c->joined, c->load));

@@ -15,6 +15,9 @@
  * and only the gate is left: MPI knows no streams, so nothing may be handed to it before the device is done with
  * what the user queued before the operation.
  *
+ * A staging is *on the bus* where the operation itself has the device copy from and to shared memory that is registered
+ * with the driver (shm/bus.c). It has no memory either, and no gate.
+ *
  * Stream order: the copies wait for an event on the user's stream, recorded when the operation was called. An
  * operation is complete only when its last copy is, so that whoever saw it complete may use the result on any stream.
  */
@@ -37,7 +40,7 @@ struct mpp_staging {
     int (*step)(mpp_op *); /* the operation's own; the engine calls the staging's, which calls this */
     int state;             /* what that said at last, while copies are still under way */
     int error;             /* of the first CUDA call that failed */
-    int direct;
+    int direct, on_bus;
     copier *copier; /* streams and events */
     mpp_lane *lanes;
     int lane_count, lane_capacity;
@@ -71,6 +74,9 @@ void mpp_stage_begin(mpp_op *op, size_t piece);
 /* Copies within the device, before the operation is complete; `bytes` may be 0. */
 void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes);
 
+/* In place of mpp_stage_begin: the operation copies by itself, with the functions below. */
+void mpp_stage_on_bus(mpp_op *op);
+
 void mpp_staging_free(mpp_staging *t);
 
 /* ---- under the engine's lock ---- */
@@ -81,6 +87,14 @@ int mpp_stage_open(mpp_op *op, size_t offset);
 
 /* Everything before `offset` has its final value. */
 void mpp_stage_close(mpp_staging *t, size_t offset);
+
+/* On the bus. Down is from the device to host memory; a mark is where copies have come to that were begun in one
+ * direction. `op`, which may be a part of the staging's, gets the failure. */
+enum { MPP_DOWN, MPP_UP };
+void mpp_bus_copy(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes);
+void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes);
+void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number);
+int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number);
 
 /* Where the byte at `offset` of a lane is, once the gate was open for it. */
 static inline char *mpp_staged(const mpp_staging *t, int lane, size_t offset) {

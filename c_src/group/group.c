@@ -57,6 +57,13 @@ int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_
     return 0;
 }
 
+void mpp_group_widen(uintptr_t handle, size_t length) { mpp_channel_widen(((mpp_group *)handle)->channel, length); }
+
+size_t mpp_group_wide(uintptr_t handle) {
+    const mpp_channel *c = ((mpp_group *)handle)->channel;
+    return c && c->wide && !c->registered ? mpp_wide_bytes(c->size, c->ring, c->slot_bytes) : 0;
+}
+
 void mpp_group_only_compares(uintptr_t handle) { ((mpp_group *)handle)->channel->only_compares = 1; }
 
 void mpp_group_own_up_to(uintptr_t handle, int kind, size_t bytes) {
@@ -105,6 +112,7 @@ int mpp_group_close(uintptr_t handle) {
     int closed = atomic_compare_exchange_strong(&((mpp_group *)handle)->active, &none, MPP_CLOSED);
     if (closed) mpp_forget_bell((mpp_group *)handle);
     mpp_unlock();
+    if (closed) mpp_bus_close(((mpp_group *)handle)->channel);
     return closed || none >= MPP_CLOSED ? 0 : -1;
 }
 

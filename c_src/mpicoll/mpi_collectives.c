@@ -106,8 +106,8 @@ uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
 static int begin_agreement(mpi_collective *c) {
     const mpp_group *g = c->op.group;
     size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
-    c->op.agreement =
-        mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element, c->op.staging != NULL);
+    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element,
+                                    c->op.staging ? MPP_ON_DEVICE : MPP_ON_HOST);
     if (!c->op.agreement) return 0;
     c->op.arrived = mpp_arrived_to_compare;
     c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */

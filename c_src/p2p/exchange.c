@@ -37,7 +37,7 @@ typedef struct {
 static mpp_op *agreement_about(mpp_group *g, const mpp_exchanged *x, const mpp_called *call) {
     if (!call) return mpp_shm_compare(g, x);
     return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts,
-                         mpp_dtype_size(call->how->dtype), 1);
+                         mpp_dtype_size(call->how->dtype), MPP_ON_DEVICE);
 }
 
 /* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
@@ -51,11 +51,24 @@ static int prepare_blocks(message_op *m, const mpp_exchanged *x) {
     return !count || m->blocks;
 }
 
-static uintptr_t exchange(mpp_group *g, const mpp_exchanged x, const mpp_called *call, int tag, uintptr_t staging,
+/* Of a rank that could copy between its device and the slots, where another one cannot. Under the lock although memory
+ * may have to be pinned: it is known only now, and rare. */
+static void begin_messages(message_op *m) {
+    mpp_exchanged x;
+    if (!mpp_shm_exchanged(m->op.agreement, &x)) return;
+    m->op.staging->on_bus = 0;
+    add_exchange(m, &x);
+    mpp_stage_transfers(m);
+    mpp_enter_sends(m);
+    mpp_enter_receives(m);
+}
+
+static uintptr_t exchange(mpp_group *g, mpp_exchanged x, const mpp_called *call, int tag, uintptr_t staging,
                           int64_t wait_ns) {
     const uintptr_t *send = x.send, *recv = x.recv;
     const size_t *send_bytes = x.send_bytes, *recv_bytes = x.recv_bytes;
     size_t capacity = 0;
+    if (!call && tag < 0 && g->channel && mpp_place_of(g, staging) == MPP_ON_BUS) x.bus = (mpp_staging *)staging;
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
@@ -66,9 +79,14 @@ static uintptr_t exchange(mpp_group *g, const mpp_exchanged x, const mpp_called 
         return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
     }
     size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
-    if (staging) {
+    if (x.bus) {
+        m->begin_messages = begin_messages;
+        mpp_stage_on_bus(&m->op);
+    } else if (staging) {
         add_exchange(m, &x);
         mpp_stage_transfers(m);
+    }
+    if (staging) {
         mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
     } else if (send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
         if (send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
@@ -101,7 +119,8 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
                        const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, g->size), -1);
-    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, staging != 0}, NULL, tag, staging, wait_ns);
+    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, staging != 0, NULL}, NULL, tag, staging,
+                    wait_ns);
 }
 
 /* Both tags are taken once the calls have been compared: ranks that call something else take none. */
@@ -112,7 +131,7 @@ uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const s
     mpp_group *g = (mpp_group *)group;
     const mpp_called call = {kind, root, how, count, counts, later_tag};
     mpp_note(kind, count * mpp_dtype_size(how->dtype), root);
-    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, 1}, &call, -1, staging, wait_ns);
+    return exchange(g, (mpp_exchanged){send, recv, send_bytes, recv_bytes, 1, NULL}, &call, -1, staging, wait_ns);
 }
 
 uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns) {

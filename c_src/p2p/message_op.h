@@ -28,10 +28,11 @@ typedef struct {
 typedef struct message_op {
     mpp_op op;
     int count, tag;
-    int *later_tag;                   /* where the tag of the exchange that follows goes; may be NULL */
-    int unmatched, unsent;            /* receives still to be matched, sends still to be begun */
-    struct message_op *later;         /* in group->receives, until all of it is matched */
-    struct message_op *later_to_send; /* in group->sends, until all of it is begun */
+    int *later_tag;                              /* where the tag of the exchange that follows goes; may be NULL */
+    int unmatched, unsent;                       /* receives still to be matched, sends still to be begun */
+    struct message_op *later;                    /* in group->receives, until all of it is matched */
+    struct message_op *later_to_send;            /* in group->sends, until all of it is begun */
+    void (*begin_messages)(struct message_op *); /* of an exchange that may have needed none; may be NULL */
     transfer *transfers;
     mpp_block *blocks; /* as many as there are blocks in chunks; may be NULL */
     int block_count;

@@ -191,10 +191,11 @@ static int agree(message_op *m) {
     if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
+    else if (state == MPP_DONE && m->begin_messages) m->begin_messages(m);
     if (state != MPP_FAILED) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
     give_up(m);
-    return mpp_fail(&m->op, agreement->failure, 0);
+    return mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
 }
 
 /* A part of the block from this rank to itself; whether all is there. While messages are under way, and not before the
@@ -224,7 +225,7 @@ static int is_idle(const message_op *m) {
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
     int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
-    op->idle = state == MPP_PENDING;
+    op->idle = state == MPP_PENDING && !op->staging;
     if (state != MPP_DONE) return state;
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);

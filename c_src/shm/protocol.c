@@ -35,7 +35,7 @@
 #include "message/message.h"
 #include "shm/signatures.h"
 
-enum { INBOX_LIMIT = 16 << 20 };
+enum { INBOX_LIMIT = 16 << 20, WIDE_LIMIT = 64 << 20, WIDE_SLOT = 1 << 20 };
 
 _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
@@ -64,9 +64,19 @@ static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
     c->oom_placeholder.op.in_short = 1;
     c->oom_placeholder.op.source = -1;
     c->oom_placeholder.chunk_bytes = c->slot_bytes;
-    c->oom_placeholder.batches = 1;
+    c->oom_placeholder.batches = c->oom_placeholder.widening = 1;
     c->oom_placeholder.wait_for = -1;
     mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
+}
+
+static size_t widening_of(int ranks, int slots, size_t slot_bytes) {
+    size_t most = WIDE_LIMIT / ((size_t)ranks * (size_t)slots * slot_bytes);
+    return slot_bytes * most < WIDE_SLOT ? most : WIDE_SLOT / slot_bytes;
+}
+
+size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes) {
+    size_t widening = widening_of(ranks, slots, slot_bytes);
+    return widening > 1 ? (size_t)ranks * (size_t)slots * slot_bytes * widening : 0;
 }
 
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
@@ -104,6 +114,12 @@ void mpp_channel_free(mpp_channel *c) {
     free(c);
 }
 
+void mpp_channel_widen(mpp_channel *c, size_t length) {
+    c->widening = widening_of(c->size, c->ring, c->slot_bytes);
+    c->wide = (char *)c->counters + length - mpp_wide_bytes(c->size, c->ring, c->slot_bytes);
+    c->length = length;
+}
+
 void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
     *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
     *taken += mpp_topology_bytes(c->topology);
@@ -126,7 +142,7 @@ static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t targ
 }
 
 static int may_write(shm_op *s, mpp_channel *c, uint64_t number) {
-    if (s->written > 0 && !s->checked) return 0;
+    if (number > s->first && !s->checked) return 0;
     return number < (uint64_t)c->ring ||
            reached(c, &c->all_out, offsetof(rank_counters, out), number - (uint64_t)c->ring + 1);
 }
@@ -167,7 +183,8 @@ int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
 mpp_stretch mpp_piece_in_slot(const shm_op *s, uint64_t chunk, int place, int per_slot, size_t bytes) {
     place -= (int)(chunk % s->batches) * per_slot;
     if (place < 0 || place >= per_slot) return (mpp_stretch){0, 0};
-    return (mpp_stretch){(size_t)place * s->chunk_bytes, mpp_chunk_length(s, bytes, mpp_piece_number(s, chunk))};
+    return (mpp_stretch){(size_t)place * mpp_chunk_room(s, mpp_piece_number(s, chunk)),
+                         mpp_chunk_length(s, bytes, mpp_piece_number(s, chunk))};
 }
 
 mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
@@ -187,16 +204,20 @@ size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank) {
     return begin < length ? begin : length;
 }
 
-static void reduce_part(shm_op *s, mpp_channel *c, uint64_t number) {
+static void reduce_part(shm_op *s, mpp_channel *c) {
     size_t length = mpp_chunk_length(s, s->bytes, s->reduced);
     size_t begin = mpp_part_begin(c, length, c->rank), end = mpp_part_begin(c, length, c->rank + 1);
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, number) + begin;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, s->reduced) + begin;
     if (end > begin)
-        mpp_reduce(&s->how, mpp_slot_of(c, c->rank, number) + begin, c->sources, c->size, (end - begin) / s->element);
+        mpp_reduce(&s->how, mpp_slot_at(s, c->rank, s->reduced) + begin, c->sources, c->size,
+                   (end - begin) / s->element);
 }
 
 /* Whether this rank's data of the next chunk has come from the device it may be on. */
-static int is_loaded(shm_op *s) { return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written)); }
+static int is_loaded(shm_op *s, mpp_channel *c) {
+    if (s->bus) return mpp_bus_load(s, c, may_write);
+    return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written));
+}
 
 /* Whether a chunk was started, or is complete. */
 static int move_pipeline(shm_op *s, mpp_channel *c) {
@@ -217,8 +238,8 @@ static int publish_pipeline(shm_op *s, mpp_channel *c) {
 static int write_next(shm_op *s, mpp_channel *c) {
     rank_counters *mine = &c->counters[c->rank];
     uint64_t number = s->first + s->written;
-    if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s)) return 0;
-    if (s->write) s->write(s, s->written, mpp_slot_of(c, c->rank, number));
+    if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s, c)) return 0;
+    if (s->write && !s->bus) s->write(s, s->written, mpp_slot_at(s, c->rank, s->written));
     s->written++;
     mine->signature[number % (uint64_t)c->ring] = s->signature;
     if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
@@ -234,14 +255,14 @@ static int advance(shm_op *s, mpp_channel *c) {
     if (s->route && s->route->first_phase) {
         moved |= publish_pipeline(s, c);
     } else if (s->two_phase && s->reduced < s->written && all_written(s, s->reduced)) {
-        reduce_part(s, c, number);
+        reduce_part(s, c);
         s->reduced++;
         mpp_publish(c, MPP_REDUCED, number + 1);
         moved = 1;
     }
     number = s->first + s->done;
-    if (s->done < s->written && may_read(s, c, number)) {
-        if (s->read) s->read(s, s->done);
+    if (s->done < s->written && (s->bus ? mpp_bus_store(s, c, may_read) : may_read(s, c, number))) {
+        if (s->read && !s->bus) s->read(s, s->done);
         s->done++;
         if (s->op.staging) mpp_stage_close(s->op.staging, offset_after(s, s->done));
         mpp_publish(c, MPP_OUT, number + 1);
@@ -395,7 +416,9 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     if (g->channel->topology) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
     s->wait_for = -1;
     s->chunk_bytes = g->channel->slot_bytes;
-    s->batches = 1;
+    s->batches = s->widening = 1;
+    s->place = mpp_place_of(g, staging);
+    if (s->place == MPP_ON_BUS) s->bus = s->op.staging;
     return s;
 }
 

@@ -2,6 +2,8 @@
 #ifndef MPP_SHM_H
 #define MPP_SHM_H
 
+#include <string.h>
+
 #include "cuda/staging.h"
 #include "engine/engine.h"
 #include "shm/topology.h"
@@ -79,6 +81,7 @@ struct shm_op {
     uint64_t written, reduced, done; /* how many of them this rank has dealt with */
     void (*write)(shm_op *, uint64_t chunk, char *slot);
     void (*read)(shm_op *, uint64_t chunk);
+    void (*read_reduced)(shm_op *, uint64_t chunk);  /* the same where it has become a two-phase one; may be NULL */
     void (*find_imbalance)(shm_op *, mpp_channel *); /* of a call whose signatures must add up to nothing */
     uint64_t signature;
     mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
@@ -86,9 +89,12 @@ struct shm_op {
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
     int root;
-    int on_device; /* of a call whose data MPI moves; compared */
-    int carries;   /* of an exchange: its data goes through the slots; known once the calls have been compared */
+    int place;                 /* enum mpp_place */
+    mpp_staging *bus;          /* copies between a device and the slots, bus.c; NULL: the processor does */
+    uint64_t loading, storing; /* chunks that it has been told to copy, like `written` and `done` */
+    int carries; /* of an exchange: its data goes through the slots; known once the calls have been compared */
     size_t chunk_bytes;
+    size_t widening;        /* chunks but for the first are so many times as long, in wide slots; 1: they are not */
     uint64_t batches;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_ranks_per_slot() */
     const mpp_route *route; /* to other nodes; NULL: none, or none is needed */
     size_t payload;         /* bytes that are piggybacked on the agreement */
@@ -109,7 +115,11 @@ struct mpp_channel {
     char *slots;
     int size, rank, ring;
     size_t slot_bytes;
-    char *inbox; /* in the segment, behind the slots: blocks of ranks on other nodes */
+    char *wide;              /* slots for long chunks, NULL: there are none */
+    size_t widening, length; /* how much longer than the others they are; of the whole segment */
+    cuda_device *registered; /* the segment is, by this device */
+    int refused;             /* what the driver said instead: a CUresult */
+    char *inbox;             /* in the segment, behind the slots: blocks of ranks on other nodes */
     size_t inbox_bytes;
     uint64_t next;            /* number of the next chunk to be given to an operation */
     uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
@@ -140,6 +150,8 @@ static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
 /* A channel over this node's segment, which takes `topology` over; NULL: no memory, or sizes that do not fit. */
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology);
 void mpp_channel_free(mpp_channel *channel);
+/* Its segment, of so many bytes, ends with wide slots. */
+void mpp_channel_widen(mpp_channel *c, size_t length);
 /* Memory of this rank's own that it has taken, and that it will take with its first long operation between nodes. */
 void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);
 /* An exchange: what goes to each rank and comes from it. */
@@ -147,10 +159,13 @@ typedef struct {
     const uintptr_t *send, *recv;
     const size_t *send_bytes, *recv_bytes;
     int is_staged;
+    mpp_staging *bus; /* of a rank that can copy between its device and the slots; else NULL */
 } mpp_exchanged;
 /* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
  * expect. Takes the exchange's place in the order. NULL: no memory. */
 mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x);
+/* What it was given; whether there are messages to be made of it. */
+int mpp_shm_exchanged(const mpp_op *agreement, mpp_exchanged *x);
 /* Whether all has been moved by then, but the block from this rank to itself: the same on every rank. */
 int mpp_shm_has_carried(const mpp_op *agreement);
 /* `arrived` of an operation that is compared first. Where MPI moves its data, it only says that a rank has come. */
@@ -158,7 +173,7 @@ int mpp_arrived_to_compare(mpp_op *op, int rank);
 /* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
  * Takes its place in the order. */
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
-                      size_t element, int on_device);
+                      size_t element, int place);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
@@ -196,15 +211,48 @@ static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) 
 void mpp_publish(mpp_channel *c, int counter, uint64_t value);
 /* Gives the group its bell. */
 void mpp_attach_bell(mpp_group *g);
+/* Where in its block a chunk begins, and what it takes of it at most. */
+static inline size_t mpp_chunk_begin(const shm_op *s, uint64_t chunk) {
+    return chunk ? s->chunk_bytes * (1 + (size_t)(chunk - 1) * s->widening) : 0;
+}
+static inline size_t mpp_chunk_room(const shm_op *s, uint64_t chunk) {
+    return chunk ? s->chunk_bytes * s->widening : s->chunk_bytes;
+}
 
 static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t chunk) {
-    size_t begin = (size_t)chunk * s->chunk_bytes;
+    size_t begin = mpp_chunk_begin(s, chunk), room = mpp_chunk_room(s, chunk);
     if (begin >= total) return 0;
-    return total - begin < s->chunk_bytes ? total - begin : s->chunk_bytes;
+    return total - begin < room ? total - begin : room;
 }
 
 static inline char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number) {
     return c->slots + ((size_t)rank * (size_t)c->ring + (size_t)(number % (uint64_t)c->ring)) * c->slot_bytes;
+}
+
+/* The same of an operation's chunk, which may be in a wide one. */
+static inline char *mpp_slot_at(const shm_op *s, int rank, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t place = (size_t)rank * (size_t)c->ring + (size_t)((s->first + chunk) % (uint64_t)c->ring);
+    return chunk && s->widening > 1 ? c->wide + place * c->slot_bytes * c->widening : c->slots + place * c->slot_bytes;
+}
+
+/* ---- bus.c: copies between a device and registered slots ---- */
+
+/* Where the data of an operation on one node is; registers the segment when the first comes that is on a device. */
+int mpp_place_of(mpp_group *g, uintptr_t staging);
+void mpp_bus_close(mpp_channel *c);
+/* Begins what can be copied from the device, to it; whether the next chunk is there. */
+int mpp_bus_load(shm_op *s, mpp_channel *c, int (*may_write)(shm_op *, mpp_channel *, uint64_t));
+int mpp_bus_store(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
+
+/* From the user's memory, wherever it is, to a slot, and back. */
+static inline void mpp_to_slot(shm_op *s, char *slot, const char *from, size_t bytes) {
+    if (s->bus) mpp_bus_copy(s->bus, MPP_DOWN, (uintptr_t)slot, (uintptr_t)from, bytes);
+    else memcpy(slot, from, bytes);
+}
+static inline void mpp_from_slot(shm_op *s, char *to, const char *slot, size_t bytes) {
+    if (s->bus) mpp_bus_copy(s->bus, MPP_UP, (uintptr_t)to, (uintptr_t)slot, bytes);
+    else memcpy(to, slot, bytes);
 }
 
 typedef struct {

@@ -19,7 +19,13 @@ static uintptr_t out_of_memory(shm_op *s, mpp_group *g, int64_t wait_ns) {
 }
 
 static void begin_staging(shm_op *s) {
-    mpp_stage_begin(&s->op, mpp_piece_size(s->chunk_bytes, s->op.staging->lane_count));
+    if (s->bus) mpp_stage_on_bus(&s->op);
+    else mpp_stage_begin(&s->op, mpp_piece_size(s->chunk_bytes, s->op.staging->lane_count));
+}
+
+static void leave_bus(shm_op *s) {
+    if (s->bus) s->place = MPP_STAGED;
+    s->bus = NULL;
 }
 
 /* ---- barrier and broadcast ---- */
@@ -33,13 +39,12 @@ uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns) {
 
 static void write_plain(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
+    if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
 }
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
-    mpp_channel *c = s->op.group->channel;
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), mpp_slot_of(c, s->root, s->first + chunk), length);
+    if (length) mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
 }
 
 uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
@@ -63,8 +68,8 @@ uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, 
 
 static void read_sum(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    size_t offset = chunk * s->chunk_bytes;
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk);
+    size_t offset = mpp_chunk_begin(s, chunk);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk);
     /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
     c->sources[c->rank] = mpp_shm_in(s, offset);
     mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
@@ -75,8 +80,8 @@ static void read_parts(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
-        memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + begin, mpp_slot_of(c, r, s->first + chunk) + begin,
-               end - begin);
+        mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)) + begin, mpp_slot_at(s, r, chunk) + begin,
+                      end - begin);
     }
 }
 
@@ -94,6 +99,8 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
     s->write = g->size > 1 ? write_plain : NULL;
     s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
     s->read = s->two_phase ? read_parts : read_sum;
+    s->read_reduced = read_parts;
+    if (s->bytes <= s->chunk_bytes) leave_bus(s); /* one more round of all ranks would cost more than a copy */
     if (root >= 0 && root != g->rank) {
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
@@ -113,18 +120,20 @@ uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, 
 
 static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
-    if (length) memcpy(slot, mpp_shm_in(s, chunk * s->chunk_bytes), length);
+    if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
 }
 
 static void read_blocks(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    size_t offset = chunk * s->chunk_bytes;
+    size_t offset = mpp_chunk_begin(s, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         if (!length) continue;
         char *out = mpp_shm_out_block(s, r, offset);
-        if (r != c->rank) memcpy(out, mpp_slot_of(c, r, s->first + chunk), length);
-        else if (out != mpp_shm_in(s, offset)) memcpy(out, mpp_shm_in(s, offset), length);
+        const char *own = mpp_shm_in(s, offset);
+        if (r != c->rank) mpp_from_slot(s, out, mpp_slot_at(s, r, chunk), length);
+        else if (s->bus && out != own) mpp_bus_copy_in_device(s->bus, (uintptr_t)out, (uintptr_t)own, length);
+        else if (out != own) memcpy(out, own, length);
     }
 }
 
@@ -154,23 +163,26 @@ uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, 
 
 static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
-    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
     int end = mpp_end_in_slot(s, chunk);
     for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
         mpp_stretch block = mpp_block_in_slot(s, chunk, r);
-        if (block.length && (c->topology || r != c->rank))
-            memcpy(slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
+        if (block.length && (c->topology || s->bus || r != c->rank))
+            mpp_to_slot(s, slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
     }
 }
 
 static void read_piece_sum(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
     mpp_stretch mine = mpp_block_in_slot(s, chunk, c->rank);
-    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
     if (!mine.length) return;
-    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_of(c, r, s->first + chunk) + mine.begin;
-    c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
-    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mine.length / s->element);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk) + mine.begin;
+    char *out =
+        s->bus ? mpp_slot_at(s, c->rank, chunk) + mine.begin : mpp_shm_out(s, offset); /* nobody else reads it */
+    if (!s->bus) c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
+    mpp_reduce(&s->how, out, c->sources, c->size, mine.length / s->element);
+    if (s->bus) mpp_from_slot(s, mpp_shm_out(s, offset), out, mine.length);
 }
 
 uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
@@ -211,11 +223,11 @@ shm_op *mpp_new_agreement(mpp_group *g) {
 }
 
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
-                      size_t element, int on_device) {
+                      size_t element, int place) {
     shm_op *s = mpp_new_agreement(g);
     if (!s) return NULL;
     if (how) s->how = *how;
-    s->on_device = on_device;
+    s->place = place;
     if (lengths && !(s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)lengths, g->size))) {
         mpp_discard(&s->op);
         return NULL;

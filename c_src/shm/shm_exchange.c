@@ -44,23 +44,23 @@ static mpp_stretch piece_of(const shm_op *s, uint64_t chunk, int from, int to, s
 
 static void write_slot(shm_op *s, uint64_t chunk, char *slot) {
     mpp_channel *c = s->op.group->channel;
-    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
     if (chunk == 0) memcpy(slot, s->lengths, lengths_bytes(c));
     for (int to = 0; s->in_list && to < c->size; to++) {
         if (to == c->rank) continue;
         mpp_stretch piece = piece_of(s, chunk, c->rank, to, s->lengths[to]);
-        if (piece.length) memcpy(slot + piece.begin, (const char *)s->in_list[to] + offset, piece.length);
+        if (piece.length) mpp_to_slot(s, slot + piece.begin, (const char *)s->in_list[to] + offset, piece.length);
     }
 }
 
 static void read_slots(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
-    size_t offset = mpp_piece_number(s, chunk) * s->chunk_bytes;
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
     for (int i = 1; s->carries && i < c->size; i++) {
         int from = (c->rank + i) % c->size;
         mpp_stretch piece = piece_of(s, chunk, from, c->rank, s->lengths[c->size + from]);
-        const char *slot = mpp_slot_of(c, from, s->first + chunk);
-        if (piece.length) memcpy((char *)s->out_list[from] + offset, slot + piece.begin, piece.length);
+        const char *slot = mpp_slot_at(s, from, chunk);
+        if (piece.length) mpp_from_slot(s, (char *)s->out_list[from] + offset, slot + piece.begin, piece.length);
     }
 }
 
@@ -129,10 +129,12 @@ static int prepare_to_carry(shm_op *s, const mpp_exchanged *x) {
 mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x) {
     shm_op *s = mpp_new_agreement(g);
     if (!s) return NULL;
+    s->bus = x->bus;
+    if (s->bus) s->place = MPP_ON_BUS;
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, x);
-    int carries = may_carry(g) && !x->is_staged;
+    int carries = may_carry(g) && (!x->is_staged || x->bus);
     if (!carries) s->call.divisor = MPP_IN_MESSAGES;
     if (!g->channel->topology && lengths_fit(g->channel)) {
         if (!keep_lengths(s, x) || (carries && !prepare_to_carry(s, x))) {
@@ -153,3 +155,9 @@ int mpp_arrived_to_compare(mpp_op *op, int rank) {
 int mpp_shm_has_carried(const mpp_op *agreement) { return ((const shm_op *)agreement)->carries; }
 
 int mpp_shm_tag(mpp_group *g) { return g->first_tag + (int)(g->channel->exchanges++ % (unsigned)(g->tag_count / 2)); }
+
+int mpp_shm_exchanged(const mpp_op *agreement, mpp_exchanged *x) {
+    const shm_op *s = (const shm_op *)agreement;
+    *x = (mpp_exchanged){s->in_list, s->out_list, s->lengths, s->lengths + s->op.group->size, 1, NULL};
+    return !s->carries;
+}

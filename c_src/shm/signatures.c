@@ -19,12 +19,12 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     const mpp_group *g = s->op.group;
     s->call = (mpp_call){.kind = kind, .dtype = how->dtype, .op = how->op, .root = root, .bytes = bytes};
     s->call.has_premul = how->has_premul != 0;
-    s->call.on_device = s->on_device;
+    s->call.place = s->place;
     s->call.premul = how->premul;
     s->call.divisor = how->divisor;
     s->chunks = s->call.chunks = (bytes > s->chunk_bytes ? (bytes - 1) / s->chunk_bytes + 1 : 1) * s->batches;
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
-                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(s->on_device != 0) << 25 |
+                    (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(s->place == MPP_ON_DEVICE) << 25 |
                     (uint64_t)(uint32_t)root << 32;
     s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
     if (!s->lengths) return;
@@ -97,16 +97,42 @@ static int is_balanced(const shm_op *s, const mpp_channel *c) {
  * calls, and decides alike. */
 static void plan_exchange(shm_op *s, mpp_channel *c) {
     uint64_t most = 1, bytes = 0;
+    int on_bus = 0;
     for (int r = 0; r < c->size; r++) {
         const mpp_call *call = call_of(s, c, r);
         if (call->divisor == MPP_IN_MESSAGES) return;
+        on_bus |= call->place == MPP_ON_BUS;
         if (call->chunks > most) most = call->chunks;
         bytes += call->bytes;
     }
-    if (most > FEW_CHUNKS && bytes < most * (uint64_t)c->size * c->slot_bytes / LEAST_FILLED) return;
+    if (!on_bus && most > FEW_CHUNKS && bytes < most * (uint64_t)c->size * c->slot_bytes / LEAST_FILLED) return;
     take_numbers(s, c, most);
     s->chunks = most;
     s->carries = 1;
+}
+
+static uint64_t chunks_of(size_t bytes, size_t first, size_t others) {
+    return bytes > first ? (bytes - first - 1) / others + 2 : 1;
+}
+
+/* If a rank has its data on the bus: longer chunks, and parts of sums where they lie. Everybody decides alike. */
+static void plan_bus(shm_op *s, mpp_channel *c) {
+    int on_bus = 0, staged = 0;
+    for (int r = 0; r < c->size && c->wide; r++) {
+        on_bus |= call_of(s, c, r)->place == MPP_ON_BUS;
+        staged |= call_of(s, c, r)->place == MPP_STAGED;
+    }
+    if (!on_bus || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
+    if (s->read_reduced) {
+        s->two_phase = 1;
+        if (s->read) s->read = s->read_reduced;
+    }
+    if (staged || s->batches > 1) return; /* pieces that are staged have chunks of the one length */
+    size_t bytes = s->call.kind == MPP_EXCHANGE ? (size_t)s->chunks * s->chunk_bytes : (size_t)s->call.bytes;
+    uint64_t chunks = chunks_of(bytes, s->chunk_bytes, s->chunk_bytes * c->widening);
+    take_numbers(s, c, chunks);
+    s->chunks = chunks;
+    s->widening = c->widening;
 }
 
 static void take_factors(shm_op *s, mpp_channel *c) {
@@ -151,6 +177,7 @@ int mpp_check_calls(shm_op *s, mpp_channel *c) {
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     if (s->call.kind == MPP_EXCHANGE) plan_exchange(s, c);
+    plan_bus(s, c);
     s->checked = 1;
     return MPP_PENDING;
 }

@@ -80,6 +80,29 @@ EXPORT int cuMemFreeHost(void *memory) {
     return code;
 }
 
+EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
+    pthread_mutex_lock(&fake.lock);
+    int code = fake_failing("MemHostRegister");
+    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuMemHostRegister without a context");
+    if (!code && !(flags & 1)) code = fake_violation(INVALID_VALUE, "memory registered for one device only");
+    if (!code && fake_view_of((uintptr_t)memory, 1, -1)) code = fake_violation(712, "memory is registered twice");
+    if (!code) fake_add_range((uintptr_t)memory, bytes, memory, -1);
+    if (!code) fake.ranges->registered = 1;
+    pthread_mutex_unlock(&fake.lock);
+    return code;
+}
+
+EXPORT int cuMemHostUnregister(void *memory) {
+    pthread_mutex_lock(&fake.lock);
+    range *r = fake_take_range((uintptr_t)memory);
+    int code = r && r->registered ? OK : fake_violation(713, "cuMemHostUnregister of what is not registered");
+    if (r && fake_in_use(r->view, r->bytes))
+        fake_violation(0, "memory is no longer registered while a stream will use it");
+    free(r);
+    pthread_mutex_unlock(&fake.lock);
+    return code;
+}
+
 static int copy(const char *call, address to, int to_host, address from, int from_host, size_t bytes, void *handle) {
     stream *s;
     pthread_mutex_lock(&fake.lock);

@@ -55,11 +55,11 @@ int fake_failing(const char *name) {
     return fake.fail_code;
 }
 
-EXPORT int fake_live(int what) { /* 0: pinned blocks, 1: streams besides the default ones, 2: events */
+EXPORT int
+fake_live(int what) { /* 0: pinned blocks, 1: streams besides the default ones, 2: events, 3: registered memory */
     int count = 0;
     pthread_mutex_lock(&fake.lock);
-    if (what == 0)
-        for (range *r = fake.ranges; r; r = r->next) count += r->device < 0;
+    for (range *r = fake.ranges; r; r = r->next) count += what == (r->registered ? 3 : 0) && r->device < 0;
     if (what == 1)
         for (stream *s = fake.streams; s; s = s->next) count += !s->destroyed && s != fake.defaults[s->device];
     if (what == 2)
@@ -95,7 +95,7 @@ int fake_in_use(const char *view, size_t bytes) {
 
 void fake_add_range(uintptr_t begin, size_t bytes, char *view, int device) {
     range *r = calloc(1, sizeof *r);
-    *r = (range){fake.ranges, begin, bytes, view, device};
+    *r = (range){.next = fake.ranges, .begin = begin, .bytes = bytes, .view = view, .device = device};
     fake.ranges = r;
 }
 

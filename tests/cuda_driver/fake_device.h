@@ -39,8 +39,9 @@ struct range { /* memory that somebody has allocated */
     range *next;
     uintptr_t begin;
     size_t bytes;
-    char *view; /* where the streams reach it */
-    int device; /* -1: pinned host memory */
+    char *view;     /* where the streams reach it */
+    int device;     /* -1: pinned host memory */
+    int registered; /* which was somebody else's before */
 };
 
 struct command {

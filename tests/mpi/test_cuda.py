@@ -307,7 +307,8 @@ def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
     name, code, text = FAULTS[fault]
     group = new_group(list(world.ranks))
     world.process_group._lib.mpp_cuda_release()  # memory that is there already would do
-    tensor = on_device(driver, torch.ones(5 * PIECE))
+    # What is short is staged; the driver copies what is long from and to registered memory.
+    tensor = on_device(driver, torch.ones(5 if fault == "pinned memory" else 5 * PIECE))
     driver.drain()
     driver.lib.fake_fail(name, 0, code)
     with pytest.raises(dist.DistBackendError, match=text):
@@ -320,6 +321,42 @@ def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
     tensor = on_device(driver, torch.ones(5))
     dist.all_reduce(tensor)
     assert tensor.unique().tolist() == [world.size]
+
+
+MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
+SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+LONG = (9 << 18) + 5  # floats: more chunks of 1 MiB than there are slots
+
+
+@pytest.mark.parametrize("refused", ["on no rank", "on one rank", "on all ranks"])
+def test_slots_that_are_registered(refused: str, driver: Driver, new_group, world) -> None:
+    """The device copies to slots and back, without memory of the rank's own; where the driver refuses, with it."""
+    failures, process_group = Failures(), new_group(list(world.ranks))
+    before = driver.lib.fake_live(3)
+    group = Group("registered", process_group, world.ranks, world.rank)
+    is_refused = refused == "on all ranks" or (refused == "on one rank" and world.rank == 0)
+    if is_refused:
+        driver.lib.fake_fail(b"MemHostRegister", 0, 1)
+    elif refused == "on no rank":
+        world.process_group._lib.mpp_cuda_release()
+        driver.lib.fake_fail(b"MemHostAlloc", 0, 2)  # no pinned memory at all
+    with driver.on_stream(kernel_us=100):
+        for name, count in itertools.product((*MOVES, *SUMS), (5, 70001, LONG)):
+            if count == 5 and name in SUMS and refused == "on no rank":
+                continue  # staged
+            case = DeviceCase(group, torch.float32, (count,), mode=TABLE[name].modes[0])
+            if fits(TABLE[name], case):
+                failures.run(TABLE[name], case)
+    driver.lib.fake_fail(None, 0, 0)
+    failures.report()
+    tensor = torch.ones(LONG) if world.rank else on_device(driver, torch.ones(LONG))
+    dist.all_reduce(tensor, group=process_group)
+    assert tensor.unique().tolist() == [world.size]
+    if world.size > 1:
+        assert driver.lib.fake_live(3) - before == (not is_refused)
+    process_group.shutdown()
+    assert driver.lib.fake_live(3) == before
+    assert driver.violations() == []
 
 
 def test_no_such_device(driver: Driver, world) -> None:

@@ -21,7 +21,7 @@ from . import tuning
 from .choice import Choice, choose
 from .config import GroupConfig, disagreement
 from .footprint import Footprint, attach, of_group
-from .shared_memory import Segment, create_file, segment_size
+from .shared_memory import SLOTS, Segment, create_file, segment_size
 from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
@@ -152,12 +152,13 @@ class Communicator:
         if self.place.local_rank or not self.config.shares or (size == 1 and not own):
             return None
         try:
-            length, _ = segment_size(self._lib, self._places, self.place.local_size, own)
-            self._descriptor = create_file(length)
+            length, of_slot = segment_size(self._lib, self._places, self.place.local_size, own)
+            later = self._lib.mpp_wide_bytes(size, SLOTS, of_slot) if own and self.node_count == 1 else 0
+            self._descriptor = create_file(length, later)
         except OSError as error:
             self._do_without(error)
             return None
-        return shared_files.share(self._descriptor, length)
+        return shared_files.share(self._descriptor, length + later)
 
     def _do_without(self, error: OSError) -> None:
         if self.config.reproducible:
@@ -213,6 +214,8 @@ class Communicator:
             memory = self._segment.address
             attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.sums(self._lib), choice)
             self._choice = choice
+            if is_shared and choice.own and self.node_count == 1:
+                self._lib.mpp_group_widen(self.handle, self._segment.length)
 
     def _unmap(self) -> None:
         if self._segment is not None:
@@ -243,7 +246,7 @@ class Communicator:
     @property
     def footprint(self) -> Footprint:
         """The memory that the group has taken; not while an operation is made."""
-        segment = self._segment.length if self._segment else 0
+        segment = self._segment.length - self._lib.mpp_group_wide(self.handle) if self._segment else 0
         return of_group(self._lib, self._ffi, self.handle, segment, self._choice)
 
     def free(self) -> bool:

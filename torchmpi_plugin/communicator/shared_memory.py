@@ -66,12 +66,14 @@ class Segment:
         self._lib.mpp_unmap(self.address, self.length)
 
 
-def create_file(size: int) -> int:
+def create_file(size: int, later: int = 0) -> int:
+    """A file of ``size`` bytes of memory, and ``later`` more that are none before somebody has them in his hands."""
     # Without a name: what has one stays in memory when this process is killed before it takes the name away.
     descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
     try:
         # Not ftruncate: a full /dev/shm (64 MB in many containers) must be an error now, not a SIGBUS later.
         os.posix_fallocate(descriptor, 0, size)
+        os.truncate(descriptor, size + later)
     except OSError:
         os.close(descriptor)
         raise

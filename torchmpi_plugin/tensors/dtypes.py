@@ -57,7 +57,7 @@ def describe_call(call: Any) -> str:
         how = f" ({name})"
     dtype = f" of {_bridge.DTYPES[call.dtype]}" if how else ""
     root = f" with root {call.root}" if call.root >= 0 else ""
-    if call.on_device:
+    if call.place:
         root += " on a CUDA device"
     if not call.has_lengths:
         return f"{kind}{how} of {call.bytes} bytes{dtype}{root}"

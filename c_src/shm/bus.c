@@ -1,0 +1,58 @@
+/* CUDA tensors of a group on one node: the device copies between them and the slots, and no processor does.
+ *
+ * For that the segment is registered with the driver, when the first CUDA tensor comes, by each rank for itself. A slot
+ * is filled and emptied by copies that take their time: a rank has published a chunk as written, or as read, when the
+ * device says so, and lets it work on as many chunks as the ring has slots. The others see no difference.
+ *
+ * A round of all ranks takes the device some 30 us, in which the bus moves over a megabyte. So chunks that any rank has
+ * on the bus are longer from the second one on, which all ranks know from the comparison of the calls, and have slots
+ * of their own. These lie behind the others, and are no memory before somebody registers them. A sum is two-phase then:
+ * its parts are reduced where they lie, and go from there to the devices.
+ *
+ * Where the driver refuses, the rank has its tensors staged (cuda/staging.h), and chunks stay as they are.
+ */
+#include "shm/shm.h"
+
+static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER; /* the driver blocks: not the engine's */
+
+static int is_registered(mpp_channel *c, const mpp_staging *t) {
+    pthread_mutex_lock(&registering);
+    if (!c->registered && !c->refused) {
+        c->refused = mpp_register_memory(t->copier, c->counters, c->length);
+        if (!c->refused) c->registered = t->copier->device;
+    }
+    pthread_mutex_unlock(&registering);
+    return c->registered != NULL;
+}
+
+int mpp_place_of(mpp_group *g, uintptr_t staging) {
+    mpp_channel *c = g->channel;
+    if (!staging) return MPP_ON_HOST;
+    int fits = c->wide && c->size > 1 && c->ring <= MPP_SLOTS && mpp_through_host(staging);
+    return fits && is_registered(c, (const mpp_staging *)staging) ? MPP_ON_BUS : MPP_STAGED;
+}
+
+void mpp_bus_close(mpp_channel *c) {
+    if (c && c->registered) mpp_unregister_memory(c->registered, c->counters);
+    if (c) c->registered = NULL;
+}
+
+/* ---- under the lock ---- */
+
+int mpp_bus_load(shm_op *s, mpp_channel *c, int (*may_write)(shm_op *, mpp_channel *, uint64_t)) {
+    if (!s->write) return 1;
+    while (s->loading < s->chunks && s->loading < s->written + MPP_SLOTS && may_write(s, c, s->first + s->loading)) {
+        s->write(s, s->loading, mpp_slot_at(s, c->rank, s->loading));
+        mpp_bus_mark(s->bus, MPP_DOWN, s->loading++);
+    }
+    return s->loading > s->written && mpp_bus_has_come_to(s->bus, &s->op, MPP_DOWN, s->written);
+}
+
+int mpp_bus_store(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t)) {
+    if (!s->read) return may_read(s, c, s->first + s->done);
+    while (s->storing < s->written && s->storing < s->done + MPP_SLOTS && may_read(s, c, s->first + s->storing)) {
+        s->read(s, s->storing);
+        mpp_bus_mark(s->bus, MPP_UP, s->storing++);
+    }
+    return s->storing > s->done && mpp_bus_has_come_to(s->bus, &s->op, MPP_UP, s->done);
+}
