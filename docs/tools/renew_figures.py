@@ -1,8 +1,8 @@
-"""Measure the tables of figures in README.md and docs/ again; write each with the commit that it is of.
+"""Measure the tables of figures in docs/ again; write each with the commit that it is of, and draw the picture.
 
     python docs/tools/renew_figures.py                          # on an idle machine with a core for each rank: minutes
     python docs/tools/renew_figures.py --nodes node1,node2      # the tables between two nodes as well
-    python docs/tools/renew_figures.py --only calls,training    # some of FIGURES
+    python docs/tools/renew_figures.py --only all-calls,training    # some of FIGURES
     python docs/tools/renew_figures.py --only all-training --measured training.json   # of a run that was made before
 
 A table stands between <!-- figures: NAME --> and <!-- /figures -->. The last block of commands before it measures it,
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import draw_figures
+
 from torchmpi_plugin.cli.bench import report, sizes
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +39,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join((head, "|" + "---|" * len(titles), *lines))
 
 
-def calls(found: dict[str, Any], only: Sequence[str] = ()) -> str:
-    """Single calls of raw MPI, mpiplus and gloo; some operations, or all."""
+def calls(found: dict[str, Any]) -> str:
+    """Single calls of raw MPI, mpiplus and gloo."""
     titles = ("operation", "dtype", "size", "raw MPI, us", "mpiplus, us", "gloo, us", "mpiplus / raw", "gloo / mpiplus")
     rows = []
-    for row in (row for row in found["operations"] if not only or row["operation"] in only):
+    for row in found["operations"]:
         size = sizes.format_size(row["bytes"]) if row["bytes"] else "-"
         times = [report.format_us(row["us"].get(name)) for name in ("raw", "mpiplus", "gloo")]
         ratios = [row["ratio"].get(pair) for pair in ("mpiplus/raw", "gloo/mpiplus")]
@@ -61,7 +63,7 @@ def between(found: dict[str, Any]) -> str:
 
 
 def training(found: dict[str, Any]) -> str:
-    """The ways of the README, in float32."""
+    """The ways of the first page, in float32."""
     titles = ("float32", "step without communication, ms", "on mpiplus, ms", "on gloo, ms", "mpiplus / gloo, samples/s")
     rows = []
     for row in found["training"]:
@@ -91,11 +93,9 @@ class Figure(NamedTuple):
     of: Callable[[dict[str, Any]], str]
 
 
-README, PERFORMANCE, FACES = ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "api-modes.md"
+START, PERFORMANCE, FACES = (ROOT / "docs" / name for name in ("index.md", "performance.md", "api-modes.md"))
 FIGURES = {
-    "training": Figure(README, training),
-    "training-nodes": Figure(README, training),
-    "calls": Figure(README, lambda found: calls(found, ("all_reduce", "ping_pong"))),
+    "training": Figure(START, training),
     "all-calls": Figure(PERFORMANCE, calls),
     "all-training": Figure(PERFORMANCE, every_way),
     "all-training-nodes": Figure(PERFORMANCE, every_way),
@@ -157,6 +157,7 @@ def main() -> None:
         new = f"{FIGURES[name].of(found[command])}\n\n{note(found[command]['facts'], of)}\n"
         page, place = FIGURES[name].page, find(name)
         page.write_text(place.string[: place.start(2)] + new + place.string[place.end(2) :])
+    draw_figures.PICTURE.write_text(draw_figures.picture(PERFORMANCE.read_text()))
 
 
 if __name__ == "__main__":

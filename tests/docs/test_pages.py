@@ -53,7 +53,7 @@ def test_variables_exist() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("api.md", "api-helpers.md", "api-launch.md"))
     shown = set(re.findall(r"^::: torchmpi_plugin\.(\S+)$", page, re.M))
     public = {name for name in torchmpi_plugin.__all__ if not name.startswith("__")}
     public |= {
@@ -64,6 +64,27 @@ def test_the_reference_has_every_public_name() -> None:
     for name in sorted(public - shown):
         assert f"`{name.rpartition('.')[2]}`" in page, f"{name} is missing"
     assert shown <= public
+
+
+def test_dir_has_the_public_names() -> None:
+    assert {*torchmpi_plugin.__all__, "dist", "integrations", "launch"} <= {*dir(torchmpi_plugin)}
+
+
+def test_the_readme_is_short_and_of_this_version() -> None:
+    readme, pyproject = (ROOT / "README.md").read_text(), (ROOT / "pyproject.toml").read_text()
+    assert len(readme.splitlines()) <= 110
+    version, python = re.search(r'^version = "(.*)"$', pyproject, re.M), re.search(r'torch>=([\d.]+)"', pyproject)
+    assert version is not None and python is not None
+    assert f"**Version {version[1]}**" in readme and f"torch {python[1]} or newer" in readme
+
+
+def test_the_readme_s_comparison_is_what_a_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what can be run here; the line of commux takes a download."""
+    script = tool("compare_backends", monkeypatch)
+    lines = (ROOT / "README.md").read_text().splitlines()
+    for backend in ("mpiplus", "gloo"):
+        said = next(line for line in lines if line.startswith(f"| {backend} |"))
+        assert said.endswith(f"| {' | '.join(script.tried(backend))} |")
 
 
 def test_links_from_the_top_lead_to_files() -> None:
@@ -91,13 +112,16 @@ def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.
 
 def test_versions_keep_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tool("generate_versions", monkeypatch)
-    page, by_hand = tmp_path / "page.md", script.PAGE.read_text().partition("\n## ")[2]
+    page, by_hand = tmp_path / "page.md", script.PAGE.read_text().partition("<!-- /features -->")[2]
     page.write_text(script.PAGE.read_text())
     monkeypatch.setattr(script, "PAGE", page)
-    script.write({"2.8": {"torch": "2.8.0", "windows": "no: why"}})
+    gloo = {"torch": "2.9.1", "windows": "no: why"}
+    script.write(
+        {"2.8": {"torch": "2.8.0", "windows": "no: why"}, "2.9": {"torch": "2.9.1", "windows": "yes", "gloo": gloo}}
+    )
     assert by_hand
-    assert page.read_text().partition("\n## ")[2] == by_hand
-    assert "| windows | no |" in page.read_text()
+    assert page.read_text().partition("<!-- /features -->")[2] == by_hand
+    assert "| windows | 2.9 | no | - | - |" in page.read_text()
 
 
 # ---- docs/tools/renew_figures.py ----
@@ -112,6 +136,11 @@ def test_marked_figures_are_those_that_are_renewed(monkeypatch: pytest.MonkeyPat
     assert marked == {(figure.page, name) for name, figure in script.FIGURES.items()}
     for name in script.FIGURES:
         assert " mpiplus bench" in script.find(name)[1]
+
+
+def test_the_picture_is_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tool("draw_figures", monkeypatch)
+    assert script.PICTURE.read_text() == script.picture(script.PAGE.read_text()), "python docs/tools/draw_figures.py"
 
 
 def test_renewed_tables_have_the_columns_of_those_that_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
