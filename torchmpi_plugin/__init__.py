@@ -49,3 +49,7 @@ def __getattr__(name: str) -> Any:
     if name in ("engine", "dist", "launch", "integrations"):
         return import_module(f"torchmpi_plugin.{name}")
     raise AttributeError(f"module 'torchmpi_plugin' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "dist", "integrations", "launch"})

@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import sys
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -595,21 +596,28 @@ def table(corner: str, columns: list[str], rows: dict[str, list[str]]) -> list[s
 
 
 def row_per_dtype(dtypes: list[torch.dtype], cells: Callable[[torch.dtype], list[str]]) -> dict[str, list[str]]:
-    """A row for each dtype of numbers; of the others, those with equal rows share one."""
-    rows: dict[str, list[str]] = {}
+    """A row for the dtypes that have it in common."""
     shared: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for dtype in dtypes:
-        row = cells(dtype)
-        if is_number(dtype):
-            rows[f"`{name_of(dtype)}`"] = row
-        else:
-            shared[tuple(row)].append(f"`{name_of(dtype)}`")
-    return rows | {", ".join(names): list(row) for row, names in shared.items()}
+        shared[tuple(cells(dtype))].append(f"`{name_of(dtype)}`")
+    return {", ".join(names): list(row) for row, names in shared.items()}
 
 
 def moving_section(trial: Trial, dtypes: list[torch.dtype]) -> list[str]:
+    """A line for the operations that take every dtype, and a table of the others."""
     rows = row_per_dtype(dtypes, lambda dtype: [trial.cell(run, name, dtype) for name, run in MOVING.items()])
-    return ["## Operations that move data", "", *table("dtype", list(MOVING), rows)]
+    lines = ["## Operations that move data", ""]
+    columns = {name: [row[place] for row in rows.values()] for place, name in enumerate(MOVING)}
+    always = [name for name, column in columns.items() if set(column) == {YES}]
+    if always:
+        names = [f"`{name_of(dtype)}`" for dtype in dtypes]
+        said = f"{YES.capitalize()} with every dtype ({', '.join(names)}): {'; '.join(always)}."
+        lines += [*textwrap.wrap(said, 120, break_long_words=False, break_on_hyphens=False), ""]
+    rest = [name for name in MOVING if name not in always]
+    if rest:
+        places = [list(MOVING).index(name) for name in rest]
+        lines += table("dtype", rest, {name: [row[place] for place in places] for name, row in rows.items()})
+    return lines
 
 
 def reduction_cells(
@@ -634,8 +642,8 @@ def reducing_section(trial: Trial, dtypes: list[torch.dtype]) -> list[str]:
 
 
 def other_section(trial: Trial) -> list[str]:
-    rows = {name: [trial.cell(run, name, torch.uint8)] for name, run in OTHER.items()}
-    return ["## Operations without a dtype", "", *table("operation", ["works"], rows)]
+    cells = {name: trial.cell(run, name, torch.uint8) for name, run in OTHER.items()}
+    return ["## Operations without a dtype", "", *(f"- {name}: {cell}" for name, cell in cells.items()), ""]
 
 
 def notes_section(trial: Trial) -> list[str]:
@@ -655,7 +663,8 @@ def library_name() -> str:
 
 INTRODUCTION = f"""# Operations and dtypes
 
-This page is written by `docs/tools/generate_operations.py`, which tries everything it claims:
+Which operation takes which dtype: to look up whether a call works on your tensors. `docs/tools/generate_operations.py`
+writes this page, and tries everything it claims:
 
 <!-- not run: takes minutes -->
 ```sh
