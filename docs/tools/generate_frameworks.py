@@ -23,9 +23,9 @@ from test_own_scripts import ACCELERATES_IN_PART, ACCELERATES_OWN  # noqa: E402
 
 INTRODUCTION = """# What was tried
 
-`docs/tools/generate_frameworks.py` writes this page from a run of `tests/frameworks`: torch {torch}, {mpi}, two
-ranks on one node without a GPU, each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same
-losses.
+Which version of which framework was run on mpiplus, and with what outcome. `docs/tools/generate_frameworks.py` writes
+this page from a run of `tests/frameworks`: torch {torch}, {mpi}, two ranks on one node without a GPU,
+each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same losses.
 """
 EXAMPLES = """
 | framework | version | script | outcome |
@@ -47,10 +47,8 @@ no launcher of MPI's: with MPICH they are as on gloo, and Open MPI says that it 
 |---|---|---|---|
 """
 BY_NAME = """
-The [names in their lists](index.md#by-name), with the integrations and without:
+The [names in their lists](index.md#by-name), with the integrations and without (`tests/frameworks/test_by_name.py`):
 
-| test | outcome |
-|---|---|
 """
 
 
@@ -91,7 +89,8 @@ def page(results: dict[str, str]) -> str:
 
     library = " ".join([MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1]))])
     text = INTRODUCTION.format(torch=version("torch").partition("+")[0], mpi=library)
-    tests = [f"| `{name}` | {outcome} |" for name, outcome in names]
+    outcomes = sorted({outcome for _, outcome in names})
+    tests = [f"- {outcome}: {sum(found == outcome for _, found in names)} tests" for outcome in outcomes]
     tables = [(EXAMPLES, rows), (OWN, own), (MORE, more), (BY_NAME, tests)]
     run = [(head, lines) for head, lines in tables if not all(line.endswith("| not run |") for line in lines)]
     return text + "".join(head + "\n".join(lines) + "\n" for head, lines in run)

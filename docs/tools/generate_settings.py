@@ -1,10 +1,12 @@
 """Writes docs/settings.md from the tables in torchmpi_plugin/settings.py.
 
 python docs/tools/generate_settings.py
+python docs/tools/generate_settings.py --development    # prints what the build, the tests and CI read
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +16,8 @@ PAGE = Path(__file__).parents[1] / "settings.md"
 
 INTRODUCTION = f"""# Settings
 
-The variables of mpiplus. `docs/tools/generate_settings.py` writes this page from the table that the package reads.
+The variables of mpiplus, and what else it reads and sets: a page to look things up. Which of them to change is in
+[Tuning](tuning.md). `docs/tools/generate_settings.py` writes it from the table that the package reads.
 
 | variable | allowed | default | effect |
 |---|---|---|---|
@@ -33,22 +36,15 @@ The variables of mpiplus. `docs/tools/generate_settings.py` writes this page fro
 - **Deprecated**: `{settings.SHM.name}`; {settings.SHM.meaning}.
 
 To see what shared memory does for your messages, run `mpirun -n 2 mpiplus bench` with and without
-`{settings.COLLECTIVES.name}={settings.MPI_ONLY}`. What else mpiplus reads, and what it sets, is in
-[Environment variables](environment-variables.md).
+`{settings.COLLECTIVES.name}={settings.MPI_ONLY}`.
 
-## Set by mpiplus
+## Set by mpiplus, for its own processes
 
 For processes of its own and for those that ranks start.
 
 | variable | meaning |
 |---|---|
 {{internal}}
-
-## Read by the build, the tests and CI
-
-| variable | effect |
-|---|---|
-{{development}}
 """
 
 
@@ -57,14 +53,18 @@ def _pairs(table: Mapping[str, str]) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page; what is about the variables of others is written by hand, and stays."""
     rows = "\n".join(
         f"| `{setting.name}` | {setting.allowed} | `{setting.default}` | {setting.meaning} |"
         for setting in settings.SETTINGS
     )
-    return INTRODUCTION.format(rows=rows, internal=_pairs(settings.INTERNAL), development=_pairs(settings.DEVELOPMENT))
+    _, heading, by_hand = PAGE.read_text().partition("\n## Variables of others")
+    return INTRODUCTION.format(rows=rows, internal=_pairs(settings.INTERNAL)) + heading + by_hand
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    print(f"wrote {PAGE.name}")
+    if sys.argv[1:] == ["--development"]:
+        print("\n".join(f"{name}: {meaning}" for name, meaning in settings.DEVELOPMENT.items()))
+    else:
+        PAGE.write_text(page())
+        print(f"wrote {PAGE.name}")

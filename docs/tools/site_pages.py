@@ -1,6 +1,7 @@
-"""Pages of the site that are files of the repository's top level: a hook of mkdocs (mkdocs.yml).
+"""Pages of the site that are files of the repository's top level, and what its search finds: a hook of mkdocs.
 
-They stay where readers of a checkout look for them. Links in them start from the top, those of the site from docs/.
+The former stay where readers of a checkout look for them. Their links start from the top, those of the site from docs/.
+Of the search the history is left out, and reports, which have many words and answer few questions, come last.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
+REPORTS = ("performance", "scaling", "operations", "pytorch-tests", "frameworks/table", "frameworks/table-torch-2.14")
+SEARCH = {"changelog.md": {"exclude": True}} | {f"{name}.md": {"boost": 0.2} for name in (*REPORTS, "contributing")}
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 
 
@@ -21,3 +25,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = re.sub(r"\]\(docs/", "](", (ROOT / name).read_text())
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Tell the search what a page is worth."""
+    if page.file.src_uri in SEARCH:
+        page.meta["search"] = SEARCH[page.file.src_uri]
