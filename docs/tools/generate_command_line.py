@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "command-line.md"
 WIDTH = 110
 INTRODUCTION = """# Command line
 
-What the command says of itself; `docs/tools/generate_command_line.py` writes this page. For places without a `PATH`,
+The options of each command, to look them up: what it says of itself; `docs/tools/generate_command_line.py` writes this page. For places without a `PATH`,
 `python -m torchmpi_plugin.cli` is the same command. What it all means is in [Launching](launching.md), the benchmark's
 table in [Performance](performance.md).
 """
@@ -30,7 +30,7 @@ def help_of(command: click.Command, name: str, parent: click.Context | None) -> 
 def page() -> str:
     """The whole page."""
     context = click.Context(main, info_name="mpiplus", **main.context_settings)
-    parts = [INTRODUCTION, help_of(main, "mpiplus", None)]
+    parts = [INTRODUCTION]
     for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None

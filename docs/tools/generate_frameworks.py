@@ -35,8 +35,6 @@ OWN = """
 The scripts with which Accelerate tests itself, which are in its wheel, on the CPU. "as on gloo": they come to their end
 on both; "in part": each test of the script alone, and those that gloo passes pass. The others want a GPU.
 
-| script | outcome |
-|---|---|
 """
 MORE = """
 More than one plain run (`tests/frameworks/test_features.py`): the same numbers as on gloo. `fsdp` shards nothing on a
@@ -76,9 +74,9 @@ def page(results: dict[str, str]) -> str:
         f"{compared(results, f'test_as_on_gloo[{name}]')} |"
         for name in SCRIPTS
     ]
-    own = [f"| `{name}.py` | {compared(results, f'test_accelerates_own[{name}]')} |" for name in ACCELERATES_OWN]
+    own = [f"- `{name}.py`: {compared(results, f'test_accelerates_own[{name}]')}" for name in ACCELERATES_OWN]
     own += [
-        f"| `{name}.py`, in part | {compared(results, f'test_accelerates_in_part[{name}]')} |"
+        f"- `{name}.py`, in part: {compared(results, f'test_accelerates_in_part[{name}]')}"
         for name in ACCELERATES_IN_PART
     ]
     more = [more_row(*name.split(": "), compared(results, f"test_feature_as_on_gloo[{name}]")) for name in FEATURES]
@@ -92,7 +90,7 @@ def page(results: dict[str, str]) -> str:
     outcomes = sorted({outcome for _, outcome in names})
     tests = [f"- {outcome}: {sum(found == outcome for _, found in names)} tests" for outcome in outcomes]
     tables = [(EXAMPLES, rows), (OWN, own), (MORE, more), (BY_NAME, tests)]
-    run = [(head, lines) for head, lines in tables if not all(line.endswith("| not run |") for line in lines)]
+    run = [(head, lines) for head, lines in tables if not all(line.endswith(("| not run |", ": not run")) for line in lines)]
     return text + "".join(head + "\n".join(lines) + "\n" for head, lines in run)
 
 

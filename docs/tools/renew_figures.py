@@ -74,11 +74,11 @@ def training(found: dict[str, Any]) -> str:
     return table(titles, rows)
 
 
-def every_way(found: dict[str, Any]) -> str:
+def every_way(found: dict[str, Any], dtypes: Sequence[str] = ("float32", "bfloat16")) -> str:
     """All ways to train, with what each backend's step takes of the step that does not communicate."""
     titles = ("way", "model", "dtype", "alone, ms", "mpiplus, ms (of alone)", "gloo, ms (of alone)", "mpiplus / gloo")
     rows = []
-    for row in found["training"]:
+    for row in (row for row in found["training"] if row["dtype"] in dtypes):
         sides = [row["backends"][name] for name in ("mpiplus", "gloo")]
         steps = [f"{1e3 * side['step_seconds']:.1f} ({side['step_over_alone']:.2f})" for side in sides]
         alone, ratio = f"{1e3 * sides[0]['alone_seconds']:.1f}", f"{row['ratio']['mpiplus/gloo']:.2f}"
@@ -98,8 +98,8 @@ FIGURES = {
     "training": Figure(START, training),
     "all-calls": Figure(PERFORMANCE, calls),
     "all-training": Figure(PERFORMANCE, every_way),
-    "all-training-nodes": Figure(PERFORMANCE, every_way),
-    "all-training-wire": Figure(PERFORMANCE, every_way),
+    "all-training-nodes": Figure(PERFORMANCE, lambda found: every_way(found, ("float32",))),
+    "all-training-wire": Figure(PERFORMANCE, lambda found: every_way(found, ("float32",))),
     "between-nodes": Figure(PERFORMANCE, between),
 }
 

@@ -101,9 +101,11 @@ def section(rows: list[str], runs: list[Run]) -> str:
 collective with the check of its data on, on 64 bytes to 256 KiB, with mpiplus in gloo's place and on gloo: on {ranks}
 ranks, blocking and not. PARAM itself checks no sums of collectives that do not block.
 
+Tried were {len(rows)} collectives and patterns. All passed on both, but for:
+
 | collective | mpiplus | gloo |
 |---|---|---|
-""" + "".join(f"{line}\n" for line in rows)
+""" + "".join(f"{line}\n" for line in rows if ";" in line or "| 0 of" in line)
 
 
 def arguments() -> argparse.Namespace:

@@ -177,6 +177,13 @@ def test_every_block_says_its_language(page: Path) -> None:
     assert {block.language for block in all_blocks(*LANGUAGES) if block.page == page} <= LANGUAGES
 
 
+def test_code_fits_the_column() -> None:
+    """But for the commands that CI runs from README.md, which are one line each."""
+    shown = [block for block in all_blocks("python", "sh") if "ci" not in block.comments]
+    lines = [(block.place, line) for block in shown for line in block.text.splitlines()]
+    assert [found for found in lines if len(found[1]) > 80 and not found[0].startswith("CONTRIBUTING")] == []
+
+
 @pytest.mark.parametrize("block", [b for b in all_blocks("python") if not b.runs], ids=lambda b: b.place)
 def test_python_blocks_that_do_not_run_can_be_compiled(block: Block) -> None:
     compile(block.text, block.place, "exec")

@@ -1,0 +1,99 @@
+"""A browser without a screen: chromium, spoken to over a pipe in the DevTools protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-dev-shm-usage")
+
+
+class Page:
+    """One tab; what its console says of errors is in ``errors``."""
+
+    def __init__(self, to: int, back: int, seconds: float) -> None:
+        self._to, self._back, self._seconds = to, back, seconds
+        self._number, self._read, self._session = 0, b"", None
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Its answer; events before it are looked at."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self._notice(answer)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return dict(answer["result"])
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            if not select.select([self._back], [], [], self._seconds)[0]:
+                raise TimeoutError("chromium does not answer")
+            self._read += os.read(self._back, 1 << 20)
+        line, _, self._read = self._read.partition(b"\0")
+        return dict(json.loads(line))
+
+    def _notice(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.errors.append(str(parameters["exceptionDetails"]))
+        elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+
+    def show(self, address: str, width: int, scheme: str = "light") -> None:
+        """Load a page, and wait until it is complete."""
+        self.resize(width)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url="about:blank")  # the page may be the one that is shown
+        self.until("location.href == 'about:blank'")
+        self.call("Page.navigate", url=address)
+        self.until(f"location.href.split('#')[0] == {json.dumps(address)} && document.readyState == 'complete'")
+
+    def resize(self, width: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in JavaScript."""
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)["result"].get("value")
+
+    def until(self, script: str) -> None:
+        end = time.monotonic() + self._seconds
+        while not self.run(script):
+            if time.monotonic() > end:
+                raise TimeoutError(f"never true: {script}")
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def opened(profile: Path, seconds: float) -> Iterator[Page]:
+    """A tab of a chromium of its own, whose third and fourth descriptors are the pipe."""
+    assert CHROMIUM is not None
+    read, to = os.pipe()
+    back, write = os.pipe()
+    command = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={profile} 3<&{read} 4>&{write} {read}<&- {write}>&-"
+    with subprocess.Popen(["bash", "-c", command], pass_fds=(read, write), stderr=subprocess.DEVNULL) as process:
+        os.close(read)
+        os.close(write)
+        try:
+            yield Page(to, back, seconds)
+        finally:
+            process.kill()
+            os.close(to)
+            os.close(back)
