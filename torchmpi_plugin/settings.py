@@ -278,6 +278,7 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_JOB": "By what a test knows the processes of its job.",
     "MPIPLUS_TEST_PATIENCE": "How many times as long as usual a test may take before it counts as hanging.",
     "MPIPLUS_TEST_RERUNS": "How often a test that has failed is run again.",
+    "MPIPLUS_TEST_SITE": "The built site, for the tests that look at it in a browser.",
     "MPIPLUS_TEST_WHEELS": "A directory of wheels for other processors, for the tests that look into them.",
     "MPIPLUS_PYTORCH": "A checkout of PyTorch, whose tests `docs/tools/run_pytorch_tests.py` runs.",
     "MPIPLUS_PYTORCH_TESTS": "The file in which that notes the outcome of each.",

@@ -15,9 +15,9 @@ PAGE = Path(__file__).parents[1] / "command-line.md"
 WIDTH = 110
 INTRODUCTION = """# Command line
 
-The options of each command, to look them up: what it says of itself; `docs/tools/generate_command_line.py` writes this page. For places without a `PATH`,
-`python -m torchmpi_plugin.cli` is the same command. What it all means is in [Launching](launching.md), the benchmark's
-table in [Performance](performance.md).
+The options of each command, to look them up: what it says of itself. `docs/tools/generate_command_line.py` writes this
+page. For places without a `PATH`, `python -m torchmpi_plugin.cli` is the same command. What it all means is in
+[Launching](launching.md), the benchmark's table in [Performance](performance.md).
 """
 
 

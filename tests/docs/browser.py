@@ -67,11 +67,12 @@ class Page:
         self.until(f"location.href.split('#')[0] == {json.dumps(address)} && document.readyState == 'complete'")
 
     def resize(self, width: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def run(self, script: str) -> Any:
         """The value of an expression in JavaScript."""
-        return self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def until(self, script: str) -> None:
         end = time.monotonic() + self._seconds
