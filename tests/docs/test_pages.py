@@ -66,6 +66,15 @@ def test_the_reference_has_every_public_name() -> None:
     assert shown <= public
 
 
+def test_each_page_says_first_what_it_is_for() -> None:
+    """And leaves contents to the site."""
+    pages = {page: page.read_text().split("\n") for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert [page.name for page, lines in pages.items() if not re.match(r"[\w`\"\[]", lines[2])] == []
+    assert [
+        page.name for page, lines in pages.items() if re.search(r"^(- \[[^]]*\]\(#.*\n){3}", "\n".join(lines), re.M)
+    ] == []
+
+
 def test_dir_has_the_public_names() -> None:
     assert {*torchmpi_plugin.__all__, "dist", "integrations", "launch"} <= {*dir(torchmpi_plugin)}
 
