@@ -10,7 +10,7 @@
 #SBATCH --open-mode=append
 
 # What the job needs: your site's MPI and your Python environment, for example
-#   module load mpich
+#   module load openmpi
 #   source "$HOME/venv/bin/activate"
 
 # Which start this is, in torchrun's variables: Slurm counts them.

@@ -7,7 +7,7 @@
 #SBATCH --output=%x-%j.log
 
 # What the job needs: your site's MPI and your Python environment, for example
-#   module load mpich
+#   module load openmpi
 #   source "$HOME/venv/bin/activate"
 
 # How Slurm and MPI find each other: pmix for Open MPI, pmi2 for MPICH and its relatives, as far as your Slurm has it
