@@ -1,6 +1,5 @@
 /* Exchanges: every collective that only moves data between pairs of ranks, all_to_all, gather and scatter. As messages,
  * unless the comparison of the calls has moved the data too (shm/shm_exchange.c). */
-#include <stdlib.h>
 #include <string.h>
 
 #include "p2p/message_op.h"
@@ -40,17 +39,6 @@ static mpp_op *agreement_about(mpp_group *g, const mpp_exchanged *x, const mpp_c
                          mpp_dtype_size(call->how->dtype), MPP_ON_DEVICE);
 }
 
-/* Whether there is memory for those that go in chunks. Before the exchange has its place in the order, as a call that
- * there is no memory for takes one too. */
-static int prepare_blocks(message_op *m, const mpp_exchanged *x) {
-    const mpp_group *g = m->op.group;
-    size_t count = 0;
-    for (int r = 0; r < g->size; r++)
-        count += (size_t)(mpp_goes_in_chunks(g, x->send_bytes[r], r) + mpp_goes_in_chunks(g, x->recv_bytes[r], r));
-    if (count) m->blocks = calloc(count, sizeof *m->blocks);
-    return !count || m->blocks;
-}
-
 /* Of a rank that could copy between its device and the slots, where another one cannot. Under the lock although memory
  * may have to be pinned: it is known only now, and rare. */
 static void begin_messages(message_op *m) {
@@ -72,7 +60,7 @@ static uintptr_t exchange(mpp_group *g, mpp_exchanged x, const mpp_called *call,
     for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
     message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
     int compared = g->channel && tag < 0;
-    if (m && compared && prepare_blocks(m, &x)) m->op.agreement = agreement_about(g, &x, call);
+    if (m && compared) m->op.agreement = agreement_about(g, &x, call);
     if (m && m->op.agreement) m->op.arrived = mpp_arrived_to_compare;
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);

@@ -1,28 +1,20 @@
-/* An operation of messages between pairs: what p2p.c shares with chunks.c below and exchange.c above it. */
+/* An operation of messages between pairs: what p2p.c shares with exchange.c above it. */
 #ifndef MPP_MESSAGE_OP_H
 #define MPP_MESSAGE_OP_H
 
 #include "cuda/staging.h"
 #include "message/message.h"
 
-/* The tag of an exchange that is not to begin yet, which no message has; chunks of a block that are under way to a rank
- * on another node, or from it. */
-enum { MPP_NO_TAG = -1, MPP_UNDER_WAY = 4 };
+/* The tag of an exchange that is not to begin yet, which no message has. */
+enum { MPP_NO_TAG = -1 };
 /* So many bytes are copied at once under the lock. */
 enum { MPP_OWN_PART = 1 << 20 };
-
-/* A block that goes in chunks of so many bytes: how much of it has been begun, and what is under way. */
-typedef struct {
-    size_t chunk, begun;
-    mpp_message parts[MPP_UNDER_WAY];
-} mpp_block;
 
 typedef struct {
     mpp_message message; /* its tag is the operation's */
     mpp_match match;     /* in the state MPP_TO_RECEIVE */
     char *spill;         /* where a message of the wrong length goes */
     int lane;
-    mpp_block *block; /* in chunks: `message` is over when all of them have been begun. Else NULL */
 } transfer;
 
 typedef struct message_op {
@@ -34,8 +26,6 @@ typedef struct message_op {
     struct message_op *later_to_send;            /* in group->sends, until all of it is begun */
     void (*begin_messages)(struct message_op *); /* of an exchange that may have needed none; may be NULL */
     transfer *transfers;
-    mpp_block *blocks; /* as many as there are blocks in chunks; may be NULL */
-    int block_count;
     const char *own; /* of an exchange: the block from this rank to itself, where it goes, and what is left of it */
     char *own_to;
     size_t own_left;
@@ -52,18 +42,5 @@ void mpp_enter_sends(message_op *m);
 void mpp_enter_receives(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
-
-/* ---- chunks.c, under the lock ---- */
-
-/* Of an exchange that was compared, which the group must have a channel for. */
-int mpp_goes_in_chunks(const mpp_group *g, size_t bytes, int peer);
-/* For a block that goes in chunks, else NULL. */
-mpp_block *mpp_block_for(message_op *m, size_t bytes, int peer);
-/* Sends what may be under way; whether all has been begun. */
-int mpp_send_chunks(message_op *m, transfer *t);
-/* Receives what has come. MPP_DONE: all has been begun; MPP_FAILED: MPI's error, or t->match is of the wrong length. */
-int mpp_receive_chunks(message_op *m, transfer *t, int *error);
-/* Whether MPI is done with all that has been begun. */
-int mpp_test_chunks(message_op *m, transfer *t);
 
 #endif

@@ -55,10 +55,8 @@ static int is_covered(const message_op *m, int peer) {
 /* ---- sends that cannot be begun at once ---- */
 
 static void begin_send(message_op *m, transfer *t) {
-    if (t->block && !mpp_send_chunks(m, t)) return;
     m->unsent--;
-    if (t->block) t->message.state = MPP_OVER;
-    else mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
+    mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
 }
 
 void mpp_enter_sends(message_op *m) {
@@ -141,14 +139,6 @@ static void match(message_op *m, transfer *t) {
     matched(owner, t, error);
 }
 
-/* The same of a block in chunks, whose messages belong to nobody else: its exchange was compared. */
-static void match_chunks(message_op *m, transfer *t) {
-    int error, state = mpp_receive_chunks(m, t, &error);
-    if (state == MPP_PENDING) return;
-    matched(m, t, error);
-    if (state == MPP_DONE) t->message.state = MPP_OVER;
-}
-
 static int advance(message_op *m, int i) {
     transfer *t = &m->transfers[i];
     int before = t->message.state;
@@ -156,11 +146,10 @@ static int advance(message_op *m, int i) {
         /* the chunks of one message, in order */
         int first = i == 0 || m->transfers[i - 1].message.peer != t->message.peer ||
                     m->transfers[i - 1].message.state != MPP_TO_MATCH;
-        if (first && !is_covered(m, t->message.peer)) (t->block ? match_chunks : match)(m, t);
+        if (first && !is_covered(m, t->message.peer)) match(m, t);
     }
     if (t->message.state == MPP_TO_RECEIVE) take(m, t);
     int over = mpp_test_message(&m->op, &t->message) != MPP_PENDING;
-    if (t->block) over &= mpp_test_chunks(m, t);
     if (t->message.state != before) atomic_fetch_add_explicit(&m->op.group->moves, 1, memory_order_relaxed);
     return over;
 }
@@ -215,8 +204,8 @@ static int copy_own(message_op *m) {
 static int is_idle(const message_op *m) {
     if (m->op.staging || m->own_left) return 0;
     for (int i = 0; i < m->count; i++) {
-        const transfer *t = &m->transfers[i];
-        if (t->block || (t->message.state != MPP_TO_MATCH && t->message.state != MPP_OVER)) return 0;
+        const mpp_message *one = &m->transfers[i].message;
+        if (one->state != MPP_TO_MATCH && one->state != MPP_OVER) return 0;
     }
     return 1;
 }
@@ -234,7 +223,7 @@ static int step(mpp_op *op) {
     if (m->unsent) begin_sends(m);
     int over = 1;
     for (int i = 0; i < m->count; i++)
-        if (m->transfers[i].message.state != MPP_OVER || m->transfers[i].block) over &= advance(m, i);
+        if (m->transfers[i].message.state != MPP_OVER) over &= advance(m, i);
     over &= copy_own(m);
     op->idle = !over && is_idle(m);
     if (!over) return MPP_PENDING;
@@ -248,7 +237,6 @@ static void discard_transfers(mpp_op *op) {
     if (op->agreement) mpp_discard(op->agreement);
     for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
     free(m->transfers);
-    free(m->blocks);
 }
 
 message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging) {
@@ -282,11 +270,9 @@ static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, in
 
 void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_LOAD);
-    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
         transfer *t = add(m, buffer, part, peer, lane, MPP_TO_SEND);
-        t->block = block;
         m->unsent++;
         if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
@@ -296,10 +282,9 @@ void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
 
 void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
     int lane = lane_of(m, buffer, bytes, MPP_STORE);
-    mpp_block *block = mpp_block_for(m, bytes, peer);
     do {
-        size_t part = block || bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, lane, MPP_TO_MATCH)->block = block;
+        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
+        add(m, buffer, part, peer, lane, MPP_TO_MATCH);
         m->unmatched++;
         buffer += part;
         bytes -= part;

@@ -273,8 +273,7 @@ def _exchanged(group: Group, operation: str, rank: int, nbytes: int, root: int) 
     if to is None:
         to = set(range(group.ranks)) if rank == root else set()
     far = sum(group.node_of[other] != node for other in to)
-    chunks = math.ceil(nbytes / chunk_bytes(group, operation))
-    return Sent(far * chunks, far * nbytes, len(to - {rank}) - far)
+    return Sent(far, far * nbytes, len(to - {rank}) - far)
 
 
 def counts(
@@ -318,8 +317,6 @@ def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
 
 def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60, wide: int = 1) -> int:
     """How much one chunk carries of a tensor of so many bytes, or of each block. ``wide`` as in `counts`."""
-    if operation in EXCHANGES:
-        return EAGER
     if operation == "all_gather":
         return group.inbox
     usual, most = group.slot, min(EAGER * group.nodes, 4 * group.slot // wide) // LINE * LINE

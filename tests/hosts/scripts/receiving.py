@@ -1,0 +1,86 @@
+"""What memory ranks need beside their tensors for long exchanges between nodes: receiving.py HOW MIB.
+
+HOW: `idle` ranks do nothing else; rank 0 may be `computing`, or have `aborted`, or `given-up` in the middle.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+how, mib = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("mpiplus")
+rank, size = dist.get_rank(), dist.get_world_size()
+blocks = [torch.ones(mib << 18) for _ in range(size)]
+results = [torch.zeros(mib << 18) for _ in range(size)]
+DEADLINE = 60 if how in ("idle", "computing") else 4
+matrix = torch.ones(512, 512)
+#: Each with what rank 0 has first of the others' data.
+COLLECTIVES = {
+    "gather": (lambda g: dist.gather(blocks[0], results if rank == 0 else None, 0, g, True), results[1]),
+    "scatter": (lambda g: dist.scatter(results[0], blocks if rank == 2 else None, 2, g, True), results[0]),
+    "all_to_all": (lambda g: dist.all_to_all(results, blocks, g, True), results[1]),
+}
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) >> 10
+
+
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        torch.mm(matrix, matrix)
+
+
+def is_over(work: dist.Work) -> str:
+    try:
+        work.wait()
+    except dist.DistBackendError as error:
+        return str(error)
+    return "done"
+
+
+def leave(work: dist.Work, group: dist.ProcessGroup, arriving: torch.Tensor) -> None:
+    """In the middle of the operation, which the others go on with."""
+    before, until = arriving[0].item(), time.monotonic() + DEADLINE
+    while arriving[0] == before and time.monotonic() < until:
+        time.sleep(0.0001)
+    if how == "aborted":
+        group.abort()
+        return
+    try:
+        work.wait(timedelta(milliseconds=1))
+    except dist.DistBackendError:
+        dist.destroy_process_group(group)
+
+
+for name, (call, arriving) in COLLECTIVES.items():
+    for tensor in results:
+        tensor.zero_()
+    group = dist.new_group(timeout=timedelta(seconds=DEADLINE))
+    dist.all_reduce(torch.ones(1 << 20), group=group)
+    dist.barrier()
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    work = call(group)
+    if rank == 0 and how in ("aborted", "given-up"):
+        leave(work, group, arriving)
+        end = "left"
+    else:
+        if rank == 0 and how == "computing":
+            compute(1)
+        end = is_over(work)
+    for _ in range(100):
+        dist.barrier()  # what is still under way comes
+    os.write(1, f"{name} on rank {rank}: {status('VmHWM') - before} MiB, {end.splitlines()[0]}\n".encode())
+dist.barrier()
+os.write(1, f"end of rank {rank}\n".encode())
+if how in ("idle", "computing"):
+    dist.destroy_process_group()
