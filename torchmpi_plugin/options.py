@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import settings, torch_internals
+from .names import BACKEND
 
 API_MODES = ("direct", "dispatcher")
 #: Of version 0.2, which the next one still takes.
@@ -84,6 +85,8 @@ def among(given: Any, shared: bool) -> Options | None:
     Raises:
         TypeError: they are not ours, and can be nobody else's.
     """
+    if isinstance(given, dict):  # by the backends' names
+        given = given.get(BACKEND)
     if given is None or isinstance(given, Options):
         return given
     if shared:

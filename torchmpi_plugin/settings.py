@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from .names import BACKEND
+
 log = logging.getLogger("torchmpi_plugin")
 
 PREFIX = "MPIPLUS_"
@@ -77,17 +79,14 @@ PROGRESS_OF = ("background", "auto", "caller")  # as enum mpp_inline_mode
 FRAMEWORKS = ("accelerate", "ignite", "transformers")
 
 
-REPLACEABLE = ("gloo", "nccl", "mpi", "ucc", "xccl", "default")
-
-
 def replaced(text: str) -> tuple[str, ...]:
     """The names of backends in a list with commas.
 
     Raises:
-        ValueError: another name.
+        ValueError: what can be no name of a backend, or our own.
     """
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    if not set(names) <= set(REPLACEABLE):
+    if BACKEND in names or not all(name.isidentifier() for name in names):
         raise ValueError
     return names
 
@@ -192,7 +191,7 @@ WATCHDOG = Setting(
 REPLACE = Setting(
     "MPIPLUS_REPLACE",
     "",
-    f"names, with commas, of {', '.join(REPLACEABLE)}",
+    "names of other backends, such as gloo, nccl, mpi or ccl, with commas; or default",
     replaced,
     "Names of backends that mean `mpiplus` to `init_process_group` and `new_group`, for "
     "[scripts that cannot be changed](usage.md#scripts-that-cannot-be-changed); `default`: where none is named.",

@@ -51,9 +51,9 @@ NEEDS = (
     Need("torch._C:_dispatch_keys", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:DispatchKey", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:_functorch.get_unwrapped", OLDEST, "tensors without memory of their own"),
-    Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "tensors without memory of their own"),
     Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "tensors without memory of their own"),
     Need(f"{_C10D}:Work.boxed", OLDEST, "tensors without memory of their own"),
+    Need("torch.distributed.distributed_c10d:_set_pg_timeout", OLDEST, "a new timeout, before torch 2.14"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
     Need("torch.profiler:record_function._call_end_callbacks_on_future", OLDEST, "events of asynchronous operations"),
     Need("torch._C:_len_torch_dispatch_stack", OLDEST, "calls that a TorchDispatchMode is to see"),
@@ -161,6 +161,12 @@ def device_backends() -> dict[str, str]:
     return {} if found is None else dict(found["backend_config"].get_device_backend_map())
 
 
+def uses_torchcomms() -> bool:
+    """Whether torchcomms is to make all groups, by a switch of torch 2.13's."""
+    enabled = getattr(import_module("torch.distributed.distributed_c10d"), "_use_torchcomms_enabled", None)
+    return enabled is not None and bool(enabled())
+
+
 # ---- rendezvous ----
 
 
@@ -260,6 +266,19 @@ def is_over(block: Any) -> bool:
         return False
     generator = block()
     return generator is None or generator.gi_frame is None
+
+
+def answer_timeouts() -> None:
+    """Let torch's helper ask a group in Python: before 2.14 it knows the classes of gloo and NCCL alone."""
+    module = import_module("torch.distributed.distributed_c10d")
+    helper = module._set_pg_timeout
+
+    def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
+        ours = getattr(module._get_default_group() if group is None else group, "_set_default_timeout", None)
+        helper(timeout, group) if ours is None else ours(timeout)
+
+    if version() < (2, 14):
+        module._set_pg_timeout = functools.wraps(helper)(_set_pg_timeout)  # type: ignore[attr-defined]
 
 
 # ---- windows ----

@@ -50,6 +50,30 @@ def test_one_rank_given_twice_where_torch_makes_the_store(job: Job) -> None:
     )
 
 
+def test_the_rank_of_a_batch_script(job: Job) -> None:
+    """mpirun hands Slurm's variables on, by which all ranks are rank 0."""
+    job.run(2, "variables.py", "rank_of_a_batch_script").succeeded(2)
+
+
+def test_the_rank_of_a_batch_script_where_torch_makes_the_store(job: Job) -> None:
+    outcome = job.run(
+        2, "variables.py", "same_rank_in_torchs_way", job.directory, free_port(), environment={"SLURM_PROCID": "0"}
+    )
+    outcome.failed("SLURM_PROCID=0", "MPI's rank 1 of 2", "mpiplus run or srun", "MPIEnvironment")
+
+
+def test_a_program_that_names_no_backend(job: Job) -> None:
+    job.run(2, "variables.py", "backend_by_default").succeeded(2)
+
+
+def test_torchcomms_is_refused(job: Job) -> None:
+    job.run(2, "variables.py", "through_torchcomms").succeeded(2)
+
+
+def test_torchs_helper_sets_a_timeout(job: Job) -> None:
+    job.run(2, "variables.py", "timeouts").succeeded(2)
+
+
 def test_one_process_started_and_four_said(job: Job) -> None:
     said = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job.run(1, "variables.py", "fewer_than_said", environment=said).succeeded(1)

@@ -28,13 +28,22 @@ def test_the_users_own_master(job: Job) -> None:
 def test_mpiplus_leaves_the_port_to_others(job: Job) -> None:
     """A second group by env:// may listen there."""
     outcome = ended(launch(job, 2, "of_users.py", "meets", "mpiplus"), 0)
-    outcome.says(r"sum mpiplus \[2.0, 2.0\]", "subgroup gloo")
+    outcome.says(r"sum mpiplus \[2.0, 2.0\]", "subgroup gloo gloo")
 
 
 def test_a_variable_chooses_the_backend(job: Job) -> None:
-    environment = {"MPIPLUS_REPLACE": "nccl,gloo"}
-    outcome = ended(launch(job, 2, "of_users.py", "meets", "gloo", environment=environment), 0)
-    outcome.says(r"\[rank 0\] sum mpiplus \[2.0, 2.0\]", r"\[rank 1\] subgroup mpiplus")
+    """Also for a program that asks first what there is, and then what it has got."""
+    for name in ("gloo", "mpi", "ccl"):
+        environment = {"MPIPLUS_REPLACE": f"gloo,{name}"}
+        outcome = ended(launch(job, 2, "of_users.py", "meets", name, environment=environment), 0)
+        outcome.says(r"\[rank 0\] sum mpiplus \[2.0, 2.0\]", r"\[rank 1\] subgroup mpiplus gloo")
+
+
+def test_ranks_in_a_batch_script_are_told_apart(job: Job) -> None:
+    """By Slurm's variables, which are the script's own."""
+    environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    outcome = ended(launch(job, 2, "of_users.py", "in_slurm", environment=environment), 0)
+    outcome.says(r"\[rank 0\] slurm 0 0 None", r"\[rank 1\] slurm 1 1 None")
 
 
 def test_who_leaves_first_is_to_blame(job: Job) -> None:

@@ -26,7 +26,7 @@ WRONG = {
     "MPIPLUS_WATCHDOG": ("banana", "-5", "-0.1", "nan", "-inf", "1e999"),
     "MPIPLUS_STATUS": ("banana", "2", "yes"),
     "MPIPLUS_SUMMARY": ("banana", "2", "figures.txt"),
-    "MPIPLUS_REPLACE": ("banana", "gloo;nccl", "1", "gloo,fake"),
+    "MPIPLUS_REPLACE": ("mpiplus", "gloo;nccl", "1", "gloo,cpu:nccl"),
     "MPIPLUS_INTEGRATIONS": ("banana", "accelerate,banana", "Ignite", "accelerate;ignite", "1"),
 }
 RIGHT = (
@@ -44,6 +44,7 @@ RIGHT = (
     ("MPIPLUS_SUMMARY", "1", "1"),
     ("MPIPLUS_SUMMARY", "figures.json", "figures.json"),
     ("MPIPLUS_REPLACE", "gloo, NCCL,default", ("gloo", "nccl", "default")),
+    ("MPIPLUS_REPLACE", "ccl", ("ccl",)),
 )
 BY_NAME = {setting.name: setting for setting in settings.SETTINGS}
 

@@ -42,7 +42,10 @@ _QUESTIONS = (
     "shrink",
     "supports_tensor_alloc",
 )
-_PROPERTIES = ("options", "supports_coalescing", "supports_shrinking", "supports_splitting")
+_PROPERTIES = (
+    *("options", "supports_coalescing", "supports_shrinking", "supports_splitting"),
+    *("supports_reconfigure", "supports_completion_hooks", "_supports_time_estimate"),
+)
 
 #: Those below torch's wrapper of DETAIL are otherwise held by C++ alone, where a Python object is forgotten.
 _open: set[Any] = set()
@@ -79,6 +82,10 @@ class _Backend:
     def __init__(self, group: ProcessGroupMPI, owned: bool) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self._find: Callable[[], ProcessGroupMPI | None] = (lambda: group) if owned else weakref.ref(group)
+
+    #: torch does not pass them on to a backend in Python. All of torch's questions have an answer here or in
+    #: _PROPERTIES: to one that has none torch's trampoline calls itself for ever.
+    supports_window = supports_abort_hooks = False
 
     @property
     def group(self) -> ProcessGroupMPI:

@@ -58,8 +58,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
     #: For callers from Python: operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work; there
     #: is ``register_abort_hook``.
     supports_coalescing = supports_abort_hooks = True
-    #: NCCL's, of a collective's time.
-    supports_time_estimate = False
+    #: Of NCCL, in both its names, and of torchcomms.
+    supports_time_estimate = _supports_time_estimate = supports_completion_hooks = supports_reconfigure = False
     #: Lets the group's operations run torch's hooks; None where torch has none.
     run_hooks: Callable[[Any], None] | None = None
     #: Gives a group what torch's hooks are attached to; None where torch has none.

@@ -14,6 +14,9 @@ that torch itself calls; ``forms.py`` makes that of all others, and ``call_path.
 
 from __future__ import annotations
 
+import torch.distributed as dist
+
+from .. import torch_internals
 from . import call_path, ending, exchanging, messages, reducing, splitting, windows
 from .group import ProcessGroupMPI
 
@@ -25,3 +28,9 @@ for _method in (
     *(windows.new_window, windows.allocate_tensor, windows.supports_tensor_alloc),
 ):
     setattr(ProcessGroupMPI, _method.__name__, _method)
+#: Where a group has no backend in C++ to say so itself, these end in words from inside torch.
+_OF_BACKENDS = () if torch_internals.has_python_backends() else splitting.LEFT_TO_BACKENDS
+for _name, _what in {**vars(dist.ProcessGroup), **vars(torch_internals.backend_class())}.items():
+    if _name in _OF_BACKENDS or not hasattr(ProcessGroupMPI, _name):
+        _refusal = splitting.refusal(_name)
+        setattr(ProcessGroupMPI, _name, property(_refusal) if isinstance(_what, property) else _refusal)

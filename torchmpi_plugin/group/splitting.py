@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -90,6 +91,22 @@ def merge_remote_group(
     """
     runtime.refuse_in_forked_child("merge_remote_group")
     raise NotImplementedError("merge_remote_group: groups of mpiplus cannot be merged. Make one with new_group")
+
+
+#: What torch's process group leaves to its backend in C++.
+LEFT_TO_BACKENDS = (
+    *("_enable_collectives_timing", "_register_on_completion_hook", "_wait_for_pending_works"),
+    *("get_reconfigure_handle", "reconfigure", "use_pg_for_symm_mem_rendezvous"),
+)
+
+
+def refusal(name: str) -> Callable[..., Any]:
+    """A method of torch's for which there is nothing in mpiplus: gloo's raises a RuntimeError as well."""
+
+    def refuse(group: Group, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{name}: {group.label} is of mpiplus, which does not support it")
+
+    return refuse
 
 
 def shrink(group: Group, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:

@@ -38,7 +38,7 @@ def _change(module: ModuleType) -> None:
     @functools.wraps(choose)
     def prepare_backend(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> Any:
         found, kind = choose(self, cpu, sagemaker_dp, backend)
-        is_ours = dist.is_initialized() and dist.get_backend() == BACKEND
+        is_ours = dist.is_initialized() and dist.distributed_c10d.get_backend() == BACKEND
         if backend not in (None, BACKEND) or not is_ours:
             return found, kind
         return BACKEND, on_cpus if kind == alone else kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from ..names import BACKEND
 
 _FUNCTIONS = ("init_process_group", "new_group")
+#: The one name that a group was asked for by.
+_asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def replace(names: Collection[str]) -> None:
@@ -31,6 +34,18 @@ def replace(names: Collection[str]) -> None:
         for module in (dist, distributed_c10d, device_mesh):
             if getattr(module, function, None) is original:
                 setattr(module, function, replacement)
+    # What a program asks before it names a backend, and after. torch itself goes on asking its own functions.
+    for name in names:
+        if hasattr(dist, f"is_{name}_available"):
+            setattr(dist, f"is_{name}_available", lambda: True)
+    available, get_backend = dist.is_backend_available, dist.get_backend
+
+    def get_name(group: Any = None) -> str:
+        present = get_backend(group)
+        return _asked.get(dist.group.WORLD if group is None else group, present)
+
+    dist.is_backend_available = lambda backend: available(meant(backend, names) or backend)
+    dist.get_backend = functools.wraps(get_backend)(get_name)  # type: ignore[assignment]
 
 
 def meant(backend: str | None, names: Collection[str]) -> str | None:
@@ -42,6 +57,8 @@ def meant(backend: str | None, names: Collection[str]) -> str | None:
 
 
 def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    import torch.distributed as dist
+
     signature = inspect.signature(original)
     makes_the_world = original.__name__ == "init_process_group"
 
@@ -49,19 +66,24 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
     def replacing(*args: Any, **named: Any) -> Any:
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
+        asked = str(backend or BACKEND).lower()
         if backend is not None or makes_the_world:
             given.arguments["backend"] = backend = meant(backend, names)
         if (backend or _of_the_world()) == BACKEND:
             _leave_others_options(given.arguments)
-        return original(*given.args, **given.kwargs)
+        made = original(*given.args, **given.kwargs)
+        group = dist.group.WORLD if makes_the_world else made
+        if isinstance(group, dist.ProcessGroup) and asked != BACKEND and backend == BACKEND:
+            _asked[group] = asked
+        return made
 
     return replacing
 
 
 def _of_the_world() -> str:
-    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
 
-    return dist.get_backend() if dist.is_initialized() else ""
+    return distributed_c10d.get_backend() if distributed_c10d.is_initialized() else ""
 
 
 def _leave_others_options(arguments: dict[str, Any]) -> None:

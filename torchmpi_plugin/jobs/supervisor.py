@@ -31,6 +31,7 @@ _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and ha
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
 _LOOK_SECONDS = 5.0
+_OF_SLURM = {"SLURM_PROCID": "rank", "SLURM_LOCALID": "local_rank", "SLURM_NODEID": "node_rank"}
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
 _NO_JOB = 1  # the launcher has ended, or given up, and said why
@@ -387,4 +388,8 @@ def _open_files(job: Mapping[str, Any]) -> list[BinaryIO | None]:
 def _environment(job: Mapping[str, Any], attachment: int | None) -> dict[str, str]:
     """The rank's own environment, what the launcher's has besides, and what the job says of this rank."""
     attached = {} if attachment is None else {settings.ATTACHMENT: str(attachment)}
-    return {**job["defaults"], **job["inherited"], **os.environ, **job["own"], **attached}
+    own = {**job["own"], **attached}
+    for name, field in _OF_SLURM.items():
+        if name in os.environ:  # in a batch script its own, which says rank 0 to all
+            own[name] = str(job["fields"][field])
+    return {**job["defaults"], **job["inherited"], **os.environ, **own}

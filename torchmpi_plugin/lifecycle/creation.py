@@ -71,6 +71,11 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         DistBackendError: members that do not come in time.
     """
     frames.end_tracebacks_at_the_user()
+    if getattr(opts, "enable_reconfigure", False):
+        raise NotImplementedError(
+            "init_process_group(enable_reconfigure=True): no process can join a job of MPI's later. Leave it out; "
+            "torchmpi_plugin.shrink makes a group of those that are left"
+        )
     shared = _is_shared()
     options = options_among(options, shared)
     doing = "new_group" if opts.global_ranks_in_group else "init_process_group"

@@ -11,6 +11,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlparse
 
+import torch
+import torch.distributed as dist
 from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
@@ -49,7 +51,11 @@ def _request() -> Request:
     found = torch_internals.calling_frame("backend", "init_process_group")
     if found is None:
         return Request("", None)
-    backend = str(found["backend"] or "")
+    backend = str(found["backend"] or "undefined")
+    if backend == "undefined":  # torch takes that of the machine's accelerator or, without one, of its CPU
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        kind = "cpu" if accelerator is None else accelerator.type
+        backend = dist.Backend.default_device_backend_map.get(kind, "")
     return Request(backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True))
 
 
@@ -107,8 +113,14 @@ def check_arguments(doing: str, timeout: timedelta) -> None:
 
     Raises:
         ValueError: a variable of ours or of the flight recorder, or a timeout that cannot be.
+        RuntimeError: torchcomms makes the groups.
     """
     settings.check()
+    if torch_internals.uses_torchcomms():
+        raise RuntimeError(
+            "init_process_group: torchcomms is to make the groups, and has no backend 'mpiplus'. Switch it off: "
+            "TORCH_DISTRIBUTED_USE_TORCHCOMMS=0, or torch.distributed.config.use_torchcomms = False"
+        )
     flight_recorder.entries_wanted()
     check_timeout(doing, timeout)
 
@@ -149,7 +161,10 @@ def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
     except RuntimeError as error:
         if given.rank != 0 or "EADDRINUSE" not in str(error):
             raise
-        raise DistBackendError(f"init_process_group: {tcp_store.port_in_use(given.port)}") from None
+        hint = launchers.slurms_word(0)
+        raise DistBackendError(
+            f"init_process_group: {tcp_store.port_in_use(given.port)}{f'. {hint}' if hint else ''}"
+        ) from None
     yield first
     yield from handler
 

@@ -138,6 +138,20 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
     return None
 
 
+def slurms_word(rank: int) -> str:
+    """Why several processes may have this rank: a batch script's own variables of Slurm's; empty if that is not why."""
+    launch, me = detect(), who_am_i(os.environ)
+    if launch is None or me is None or os.environ.get("SLURM_PROCID") != str(rank):
+        return ""
+    if launch.launcher == SCRIPT or variables_of(launch).rank == "SLURM_PROCID":
+        return ""
+    return (
+        f"It comes from the batch script's own SLURM_PROCID={rank}, which reaches every process; this one is MPI's "
+        f"rank {me.rank} of {launch.size}. Start the job with mpiplus run or srun, or have the program ask MPI: in "
+        f"Lightning by Trainer(plugins=[MPIEnvironment()])"
+    )
+
+
 # ---- children of ranks ----
 
 # What makes a process this rank of this job for the library that reads it.

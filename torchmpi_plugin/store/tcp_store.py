@@ -17,7 +17,7 @@ from .. import protocol
 from ..errors import DistBackendError
 from ..mpi import duplicates, nonblocking, runtime
 from ..names import describe_ranks
-from ..node import descriptors, lookups, node
+from ..node import descriptors, launchers, lookups, node
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
@@ -44,6 +44,8 @@ class _Process(NamedTuple):
     hostname: str
     pid: int
 
+
+_OWN_RANKS = "Give each process its own, in the variable RANK or as rank=; or neither, to take MPI's ranks"
 
 #: The newest world's server, kept until the next one: ranks that destroyed the world earlier may be asked about.
 kept: Store | None = None
@@ -144,7 +146,7 @@ def _check_ranks(everybody: list[_Process]) -> None:
     more = [f"and {len(who) - _ENOUGH} more"] if len(who) > _ENOUGH else []
     raise DistBackendError(
         f"init_process_group: {describe_ranks(twice)} given to several processes: {', '.join(who[:_ENOUGH] + more)}. "
-        f"Give each process its own, in the variable RANK or as rank=; or neither, to take MPI's ranks"
+        + (launchers.slurms_word(twice[0]) or _OWN_RANKS)
     )
 
 

@@ -24,16 +24,22 @@ def _sum() -> list[float]:
 
 def meets(backend: str) -> None:
     """By env://, of which torch needs all four variables."""
+    assert dist.is_backend_available(backend)
     dist.init_process_group(backend, init_method="env://")
+    assert dist.get_backend() == backend
     if backend == "gloo":  # or what MPIPLUS_REPLACE has put in its place
         dist.monitored_barrier(timeout=timedelta(seconds=30))
-    print("sum", dist.get_backend(), _sum(), "port", os.environ["MASTER_PORT"])
+    print("sum", dist.group.WORLD.name(), _sum(), "port", os.environ["MASTER_PORT"])
     gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
     options = {"pg_options": gloo._Options()} if backend == "gloo" else {}
     subgroup = dist.new_group([0, 1], backend="gloo", **options)
     dist.all_reduce(torch.ones(1), group=subgroup)  # gloo is sure to be connected then
-    print("subgroup", dist.get_backend(subgroup))
+    print("subgroup", subgroup.name(), dist.get_backend(subgroup))
     dist.destroy_process_group()
+
+
+def in_slurm() -> None:
+    print("slurm", *(os.environ.get(f"SLURM_{name}") for name in ("PROCID", "LOCALID", "NODEID")))
 
 
 def leaves(code: str) -> None:

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
+from torchmpi_plugin import Options
 from torchmpi_plugin.node import node
 
 COMPLETE = {"RANK": str(ME), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -149,6 +151,41 @@ def _is_listening(port: int) -> bool:
     return False
 
 
+def rank_of_a_batch_script() -> None:
+    """As Lightning reads the rank there, with mpirun."""
+    words = ("SLURM_PROCID=0", f"MPI's rank {ME} of {SIZE}", "mpiplus run or srun", "MPIEnvironment")
+    with variables(RANK="0", SLURM_PROCID="0"), raises(dist.DistBackendError, *words):
+        dist.init_process_group("mpiplus")
+
+
+def backend_by_default() -> None:
+    """A program that names none, and torch told which one to take (torchtitan); options by the backends' names."""
+    dist.Backend.default_device_backend_map["cpu"] = "mpiplus"
+    dist.init_process_group(pg_options={"nccl": object(), "mpiplus": Options(collectives="own")})
+    check_works()
+
+
+def through_torchcomms() -> None:
+    """torch's switch, as it is where torchcomms is installed."""
+    dist.distributed_c10d._use_torchcomms_enabled = lambda: True
+    for method in (None, "mpi://"):
+        with raises(RuntimeError, "TORCH_DISTRIBUTED_USE_TORCHCOMMS=0"):
+            dist.init_process_group("mpiplus", init_method=method)
+    check_mpi_is_not_running()
+
+
+def timeouts() -> None:
+    """By the helper that torch has for them, which must not warn."""
+    dist.init_process_group("mpiplus")
+    for group in (None, dist.new_group()):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Set timeout is now only supported")
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), group)
+        assert (group or dist.group.WORLD).timeout == timedelta(seconds=77)
+    gloo = dist.new_group(backend="gloo")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), gloo)
+
+
 def fewer_than_said() -> None:
     """The launcher has started one process, the variables say four: told before torch waits for them."""
     with raises(ValueError, "world_size is 4, but MPI started 1 rank", r"has started one process \(.*=1\): start 4"):
@@ -178,6 +215,10 @@ run(
         "wrong_torch_variables": wrong_torch_variables,
         "same_rank": same_rank,
         "same_rank_in_torchs_way": same_rank_in_torchs_way,
+        "rank_of_a_batch_script": rank_of_a_batch_script,
+        "backend_by_default": backend_by_default,
+        "through_torchcomms": through_torchcomms,
+        "timeouts": timeouts,
         "fewer_than_said": fewer_than_said,
         "loopback": loopback,
     }
