@@ -28,16 +28,18 @@ class Call(NamedTuple):
         chunks: how many chunk numbers it takes.
         two_phase: reduced part by part, in place, between writing and reading.
         oom: there is no memory for it.
+        bus: this rank's device copies to the slots: chunks are longer from the second one on, here of two.
     """
 
     kind: str
     chunks: int = 1
     two_phase: bool = False
     oom: bool = False
+    bus: bool = False
 
     @property
     def signature(self) -> Call:
-        return self._replace(chunks=0) if self.kind == "exchange" else self
+        return self._replace(chunks=0 if self.kind == "exchange" else self.chunks, bus=False)
 
 
 OOM_PLACEHOLDER = Call(NO_MEMORY)
@@ -55,11 +57,16 @@ class Op:
     done: int = 0
     checked: bool = False
     oom_after: int = 0
-    planned: int = 1
+    planned: int = 0
+    in_parts: bool = False
 
     @property
     def chunks(self) -> int:
-        return self.planned if self.call.kind == "exchange" else self.call.chunks
+        return self.planned or (1 if self.call.kind == "exchange" else self.call.chunks)
+
+    @property
+    def two_phase(self) -> bool:
+        return self.call.two_phase or self.in_parts
 
     def writes(self, rank: int) -> bool:
         return self.call.kind in ("all_reduce", "reduce", "exchange") or (self.call.kind == "broadcast" and rank == 0)
@@ -71,7 +78,7 @@ class Op:
     def wait_for(self, rank: int) -> int:
         if self.call.kind == "broadcast":
             return 0
-        return rank if self.call.kind == "reduce" and rank != 0 and not self.call.two_phase else -1
+        return rank if self.call.kind == "reduce" and rank != 0 and not self.two_phase else -1
 
 
 @dataclass
@@ -112,13 +119,13 @@ def reached(c: Channel, counter: str, target: int) -> Access:
 
 
 def may_write(s: Op, c: Channel, number: int) -> Access:
-    if s.written > 0 and not s.checked:
+    if number > s.first and not s.checked:
         return False
     return number < c.ring or (yield from reached(c, "out", number - c.ring + 1))
 
 
 def may_read(s: Op, c: Channel, number: int) -> Access:
-    if s.call.two_phase:
+    if s.two_phase:
         return (yield from reached(c, "reduced", number + 1))
     if s.wait_for(c.rank) < 0:
         return (yield from reached(c, "in", number + 1))
@@ -142,8 +149,8 @@ def read(s: Op, c: Channel, number: int) -> Access:
     if not s.reads(c.rank):
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):
-        if r != c.rank or s.call.two_phase:
-            yield "read", r, c.slot(number), (s.position, s.done), s.call.two_phase
+        if r != c.rank or s.two_phase:
+            yield "read", r, c.slot(number), (s.position, s.done), s.two_phase
 
 
 def advance(s: Op, c: Channel) -> Access:
@@ -158,7 +165,7 @@ def advance(s: Op, c: Channel) -> Access:
     if not s.checked:
         return moved
     number = s.first + s.reduced
-    if s.call.two_phase and s.reduced < s.written and (yield from reached(c, "in", number + 1)):
+    if s.two_phase and s.reduced < s.written and (yield from reached(c, "in", number + 1)):
         yield from reduce_part(s, c, number)
         s.reduced += 1
         yield "store", "reduced", number + 1
@@ -205,6 +212,7 @@ def mpp_check_calls(s: Op, c: Channel) -> Access:
             return (yield from mismatch(s, c))
     if s.call.kind == "exchange":
         yield from plan_exchange(s, c)
+    yield from plan_bus(s, c)
     s.checked = True
     return PENDING
 
@@ -217,6 +225,17 @@ def plan_exchange(s: Op, c: Channel) -> Access:
         longest = max(longest, call.chunks)
     take_numbers(s, c, longest)
     s.planned = longest
+
+
+def plan_bus(s: Op, c: Channel) -> Access:
+    on_bus = False
+    for r in range(c.size):
+        on_bus |= (yield "signature", r, c.slot(s.first), s.position).bus
+    if on_bus:
+        s.in_parts = s.call.kind in ("all_reduce", "reduce")
+        shorter = 1 + s.chunks // 2
+        take_numbers(s, c, shorter)
+        s.planned = shorter
 
 
 def move(s: Op, c: Channel) -> Access:
@@ -301,7 +320,7 @@ def copy(c: Channel) -> Channel:
 def frozen(c: Channel) -> tuple:
     """All of a rank's own state, to compare."""
     ops = tuple(
-        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after, s.planned)
+        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after, s.planned, s.in_parts)
         for s in [*c.queue, c.oom_placeholder]
     )
     return (c.next, *c.known.values(), ops, c.oom_first, c.oom_total, c.aborted, c.called, *c.outcomes)
