@@ -47,6 +47,11 @@ def test_contestants_that_are_chosen(job: Job) -> None:
     assert [sorted(row["us"]) for row in found["operations"]] == [["mpiplus", "raw"]]
 
 
+def test_beside_processes_that_compute(job: Job) -> None:
+    words = ("--quick", "--busy", 2, "--no-raw", "--no-front-end", "--ops", "barrier", "--repeats", 1)
+    ended(bench(job, *words), 0).says("compute beside the ranks of each node: 2")
+
+
 def test_one_rank_measures_what_is_left_without_communication(job: Job) -> None:
     words = ("--quick", "--ops", "all_reduce", "--sizes", "8", "--json", "out.json")
     ended(bench(job, *words, ranks=1), 0).says("One process alone").says_not("Traceback", "plain messages")

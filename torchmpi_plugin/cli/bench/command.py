@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -137,6 +137,13 @@ def _saying_what_is_wrong() -> Iterator[None]:
     help="Instead, train small networks: see above. In all ways, or these: ddp, ddp25, at-once, no-sync, fsdp2, zero, "
     "pipeline, tensor, sleep. Some five minutes; --quick: less than two.",
 )
+@click.option(
+    "--busy",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Beside N processes a node that only compute (0).",
+)
 @click.option("--samples", type=click.IntRange(min=2), hidden=True, help="--train: of a rank in a step.")
 @click.pass_context
 def bench(
@@ -154,6 +161,7 @@ def bench(
     front_end: bool,
     repeats: int | None,
     ways: str | None,
+    busy: int,
     samples: int | None,
 ) -> None:
     """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
@@ -172,7 +180,8 @@ def bench(
     """
     if ways:
         _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
-        _train(parse_names(None, None, ways), backends, quick, repeats, Files(json_file, plot_file, None), samples)
+        with _beside(busy):
+            _train(parse_names(None, None, ways), backends, quick, repeats, Files(json_file, plot_file, None), samples)
         return
     if tuning_file:
         _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
@@ -185,7 +194,16 @@ def bench(
         repeats=repeats or (5 if quick else 11),
         block_seconds=0.01 if quick else 0.02,
     )
-    _run(settings, Files(json_file, plot_file, tuning_file))
+    with _beside(busy):
+        _run(settings, Files(json_file, plot_file, tuning_file))
+
+
+def _beside(busy: int) -> AbstractContextManager[None]:
+    from .busy import busy_cores
+
+    with _saying_what_is_wrong():
+        mpi_library.load()
+    return busy_cores(busy)
 
 
 def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
