@@ -85,7 +85,9 @@ def among(given: Any, shared: bool) -> Options | None:
     Raises:
         TypeError: they are not ours, and can be nobody else's.
     """
-    if isinstance(given, dict):  # by the backends' names
+    import torch.distributed as dist
+
+    if isinstance(given, dict) and all(str(name).lower() in dist.Backend.backend_list for name in given):
         given = given.get(BACKEND)
     if given is None or isinstance(given, Options):
         return given

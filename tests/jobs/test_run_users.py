@@ -87,8 +87,10 @@ def test_ctrl_c_is_one_line(job: Job) -> None:
 
 def test_torchs_prefix_is_not_there_twice(job: Job) -> None:
     outcome = ended(launch(job, 2, "of_users.py", "fails"), 1)
-    outcome.says(r"\[rank 1\] ArithmeticError: this one is meant", r"\n    ArithmeticError: this one is meant")
-    outcome.says_not(r"\[rank1\]")
+    outcome.says(
+        r"\[rank 1\] ArithmeticError: this one is meant", r"failed first: exit code 1 \(ArithmeticError: this one"
+    )
+    outcome.says_not(r"\[rank1\]", r"\n    ArithmeticError: this one is meant")
 
 
 @pytest.mark.fresh("PYTHONFAULTHANDLER is for the start of Python")

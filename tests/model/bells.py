@@ -25,8 +25,8 @@ MISTAKES = (
 
 
 class Rank(NamedTuple):
-    """Where it stands: at `move` it does what it can, at `heard` it has moved `counter`, at `idle` there is nothing to do,
-    at `armed` it has said that it sleeps, at `falls` it has looked for the last time, at `asleep` it sleeps."""
+    """Where it stands: at `move` it does what it can, at `heard` it has moved `counter`, at `idle` there is nothing
+    to do, at `armed` it has said that it sleeps, at `falls` it has looked for the last time, at `asleep` it sleeps."""
 
     counters: tuple[int, int, int] = (0, 0, 0)
     at: str = "move"

@@ -122,7 +122,7 @@ class DeviceTensor(torch.Tensor):
 
     def new_empty(self, *arguments: Any, **named: Any) -> DeviceTensor:
         made = super().new_empty(*arguments, **named)
-        return self._there(made) if "dtype" not in named else made  # of another: what kernels alone see
+        return self._there(made) if "dtype" not in named else made  # type: ignore[return-value]  # kernels' alone
 
     def contiguous(self) -> DeviceTensor:
         self.driver.drain()  # runs on the device when it gets there

@@ -48,8 +48,9 @@ def test_every_question_is_answered(new_group) -> None:
 
 @pytest.mark.skipif(not hasattr(c10d, "_supports_reconfigure"), reason="this torch does not ask that")
 def test_what_torch_asks_by_functions_of_its_own(group) -> None:
-    assert c10d._supports_reconfigure() is False
-    assert c10d._supports_window() is (groups.API_MODE == "direct" and torch_internals.has_windows())
+    asked: Any = c10d
+    assert asked._supports_reconfigure() is False
+    assert asked._supports_window() is (groups.API_MODE == "direct" and torch_internals.has_windows())
     with pytest.raises(NotImplementedError, match="estimator"), c10d._time_estimator():
         pass
 

@@ -31,6 +31,6 @@ for _method in (
 #: Where a group has no backend in C++ to say so itself, these end in words from inside torch.
 _OF_BACKENDS = () if torch_internals.has_python_backends() else splitting.LEFT_TO_BACKENDS
 for _name, _what in {**vars(dist.ProcessGroup), **vars(torch_internals.backend_class())}.items():
-    if _name in _OF_BACKENDS or not hasattr(ProcessGroupMPI, _name):
+    if _name in _OF_BACKENDS or not (isinstance(_what, type) or hasattr(ProcessGroupMPI, _name)):
         _refusal = splitting.refusal(_name)
         setattr(ProcessGroupMPI, _name, property(_refusal) if isinstance(_what, property) else _refusal)

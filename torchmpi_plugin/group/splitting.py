@@ -104,6 +104,7 @@ def refusal(name: str) -> Callable[..., Any]:
     """A method of torch's for which there is nothing in mpiplus: gloo's raises a RuntimeError as well."""
 
     def refuse(group: Group, *_: Any, **__: Any) -> Any:
+        runtime.refuse_in_forked_child(name)
         raise NotImplementedError(f"{name}: {group.label} is of mpiplus, which does not support it")
 
     return refuse

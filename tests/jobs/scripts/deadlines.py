@@ -205,13 +205,13 @@ def stopped_inside(directory: str) -> None:
 
 
 def stopped_between_nodes(directory: str) -> None:
-    """One rank is stopped when a part of what others send it has come: the rest of its blocks never does."""
+    """One rank is stopped when a part of what others send it has come: the rest of its block never does."""
     node.identity = lambda: f"node {ME}"
     victim = SIZE - 1
     pids, group = started()
-    given, got = torch.ones(SIZE << 24), torch.zeros(SIZE << 24)
+    given, got = torch.ones(1 << 24), torch.zeros(SIZE << 24)
     if victim == ME:
-        work = dist.all_to_all_single(got, given, group=group, async_op=True)
+        work = dist.all_gather_into_tensor(got, given, group=group, async_op=True)
         while got[0] == 0 and got[1 << 24] == 0:  # the first elements of the others' blocks
             pass
         is_in_the_middle = not work.is_completed()
@@ -221,7 +221,7 @@ def stopped_between_nodes(directory: str) -> None:
         # By how far the comparison has got on who reports: it has not arrived, or was seen and does not answer.
         expected = rf"[Aa]rrived.*: rank {victim} \((gave no answer: )?stopped, dead"
         with raises(dist.DistBackendError, "timed out", expected) as caught:
-            dist.all_to_all_single(got, given, group=group)
+            dist.all_gather_into_tensor(got, given, group=group)
         go_on_when_all_gave_up(directory, caught[0], pids[victim])
     say("end")
     os._exit(0)

@@ -21,7 +21,7 @@ LONG = 1 << 20
 def get_from_rank_0() -> Iterator[None]:
     """Rank 1 reads rank 0's part of a window, many times."""
     window = MPI.Win.Allocate(8 * LONG, 8, comm=COMM)
-    np.frombuffer(window, dtype="d")[:] = ME + 7
+    np.frombuffer(memoryview(window.tomemory()), dtype="d")[:] = ME + 7
     COMM.Barrier()
     yield
     got = np.zeros(LONG)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
@@ -181,7 +182,8 @@ def timeouts() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Set timeout is now only supported")
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), group)
-        assert (group or dist.group.WORLD).timeout == timedelta(seconds=77)
+        ours: Any = group or dist.group.WORLD
+        assert ours.timeout == timedelta(seconds=77)
     gloo = dist.new_group(backend="gloo")
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), gloo)
 

@@ -98,7 +98,7 @@ def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > _BUSY * cores:
         console.print(
-            f"Warning: the machine is loaded ({load:.1f} processes want its {cores} cores): these times say little. "
+            f"The machine is loaded ({load:.1f} processes want its {cores} cores): these times say little. "
             f"Measure when the others have ended."
         )
 
