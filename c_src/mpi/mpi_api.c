@@ -2,6 +2,8 @@
 #include "mpi/mpi_api.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +86,15 @@ static void end_job(int status) {
     _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
 }
 
+static pthread_t finalizer;
+
+/* A thread that was given up in a call of MPI's, as MPI_Comm_create_group, looks at what MPI_Finalize takes apart.
+ * Python has ended, and the process will in a moment: that thread waits for it. */
+static void hold_others(int number) {
+    while (!pthread_equal(pthread_self(), finalizer)) pause();
+    signal(number, SIG_DFL); /* then the same instruction fails again */
+}
+
 /* After Python's end, whose exit code nobody knows before: it may come from sys.exit, from a SystemExit, or be Python's
  * own. A rank that leaves with an error while others wait for it would hang itself in MPI_Finalize. */
 static void at_exit(int status, void *unused) {
@@ -93,6 +104,8 @@ static void at_exit(int status, void *unused) {
     mpp_mpi.Finalized(&finalized);
     if (finalized) return;
     if (status && ending_rank >= 0) end_job(status);
+    finalizer = pthread_self();
+    signal(SIGSEGV, hold_others);
     mpp_mpi.Finalize();
 }
 
