@@ -98,7 +98,7 @@ def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> N
 def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) -> None:
     """No group rather than one with other sums; the next one is made as if nothing had been."""
 
-    def full(size: int) -> int:
+    def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
