@@ -164,8 +164,9 @@ def group_of(group: Any) -> ProcessGroupMPI | None:
 
 def _dispatch(name: str) -> Callable[..., Any]:
     def operation(self: Any, *arguments: Any, **named: Any) -> Any:
-        held, work = dispatcher.issued.of(getattr(dist.ProcessGroup, name), self, *arguments, **named)
-        return held if work is None else work
+        with dispatcher.issued.asked() as works:
+            held = getattr(dist.ProcessGroup, name)(self, *arguments, **named)  # from here: see below
+        return works[-1] if works else held
 
     # By the code's name pybind11 sees that it is called by the very method that it would call again.
     operation.__code__ = operation.__code__.replace(co_name=name)

@@ -9,9 +9,10 @@ That costs these some 30 us for each operation, so the kernels are put there whe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -43,10 +44,16 @@ class _Issued(threading.local):
 
     def of(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, Any]:
         """What a call through torch's dispatcher returns, and the Work of it; that which returned knows less of it."""
+        with self.asked() as works:
+            returned = call(*arguments, **named)
+        return returned, works[-1] if works else None
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[list[Any]]:
+        """Within, the list has the Works of what begins."""
         before, self.works = self.works, []
         try:
-            returned = call(*arguments, **named)
-            return returned, self.works[-1] if self.works else None
+            yield self.works
         finally:
             self.works = before
 
