@@ -37,20 +37,14 @@ class _Issued(threading.local):
     works: list[Any] | None = None
 
     def note(self, work: Any) -> Any:
-        """An operation has begun."""
-        if self.works is not None:
+        """An operation has begun; None: and is over, which its caller needs no Work to know."""
+        if self.works is not None and work is not None:
             self.works.append(work)
         return work
 
-    def of(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, Any]:
-        """What a call through torch's dispatcher returns, and the Work of it; that which returned knows less of it."""
-        with self.asked() as works:
-            returned = call(*arguments, **named)
-        return returned, works[-1] if works else None
-
     @contextlib.contextmanager
     def asked(self) -> Iterator[list[Any]]:
-        """Within, the list has the Works of what begins."""
+        """Within, the list has the Works of what begins; what torch's dispatcher returns knows less of them."""
         before, self.works = self.works, []
         try:
             yield self.works
@@ -259,8 +253,9 @@ def show_to_modes(group: ProcessGroupMPI, name: str, *operands: Any) -> Any:
     call = _operator_of(name, operands)
     boxed = group.boxed()
     arguments = [boxed if torch_operators.is_group(argument) else argument for argument in call.arguments]
-    returned, work = issued.of(call.function, *arguments, **call.named)
-    if work is not None:
-        return work
+    with issued.asked() as works:
+        returned = call.function(*arguments, **call.named)
+    if works:
+        return works[-1]
     last = returned[-1] if isinstance(returned, (list, tuple)) else returned
     return dist.Work.unbox(last)  # a mode has done something else
