@@ -176,7 +176,8 @@ def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
     """It is another container's, whose process numbers are its own: left alone for as long as somebody listens."""
     path = status_files.make_directory() / "7-abcd.0.4194305.sock"  # a number above the kernel's largest
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
+        with status_files.address_of(path) as address:
+            listening.bind(address)
         listening.listen()
         assert [each.path for each in status_files.sockets()] == [path]
     assert (status_files.sockets(), path.exists()) == ([], False)
