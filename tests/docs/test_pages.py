@@ -104,8 +104,8 @@ def test_links_from_the_top_lead_to_files() -> None:
 
 
 def tool(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
-    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / "tools" / f"{name}.py")
+    monkeypatch.syspath_prepend(ROOT / "tests" / "tools")
+    specification = importlib.util.spec_from_file_location(name, ROOT / "tests" / "tools" / f"{name}.py")
     assert specification is not None and specification.loader is not None
     script = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(sys.modules, name, script)
@@ -116,7 +116,7 @@ def tool(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize("name", ["generate_settings", "generate_command_line", "loggp"])
 def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tool(name, monkeypatch)
-    assert script.PAGE.read_text() == script.page(), f"write it anew: python docs/tools/{name}.py"
+    assert script.PAGE.read_text() == script.page(), f"write it anew: python tests/tools/{name}.py"
 
 
 def test_versions_keep_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_versions_keep_what_is_written_by_hand(tmp_path: Path, monkeypatch: pyte
     assert "| windows | 2.9 | no | - | - |" in page.read_text()
 
 
-# ---- docs/tools/renew_figures.py ----
+# ---- tests/tools/renew_figures.py ----
 
 
 def test_marked_figures_are_those_that_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_marked_figures_are_those_that_are_renewed(monkeypatch: pytest.MonkeyPat
 
 def test_the_picture_is_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     script = tool("draw_figures", monkeypatch)
-    assert script.PICTURE.read_text() == script.picture(script.PAGE.read_text()), "python docs/tools/draw_figures.py"
+    assert script.PICTURE.read_text() == script.picture(script.PAGE.read_text()), "python tests/tools/draw_figures.py"
 
 
 def test_renewed_tables_have_the_columns_of_those_that_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ranks_in_one_process import ASYNC, Ranks
 
-TOOL = Path(__file__).resolve().parents[2] / "docs" / "tools" / "message_counts.py"
+TOOL = Path(__file__).resolve().parents[1] / "tools" / "message_counts.py"
 specification = importlib.util.spec_from_file_location("message_counts", TOOL)
 formulas = importlib.util.module_from_spec(specification)
 sys.modules[specification.name] = formulas

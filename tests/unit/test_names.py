@@ -59,8 +59,9 @@ DEPRECATED = {
 
 
 def files() -> list[Path]:
-    docs = ROOT / "docs"
-    return sorted([*PACKAGE.rglob("*.py"), *docs.rglob("*.md"), *docs.rglob("*.py"), *(ROOT / "c_src").rglob("*.[ch]")])
+    docs, tools = ROOT / "docs", ROOT / "tests" / "tools"
+    python = [*PACKAGE.rglob("*.py"), *docs.rglob("*.py"), *tools.glob("*.py")]
+    return sorted([*python, *docs.rglob("*.md"), *(ROOT / "c_src").rglob("*.[ch]")])
 
 
 def name_of(file: Path) -> str:
@@ -94,7 +95,7 @@ def test_old_names_are_gone() -> None:
     problems = []
     for file in files():
         name = name_of(file)
-        words = FORBIDDEN if name.startswith("docs/") else FORBIDDEN | FORBIDDEN_OF_C
+        words = FORBIDDEN if name.startswith(("docs/", "tests/")) else FORBIDDEN | FORBIDDEN_OF_C
         problems += found(name, file.read_text(), words)
     assert problems == []
 

@@ -1,9 +1,9 @@
 """Runs tests of PyTorch's own on gloo and with mpiplus in gloo's place, compares, and writes docs/pytorch-tests.md.
 
-    python docs/tools/run_pytorch_tests.py                                # what torch's wheel has: distributed_test.py
-    python docs/tools/run_pytorch_tests.py ~/pytorch                      # and test/distributed of a checkout
-    python docs/tools/run_pytorch_tests.py --page - --only test_device_mesh.py -- ~/pytorch
-    python docs/tools/run_pytorch_tests.py --page - --keyword "all_reduce or broadcast"
+    python tests/tools/run_pytorch_tests.py                                # what torch's wheel has: distributed_test.py
+    python tests/tools/run_pytorch_tests.py ~/pytorch                      # and test/distributed of a checkout
+    python tests/tools/run_pytorch_tests.py --page - --only test_device_mesh.py -- ~/pytorch
+    python tests/tools/run_pytorch_tests.py --page - --keyword "all_reduce or broadcast"
 
 MPIPLUS_PYTORCH may name the checkout as well. It should be at the tag of the installed torch: its tests are not in the
 wheel. Where it is no checkout, but some of its files, the first line of each may have the commit. The tests start their
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PAGE = Path(__file__).parents[1] / "pytorch-tests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch-tests.md"
 #: Its tests are in torch's wheel; what starts them is not.
 BODY = "distributed_test.py"
 START_BODY = """
@@ -252,7 +252,7 @@ def row(compared: Compared) -> str:
 
 INTRODUCTION = """# PyTorch's own tests
 
-`docs/tools/run_pytorch_tests.py` writes this page. It runs tests of PyTorch's own on gloo, and once more with mpiplus
+`tests/tools/run_pytorch_tests.py` writes this page. It runs tests of PyTorch's own on gloo, and once more with mpiplus
 in gloo's place (`MPIPLUS_REPLACE=gloo`), on one node without a GPU. Here: torch {torch}, {mpi}.
 
 `distributed_test.py` is in torch's wheel. The others are files of `test/distributed` in PyTorch's repository, which CI

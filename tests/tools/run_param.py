@@ -1,7 +1,7 @@
 """Runs PARAM's communication benchmark on mpiplus and on gloo; writes its section of pytorch-tests.md.
 
-    python docs/tools/run_param.py ~/param       # facebookresearch/param, or MPIPLUS_PARAM; --page - for stdout
-    python docs/tools/run_param.py --only all_reduce "pt2pt pairwise" --ranks 3 -- ~/param
+    python tests/tools/run_param.py ~/param       # facebookresearch/param, or MPIPLUS_PARAM; --page - for stdout
+    python tests/tools/run_param.py --only all_reduce "pt2pt pairwise" --ranks 3 -- ~/param
 
 Each collective with the check of its data on, blocking and not, on several numbers of ranks, by MPIPLUS_REPLACE; PARAM
 itself checks no sums of collectives that do not block. Those that can go in one program do, and alone where that fails.
@@ -97,7 +97,7 @@ def section(rows: list[str], runs: list[Run]) -> str:
     ranks = " and ".join(str(ranks) for ranks in sorted({run.ranks for run in runs}))
     return f"""{HEADING}
 
-`docs/tools/run_param.py` writes this section. `{PROGRAM}` of facebookresearch/param runs each
+`tests/tools/run_param.py` writes this section. `{PROGRAM}` of facebookresearch/param runs each
 collective with the check of its data on, on 64 bytes to 256 KiB, with mpiplus in gloo's place and on gloo: on {ranks}
 ranks, blocking and not. PARAM itself checks no sums of collectives that do not block.
 

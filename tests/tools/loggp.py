@@ -1,8 +1,8 @@
 """Times of the collectives between nodes by the LogGP model, written into docs/scaling.md.
 
-    python docs/tools/loggp.py                                             # the tables
-    mpirun -n 2 --host node1,node2 python docs/tools/loggp.py measure      # a network's parameters
-    mpirun -n 2 --host node1,node2 python docs/tools/loggp.py compare      # the same, and the model beside mpiplus
+    python tests/tools/loggp.py                                             # the tables
+    mpirun -n 2 --host node1,node2 python tests/tools/loggp.py measure      # a network's parameters
+    mpirun -n 2 --host node1,node2 python tests/tools/loggp.py compare      # the same, and the model beside mpiplus
 
 LogGP: Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: Incorporating Long Messages into the LogP Model", 1995. How
 many messages and bytes there are is in message_counts.py, what MPI's algorithms take in mpi_algorithms.py.
@@ -21,7 +21,7 @@ import message_counts
 import mpi_algorithms
 from message_counts import RING, Group
 
-PAGE = Path(__file__).parents[1] / "scaling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 MARKED = re.compile(r"(?<=<!-- loggp -->\n).*?(?=<!-- /loggp -->)", re.S)
 
 

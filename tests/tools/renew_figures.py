@@ -1,9 +1,9 @@
 """Measure the tables of figures in docs/ again; write each with the commit that it is of, and draw the picture.
 
-    python docs/tools/renew_figures.py                          # on an idle machine with a core for each rank: minutes
-    python docs/tools/renew_figures.py --nodes node1,node2      # the tables between two nodes as well
-    python docs/tools/renew_figures.py --only all-calls,training    # some of FIGURES
-    python docs/tools/renew_figures.py --only all-training --measured training.json   # of a run that was made before
+    python tests/tools/renew_figures.py                          # on an idle machine with a core for each rank: minutes
+    python tests/tools/renew_figures.py --nodes node1,node2      # the tables between two nodes as well
+    python tests/tools/renew_figures.py --only all-calls,training    # some of FIGURES
+    python tests/tools/renew_figures.py --only all-training --measured training.json   # of a run that was made before
 
 A table stands between <!-- figures: NAME --> and <!-- /figures -->. The last block of commands before it measures it,
 and is what runs here; tables with the same command are of one run. docs/api-modes.md has its own script, which runs
@@ -143,7 +143,7 @@ def main() -> None:
         sys.exit(f"the package is that of {report.__file__}, not this checkout's: pip install -e .")
     for name in options.only.split(","):
         if name == "api-modes":  # writes its table by itself, where torch has what it measures
-            subprocess.run([sys.executable, ROOT / "docs" / "tools" / "measure_api_modes.py"], check=True)
+            subprocess.run([sys.executable, ROOT / "tests" / "tools" / "measure_api_modes.py"], check=True)
             FACES.write_text(FACES.read_text().replace("\nMedians of one run, torch", f"\nCommit {of}; medians, torch"))
             continue
         command = find(name)[1].partition("  #")[0].strip()

@@ -1,7 +1,7 @@
 """Writes docs/frameworks/table.md from a run of tests/frameworks, in the environment that ran it.
 
     python -m pytest tests/frameworks --junitxml=results.xml
-    python docs/tools/generate_frameworks.py results.xml        # a second argument: another file, or - for stdout
+    python tests/tools/generate_frameworks.py results.xml        # a second argument: another file, or - for stdout
 
 It fails where a test did; the table then says which. A table of tests that were all left out is left out too.
 """
@@ -23,7 +23,7 @@ from test_own_scripts import ACCELERATES_IN_PART, ACCELERATES_OWN  # noqa: E402
 
 INTRODUCTION = """# What was tried
 
-Which version of which framework was run on mpiplus, and with what outcome. `docs/tools/generate_frameworks.py` writes
+Which version of which framework was run on mpiplus, and with what outcome. `tests/tools/generate_frameworks.py` writes
 this page from a run of `tests/frameworks`: torch {torch}, {mpi}, two ranks on one node without a GPU,
 each script under mpirun on mpiplus and under torchrun on gloo. "as on gloo": the same losses.
 """

@@ -9,7 +9,7 @@ import math
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1]
+DOCS = Path(__file__).parents[2] / "docs"
 PICTURE, PAGE = DOCS / "all-reduce.svg", DOCS / "performance.md"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 64, 96, 40, 44
 CONTESTANTS = (("gloo", "#c2410c", 2), ("raw MPI", "#64748b", 0), ("mpiplus", "#1d4ed8", 1))  # and their columns

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What an all_reduce of 8 bytes is made of, and what follows an asynchronous one: tables for docs/performance.md.
 
-One rank, so that nobody is waited for: mpirun -n 1 python docs/tools/profile_call.py
+One rank, so that nobody is waited for: mpirun -n 1 python tests/tools/profile_call.py
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "pytorch-tests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch-tests.md"
 
 
 def outcome(program: Sequence[str], variables: Mapping[str, str], ranks: int, seconds: float) -> tuple[bool, str]:

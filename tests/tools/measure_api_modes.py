@@ -1,6 +1,6 @@
 """What a call costs through each API mode: writes the table in docs/api-modes.md.
 
-    python docs/tools/measure_api_modes.py
+    python tests/tools/measure_api_modes.py
 
 One rank, so nothing is sent. Each line is measured in a process of its own, in turns; medians.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "api-modes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api-modes.md"
 MARKED = re.compile(r"(?<=<!-- api modes -->\n).*?(?=<!-- /api modes -->)", re.S)
 TURNS, CALLS, REPEATS = 5, 2000, 7
 #: What is measured: in words, the API mode, a hook or none, and the size of the flight recorder.

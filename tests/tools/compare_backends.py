@@ -1,6 +1,6 @@
 """Write the table "Why" of README.md: each cell is tried on 2 ranks, on CPU tensors, with the torch that is here.
 
-    python docs/tools/compare_backends.py           # --check: compare with README.md
+    python tests/tools/compare_backends.py           # --check: compare with README.md
 
 gloo is started by torchrun, mpiplus by `mpiplus run`. What this torch has not, or what is for devices only, is not
 tried. commux is a backend on UCX from PyPI, installed for the moment.

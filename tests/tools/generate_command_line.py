@@ -1,6 +1,6 @@
 """Write docs/command-line.md: what `mpiplus --help` and its subcommands print.
 
-python docs/tools/generate_command_line.py
+python tests/tools/generate_command_line.py
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import click
 
 from torchmpi_plugin.cli import main
 
-PAGE = Path(__file__).parents[1] / "command-line.md"
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 WIDTH = 110
 INTRODUCTION = """# Command line
 
-The options of each command, to look them up: what it says of itself. `docs/tools/generate_command_line.py` writes this
+The options of each command, to look them up: what it says of itself. `tests/tools/generate_command_line.py` writes this
 page. For places without a `PATH`, `python -m torchmpi_plugin.cli` is the same command. What it all means is in
 [Launching](launching.md), the benchmark's table in [Performance](performance.md).
 """

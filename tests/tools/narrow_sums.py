@@ -3,7 +3,7 @@
 As the engine adds: a node's ranks in float32; the sums of the nodes in float32, all but one of them rounded first where
 they cross in the tensor's type; one rounding at the end.
 
-Usage: python docs/tools/narrow_sums.py
+Usage: python tests/tools/narrow_sums.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write docs/operations.md: what becomes of every operation with every dtype of this torch, found out by trying.
 
-    mpirun -n 2 python docs/tools/generate_operations.py            # writes the page
-    mpirun -n 2 python docs/tools/generate_operations.py --check    # compares with the page, writes nothing
+    mpirun -n 2 python tests/tools/generate_operations.py            # writes the page
+    mpirun -n 2 python tests/tools/generate_operations.py --check    # compares with the page, writes nothing
 
 Each cell of a table is 8 calls: over shared memory and through MPI's own collectives (MPIPLUS_COLLECTIVES=mpi-only),
 with 5 and with 40,001 elements, synchronous and asynchronous, each compared on every rank with a plain computation of
@@ -32,7 +32,7 @@ from mpi4py import MPI
 
 import torchmpi_plugin
 
-PAGE = Path(__file__).parents[1] / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 COUNTS = (5, 40_001)  # elements; the second is several chunks of shared memory for most dtypes
 TIMEOUT = timedelta(seconds=60)
 KINDS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM", "BAND", "BOR", "BXOR")
@@ -663,12 +663,12 @@ def library_name() -> str:
 
 INTRODUCTION = f"""# Operations and dtypes
 
-Which operation takes which dtype: to look up whether a call works on your tensors. `docs/tools/generate_operations.py`
+Which operation takes which dtype: to look up whether a call works on your tensors. `tests/tools/generate_operations.py`
 writes this page, and tries everything it claims:
 
 <!-- not run: takes minutes -->
 ```sh
-mpirun -n 2 python docs/tools/generate_operations.py
+mpirun -n 2 python tests/tools/generate_operations.py
 ```
 
 Each cell stands for 8 calls: over shared memory and through MPI's own collectives, with {COUNTS[0]} and with
@@ -706,7 +706,7 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("mpiplus", timeout=TIMEOUT)
     if dist.get_world_size() == 1:
-        sys.exit("run it on 2 ranks or more: mpirun -n 2 python docs/tools/generate_operations.py")
+        sys.exit("run it on 2 ranks or more: mpirun -n 2 python tests/tools/generate_operations.py")
     trial = Trial()
     text = page(trial)
     differs = check and trial.rank == 0 and without_versions(text) != without_versions(PAGE.read_text())

