@@ -65,14 +65,20 @@ int mpp_group_describe(uintptr_t handle, const char *about) {
     return 1;
 }
 
-void mpp_forget_activity(mpp_group *g) {
+/* The group has ended, or is in nobody's hands: it is shown no more. Its figures stay until it is released. */
+void mpp_group_hide(uintptr_t handle) {
+    const mpp_activity *a = ((mpp_group *)handle)->activity;
     pthread_mutex_lock(&status.lock);
-    for (mpp_activity **at = &status.groups; *at; at = &(*at)->next) {
-        if (*at != g->activity) continue;
-        *at = g->activity->next;
+    for (mpp_activity **at = &status.groups; a && *at; at = &(*at)->next) {
+        if (*at != a) continue;
+        *at = a->next;
         break;
     }
     pthread_mutex_unlock(&status.lock);
+}
+
+void mpp_forget_activity(mpp_group *g) {
+    mpp_group_hide((uintptr_t)g);
     free_activity(g->activity);
     g->activity = NULL;
 }

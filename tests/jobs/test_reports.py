@@ -15,15 +15,16 @@ def test_helpers_that_raise(job: Job) -> None:
     job.run(2, "broken_helpers.py", environment={"TORCH_FR_DUMP_ON_TIMEOUT": "1"}).succeeded(2)
 
 
-@pytest.mark.parametrize("what", ["split", "again", "thread", "homeless"])
+@pytest.mark.parametrize("what", ["split", "dropped", "again", "failed", "thread", "homeless"])
 def test_a_process_that_is_asked(job: Job, what: str) -> None:
     """It tells all: which groups it has, its stacks, and where its trace is."""
     command = job.installation.command(2, [str(SCRIPTS / "asked_of.py"), what])
     with running(job, command, 2) as environment:
         groups = status_json(environment)["ranks"][0]["groups"]
         assert any(group["missing"] == [1] for group in groups)
-        if what == "split":
-            assert [group["calls"] for group in groups if group["name"] == 'a "part"'] == [1]
+        names = ["default_pg", *(['a "part"'] if what == "split" else [])]
+        assert sorted(group["name"] for group in groups) == sorted(names)
+        assert [group["calls"] for group in groups if group["name"] == 'a "part"'] == [1] * (what == "split")
         stacks = asked(environment, "--stacks", 1).stdout
         assert re.search(r'asked_of\.py", line \d+ in <module>', stacks), stacks
         traces = re.findall(r"(?m)^rank \d.*:\n(/.*)$", asked(environment, "--dump").stdout)

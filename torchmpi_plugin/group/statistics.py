@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from .. import _bridge, settings
 from ..diagnosis import monitor
 from ..engine import activity, engine
 from ..errors import attempt
+from ..mpi import runtime
 
 _NS = 1e-9
 #: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.
@@ -64,16 +66,17 @@ def _figures(handle: int, ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def count(group: Counted, name: str) -> None:
-    """Count a group's operations from now on."""
+    """Count a group's operations from now on, until it ends or nobody holds it any more."""
     handle, ranks = group.communicator.handle, [group.global_rank(rank) for rank in range(group.size())]
     engine.start().lib.mpp_group_describe(handle, json.dumps({"name": name, "ranks": ranks})[1:-1].encode())
     _counted[handle] = ranks
+    weakref.finalize(group, lambda: _count_no_more(handle) if _counted.get(handle) is ranks else None).atexit = False
 
 
 # ---- at the end ----
 
 _began = time.monotonic()
-#: Of groups that have not been ended, though perhaps dropped: by C's handle their ranks in the world.
+#: Of groups that are open: by C's handle their ranks in the world.
 _counted: dict[int, list[int]] = {}
 _seconds: Counter[str] = Counter()
 _waited_for: Counter[int] = Counter()
@@ -99,14 +102,21 @@ def _collect(group: Counted) -> None:
     """Remember its figures, and with the world, and those of all groups that are left, report those of all ranks."""
     is_world, wanted = monitor.answers_for(group), settings.SUMMARY.value()  # type: ignore[arg-type]
     for handle in list(_counted) if is_world else [group.communicator.handle]:
-        ranks = _counted.pop(handle, None)
-        if wanted and ranks is not None:
-            found = _figures(handle, ranks)
-            _seconds["in_calls"] += found["seconds_in_calls"]
-            _seconds["waiting"] += found["seconds_waiting"]
-            _waited_for.update(found["seconds_waited_for"])
+        _count_no_more(handle)
     if wanted and is_world:
         _report(group, wanted)
+
+
+def _count_no_more(handle: int) -> None:
+    """Remember a group's figures, once."""
+    ranks = _counted.pop(handle, None)
+    if ranks is None or runtime.forked:
+        return
+    engine.start().lib.mpp_group_hide(handle)
+    found = _figures(handle, ranks)
+    _seconds["in_calls"] += found["seconds_in_calls"]
+    _seconds["waiting"] += found["seconds_waiting"]
+    _waited_for.update(found["seconds_waited_for"])
 
 
 def _report(world: Counted, wanted: str) -> None:

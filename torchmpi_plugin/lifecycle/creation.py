@@ -14,7 +14,7 @@ from ..api import backend, dispatcher
 from ..communicator import config, cuda_path, membership
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
-from ..diagnosis import comparison, flight_recorder, frames
+from ..diagnosis import comparison, flight_recorder
 from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import cuda_aware, runtime
@@ -70,7 +70,6 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ValueError: a size that is not MPI's, a timeout or a variable that cannot be.
         DistBackendError: members that do not come in time.
     """
-    frames.end_tracebacks_at_the_user()
     if getattr(opts, "enable_reconfigure", False):
         raise NotImplementedError(
             "init_process_group(enable_reconfigure=True): no process can join a job of MPI's later. Leave it out; "
@@ -117,14 +116,25 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     world.remember(group, "default_pg" if is_world else opts.group_id)
     log.info("mpiplus: %s: %s: %s", group.label, comm.describe(), comm.footprint)
     if is_world:
-        flight_recorder.start(opts.group_rank)
+        _begin(group)
+    return _in_api_mode(group, shared, options)
+
+
+def _begin(group: ProcessGroupMPI) -> None:
+    """``group`` becomes the world, or ends."""
+    comm = group.communicator
+    try:
+        flight_recorder.start(group.rank())
         statistics.begin()
-        answering.start(opts.group_rank, opts.group_size, comm.place.node_rank, comm.secret)
+        answering.start(group.rank(), group.size(), comm.place.node_rank, comm.secret)
         shutdown.read_settings()
         world.adopt(group)
-        if opts.group_rank == 0:
+        if group.rank() == 0:
             settings.warn_of_names()
-    return _in_api_mode(group, shared, options)
+    except BaseException:
+        comm.may_be_sent_to = True
+        group.shutdown()
+        raise
 
 
 def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:

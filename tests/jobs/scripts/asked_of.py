@@ -14,17 +14,37 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import prometheus, statistics
+from torchmpi_plugin.group import world
+
+kept: list[object] = []
 
 
 def split() -> None:
-    """A group of split_group is counted as one of new_group is; dropped, it is in nobody's way."""
+    """A group of split_group is counted as one of new_group is."""
     dist.init_process_group("mpiplus")
     group = dist.group.WORLD.split_group([0, 1], group_name='a "part"')
     dist.all_reduce(torch.ones(2), group=group)
     assert statistics(group)["operations"]["all_reduce"]["calls"] == 1
     assert 'mpiplus_calls_total{group="a \\"part\\"",rank="' in prometheus(group)
-    del group
+    kept.append(group)
+
+
+def dropped() -> None:
+    """Without destroy: it leaves what is shown, and stays in the summary."""
+    split()
+    dist.barrier()  # another group's call is the last one
+    kept.clear()
     gc.collect()
+
+
+def failed() -> None:
+    """An init that has failed with its group made, whose traceback somebody keeps, and is repeated."""
+    with mock.patch.object(world, "adopt", side_effect=OSError("no")):
+        try:
+            dist.init_process_group("mpiplus")
+        except OSError as error:
+            kept.append(error)
+    dist.init_process_group("mpiplus")
 
 
 def again() -> None:
