@@ -39,18 +39,25 @@ def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
     return _load("lifecycle.rendezvous").mpi_rendezvous(url, **arguments)
 
 
+#: torch's own handlers of ``env://`` and ``tcp://``.
+_torchs: dict[str, Any] = {}
+
+
 def _env_rendezvous(url: str, **arguments: Any) -> Any:
-    """torch's own ``env://``, unless mpiplus asks and a variable that torch needs is missing."""
+    """torch's own, unless mpiplus asks and a variable that torch needs is missing."""
     if torch_internals.missing():  # not ours to say to those who ask for another backend
-        return _torch_env_rendezvous(url, **arguments)
-    return _imported("lifecycle.rendezvous").env_rendezvous(_torch_env_rendezvous, url, **arguments)
+        return _torchs["env"](url, **arguments)
+    return _imported("lifecycle.rendezvous").env_rendezvous(_torchs["env"], url, **arguments)
 
 
-_torch_env_rendezvous: Any = None
+def _tcp_rendezvous(url: str, **arguments: Any) -> Any:
+    """torch's own, but for what mpiplus says where the port is taken."""
+    if torch_internals.missing():
+        return _torchs["tcp"](url, **arguments)
+    return _imported("lifecycle.rendezvous").tcp_rendezvous(_torchs["tcp"], url, **arguments)
 
 
 def _register() -> None:
-    global _torch_env_rendezvous
     import torch
     import torch.distributed as dist
 
@@ -67,7 +74,8 @@ def _register() -> None:
     except Exception:
         del handlers["mpi"]
         raise
-    _torch_env_rendezvous, handlers["env"] = handlers["env"], _env_rendezvous
+    for scheme, ours in (("env", _env_rendezvous), ("tcp", _tcp_rendezvous)):
+        _torchs[scheme], handlers[scheme] = handlers[scheme], ours
     atexit.register(_at_exit)
 
 

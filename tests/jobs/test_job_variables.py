@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from job_runs import Job, free_port
 
 
@@ -43,10 +44,13 @@ def test_one_rank_given_twice(job: Job) -> None:
     job.run(3, "variables.py", "same_rank", job.directory).succeeded(3)
 
 
-def test_one_rank_given_twice_where_torch_makes_the_store(job: Job) -> None:
-    outcome = job.run(2, "variables.py", "same_rank_in_torchs_way", job.directory, free_port())
-    outcome.failed(
-        "the job's MASTER_PORT, is in use: by another job, or by a process of this one that has rank 0 as well"
+@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{}"])
+def test_one_rank_given_twice_where_torch_makes_the_store(job: Job, method: str) -> None:
+    """The traceback ends at the user's line."""
+    port = free_port()
+    outcome = job.run(2, "variables.py", "same_rank_in_torchs_way", job.directory, port, method.format(port))
+    outcome.says_not("/torchmpi_plugin/").failed(
+        r"\(MASTER_PORT, or init_method's\) is in use: by another job, or by a process of this one that has"
     )
 
 

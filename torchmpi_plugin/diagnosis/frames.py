@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def end_tracebacks_at_the_user() -> None:
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         shown = traceback
-        if isinstance(value, DistBackendError | ArgumentError | ArgumentTypeError):
+        if isinstance(value, DistBackendError | ArgumentError | ArgumentTypeError) or _is_refusal(value):
             shown = without_the_last(traceback)
         previous(kind, value.with_traceback(shown), shown)  # Python's own goes by that of the exception
         value.__traceback__ = traceback
@@ -47,12 +48,26 @@ def end_tracebacks_at_the_user() -> None:
     sys.excepthook = hook
 
 
-def without_the_last(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` down to the user's last frame; all of it where there is none."""
+def _is_refusal(value: BaseException) -> bool:
+    """Whether mpiplus has raised it, in words that begin with an operation, as none do that come of a mistake in it."""
+    innermost = [it.tb_frame.f_code.co_filename for it in _entries(value.__traceback__)[-1:]]
+    return bool(re.match(r"\w+(\([^)]*\))?: ", str(value))) and any(
+        file.startswith(NOT_THE_USERS[0]) for file in innermost
+    )
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
     entries = []
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
+    return entries
+
+
+def without_the_last(traceback: TracebackType | None) -> TracebackType | None:
+    """``traceback`` down to the user's last frame; all of it where there is none."""
+    entries = _entries(traceback)
+    traceback = None
     users = [at for at, it in enumerate(entries) if not it.tb_frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     for it in reversed(entries[: users[-1] + 1] if users else entries):
         traceback = TracebackType(traceback, it.tb_frame, it.tb_lasti, it.tb_lineno)

@@ -18,7 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from .. import settings, torch_internals
 from ..communicator.steps import Steps
-from ..diagnosis import flight_recorder
+from ..diagnosis import flight_recorder, frames
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..names import BACKEND
@@ -115,6 +115,7 @@ def check_arguments(doing: str, timeout: timedelta) -> None:
         ValueError: a variable of ours or of the flight recorder, or a timeout that cannot be.
         RuntimeError: torchcomms makes the groups.
     """
+    frames.end_tracebacks_at_the_user()
     settings.check()
     if torch_internals.uses_torchcomms():
         raise RuntimeError(
@@ -138,6 +139,15 @@ def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **argumen
         return mpi_rendezvous(url, use_environment=True, **arguments)
     _check_complete(given, request.options)
     return _torchs(torch_handler(url, **arguments), given)
+
+
+def tcp_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
+    """torch's ``tcp://``; for mpiplus with our words where the port is taken."""
+    if BACKEND not in _request().backend.lower():
+        return torch_handler(url, **arguments)
+    check_arguments("init_process_group", arguments.get("timeout", default_pg_timeout))
+    where = urlparse(url)
+    return _torchs(torch_handler(url, **arguments), _given(url, {})._replace(address=where.hostname, port=where.port))
 
 
 def _check_complete(given: Given, options: Any) -> None:

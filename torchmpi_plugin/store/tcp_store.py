@@ -188,9 +188,9 @@ def _is_busy(error: Exception) -> bool:
 def port_in_use(port: int | None) -> str:
     """What to do where somebody else listens on the port of the job's store."""
     return (
-        f"port {port} on {socket.gethostname()}, the job's MASTER_PORT, is in use: by another job, or by a process of "
-        f"this one that has rank 0 as well. Give each job a port of its own, or none (mpirun and mpiplus run "
-        f"need none), and each process its own RANK. This is process {os.getpid()}"
+        f"port {port} on {socket.gethostname()} (MASTER_PORT, or init_method's) is in use: by another job, or by a "
+        f"process of this one that has rank 0 as well. Give each job a port of its own, or none (mpirun and mpiplus "
+        f"run need none), and each process its own RANK. This is process {os.getpid()}"
     )
 
 

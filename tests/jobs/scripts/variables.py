@@ -133,7 +133,7 @@ def same_rank(directory: str) -> None:
     check_works()
 
 
-def same_rank_in_torchs_way(directory: str, port: str) -> None:
+def same_rank_in_torchs_way(directory: str, port: str, method: str = "env://") -> None:
     """The one who comes second to the port is told. MPICH's launcher ends no job before MPI runs: a short timeout."""
     os.environ.update({**COMPLETE, "MASTER_PORT": port})
     if ME == 0:
@@ -143,7 +143,8 @@ def same_rank_in_torchs_way(directory: str, port: str) -> None:
         wait_for(Path(directory) / "listening")
         while not _is_listening(int(port)):
             time.sleep(0.1)
-    dist.init_process_group("mpiplus", timeout=timedelta(seconds=10))
+    named = {"rank": 0, "world_size": 2} if method != "env://" else {}
+    dist.init_process_group("mpiplus", init_method=method, timeout=timedelta(seconds=10), **named)
 
 
 def _is_listening(port: int) -> bool:
