@@ -7,8 +7,6 @@ import logging
 import os
 from typing import Any
 
-import torch
-
 from .. import settings, torch_internals
 from ..api import backend, dispatcher
 from ..communicator import config, cuda_path, membership
@@ -26,21 +24,10 @@ log = logging.getLogger("torchmpi_plugin")
 
 
 def _is_shared() -> bool:
-    """Whether the group that torch is making has other backends too; refused where torch would drop those.
-
-    Before torch 2.15 ``_new_process_group_helper`` knows no backend in Python: it takes a Python process group for the
-    whole, and drops the rest.
-    """
+    """Whether the group that torch is making has other backends too."""
     backends = torch_internals.device_backends()
-    shared = len(set(backends.values())) > 1
-    if shared and not torch_internals.has_python_backends():
-        names = ",".join(f"{device}:{backend}" for device, backend in backends.items())
-        raise RuntimeError(
-            f"torch {torch.__version__} cannot combine mpiplus with other backends in one group ({names}): that takes "
-            f"torch 2.15. mpiplus takes CPU and CUDA tensors; or make one group for each backend: "
-            f"init_process_group('mpiplus') and new_group(backend=...)"
-        )
-    return shared
+    rendezvous.refuse_shared(backends)
+    return len(set(backends.values())) > 1
 
 
 def _base_of_subgroup(options: Options | None, size: int) -> Any:

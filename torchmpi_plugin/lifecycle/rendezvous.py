@@ -42,6 +42,22 @@ class Request(NamedTuple):
     options: Any
 
 
+def refuse_shared(backends: Mapping[str, str]) -> None:
+    """Refuse a group of several backends where torch would drop some.
+
+    Before torch 2.15 ``_new_process_group_helper`` knows no backend in Python: it takes a Python process group for the
+    whole, and drops the rest. Refused before ranks meet: another backend is made first, and would wait for a rank that
+    has ended.
+    """
+    if len(set(backends.values())) > 1 and not torch_internals.has_python_backends():
+        names = ",".join(f"{device}:{backend}" for device, backend in backends.items())
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot combine mpiplus with other backends in one group ({names}): that takes "
+            f"torch 2.15. mpiplus takes CPU and CUDA tensors; or make one group for each backend: "
+            f"init_process_group('mpiplus') and new_group(backend=...)"
+        )
+
+
 def _request() -> Request:
     """Look it up in the caller's frame: torch does not tell a rendezvous handler who asks.
 
@@ -56,6 +72,8 @@ def _request() -> Request:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kind = "cpu" if accelerator is None else accelerator.type
         backend = dist.Backend.default_device_backend_map.get(kind, "")
+    if BACKEND in backend.lower() and "," in backend:
+        refuse_shared(dict(dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map()))
     return Request(backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True))
 
 
