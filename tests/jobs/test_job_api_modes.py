@@ -13,38 +13,33 @@ from torchmpi_plugin import torch_internals
 newer = pytest.mark.skipif(not torch_internals.has_python_backends(), reason="needs torch 2.15")
 
 
+#: Ranks, scenario and arguments, of torch 2.15.
+SCENARIOS = """
+    2 shared cpu:mpiplus,cuda:fake cpu
+    2 shared cuda:fake,cpu:mpiplus cpu
+    2 shared cpu:gloo,cuda:mpiplus cuda
+    3 chosen
+    2 a_device cpu
+    3 split direct
+    3 split dispatcher
+    3 hooks direct
+    3 hooks dispatcher
+    3 gathered
+"""
+
+
 @newer
-@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("words", [line.strip() for line in SCENARIOS.splitlines() if line])
+def test_scenario(job: Job, words: str) -> None:
+    ranks, *more = words.split()
+    job.run(int(ranks), "api_modes.py", *more).succeeded(int(ranks))
+
+
+@newer
 @pytest.mark.parametrize("backends", ["cpu:mpiplus,cuda:fake", "cuda:fake,cpu:mpiplus"])
-def test_a_group_with_other_backends(job: Job, backends: str, debug: str) -> None:
-    job.run(2, "api_modes.py", "shared", backends, "cpu", environment={"TORCH_DISTRIBUTED_DEBUG": debug}).succeeded(2)
-
-
-@newer
-def test_mpiplus_for_devices_and_gloo_for_the_host(job: Job) -> None:
-    job.run(2, "api_modes.py", "shared", "cpu:gloo,cuda:mpiplus", "cuda").succeeded(2)
-
-
-@newer
-def test_torchs_own_group_above_ours(job: Job) -> None:
-    job.run(3, "api_modes.py", "chosen").succeeded(3)
-
-
-@newer
-def test_a_device_that_the_group_is_bound_to(job: Job) -> None:
-    job.run(2, "api_modes.py", "a_device", "cpu").succeeded(2)
-
-
-@newer
-@pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
-def test_split_group(job: Job, api_mode: str) -> None:
-    job.run(3, "api_modes.py", "split", api_mode).succeeded(3)
-
-
-@newer
-@pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
-def test_hooks(job: Job, api_mode: str) -> None:
-    job.run(3, "api_modes.py", "hooks", api_mode).succeeded(3)
+def test_shared_in_detail(job: Job, backends: str) -> None:
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    job.run(2, "api_modes.py", "shared", backends, "cpu", environment=variables).succeeded(2)
 
 
 @newer
@@ -52,17 +47,8 @@ def test_check_for_nan(job: Job) -> None:
     job.run(2, "api_modes.py", "not_a_number", environment={"TORCH_DIST_NAN_CHECK": "1"}).succeeded(2)
 
 
-def test_abort_hooks(job: Job) -> None:
-    job.run(2, "api_modes.py", "abort_hooks").succeeded(2)
-
-
-def test_more_time_for_the_next_operation(job: Job) -> None:
-    job.run(2, "api_modes.py", "more_time").succeeded(2)
-
-
-@newer
-def test_gather_single(job: Job) -> None:
-    job.run(3, "api_modes.py", "gathered").succeeded(3)
+def test_abort_hooks_and_more_time(job: Job) -> None:
+    job.run(2, "api_modes.py", "abort_hooks+more_time").succeeded(2)
 
 
 def test_flight_recorder(job: Job) -> None:

@@ -11,24 +11,10 @@ from job_runs import GRACE, SCRIPTS, SOON, Job
 SHARED = Path("/dev/shm")
 
 
-@pytest.mark.parametrize("where", ["process", "group", "attach"])
-def test_a_rank_where_it_fails(job: Job, where: str) -> None:
-    job.run(3, "creation.py", "fails", where).succeeded(3)
-
-
-@pytest.mark.parametrize("where", ["open", "map"])
-def test_a_rank_that_cannot_have_the_memory(job: Job, where: str) -> None:
-    job.run(3, "creation.py", "goes_without", where).succeeded(3)
-
-
 @pytest.mark.parametrize("where", ["store", "group"])
 def test_another_build_on_one_node(job: Job, where: str) -> None:
     outcome = job.run(3, "creation.py", "builds", where).came_to_an_end()
     assert outcome.stdout.count("] end\n") == 3, outcome.output
-
-
-def test_groups_keep_no_descriptors(job: Job) -> None:
-    job.run(2, "creation.py", "descriptors").succeeded(2)
 
 
 @pytest.mark.parametrize("where", ["steps", "MPI", "world"])

@@ -61,14 +61,6 @@ def test_a_backward_pass_without_a_rank(job: Job) -> None:
     job.run(2, "deadlines.py", "backward", job.directory).says_not("Segmentation").says("goes on(.|\n)*goes on")
 
 
-def test_a_receives_deadline_and_a_slow_peer(job: Job) -> None:
-    job.run(2, "deadlines.py", "messages", job.directory).succeeded(2)
-
-
-def test_new_group_without_a_member(job: Job) -> None:
-    job.run(3, "deadlines.py", "absent_member", job.directory).succeeded(3)
-
-
 def test_a_rank_that_never_calls_init(job: Job) -> None:
     outcome = job.run(2, "deadlines.py", "no_init", job.directory)
     outcome.failed().says_not("AssertionError", "Segmentation")

@@ -32,11 +32,6 @@ def test_different_calls_over_mpi(job: Job) -> None:
     job.run(2, "diagnosis.py", "unlike", environment={"MPIPLUS_COLLECTIVES": "mpi-only"}).succeeded(2)
 
 
-@pytest.mark.parametrize("where", ["computing", "receiving", "other group"])
-def test_what_a_late_rank_is_doing(job: Job, where: str) -> None:
-    job.run(3, "diagnosis.py", "elsewhere", where, job.directory).succeeded(3)
-
-
 def test_the_watchdog_speaks_and_the_job_goes_on(job: Job) -> None:
     outcome = job.run(2, "diagnosis.py", "slow_peer", job.directory, environment={"MPIPLUS_WATCHDOG": "1"})
     outcome.succeeded(2)

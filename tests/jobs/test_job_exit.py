@@ -18,12 +18,6 @@ print(tensor.tolist(), dist.get_world_size())
 """
 
 
-@pytest.mark.parametrize("how", ["destroyed", "kept", "dropped", "pending"])
-def test_an_orderly_end(job: Job, how: str) -> None:
-    """With and without destroy_process_group; with works kept, dropped or not waited for."""
-    job.run(2, "exits.py", "leave", how).succeeded(2)
-
-
 @pytest.mark.fresh("the order of exit handlers, and the end of threads")
 def test_an_exit_handler_of_before_the_world(job: Job) -> None:
     outcome = job.run(2, "exits.py", "leave_late", "handler").succeeded(2)
@@ -71,17 +65,6 @@ def test_all_ranks_exit_with_an_error(job: Job) -> None:
     job.run(2, "exits.py", "all_exit").failed().says_not("ends the job", "Traceback")
 
 
-@pytest.mark.parametrize("how", ["stays", "leaves"])
-def test_a_system_exit_that_is_caught(job: Job, how: str) -> None:
-    job.run(2, "exits.py", "exit_caught", how).succeeded(2)
-
-
-@pytest.mark.parametrize("by", ["except", "thread"])
-def test_a_sys_exit_that_is_no_end(job: Job, by: str) -> None:
-    """Caught, or a thread's, in a program that has initialised MPI itself: it is no word on how the program ends."""
-    job.run(2, "exits.py", "exit_caught", "leaves", "mpi4py's", by).succeeded(2)
-
-
 def test_a_sys_exit_where_mpi_is_not_ours(job: Job) -> None:
     """The real one ends the job with its code all the same."""
     outcome = job.run(3, "exits.py", "one_exits", 2, "mpi4py")
@@ -92,20 +75,6 @@ def test_a_sys_exit_where_mpi_is_not_ours(job: Job) -> None:
 def test_an_operation_pending_at_the_end(job: Job) -> None:
     outcome = job.run(2, "exits.py", "pending", environment={"MPIPLUS_EXIT_GRACE": "1"})
     outcome.failed("still pending at exit", "recv.* from rank 1", "rank 0 ends the job").says_not("Segmentation")
-
-
-@pytest.mark.parametrize("what", ["subgroup", "world"])
-def test_destroy_while_others_wait(job: Job, what: str) -> None:
-    job.run(3, "exits.py", "destroyed_meanwhile", what).succeeded(3)
-
-
-@pytest.mark.parametrize("how", ["abort", "shutdown", "destroy"])
-def test_ending_a_group_frees_who_waits(job: Job, how: str) -> None:
-    job.run(2, "exits.py", "freed", how).succeeded(2)
-
-
-def test_init_twice(job: Job) -> None:
-    job.run(2, "exits.py", "initialised_twice").succeeded(2)
 
 
 @pytest.mark.fresh("signals, as the launcher has set them")

@@ -88,15 +88,6 @@ def test_one_rank(job: Job) -> None:
     job.alone(SCRIPT, "alone").succeeded(2)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_in_place_under_mpirun(job: Job, ranks: int) -> None:
-    job.run(ranks, SCRIPT, "in_place", ranks).succeeded(ranks)
-
-
-def test_another_size_under_mpirun(job: Job) -> None:
-    job.run(2, SCRIPT, "of_another_size").succeeded(2)
-
-
 @pytest.mark.parametrize(
     ("who", "how", "code"), [(0, "raise", 1), (1, "raise", 1), (2, "exit", 7), (1, "text", 1), (1, "kill", 137)]
 )
@@ -110,8 +101,3 @@ def test_ctrl_c_ends_all(job: Job) -> None:
     outcome = job.alone(SCRIPT, "interrupted", job.directory).says("parent end")
     assert outcome.code == 0
     assert not outcome.survivors
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_parallel_groups_in_every_factorisation(job: Job, ranks: int) -> None:
-    job.run(ranks, SCRIPT, "factorisations").succeeded(ranks)

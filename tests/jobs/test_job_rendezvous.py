@@ -11,10 +11,6 @@ from mpi_installations import Installation, find_installations, is_open_mpi
 NO_PLUGIN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
-def test_every_way_in_one_process(job: Job) -> None:
-    job.run(3, "rendezvous.py", "every_way").succeeded(3)
-
-
 def test_variables_that_the_user_set(job: Job) -> None:
     job.run(3, "rendezvous.py", "environment_given", free_port()).succeeded(3)
 
@@ -22,15 +18,6 @@ def test_variables_that_the_user_set(job: Job) -> None:
 @pytest.mark.fresh("a process that nothing has prepared")
 def test_plain_python_is_a_world_of_one(job: Job) -> None:
     job.alone("rendezvous.py", "one_process").succeeded(1)
-
-
-def test_wrong_ranks_and_sizes(job: Job) -> None:
-    job.run(2, "rendezvous.py", "mistakes", job.directory).succeeded(2)
-
-
-def test_an_orderly_end_after_an_init_that_failed(job: Job) -> None:
-    """MPI is running by then, and has to be finalised: Open MPI's launcher calls it an abort otherwise."""
-    job.run(2, "rendezvous.py", "refused").succeeded(2)
 
 
 def foreign_launchers() -> list[Installation]:
@@ -64,8 +51,3 @@ def test_gloo_keeps_torchs_own_error(job: Job) -> None:
 
 def test_beside_other_backends_under_mpiexec(job: Job) -> None:
     job.run(2, "rendezvous.py", "mixed").succeeded(2).says("gloo says: .*RANK")
-
-
-@pytest.mark.parametrize("scenario", ["reused_numbers", "finalised_by_the_program"])
-def test_worlds_on_communicators_of_the_users(job: Job, scenario: str) -> None:
-    job.run(4, "rendezvous.py", scenario).succeeded(4)

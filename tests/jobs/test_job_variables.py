@@ -8,10 +8,6 @@ import pytest
 from job_runs import Job, free_port
 
 
-def test_wrong_settings(job: Job) -> None:
-    job.run(2, "variables.py", "wrong_settings", job.directory).succeeded(2)
-
-
 def test_a_wrong_setting_ends_the_job(job: Job) -> None:
     outcome = job.run(2, "variables.py", "works", environment={"MPIPLUS_WATCHDOG": "-5"})
     outcome.failed("ValueError: MPIPLUS_WATCHDOG must be a number of seconds, 0 or more, not '-5'")
@@ -36,14 +32,6 @@ def test_nothing_is_told_of_the_right_ones(job: Job) -> None:
     job.run(2, "variables.py", "misspelt", environment=right).succeeded(2).says_not("means nothing")
 
 
-def test_wrong_variables_of_torch(job: Job) -> None:
-    job.run(2, "variables.py", "wrong_torch_variables").succeeded(2)
-
-
-def test_one_rank_given_twice(job: Job) -> None:
-    job.run(3, "variables.py", "same_rank", job.directory).succeeded(3)
-
-
 @pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{}"])
 def test_one_rank_given_twice_where_torch_makes_the_store(job: Job, method: str) -> None:
     """The traceback ends at the user's line."""
@@ -54,28 +42,11 @@ def test_one_rank_given_twice_where_torch_makes_the_store(job: Job, method: str)
     )
 
 
-def test_the_rank_of_a_batch_script(job: Job) -> None:
-    """mpirun hands Slurm's variables on, by which all ranks are rank 0."""
-    job.run(2, "variables.py", "rank_of_a_batch_script").succeeded(2)
-
-
 def test_the_rank_of_a_batch_script_where_torch_makes_the_store(job: Job) -> None:
     outcome = job.run(
         2, "variables.py", "same_rank_in_torchs_way", job.directory, free_port(), environment={"SLURM_PROCID": "0"}
     )
     outcome.failed("SLURM_PROCID=0", "MPI's rank 1 of 2", "mpiplus run or srun", "MPIEnvironment")
-
-
-def test_a_program_that_names_no_backend(job: Job) -> None:
-    job.run(2, "variables.py", "backend_by_default").succeeded(2)
-
-
-def test_torchcomms_is_refused(job: Job) -> None:
-    job.run(2, "variables.py", "through_torchcomms").succeeded(2)
-
-
-def test_torchs_helper_sets_a_timeout(job: Job) -> None:
-    job.run(2, "variables.py", "timeouts").succeeded(2)
 
 
 def test_one_process_started_and_four_said(job: Job) -> None:

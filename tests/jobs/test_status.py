@@ -147,7 +147,7 @@ def test_two_jobs_and_one_that_ends(job: Job) -> None:
             listed = asked(environment).stdout
             names = re.findall(r"(?m)^job (\d+-[0-9a-f]{4}): .*asked.py sleeps: 3 ranks", listed)
             assert len(set(names)) == 2, listed
-            command = [MPIPLUS, "status", names[0], "--watch", "0.5"]
+            command = [MPIPLUS, "status", "--watch", names[0]]  # the job's number, not the option's
             watch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
             time.sleep(3)
             assert watch.poll() is None

@@ -77,17 +77,6 @@ def test_each_operation_has_a_line_for_each_contestant(figure: Figure) -> None:
     assert list(bandwidth.lines[2].get_ydata()) == []  # nothing moves
 
 
-def test_the_limit_is_drawn_in(figure: Figure) -> None:
-    latency, bandwidth = figure.axes[:2]
-    assert set(latency.lines[-1].get_ydata()) == {12.0}
-    assert list(bandwidth.lines[-1].get_ydata()) == pytest.approx([1.0, 1.0])
-
-
-def test_what_has_no_data_is_left_out(figure: Figure) -> None:
-    titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
-    assert titles == ["all_reduce float32", "broadcast float32", "all_reduce bfloat16"]
-
-
 def test_ways_to_train(tmp_path: Path) -> None:
     """A bar per way: alone, and on each backend; none where a backend was left out."""
     turns = [Turns([seconds] * 3) for seconds in (0.01, 0.02)]

@@ -125,27 +125,6 @@ def test_a_wrong_cache_is_made_again(wheel, tmp_path) -> None:
         assert poison is half_made or "is not what was installed" in said, poison
 
 
-@pytest.mark.slow
-def test_a_cache_is_used_and_a_cold_run_replaces_it(wheel, tmp_path) -> None:
-    _, _, place = Run(tmp_path, "1").says(wheel)
-    made = (place / "complete").stat().st_mtime_ns
-    assert Run(tmp_path, "2").says(wheel)[2] == place
-    assert (place / "complete").stat().st_mtime_ns == made
-    word, _, other = Run(tmp_path, "3", cold=True).says(wheel)
-    assert word == "right" and other != place
-    assert Run(tmp_path, "4").says(wheel)[2] == other
-
-
-@pytest.mark.slow
-def test_another_wheel_of_the_same_name_has_another_environment(wheel, tmp_path) -> None:
-    _, _, place = Run(tmp_path, "1").says(wheel)
-    other = wheel_that_says("other", tmp_path / "others")
-    word, _, its_place = Run(tmp_path, "2").says(other)
-    assert word == "other" and its_place != place
-    (tmp_path / "constraints.txt").write_text("said<2\n")
-    assert Run(tmp_path, "3").says(wheel)[2] not in (place, its_place)
-
-
 def test_what_another_run_uses_is_left_as_it_is(wheel, tmp_path) -> None:
     _, _, place = Run(tmp_path, "1").says(wheel)
     overwritten(place)
@@ -155,32 +134,6 @@ def test_what_another_run_uses_is_left_as_it_is(wheel, tmp_path) -> None:
         word, _, its_own = Run(tmp_path, "2").says(wheel)
     assert word == "right" and its_own != place
     assert "wrong" in next(place.glob("lib/python*/site-packages/said.py")).read_text()
-
-
-def test_a_cache_that_cannot_be_written_to_is_done_without(wheel, tmp_path) -> None:
-    (tmp_path / "cache").write_text("a file")
-    word, said, place = Run(tmp_path, "1").says(wheel)
-    assert word == "right" and "no cache between runs" in said
-    assert place.is_relative_to(tmp_path / "1")
-
-
-def test_pips_settings_become_uvs() -> None:
-    listing = (
-        "global.extra-index-url='https://one/simple https://two/simple'\n"
-        "global.find-links='/wheels\\n/more'\n"
-        "user.cert='/a.pem'\n"
-        ":env:.cert='/b.pem'\n"
-        "install.no-index='true'\n"
-        "freeze.timeout='10'\n"
-    )
-    assert script("uv_settings.py").translated(listing) == {
-        "UV_INDEX": "https://one/simple https://two/simple",
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-        "UV_FIND_LINKS": "/wheels,/more",
-        "SSL_CERT_FILE": "/b.pem",
-        "UV_NO_INDEX": "true",
-    }
-    assert script("uv_settings.py").translated("") == {}
 
 
 def test_the_hash_of_a_wheel_is_of_its_content(tmp_path) -> None:
@@ -194,23 +147,3 @@ def test_the_hash_of_a_wheel_is_of_its_content(tmp_path) -> None:
         for name in reversed(source.namelist()):
             target.writestr(zipfile.ZipInfo(name, (2001, 1, 1, 0, 0, 0)), source.read(name))
     assert digest(one) == digest(again) != digest(other)
-
-
-def test_what_zig_has_compiled_is_taken_only_as_it_was_kept(tmp_path) -> None:
-    """zig itself looks at nothing but names."""
-    program = f"""
-        set -euo pipefail
-        root={ROOT} cache={tmp_path}/cache
-        source {CI}/environments.sh
-        run() {{ work={tmp_path}/$1; mkdir -p "$work/release"; open_zig_cache; ls "$work/zig"; }}
-        mkdir "$cache"
-        run first
-        echo compiled >"$work/zig/object"
-        keep_zig_cache
-        run second
-        echo more >>"$cache/zig.tar"
-        run third
-        ls "$cache"
-    """
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split("\n") == ["object", "cache: zig.tar is not what was kept", ""]

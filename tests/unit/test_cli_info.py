@@ -6,11 +6,9 @@ import re
 from dataclasses import asdict
 
 import pytest
-import torch
 
 from torchmpi_plugin.cli.info import machine, report
 from torchmpi_plugin.cli.info.advice import advise
-from torchmpi_plugin.cli.info.pairs import failed_pairs
 from torchmpi_plugin.mpi.library import Library
 from torchmpi_plugin.node.launchers import Launch
 
@@ -97,10 +95,6 @@ def test_what_hurts_has_a_cure(found: dict, words: str) -> None:
     assert re.search(words, told(found)), told(found)
 
 
-def test_the_second_at_the_start() -> None:
-    assert "OMPI_MCA_btl=^ofi" in " ".join(item.text for item in advise(facts(), None, {}))
-
-
 def test_ranks_that_share_cores_and_give_way() -> None:
     crowded = facts(size=4, nodes=[node([0, 1, 2, 3], 2)])
     assert "8,000" not in told(crowded, OMPI_MCA_mpi_yield_when_idle="1")
@@ -123,31 +117,6 @@ def test_torchruns_ranks() -> None:
     assert re.search("^PROBLEM torchrun .*Open MPI takes only .*mpiplus run -n 4", told(facts(), launch))
 
 
-def test_pairs_by_what_both_sides_say() -> None:
-    reports = {
-        0: {"host": "a", "failed": {}},
-        1: {"host": "a", "failed": {"2": "nothing came"}},
-        2: {"host": "b", "failed": {"1": "not taken"}},
-    }
-    assert failed_pairs(reports, 4) == [
-        {"ranks": [0, 3], "hosts": ["a", "unknown"], "why": "rank 0: no report came from it"},
-        {"ranks": [1, 2], "hosts": ["a", "b"], "why": "rank 1: nothing came"},
-    ]
-
-
-def test_nodes() -> None:
-    about = {"host": "h", "node": "h 1", "cpus": [0], "cores": [0], "all": 2}
-    reports = {"0": about, "1": {**about, "cpus": [1], "cores": [1]}, "2": {**about, "host": "g", "node": "g 1"}}
-    assert report.nodes_of(reports) == [
-        {"host": "h", "ranks": [0, 1], "cores": 2, "cores_per_rank": 1, "bound": True},
-        {"host": "g", "ranks": [2], "cores": 1, "cores_per_rank": 1, "bound": True},
-    ]
-
-
-def test_spans() -> None:
-    assert report.span([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-
-
 def test_variables_that_matter_and_no_secret() -> None:
     found = machine.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
     assert found == {"RANK": "1", "UCX_TLS": "tcp"}
@@ -168,25 +137,12 @@ def test_what_launchers_set_by_the_dozen_is_only_counted(capsys: pytest.CaptureF
     assert "--verbose" not in text
 
 
-def test_torch_is_told_with_its_build() -> None:
-    kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    assert machine.versions()["torch"] == f"{torch.__version__} ({kind} build)"
-
-
 def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(started_by="", problems=[], variables={})
     del found["mpi"]
     report.show(found)
     text = " ".join(capsys.readouterr().out.split())
     assert "MPI library Open MPI v5.0.11 /lib/libmpi.so.40, not started" in text
-
-
-def test_this_host() -> None:
-    found = machine.describe()
-    assert found["cores"] >= 1
-    assert isinstance(found["cma"]["usable"], bool)
-    assert found["cma"]["why"]
-    assert machine.versions()["torch"] != "not installed"
 
 
 def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,18 +153,3 @@ def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(capsys.readouterr().out.split())
     assert "h1: 16 MiB of /dev/shm (1,024 MiB free); 50 KiB for each rank h1:" in text
     assert "50 KiB for each rank, and 3,072 KiB more from the first long collective on" in text
-
-
-def test_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    reports = facts(size=4, nodes=[node([0, 1, 2, 3], 2)], failed_pairs=[pair(0, 2)], variables={"RANK": "0"})
-    launcher = {
-        "path": "/bin/mpirun",
-        "version": "mpirun (Open MPI) 5",
-        "rejected": {"/usr/bin/mpirun": "does not fit"},
-    }
-    problems = [item._asdict() for item in advise(reports, None, {})]
-    report.show({**reports, "started_by": "mpirun", "launcher": launcher, "problems": problems})
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) < 50
-    for words in ("ranks 0-3 on 2 core(s)", "1 of 6 pairs of ranks cannot", "not /usr/bin/mpirun", "RANK=0", "PROBLEM"):
-        assert words in text

@@ -12,15 +12,12 @@ from click.testing import CliRunner
 from torchmpi_plugin.cli import main
 from torchmpi_plugin.cli.run.command import (
     Numbers,
-    contradictions,
     count_ranks,
     in_place,
     other_number,
     program_command,
 )
-from torchmpi_plugin.cli.run.counts import NODES, PER_NODE
-from torchmpi_plugin.cli.started import speaks, started_by
-from torchmpi_plugin.node.node import cores
+from torchmpi_plugin.cli.started import started_by
 
 
 @pytest.fixture(autouse=True)
@@ -89,12 +86,6 @@ def test_another_python(monkeypatch: pytest.MonkeyPatch) -> None:
         program_command("train.py", [], False, False)
 
 
-def test_a_module_of_the_working_directory(tmp_path) -> None:
-    (tmp_path / "my_own_module.py").touch()
-    assert program_command("my_own_module", [], True, False)[1:] == ["-m", "my_own_module"]
-    assert str(tmp_path) not in sys.path
-
-
 def test_how_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_ranks(4, None, None, None, None) == Numbers(4, None)
     assert count_ranks(4, None, 2, None, None) == Numbers(4, 2)
@@ -143,28 +134,3 @@ def test_another_number_than_the_launchers() -> None:
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": ""}
     )
     assert torchrun == ("torchrun", 4, "WORLD_SIZE")
-
-
-def test_one_rank_warns() -> None:
-    assert speaks({"OMPI_COMM_WORLD_RANK": "0", "RANK": "3"})
-    assert not speaks({"PMI_RANK": "1"})
-    assert not speaks({"RANK": "1", "TORCHELASTIC_RUN_ID": "", "SLURM_PROCID": "0"})
-
-
-def test_numbers_as_torchrun_takes_them() -> None:
-    assert PER_NODE.convert("3", None, None) == 3
-    assert PER_NODE.convert("auto", None, None) == PER_NODE.convert("cpu", None, None) == len(cores())
-    assert NODES.convert("2:2", None, None) == NODES.convert("2", None, None) == 2
-
-
-def test_flags_that_mean_something_else_with_mpi() -> None:
-    assert contradictions(4, None, None, None, False) == []
-    assert contradictions(4, None, None, 4, False) == []
-    told = " ".join(contradictions(4, 1, "h1", 8, True))
-    for words in (
-        "--node-rank has no effect",
-        "--world-size 8 is ignored",
-        "MASTER_ADDR",
-        "--standalone has no effect",
-    ):
-        assert words in told

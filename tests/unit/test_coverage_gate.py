@@ -51,23 +51,6 @@ def test_others_are_not(program: str, variables: dict[str, str], tmp_path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_less_than_before_fails(tmp_path) -> None:
-    """As it would with the tests of one module only."""
-    run(WITH_PACKAGE, tmp_path)
-    data = f"--data-file={tmp_path / 'data'}"
-    for words in (["combine", "-q", data], ["report", data]):
-        done = subprocess.run(
-            [sys.executable, "-m", "coverage", *words],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            cwd=ROOT,
-        )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Coverage failure: total of" in done.stdout + done.stderr
-
-
 def test_the_readme_has_the_figures() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     python = re.search(r"^fail_under = (\S+)$", pyproject, re.M)[1]

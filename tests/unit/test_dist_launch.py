@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import fields
 
 import pytest
@@ -12,9 +11,7 @@ import torch.distributed as dist
 
 from torchmpi_plugin import launch
 from torchmpi_plugin.dist import before_init
-from torchmpi_plugin.jobs import JobResult
-from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError, processes
-from torchmpi_plugin.launch.payload import Payload
+from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError
 
 UNDER_MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -29,34 +26,6 @@ def nobody_launched_us(monkeypatch) -> None:
     for name in (*UNDER_MPIRUN, "PMI_SIZE", "PMI_RANK", "WORLD_SIZE", "RANK", "TORCH_DISTRIBUTED_BACKEND"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(before_init, "running_mpi", lambda: None)
-
-
-def test_the_names_and_defaults_are_mls() -> None:
-    assert [field.name for field in fields(MultiprocessConfig)] == [
-        "rank",
-        "local_rank",
-        "world_size",
-        "local_world_size",
-        "master_addr",
-        "master_port",
-        "init_method",
-        "model_parallelism",
-        "pipeline_parallelism",
-        "backend",
-        "model_parallel_backend",
-        "pipeline_parallel_backend",
-        "data_parallel_backend",
-        "launch_method",
-    ]
-    assert list(inspect.signature(launch.launch_subprocesses).parameters)[:5] == [
-        "func",
-        "cfg",
-        "setup",
-        "rank_offset",
-        "args",
-    ]
-    assert launch.launch_subprocess is launch.launch_subprocesses
-    assert list(inspect.signature(launch.init_and_run).parameters) == ["func", "cfg", "args", "kwargs"]
 
 
 @pytest.mark.parametrize("missing", [None, "???"])
@@ -100,17 +69,6 @@ def test_backends(monkeypatch) -> None:
     assert launch.get_distributed_backend() == dist.Backend.GLOO
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank_offset is 2, but MPI numbers the ranks"):
-        launch.launch_subprocesses(print, MultiprocessConfig(world_size=2), None, 2)
-    with pytest.raises(RuntimeError, match="no process group is initialised"):
-        launch.init_parallelism()
-    with pytest.raises(RuntimeError, match="there are no groups yet"):
-        launch.parallel_group_info()
-    assert not launch.parallelism_is_initialized()
-    launch.reset_parallelism()
-
-
 def test_groups_of_a_world_of_one() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -131,16 +89,6 @@ def test_groups_of_a_world_of_one() -> None:
         dist.destroy_process_group()
 
 
-def test_lambdas_and_closures_travel() -> None:
-    number = 3
-    payload = Payload(lambda x: x + number, None, MultiprocessConfig(world_size=2), (1,), {})
-    search_path, arguments = list(sys.path), list(sys.argv)
-    arrived = Payload.loads(payload.dumps())
-    assert (sys.path, sys.argv) == (search_path, arguments)
-    assert arrived.func(4) == 7
-    assert arrived.cfg == payload.cfg
-
-
 def leave(error: BaseException) -> None:
     assert dist.get_world_size() == launch.parallel_group_info().dp.world_size == 1
     raise error
@@ -158,6 +106,17 @@ def test_one_rank_that_fails_is_like_one_of_several(error: BaseException, code: 
         assert not dist.is_initialized() and not launch.parallelism_is_initialized()
 
 
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank_offset is 2, but MPI numbers the ranks"):
+        launch.launch_subprocesses(print, MultiprocessConfig(world_size=2), None, 2)
+    with pytest.raises(RuntimeError, match="no process group is initialised"):
+        launch.init_parallelism()
+    with pytest.raises(RuntimeError, match="there are no groups yet"):
+        launch.parallel_group_info()
+    assert not launch.parallelism_is_initialized()
+    launch.reset_parallelism()
+
+
 def test_one_rank_that_ends_early() -> None:
     config = MultiprocessConfig(world_size=1, backend="gloo")
     launch.launch_subprocesses(leave, config, None, 0, SystemExit(0))
@@ -166,16 +125,13 @@ def test_one_rank_that_ends_early() -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("result", "kind"),
-    [
-        (JobResult(130, None, "mpiplus run: SIGINT was passed on to the ranks"), KeyboardInterrupt),
-        (JobResult(137, None, "mpiplus run: SIGINT was passed on to the ranks"), KeyboardInterrupt),
-        (JobResult(1, None, "mpiplus run: SIGINT came before the ranks had started"), KeyboardInterrupt),
-        (JobResult(143, None, "mpiplus run: SIGTERM was passed on to the ranks"), SystemExit),
-        (JobResult(1, None, "mpiplus run: the job did not start: ..."), RuntimeError),
-    ],
-)
-def test_how_a_job_that_did_not_fail_by_itself_ends(result: JobResult, kind: type[BaseException]) -> None:
-    with pytest.raises(kind):
-        processes._raise(result)
+def test_the_names_are_mls() -> None:
+    assert " ".join(field.name for field in fields(MultiprocessConfig)) == (
+        "rank local_rank world_size local_world_size master_addr master_port init_method model_parallelism "
+        "pipeline_parallelism backend model_parallel_backend pipeline_parallel_backend data_parallel_backend "
+        "launch_method"
+    )
+    parameters = list(inspect.signature(launch.launch_subprocesses).parameters)
+    assert " ".join(parameters[:5]) == "func cfg setup rank_offset args"
+    assert launch.launch_subprocess is launch.launch_subprocesses
+    assert list(inspect.signature(launch.init_and_run).parameters) == ["func", "cfg", "args", "kwargs"]

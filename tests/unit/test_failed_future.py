@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch._jit_internal import _extract_tensors
 from torch.futures import Future
 
-from torchmpi_plugin.engine.failed_future import _Failure, fail
+from torchmpi_plugin.engine.failed_future import fail
 from torchmpi_plugin.errors import RankFailedError
 
 ERROR = RankFailedError("rank 1 has ended", ranks=[1])
@@ -21,13 +20,3 @@ def test_whoever_waits_in_python(has_devices: bool) -> None:
         future.wait()
     with pytest.raises(RankFailedError):
         future.value()
-
-
-@pytest.mark.parametrize("looked_at", [0, 1])
-def test_whoever_looks_for_tensors(looked_at: int) -> None:
-    failure = _Failure(ERROR, looked_at)
-    for _ in range(looked_at):
-        assert _extract_tensors(failure) == []
-    for _ in range(2):
-        with pytest.raises(RankFailedError):
-            _extract_tensors(failure)

@@ -60,23 +60,6 @@ def test_what_is_thought_of_is_given_back(shim) -> None:
     assert data_bytes() - before < 50 * first.own
 
 
-@pytest.mark.parametrize(
-    ("length", "words"),
-    [(0, "1 KiB"), (257 * KIB, "257 KiB"), (3 * MIB, "3,072 KiB"), (64 * MIB, "64 MiB"), (24 << 30, "24 GiB")],
-)
-def test_in_words(length: int, words: str) -> None:
-    assert footprint.in_words(length) == words
-
-
-def test_every_part_is_told() -> None:
-    assert str(footprint.Footprint(514 * KIB, 50 * KIB, 0)) == (
-        "514 KiB of /dev/shm for the ranks of this node, 50 KiB for this rank"
-    )
-    assert str(footprint.Footprint(0, 200, 2 * MIB)) == (
-        "no /dev/shm, 1 KiB for this rank, and 2,048 KiB more from the first long collective on"
-    )
-
-
 class Module:
     """Of ``mpi4py.MPI`` what tells the kind of its handles."""
 
@@ -105,20 +88,12 @@ def test_what_info_makes_of_it() -> None:
     assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]
 
 
-def test_mpis_collectives_cost_nothing() -> None:
-    assert group.cost(Module, {0: report("h0", "mpi")}) == {"path": "MPI's collectives", "nodes": []}
-
-
 def test_on_many_nodes_nothing_comes_later() -> None:
     """What is long is MPI's there."""
     found = group.cost(Module, {rank: report(f"h{rank}") for rank in range(17)})
     assert found["path"].endswith("messages of our own between nodes; MPI's collectives for what is not short")
     assert len(found["nodes"]) == 17
     assert all(place["segment_bytes"] > 0 and place["rank_bytes_later"] == 0 for place in found["nodes"])
-
-
-def test_a_rank_whose_variable_is_wrong() -> None:
-    assert group.cost(Module, {0: report("a"), 1: report("a", "", "no such word")}) == {"problem": "no such word"}
 
 
 def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,11 +169,6 @@ def test_others_that_never_come_in_time(shim) -> None:
     assert polled == [0, 1, 4, 11, 26, 57, 120, 247, 502, 757]
 
 
-def test_others_that_come(shim) -> None:
-    group = shim.ffi.new("mpp_inline *")
-    assert calls(shim, group, lambda number: True) == list(range(1000))
-
-
 def test_others_that_come_again(shim) -> None:
     """One call in time, and the next are tried at once."""
     polled = calls(shim, shim.ffi.new("mpp_inline *"), lambda number: number >= 100)

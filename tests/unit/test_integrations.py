@@ -200,13 +200,6 @@ def test_twice_is_once(package: Package) -> None:
     assert sys.meta_path.count(importing.finder) == 1
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_framework_that_is_not_installed(package: Package, name: str) -> None:
-    integrations.activate(framework(name))
-    with pytest.raises(ModuleNotFoundError):
-        imported(name)
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "missing"), [(name, *change) for name, changes in CHANGES.items() for change in changes]
 )
@@ -269,13 +262,6 @@ def test_from_a_zip_file(package: Package, tmp_path: Path, monkeypatch: pytest.M
     assert is_changed("accelerate", names)
     assert importlib.import_module("accelerate.other").here
     assert told == []
-
-
-def test_a_wrong_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"no integration with 'acelerate', only with accelerate, ignite, transformers"
-    ):
-        integrations.activate("acelerate")
 
 
 # ---- the variable ----

@@ -35,10 +35,6 @@ def test_launchers_say_whose_they_are(text: str, family: str, line: str) -> None
     assert identify(text) == (family, line)
 
 
-def test_what_is_no_launcher() -> None:
-    assert identify("GNU bash, version 5.2.15") is None
-
-
 def program(directory: Path, name: str, says: str) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
@@ -134,13 +130,6 @@ def test_open_mpi() -> None:
     assert line(OPEN_MPI, 4, None, "a:2,b:2") == f"-n 4 --host a:2,b:2 --bind-to none {forwarded}"
     in_batch = line(OPEN_MPI, 3, 2, environment=BATCH)
     assert in_batch == f"-n 6 --map-by ppr:3:node --bind-to none {forwarded}"
-
-
-@pytest.mark.usefixtures("user")
-def test_only_root_says_that_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert line(OPEN_MPI, 2).startswith("--allow-run-as-root ")
-    assert "root" not in line(MPICH, 2)
 
 
 @pytest.mark.usefixtures("user")

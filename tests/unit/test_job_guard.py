@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -84,21 +83,6 @@ def test_a_launcher_that_has_no_job(talk: Talk, word: dict | None) -> None:
     else:
         talk.say(word)
     assert talk.process.wait(30) == 1
-
-
-def test_a_launcher_that_goes_away(talk: Talk) -> None:
-    """The program gets SIGTERM, then SIGKILL."""
-    command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
-    talk.say({**JOB, **VARIABLES, "command": command})
-    assert talk.hear(b"1") == b"ready\n"
-    talk.connection.shutdown(socket.SHUT_WR)
-    assert talk.process.wait(30) == 137
-
-
-def test_a_program_that_is_none(talk: Talk) -> None:
-    talk.say({**JOB, **VARIABLES, "command": [os.devnull]})
-    assert b"cannot start on node" in talk.hear(b"2")
-    assert json.loads(talk.hear())["code"] == 127
 
 
 @pytest.mark.parametrize("module", ["torchmpi_plugin", "torchmpi_plugin.jobs.guard", "torchmpi_plugin.node.calling"])

@@ -43,11 +43,6 @@ def job(mpirun: Launcher, program: str, nproc: int = 1, **options: Any) -> tuple
     return run_job(command, nproc=nproc, launcher=mpirun, **settings), out.getvalue()
 
 
-def test_a_line_without_an_end_is_waited_for_no_longer_than_others(mpirun: Launcher) -> None:
-    result, out = job(mpirun, "print('prompt> ', end='')")
-    assert (result.returncode, out) == (0, "prompt> \n")
-
-
 def test_all_signals_and_all_lines_of_a_flood(mpirun: Launcher, tmp_path: Path) -> None:
     """Each signal is passed on, and lines are lost or out of order on no account of it."""
     program = f"""

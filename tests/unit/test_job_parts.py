@@ -13,21 +13,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchmpi_plugin.jobs.formats import check_format, expand
+from torchmpi_plugin.jobs.formats import check_format
 from torchmpi_plugin.jobs.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal
 from torchmpi_plugin.jobs.writing import Writer, destination
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.launchers import Identity, who_am_i
-from torchmpi_plugin.node.node import Place, cores, identity, places
+from torchmpi_plugin.node.node import Place, places
 
 # ---- file names ----
-
-
-def test_a_format_is_filled_in() -> None:
-    values = {"rank": 3, "local_rank": 1, "world_size": 8, "node_rank": 1, "local_world_size": 2, "attempt": 4}
-    names = "{rank:03d}-{local_rank}-{world_size}-{node_rank}-{local_world_size}-{attempt}"
-    assert expand(names, values) == "003-1-8-1-2-4"
 
 
 @pytest.mark.parametrize(
@@ -47,15 +41,7 @@ def test_a_format_that_cannot_work(format_: str, problem: str) -> None:
         check_format(format_, 4)
 
 
-def test_one_rank_needs_no_field() -> None:
-    check_format("log", 1)
-
-
 # ---- nodes ----
-
-
-def test_hosts_are_split() -> None:
-    assert parse_nodes("h1, h2:4") == [Node("h1", None), Node("h2", 4)]
 
 
 @pytest.mark.parametrize("text", ["", "h1,,h2", "h1:", "h1:x", "h1:0", ":4"])
@@ -144,11 +130,6 @@ def test_places_go_by_the_order_of_ranks() -> None:
     ]
 
 
-def test_this_node() -> None:
-    assert identity() == identity()
-    assert len(cores()) >= 1
-
-
 def test_addresses_of_interfaces_that_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing else tells them: no route, and no name."""
     made = {"lo": "127.0.0.1", "ib0": "192.168.7.1", "docker0": "172.17.0.1"}
@@ -198,10 +179,6 @@ def test_ranks_by_their_launchers_word(environment: dict[str, str], expected: tu
     assert who_am_i(environment) == Identity(*expected)
 
 
-def test_no_rank() -> None:
-    assert who_am_i({"SLURM_NTASKS": "4"}) is None
-
-
 # ---- output ----
 
 
@@ -225,10 +202,6 @@ def show(*pieces: tuple[int, bytes], **options: bool) -> str:
     assert terminal.writer.wait(10)
     terminal.writer.close()
     return stream.getvalue()
-
-
-def test_each_line_has_its_rank() -> None:
-    assert show((0, b"a\n\nb\n"), (1, b"c\n")) == "[rank 0] a\n[rank 0] \n[rank 0] b\n[rank 1] c\n"
 
 
 def test_an_open_line_goes_on_unless_another_rank_speaks() -> None:
@@ -276,7 +249,3 @@ def test_streams_that_lead_to_one_place(tmp_path) -> None:
         assert destination(one) == destination(other) != destination(third)
     text = io.StringIO()
     assert destination(text) == destination(text) != destination(io.StringIO())
-
-
-def test_colours() -> None:
-    assert show((1, b"a\n"), colour=True) == "\x1b[33m[rank 1]\x1b[0m a\n"

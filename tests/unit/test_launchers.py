@@ -93,15 +93,6 @@ def test_torchrun_in_a_slurm_step() -> None:
     assert "torchrun" in found.launcher
 
 
-def test_this_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("MV2_COMM_WORLD_SIZE", "7")
-    found = detect()
-    assert found is not None
-    assert found.size == 7
-
-
 def library(vendor: str, version: str, pmix: bool = False) -> Library:
     return Library(vendor, version, f"{vendor} v{version}", "", "/opt/lib/libmpi.so", "", pmix)
 

@@ -13,7 +13,6 @@ from mpi_installations import (
     _look_for_installations,
     candidates,
     find_installations,
-    launch_command,
     probe,
 )
 
@@ -58,18 +57,6 @@ def test_a_broken_launcher_is_rejected_with_its_words(launcher) -> None:
     assert "exit code 3: the licence has expired" in answer.reason
 
 
-def test_a_missing_launcher_is_rejected() -> None:
-    assert isinstance(probe("/no/such/mpiexec", {}), Rejected)
-
-
-def test_a_launcher_that_hangs_is_ended(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_installations, "PROBE_SECONDS", 1.0)
-    monkeypatch.setattr(mpi_installations, "is_open_mpi", lambda mpiexec: False)
-    answer = probe(launcher("exec sleep 60"), {})
-    assert isinstance(answer, Rejected)
-    assert "no answer in time" in answer.reason
-
-
 def test_one_installation_is_listed_once(search, tmp_path: Path) -> None:
     (working, *_), _ = find_installations()
     link, wrapper = tmp_path / "mpirun", tmp_path / "wrapped-mpiexec"
@@ -81,30 +68,9 @@ def test_one_installation_is_listed_once(search, tmp_path: Path) -> None:
     assert rejected == ()
 
 
-def test_no_launcher_is_no_installation(search) -> None:
-    assert search() == ((), ())
-
-
 def test_this_environments_launcher_comes_first() -> None:
     if ENVIRONMENTS_MPIEXEC.exists():
         assert next(iter(candidates()))[0] == str(ENVIRONMENTS_MPIEXEC)
     installations, rejected = find_installations()
     assert installations, f"no MPI here: {rejected}"
     assert all(isinstance(found, Installation) and found.version for found in installations)
-
-
-def test_open_mpi_is_told_that_root_and_few_cores_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_installations.os, "geteuid", lambda: 0)
-    command = launch_command("mpiexec", "Open MPI", 5, ["-c", "pass"])
-    assert {"--oversubscribe", "--allow-run-as-root"} < set(command)
-    monkeypatch.setattr(mpi_installations.os, "geteuid", lambda: 1000)
-    assert "--allow-run-as-root" not in launch_command("mpiexec", "Open MPI", 5, [])
-    assert launch_command("mpiexec", "MPICH", 5, [])[1:3] == ["-n", "5"]
-
-
-def test_ranks_do_not_inherit_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "MASTER_ADDR"):
-        monkeypatch.setenv(name, "7")
-    environment = mpi_installations.launch_environment({"MPI4PY_MPIABI": "mpich"})
-    assert not {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "MASTER_ADDR"} & set(environment)
-    assert environment["MPI4PY_MPIABI"] == "mpich"

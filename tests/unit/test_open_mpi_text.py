@@ -10,14 +10,6 @@ import pytest
 from torchmpi_plugin.lifecycle import bootstrap
 
 
-def test_the_command_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "train.py", "--lr", "1"])
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    told = bootstrap._open_mpi_text("Open MPI 5.0.11", 2)
-    assert "mpirun -n 2 python train.py --lr 1, or mpiplus run -n 2 train.py --lr 1" in told
-    assert "pip install mpich" in told
-
-
 def test_a_worker_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher of ours can start what Ray starts."""
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rank_reports import RankReporter, read_report, summarise
+from rank_reports import RankReporter, summarise
 
 
 class Rank(RankReporter):
@@ -25,12 +25,6 @@ class Rank(RankReporter):
 @pytest.fixture
 def rank(tmp_path: Path):
     return lambda number: Rank(tmp_path, number)
-
-
-def test_a_run_where_all_passed(rank, tmp_path: Path) -> None:
-    for number in range(3):
-        rank(number).test("a").test("b").end()
-    assert summarise(tmp_path, 3) == []
 
 
 def test_a_rank_that_wrote_nothing(rank, tmp_path: Path) -> None:
@@ -59,11 +53,6 @@ def test_one_text_for_all_ranks_that_say_the_same(rank, tmp_path: Path) -> None:
     assert summarise(tmp_path, 3) == ["FAILED a on ranks [0, 1]\nwrong\nand on ranks [2]: other"]
 
 
-def test_a_failure_in_a_fixture(rank, tmp_path: Path) -> None:
-    rank(0).test("b").test("a", "failed", "no world", when="setup").end(1)
-    assert summarise(tmp_path, 1) == ["FAILED a on ranks [0]\nno world"]
-
-
 def test_no_test_at_all(rank, tmp_path: Path) -> None:
     for number in range(2):
         rank(number).end(5)
@@ -75,13 +64,3 @@ def test_a_file_that_cannot_be_imported(rank, tmp_path: Path) -> None:
     broken.pytest_collectreport(SimpleNamespace(nodeid="f.py", failed=True, longreprtext="ImportError"))
     broken.end(2)
     assert "FAILED f.py on ranks [0]\nImportError" in summarise(tmp_path, 1)
-
-
-def test_skips_and_notes_are_kept(rank, tmp_path: Path) -> None:
-    one = rank(0)
-    one.test("a").test("b", "skipped", "needs 2 ranks", when="setup")
-    one.note("waited in vain")
-    report = read_report(tmp_path, 0)
-    assert report is not None
-    assert report.skipped == {"b": "needs 2 ranks"}
-    assert "rank 0 waited in vain" in summarise(tmp_path, 1)

@@ -121,12 +121,6 @@ def passes_on(impostor: Impostor, connection: socket.socket) -> None:
 IMPOSTORS = [silent, hangs_up, sends_a_job, accepts_any_proof, reflects, passes_on]
 
 
-def test_a_caller_who_knows_the_secret(desk: Desk) -> None:
-    with calling.call([HERE], desk.reception.port, SECRET, 30) as connection:
-        connection.settimeout(20)
-        assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
-
-
 def test_a_caller_who_does_not(desk: Desk) -> None:
     with pytest.raises(ConnectionError, match="turned away"):
         calling.call([HERE], desk.reception.port, "guess", 0)
@@ -160,26 +154,6 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
         assert SECRET.encode() not in other.heard
     finally:
         other.close()
-
-
-def test_who_takes_too_long_has_to_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "_CALLER_SECONDS", 0.5)
-    with socket.create_connection((HERE, desk.reception.port), timeout=20) as connection:
-        assert len(connection.recv(32, socket.MSG_WAITALL)) == 32
-        connection.sendall(b"x" * 63)
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
-    assert not desk.welcomed
-
-
-def test_the_oldest_of_too_many_has_to_go(desk: Desk) -> None:
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(socket.create_connection((HERE, desk.reception.port), timeout=20))
-        for _ in range(2 * reception._SPARE):
-            stack.enter_context(socket.create_connection((HERE, desk.reception.port), timeout=20))
-        assert len(first.recv(33, socket.MSG_WAITALL)) == 32  # a challenge, and the end
-        assert len(desk.reception._callers) <= reception._SPARE + 1
-        stack.enter_context(calling.call([HERE], desk.reception.port, SECRET, 30))
 
 
 def test_nobody_can_come_once_it_is_closed(desk: Desk) -> None:

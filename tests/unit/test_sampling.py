@@ -41,25 +41,6 @@ def test_the_seed_says_what_is_chosen() -> None:
     assert sorted(json.loads(one)) == json.loads(one)
 
 
-def test_every_rank_finds_the_same_seed_without_being_told() -> None:
-    assert sampled("sampling.seed()") == sampled("sampling.seed()").strip()
-    assert int(sampled("sampling.seed()")) >= 0
-
-
-def test_without_a_commit_the_seed_is_of_the_files(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "ROOT", tmp_path)
-    (tmp_path / "tests").mkdir()
-    file = tmp_path / "tests" / "one.py"
-    seeds = []
-    for text in ("a", "b", "a"):
-        file.write_text(text)
-        monkeypatch.delenv(sampling.SEED, raising=False)
-        sampling.seed.cache_clear()
-        seeds.append(sampling.seed())
-    sampling.seed.cache_clear()
-    assert seeds[0] == seeds[2] != seeds[1]
-
-
 def test_everything_is_chosen_sometime(monkeypatch) -> None:
     """A hundred seeds leave none of ten out, else a change would never meet it."""
     monkeypatch.setattr(sampling, "FULL", False)
@@ -102,16 +83,6 @@ def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
     assert set.union(*on_two) == all_of_them
 
 
-def test_a_launch_may_run_less_and_all_where_it_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "FULL", False)
-    monkeypatch.delenv(sampling.LAUNCH, raising=False)
-    assert parts("2ranks") == [None] * 3
-    monkeypatch.setenv(sampling.LAUNCH, "5")
-    assert parts("2ranks") == parts() == [(0, 0.1), (0.5, 0.55), (0.75, 0.8)]
-    monkeypatch.setattr(sampling, "FULL", True)
-    assert parts() == [None] * 3
-
-
 def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:
     """And what is marked under both, and all under any other."""
     mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI", "Intel MPI")]
@@ -136,12 +107,6 @@ def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:
         assert not any(sampling._of_the_session(items(mpi, marks=("under_each",))) for mpi in mpis)
         under_mpich |= left_out[1]
     assert len(under_mpich) == 60
-
-
-def test_at_night_nothing_is_left_out() -> None:
-    both = "(sampling.share('x', list(range(50))), sampling.count('x', 70, 7))"
-    assert sampled(both, MPIPLUS_TEST_FULL="1") == str((list(range(50)), 70))
-    assert sampled("sampling.count('x', 70, 7)") == "7"
 
 
 @pytest.mark.parametrize("full", ["0", "1"])

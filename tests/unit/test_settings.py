@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,10 +55,6 @@ def test_wrong_values(name: str, text: str) -> None:
         settings.check({name: text})
 
 
-def test_every_setting_has_wrong_values_here() -> None:
-    assert set(WRONG) == set(BY_NAME)
-
-
 @pytest.mark.parametrize(("name", "text", "value"), RIGHT)
 def test_right_values(name: str, text: str, value: object) -> None:
     settings.check({name: text})
@@ -70,18 +65,6 @@ def test_right_values(name: str, text: str, value: object) -> None:
 def test_not_set_and_empty_are_the_default(setting: settings.Setting) -> None:
     default = setting.value({setting.name: setting.default})
     assert setting.value({}) == setting.value({setting.name: ""}) == default
-
-
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match=r"MPIPLUS_WATCHDOG must be .*'-5'; MPIPLUS_SHM must be .*'banana'"):
-        settings.check({"MPIPLUS_WATCHDOG": "-5", "MPIPLUS_SHM": "banana"})
-
-
-def test_read_when_asked_for(monkeypatch) -> None:
-    """Not frozen at import."""
-    for text in ("3", "7"):
-        monkeypatch.setenv("MPIPLUS_WATCHDOG", text)
-        assert settings.WATCHDOG.value() == float(text)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +80,6 @@ def test_unknown_names(name: str, near: str) -> None:
     assert settings.unknown({name: "1", "MPIPLUSOTHER": "1", "PATH": "/bin"}) == {name: near}
 
 
-def test_unknown_names_are_told_once(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(settings, "_warned", set())
-    monkeypatch.setenv("MPIPLUS_CUDAA", "0")
-    monkeypatch.setenv("MPIPLUS_QQQ", "0")
-    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
-        for _ in range(2):
-            settings.warn_of_names()
-    assert [record.getMessage() for record in caplog.records] == [
-        "mpiplus: the variable MPIPLUS_CUDAA means nothing: did you mean MPIPLUS_CUDA?",
-        "mpiplus: the variable MPIPLUS_QQQ means nothing: there are " + ", ".join(BY_NAME),
-    ]
-
-
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
@@ -123,21 +93,6 @@ def test_what_forbids_shared_memory(monkeypatch, variables: dict[str, str], told
     for name in ("MPIPLUS_SHM", "MPIPLUS_COLLECTIVES"):
         monkeypatch.setenv(name, variables.get(name, ""))
     assert settings.unshared() == told
-
-
-def test_a_deprecated_name_is_told_once(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(settings, "_warned", set())
-    monkeypatch.setenv("MPIPLUS_SHM", "0")
-    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
-        for _ in range(2):
-            settings.warn_of_names()
-    assert [record.getMessage() for record in caplog.records] == [
-        "mpiplus: the variable MPIPLUS_SHM is deprecated: in place of 0 set MPIPLUS_COLLECTIVES=mpi-only"
-    ]
-
-
-def test_nobody_is_warned_of_what_mpiplus_its_tests_and_its_build_use() -> None:
-    assert settings.unknown(dict.fromkeys(settings.known(), "1")) == {}
 
 
 QUOTED = r"[\"'](MPIPLUS_[A-Z_]*[A-Z])[\"'=]"
@@ -163,3 +118,12 @@ def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
     used = names_in((file for file in files - {Path(__file__)} if file.is_file()), QUOTED, SET_BY_A_SHELL)
     del used["MPIPLUS_CUDAA"]  # misspelt on purpose
     assert {name: file for name, file in used.items() if name not in settings.known()} == {}
+
+
+def test_every_setting_has_wrong_values_here() -> None:
+    assert set(WRONG) == set(BY_NAME)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"MPIPLUS_WATCHDOG must be .*'-5'; MPIPLUS_SHM must be .*'banana'"):
+        settings.check({"MPIPLUS_WATCHDOG": "-5", "MPIPLUS_SHM": "banana"})

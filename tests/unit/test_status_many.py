@@ -17,15 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from patience import patient
 
-from torchmpi_plugin.cli.status import command
 from torchmpi_plugin.cli.status.screen import attention_of, late_of, screen_of
 from torchmpi_plugin.jobs.asking import Rank, Told, _understood, ask_job
 from torchmpi_plugin.node import rank_calls, status_files
 from torchmpi_plugin.node.rank_calls import ask
-from torchmpi_plugin.node.status_files import RankSocket
 
 RANKS = 64
 SERVERS = """
@@ -165,13 +162,6 @@ def test_the_worst_comes_first() -> None:
     ]
 
 
-def test_a_directory_of_somebody_elses(directory: Path) -> None:
-    directory.symlink_to("/tmp")
-    for call in (status_files.sockets, status_files.make_directory):
-        with pytest.raises(PermissionError, match="no directory of this user's alone"):
-            call()
-
-
 def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
     """It is another container's, whose process numbers are its own: left alone for as long as somebody listens."""
     path = status_files.make_directory() / "7-abcd.0.4194305.sock"  # a number above the kernel's largest
@@ -217,14 +207,6 @@ def test_an_answer_that_comes_late(directory: Path) -> None:
     subprocess.run([sys.executable, "-c", LATE], check=True, timeout=patient(60))
 
 
-@pytest.mark.parametrize("answer", ["", "[]", '{"groups": []}', '{"groups', "\\ud800"])
-def test_an_answer_that_is_none(directory: Path, answer: str) -> None:
-    """The others' are shown all the same."""
-    ranks = [_understood(Told(0, 1, answer)), Rank(1, {"host": "h"}, groups=[group("a")])]
-    assert ranks[0].answer is None
-    assert len(attention_of(ranks)) == (1 if answer else 0)
-
-
 def test_the_screen_of_the_last_interval() -> None:
     """Shares of time are of that interval; who is late is known for the eye."""
     about = {
@@ -242,16 +224,9 @@ def test_the_screen_of_the_last_interval() -> None:
     assert late_of(now) == {2}
 
 
-@pytest.mark.parametrize(("words", "asked"), [(["--stacks"], "stacks"), (["--watch"], "watch"), (["--watch", "1"], "")])
-def test_a_jobs_number_after_an_option(monkeypatch: pytest.MonkeyPatch, words: list[str], asked: str) -> None:
-    """It is the job's, not the option's; of several jobs one must be named."""
-    one = [RankSocket("39257-abcd", 0, 1, Path("/nowhere"))]
-    monkeypatch.setattr(command, "_jobs", lambda: {"39257-abcd": one, "40000-abcd": one})
-    called: list[tuple] = []
-    monkeypatch.setattr(command, "_show", lambda *given: called.append(("stacks", given[3])))
-    monkeypatch.setattr(command, "_watch", lambda *given: called.append(("watch", given[1])))
-    if asked:
-        assert CliRunner().invoke(command.status, [*words, "39257"]).exit_code == 0
-        assert called == [(asked, None if asked == "stacks" else 2.0)]
-    told = CliRunner().invoke(command.status, words)
-    assert (told.exit_code, "name one of 39257-abcd, 40000-abcd" in told.output) == (1, True)
+@pytest.mark.parametrize("answer", ["", "[]", '{"groups": []}', '{"groups', "\\ud800"])
+def test_an_answer_that_is_none(directory: Path, answer: str) -> None:
+    """The others' are shown all the same."""
+    ranks = [_understood(Told(0, 1, answer)), Rank(1, {"host": "h"}, groups=[group("a")])]
+    assert ranks[0].answer is None
+    assert len(attention_of(ranks)) == (1 if answer else 0)

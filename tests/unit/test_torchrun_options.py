@@ -9,7 +9,6 @@ from torch.distributed.run import get_args_parser
 
 from torchmpi_plugin.cli.run.command import run
 from torchmpi_plugin.cli.run.logs import files_of
-from torchmpi_plugin.cli.run.of_torchrun import _REFUSED, _WITHOUT_EFFECT
 
 PAGE = Path(__file__).parents[2] / "docs/launching.md"
 
@@ -27,8 +26,6 @@ def test_each_option_is_in_the_table() -> None:
     names = {max(a.option_strings, key=len) for a in get_args_parser()._actions if a.option_strings} - {"--help"}
     missing = [name for name in sorted(names) if name.replace("_", "-") not in table]
     assert missing == []
-    for name, reason in {**_WITHOUT_EFFECT, **_REFUSED}.items():
-        assert f"`--{name.replace('_', '-')}`" in table, (name, reason)
 
 
 @pytest.mark.parametrize(

@@ -250,5 +250,4 @@ def recorded(directory: str, dumps: str) -> None:
     say(f"{os.getpid()} has told")
 
 
-SCENARIOS = (shared, chosen, a_device, split, hooks, not_a_number, abort_hooks, more_time, gathered, recorded)
-run({scenario.__name__: scenario for scenario in SCENARIOS})
+run(globals())

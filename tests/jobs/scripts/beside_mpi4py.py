@@ -194,11 +194,4 @@ def reversed_world(world) -> None:
 
 
 assert "mpi4py.MPI" not in sys.modules
-run(
-    {
-        "initialised_before": initialised_before,
-        "initialised_by_us": initialised_by_us,
-        "thread_level": thread_level,
-        "own_communicators": own_communicators,
-    }
-)
+run(globals())

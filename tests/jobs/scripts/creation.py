@@ -70,16 +70,17 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
 }
 
 
-def fails(where: str) -> None:
+def fails() -> None:
     """All ranks get the error, which names the guilty one; the next group is made as if nothing had been."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    fault = FAULTS[where]() if ME == GUILTY else contextlib.nullcontext()
     message = rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory"
-    with fault, raises(dist.DistBackendError, message) as caught:
-        dist.new_group()
-    assert (caught[0].__cause__ is not None) == (ME == GUILTY)
-    check_works()
-    check_works(dist.new_group())
+    for where in ("process", "group", "attach"):
+        fault = FAULTS[where]() if ME == GUILTY else contextlib.nullcontext()
+        with fault, raises(dist.DistBackendError, message) as caught:
+            dist.new_group()
+        assert (caught[0].__cause__ is not None) == (ME == GUILTY)
+        check_works()
+        check_works(dist.new_group())
     dist.destroy_process_group()
 
 
@@ -209,14 +210,4 @@ def descriptors() -> None:
 
 
 if __name__ == "__main__":
-    run(
-        {
-            "builds": builds,
-            "descriptors": descriptors,
-            "fails": fails,
-            "goes_without": goes_without,
-            "stopped": stopped,
-            "vanishes": vanishes,
-            "killed": killed,
-        }
-    )
+    run(globals())

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -270,14 +269,4 @@ def backward(directory: str) -> None:
     say("goes on")
 
 
-SCENARIOS: dict[str, Callable[..., None]] = {
-    "stopped": stopped,
-    "messages": messages,
-    "absent_member": absent_member,
-    "no_init": no_init,
-    "stopped_inside": stopped_inside,
-    "stopped_between_nodes": stopped_between_nodes,
-    "init_without": init_without,
-    "backward": backward,
-}
-run(SCENARIOS)
+run(globals())

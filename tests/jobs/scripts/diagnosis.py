@@ -157,20 +157,26 @@ def load_batch(signs: list[Path]) -> None:
             time.sleep(0.01)
 
 
-def elsewhere(where: str, directory: str) -> None:
+def elsewhere() -> None:
     """The error names the function, or the operation, that keeps the last rank from coming."""
-    told = [Path(directory) / f"told-{rank}" for rank in range(LAST)]
     dist.init_process_group("mpiplus", timeout=timedelta(seconds=60))
+    patterns = {
+        "computing": rf"Not arrived: rank {LAST} \(does not wait; its last call was .*load_batch",
+        "receiving": rf"Not arrived: rank {LAST} \(waits for recv.* from rank 0.*in is_elsewhere",
+        "other group": rf"Not arrived: rank {LAST} \(waits for all_reduce of \(2,\) float32",
+    }
+    for where, pattern in patterns.items():
+        is_elsewhere(where, pattern)
+        check_works()
+
+
+def is_elsewhere(where: str, pattern: str) -> None:
+    told = [Path(f"{where}-{rank}") for rank in range(LAST)]  # in the test's directory
     group = dist.new_group(timeout=SHORT)
     other = dist.new_group(timeout=timedelta(seconds=60))
     dist.barrier(group)
-    patterns = {
-        "computing": rf"Not arrived: rank {LAST} \(does not wait; its last call was barrier.*load_batch",
-        "receiving": rf"Not arrived: rank {LAST} \(waits for recv.* from rank 0.*in elsewhere",
-        "other group": rf"Not arrived: rank {LAST} \(waits for all_reduce of \(2,\) float32",
-    }
     if ME != LAST:
-        with raises(dist.DistBackendError, "timed out", patterns[where], "arrived: ranks? 0"):
+        with raises(dist.DistBackendError, "timed out", pattern, "arrived: ranks? 0"):
             dist.all_reduce(torch.ones(3), group=group)
         told[ME].touch()
     elif where == "computing":
@@ -185,7 +191,6 @@ def elsewhere(where: str, directory: str) -> None:
         dist.all_reduce(torch.ones(2), group=other)
     if ME == LAST:
         dist.all_reduce(torch.ones(3), group=group)  # the others' was given up, not taken back
-    check_works()
 
 
 def slow_peer(directory: str) -> None:
@@ -236,14 +241,4 @@ def vanishes(how: str, when: str = "elsewhere") -> None:
 
 
 if __name__ == "__main__":
-    run(
-        {
-            "detail": detail,
-            "disagree": disagree,
-            "unlike": unlike,
-            "elsewhere": elsewhere,
-            "slow_peer": slow_peer,
-            "unheard_peer": unheard_peer,
-            "vanishes": vanishes,
-        }
-    )
+    run(globals())

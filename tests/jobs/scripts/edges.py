@@ -49,4 +49,4 @@ def finalized() -> None:
     dist.destroy_process_group()
 
 
-run({"refused": refused, "finalized": finalized})
+run(globals())

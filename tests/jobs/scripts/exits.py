@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -157,39 +158,39 @@ def pending() -> None:
         dist.irecv(torch.ones(3), LAST, tag=5)
 
 
-def destroyed_meanwhile(what: str) -> None:
+def destroyed_meanwhile() -> None:
     """A rank destroys a group in which the others wait: they hear of it, and who handles that ends in order."""
     dist.init_process_group("mpiplus")
-    group = dist.new_group() if what == "subgroup" else dist.group.WORLD
-    check_works(group)
-    if ME == LAST:
-        dist.destroy_process_group(group)
-    else:
-        with raises(dist.DistBackendError, f"waiting for rank {LAST}, which left"):
-            dist.all_reduce(torch.ones(3), group=group)
-    if what == "subgroup":
+    for group in (dist.new_group(), dist.group.WORLD):
+        check_works(group)
         check_works()
+        if ME == LAST:
+            dist.destroy_process_group(group)
+        else:
+            with raises(dist.DistBackendError, f"waiting for rank {LAST}, which left"):
+                dist.all_reduce(torch.ones(3), group=group)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def freed(how: str) -> None:
+def freed() -> None:
     """A thread waits for ranks that do not come, and another one ends the group."""
     dist.init_process_group("mpiplus")
-    group = dist.new_group()
-    check_works(group)
-    if ME == 0:
-        errors: list[Exception] = []
-        thread = threading.Thread(target=wait_in, args=(group, errors))
-        thread.start()
-        while not activity.is_waited_for(group):
-            time.sleep(0.01)
-        started = time.monotonic()
-        {"abort": group.abort, "shutdown": group.shutdown, "destroy": lambda: dist.destroy_process_group(group)}[how]()
-        thread.join()
-        assert time.monotonic() - started < 5, "the waiter was not freed"
-        assert len(errors) == 1 and "aborted" in str(errors[0]), errors
-    check_works()
+    for how in ("abort", "shutdown", "destroy"):
+        group = dist.new_group()
+        check_works(group)
+        if ME == 0:
+            errors: list[Exception] = []
+            thread = threading.Thread(target=wait_in, args=(group, errors))
+            thread.start()
+            while not activity.is_waited_for(group):
+                time.sleep(0.01)
+            started = time.monotonic()
+            getattr(group, how, partial(dist.destroy_process_group, group))()
+            thread.join()
+            assert time.monotonic() - started < 5, "the waiter was not freed"
+            assert len(errors) == 1 and "aborted" in str(errors[0]), errors
+        check_works()
     dist.destroy_process_group()
 
 
@@ -242,20 +243,4 @@ def interrupt_not_caught() -> None:
     wait_for_ever()
 
 
-run(
-    {
-        "leave": leave,
-        "leave_late": leave_late,
-        "leave_with_threads": leave_with_threads,
-        "one_raises": one_raises,
-        "one_exits": one_exits,
-        "all_exit": all_exit,
-        "exit_caught": exit_caught,
-        "pending": pending,
-        "destroyed_meanwhile": destroyed_meanwhile,
-        "freed": freed,
-        "initialised_twice": initialised_twice,
-        "interrupted": interrupted,
-        "interrupt_not_caught": interrupt_not_caught,
-    }
-)
+run(globals())

@@ -228,4 +228,4 @@ def inherited(api_mode: str) -> None:
 
 
 if __name__ == "__main__":
-    run({"inherited": inherited})
+    run(globals())

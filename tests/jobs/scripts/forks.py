@@ -129,4 +129,4 @@ def load(method: str) -> None:
 
 
 if __name__ == "__main__":
-    run({"forked": forked, "worker_processes": worker_processes})
+    run(globals())

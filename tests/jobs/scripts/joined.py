@@ -58,4 +58,4 @@ def absent() -> None:
 
 
 if __name__ == "__main__":
-    run({"trains": trains, "spawned": spawned, "absent": absent})
+    run(globals())

@@ -93,4 +93,4 @@ def each() -> None:
     dist.destroy_process_group()
 
 
-run({"each": each})
+run(globals())

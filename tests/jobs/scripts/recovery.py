@@ -72,4 +72,4 @@ def shrunk(which: str, end: str) -> None:
         check_works(group)
 
 
-run({"subgroup": subgroup, "store_is_gone": store_is_gone, "shrunk": shrunk})
+run(globals())

@@ -252,18 +252,4 @@ def finalised_by_the_program() -> None:
     MPI.Finalize()
 
 
-run(
-    {
-        "every_way": every_way,
-        "environment_given": environment_given,
-        "one_process": one_process,
-        "mistakes": mistakes,
-        "refused": refused,
-        "wrong_launcher": wrong_launcher,
-        "traces": traces,
-        "other_backends": other_backends,
-        "mixed": mixed,
-        "reused_numbers": reused_numbers,
-        "finalised_by_the_program": finalised_by_the_program,
-    }
-)
+run(globals())

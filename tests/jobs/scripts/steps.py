@@ -9,23 +9,17 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 faulthandler.register(signal.SIGUSR1)  # the test asks a job that hangs where it does
 
-TORCH_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+TORCH_VARIABLES = [f"{kind}{name}" for name in ("RANK", "WORLD_SIZE") for kind in ("", "LOCAL_")]
+TORCH_VARIABLES += ["NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
 
 
 def _launchers_word(*names: str, default: int) -> int:
@@ -42,10 +36,13 @@ def say(text: object) -> None:
     os.write(1, f"[{ME}] {text}\n".encode())
 
 
-def run(scenarios: dict[str, Callable[..., None]]) -> None:
-    """Run the scenario that the command line names, then print the mark that the test looks for."""
+def run(scenarios: Mapping[str, Any]) -> None:
+    """Run the scenarios that the command line names, then print the mark that the test looks for."""
     torch.set_num_threads(1)
-    scenarios[sys.argv[1]](*sys.argv[2:])
+    for number, name in enumerate(sys.argv[1].split("+")):
+        if number and dist.is_initialized():
+            dist.destroy_process_group()
+        scenarios[name](*sys.argv[2:])
     say("end")
 
 

@@ -99,4 +99,4 @@ def funneled() -> None:
     dist.destroy_process_group()
 
 
-run({"serialized": serialized, "funneled": funneled})
+run(globals())

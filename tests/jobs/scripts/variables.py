@@ -210,19 +210,4 @@ def loopback() -> None:
     say(f"asked {len(others)} other addresses")
 
 
-run(
-    {
-        "wrong_settings": wrong_settings,
-        "works": works,
-        "misspelt": misspelt,
-        "wrong_torch_variables": wrong_torch_variables,
-        "same_rank": same_rank,
-        "same_rank_in_torchs_way": same_rank_in_torchs_way,
-        "rank_of_a_batch_script": rank_of_a_batch_script,
-        "backend_by_default": backend_by_default,
-        "through_torchcomms": through_torchcomms,
-        "timeouts": timeouts,
-        "fewer_than_said": fewer_than_said,
-        "loopback": loopback,
-    }
-)
+run(globals())

@@ -217,4 +217,4 @@ def coalescing() -> None:
     dist.destroy_process_group()
 
 
-run({"one_rank_errs": one_rank_errs, "coalescing": coalescing})
+run(globals())
