@@ -55,6 +55,7 @@ NEEDS = (
     Need(f"{_C10D}:Work.boxed", OLDEST, "tensors without memory of their own"),
     Need("torch.distributed.distributed_c10d:_set_pg_timeout", OLDEST, "a new timeout, before torch 2.14"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
+    Need("torch.autograd.profiler:_disable_profiler", OLDEST, "events of asynchronous operations"),
     Need("torch.profiler:record_function._call_end_callbacks_on_future", OLDEST, "events of asynchronous operations"),
     Need("torch._C:_len_torch_dispatch_stack", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch._C:_dispatch_tls_is_dispatch_key_excluded", OLDEST, "calls that a TorchDispatchMode is to see"),
@@ -347,16 +348,6 @@ def premul_factor(op: Any) -> Any:
     return op.__getstate__()[1]
 
 
-def profiler_check() -> Callable[[], bool]:
-    """A function that says whether this thread is being profiled."""
-    return find("torch.autograd:_profiler_enabled")
-
-
-def mode_counter() -> Callable[[], int]:
-    """A function that says how many TorchDispatchModes this thread has entered."""
-    return find("torch._C:_len_torch_dispatch_stack")
-
-
 def tensor_exchange() -> Any:
     """torch's table of functions for C that look at tensors, as DLPack has it; None where it has none."""
     import torch
@@ -374,9 +365,17 @@ def operator_event(name: str, tensors: list[Any], said: dict[str, Any]) -> Any:
     return find("torch._C._profiler:_RecordFunctionFast")(name, tensors, said)
 
 
-def end_with(event: Any, future: Any) -> None:
-    """Let a profiler's event end when ``future`` does."""
+def ending(event: Any) -> Callable[[], None]:
+    """What ends a profiler's event from any thread, while the profiler is there: torch frees its events as it stops."""
+    future = find("torch.futures:Future")()
     event._call_end_callbacks_on_future(future)
+    return lambda: future.set_result(None)
+
+
+def put(name: str, thing: Any) -> None:
+    """In the place of what `find` finds by that name."""
+    module, _, last = name.partition(":")
+    setattr(import_module(module), last, thing)
 
 
 # ---- the flight recorder ----

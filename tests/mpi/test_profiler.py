@@ -45,6 +45,21 @@ def test_no_events_without_a_profiler(world) -> None:
     assert not profiling.events
 
 
+@pytest.mark.mpi(min_size=2)
+def test_operations_that_outlive_the_profiler(world) -> None:
+    """Their events end with it, and what torch then frees is not written to when they complete."""
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    for _ in range(10):
+        with profile() as profiler:
+            works = [dist.irecv(torch.empty(1), left) for _ in range(40)]
+        others = [{number: [number]} for number in range(20_000)]  # where the events were
+        for work in [dist.isend(torch.ones(1), right) for _ in works] + works:
+            work.wait()
+        dist.barrier()
+        assert all(other == {number: [number]} for number, other in enumerate(others))
+        assert [event.name for event in profiler.function_events or ()].count("mpiplus:recv") == len(works)
+
+
 CALLS = {
     "allreduce_": lambda group, mine, _: dist.all_reduce(mine, group=group),
     "broadcast_": lambda group, mine, _: dist.broadcast(mine, 0, group=group),

@@ -1,7 +1,8 @@
 """What torch's profiler sees: for each operation the events that other backends' have, by which trace tools go.
 
 "mpiplus:all_reduce" begins with the call, and ends when the operation is complete, which for an asynchronous one is on
-another thread. "c10d::allreduce_" is the call alone, as of torch's own operator, with sizes and dtypes: those of the
+another thread, or with the profiler: torch frees its events then, and an end that came later would be written to other
+memory. "c10d::allreduce_" is the call alone, as of torch's own operator, with sizes and dtypes: those of the
 tensors, and in the words that NCCL's "record_param_comms" has for them. An event of that name itself needs what only
 C++ can set, and the profiler crashes without.
 """
@@ -18,7 +19,7 @@ from .. import operations, torch_internals
 from .contracts import Begun
 
 #: Whether this thread is being profiled.
-wanted = torch_internals.profiler_check()
+wanted: Callable[[], bool] = torch_internals.find("torch.autograd:_profiler_enabled")
 
 
 class Events(NamedTuple):
@@ -30,6 +31,32 @@ class Events(NamedTuple):
 
 #: Those of the operation that a thread is about to start, by thread.
 events: dict[int, Events] = {}
+#: What ends the events of operations under way. The lock is held until an event has ended; reentrant, as what is
+#: destroyed meanwhile may complete another operation.
+_open: set[Callable[[], None]] = set()
+_lock = threading.RLock()
+
+
+def _end_one(ending: Callable[[], None]) -> None:
+    with _lock:
+        if ending in _open:
+            _open.remove(ending)
+            ending()
+
+
+_STOP = "torch.autograd.profiler:_disable_profiler"
+_stop: Callable[[], Any] = torch_internals.find(_STOP)
+
+
+def _end_all_and_stop() -> Any:
+    """What torch's profilers call to stop."""
+    with _lock:
+        while _open:
+            _open.pop()()
+    return _stop()
+
+
+torch_internals.put(_STOP, _end_all_and_stop)
 
 
 def begin(operation: str) -> None:
@@ -79,4 +106,6 @@ def end(work: Begun | None) -> None:
     if work is None or work.finished:
         found.operation.__exit__(None, None, None)
     else:
-        torch_internals.end_with(found.operation, work.get_future())
+        ending = torch_internals.ending(found.operation)
+        _open.add(ending)
+        work.get_future().add_done_callback(lambda _: _end_one(ending))
