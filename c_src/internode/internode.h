@@ -59,11 +59,7 @@ static inline mpp_internode_state *mpp_internode_of(const shm_op *s) { return mp
 /* Gives the channel of a group on several nodes what it needs; 0: no memory. */
 int mpp_internode_attach(mpp_group *g, mpp_channel *c);
 
-/* The functions of mpp_internode (shm.h). */
-int mpp_broadcast_internode(shm_op *s);
-int mpp_allgather_internode(shm_op *s, size_t longest);
-int mpp_reduce_internode(shm_op *s);
-int mpp_reduce_scatter_internode(shm_op *s, size_t longest);
+/* See mpp_internode (shm.h). */
 const mpp_call_summary *mpp_agree(shm_op *s);
 
 /* Memory for the agreement; 0: there is none. */

@@ -71,6 +71,10 @@ void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offs
     memcpy(payload + offset, theirs, length);
 }
 
+void mpp_unpack_by_copy(shm_op *s, char *payload) {
+    memcpy(mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, s->payload);
+}
+
 /* ---- where a rank finds received data ---- */
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk) {

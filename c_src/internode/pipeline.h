@@ -75,6 +75,7 @@ void mpp_pipeline_recv(shm_op *s, uint64_t chunk, void *buffer, size_t bytes, in
 mpp_stretch mpp_piece_of_leader(const mpp_topology *t, size_t length, int leader, int piece, int pieces);
 
 void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offset, size_t length, int theirs_first);
+void mpp_unpack_by_copy(shm_op *s, char *payload);
 
 /* ---- where a rank finds received data ---- */
 

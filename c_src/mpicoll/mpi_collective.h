@@ -1,7 +1,8 @@
-/* MPI's nonblocking collectives: mpi_collectives.c has those that move data, mpi_reductions.c those that add it up. */
+/* How an operation makes calls of MPI's nonblocking collectives; those are in collectives/. */
 #ifndef MPP_MPI_COLLECTIVE_H
 #define MPP_MPI_COLLECTIVE_H
 
+#include "arith/mpi_representation.h"
 #include "shm/shm.h"
 
 typedef struct mpi_collective mpi_collective;
@@ -49,25 +50,23 @@ static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t
     return mpp_host_at(c->op.staging, rank, (const void *)c->in_list[rank], offset);
 }
 
-/* ---- for collectives/ ---- */
+/* ---- one call after the other ---- */
 
-uintptr_t mpp_mpi_barrier(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_mpi_broadcast(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
-/* `per_call`: how many bytes of each block one MPI call takes. */
-uintptr_t mpp_mpi_allgather(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
-                            int64_t wait_ns);
-uintptr_t mpp_mpi_reduce(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                         uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_mpi_reduce_scatter(mpp_group *g, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 uintptr_t mpp_mpi_out_of_memory(mpp_group *g);
-
-/* ---- between the files ---- */
-
 mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging);
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g);
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns);
 void mpp_split(mpi_collective *c, size_t total, size_t per_call);
 void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int out_direction);
+
+/* ---- reductions, with the conversions of arith/mpi_representation.h ---- */
+
+/* Elements are converted in pieces of about this size: small enough to stay in the cache. */
+enum { MPP_SCRATCH_BYTES = 1 << 20 };
+
+mpi_handle mpp_mpi_op_of(const mpp_reduction *how);
+/* Fills in the reduction; whether the elements have to be converted before MPI sees them. */
+int mpp_set_reduction(mpi_collective *c, const mpp_reduction *how);
+int mpp_new_scratch(mpi_collective *c, size_t elements);
 
 #endif

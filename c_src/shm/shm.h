@@ -1,4 +1,4 @@
-/* What the shared-memory protocol (protocol.c) and the collectives on it (shm_collectives.c) share. */
+/* What the shared-memory protocol (protocol.c) and the collectives on it (collectives/) share. */
 #ifndef MPP_SHM_H
 #define MPP_SHM_H
 
@@ -55,11 +55,6 @@ typedef struct {
 
 /* The functions that reach the other nodes. They are in internode/, the layer above. */
 typedef struct {
-    /* what an operation needs for its data to reach the other nodes, before mpp_sign(); 0: no memory */
-    int (*broadcast)(shm_op *);
-    int (*reduce)(shm_op *);
-    int (*allgather)(shm_op *, size_t longest);
-    int (*reduce_scatter)(shm_op *, size_t longest);
     /* Under the lock. One step of the agreement, once all ranks of this node have called: the summary of all nodes when
      * they agree or there is a mismatch, else NULL. For the first rank of the node. */
     const mpp_call_summary *(*agree)(shm_op *);
@@ -154,38 +149,29 @@ void mpp_channel_free(mpp_channel *channel);
 void mpp_channel_widen(mpp_channel *c, size_t length);
 /* Memory of this rank's own that it has taken, and that it will take with its first long operation between nodes. */
 void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);
-/* An exchange: what goes to each rank and comes from it. */
-typedef struct {
-    const uintptr_t *send, *recv;
-    const size_t *send_bytes, *recv_bytes;
-    int is_staged;
-    mpp_staging *bus; /* of a rank that can copy between its device and the slots; else NULL */
-} mpp_exchanged;
-/* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
- * expect. Takes the exchange's place in the order. NULL: no memory. */
-mpp_op *mpp_shm_compare(mpp_group *g, const mpp_exchanged *x);
-/* What it was given; whether there are messages to be made of it. */
-int mpp_shm_exchanged(const mpp_op *agreement, mpp_exchanged *x);
-/* Whether all has been moved by then, but the block from this rank to itself: the same on every rank. */
-int mpp_shm_has_carried(const mpp_op *agreement);
-/* `arrived` of an operation that is compared first. Where MPI moves its data, it only says that a rank has come. */
-int mpp_arrived_to_compare(mpp_op *op, int rank);
-/* The same of a collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
- * Takes its place in the order. */
+
+/* ---- comparison.c ---- */
+
+/* An operation that another one steps before it begins, and owns: it is done if all ranks call the same. Of a
+ * collective that MPI does, in elements of so many bytes; `lengths`: of every rank's block, or NULL.
+ * Takes its place in the order. NULL: no memory. */
 mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root, size_t length, const size_t *lengths,
                       size_t element, int place);
+/* `arrived` of an operation that is compared first. Where MPI moves its data, it only says that a rank has come. */
+int mpp_arrived_to_compare(mpp_op *op, int rank);
+/* Of an exchange: whether all has been moved by then, but the block from this rank to itself: the same on every rank.
+ */
+int mpp_shm_has_carried(const mpp_op *agreement);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
+/* An operation that only compares, for another one, which is counted among the group's operations. */
+shm_op *mpp_new_agreement(mpp_group *g);
+uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory */
+
+/* ---- protocol.c ---- */
+
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_shm_barrier(mpp_group *g, int64_t wait_ns);
-uintptr_t mpp_shm_broadcast(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_shm_reduce(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                         uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_shm_allgather(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
-                            int64_t wait_ns);
-uintptr_t mpp_shm_reduce_scatter(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts,
-                                 const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
 /* ---- the user's buffers: in host memory, or staged there ---- */
 
@@ -273,10 +259,7 @@ size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
 int mpp_ranks_per_slot(const mpp_channel *c);
 
-uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory */
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
-/* An operation that only compares, for another one, which is counted among the group's operations. */
-shm_op *mpp_new_agreement(mpp_group *g);
 void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
 

@@ -139,13 +139,13 @@ def reduce_part(s: Op, c: Channel, number: int) -> Access:
 
 
 def write(s: Op, c: Channel, number: int) -> Access:
-    """shm/shm_collectives.c: write_plain and the like."""
+    """collectives/: mpp_write_plain and the like."""
     if s.writes(c.rank):
         yield "write", c.slot(number), (s.position, s.written)
 
 
 def read(s: Op, c: Channel, number: int) -> Access:
-    """shm/shm_collectives.c: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
+    """collectives/: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
     if not s.reads(c.rank):
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):

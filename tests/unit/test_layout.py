@@ -133,7 +133,7 @@ def test_one_layer_knows_python() -> None:
         ("engine/engine.c", '#include "cuda/staging.h"\n', "engine/engine.c uses cuda/staging.h"),
         ("engine/engine.c", "void f(void) { mpp_windows_end(NULL); }\n", "engine/engine.c uses p2p/windows.c"),
         ("shm/protocol.c", '#include "internode/internode.h"\n', "shm/protocol.c uses internode/internode.h"),
-        ("shm/protocol.c", "void f(void) { mpp_exchange(0); }\n", "shm/protocol.c uses p2p/exchange.c"),
+        ("shm/protocol.c", "void f(void) { mpp_exchange(0); }\n", "shm/protocol.c uses collectives/exchange.c"),
     ],
 )
 def test_a_wrong_call_is_found(file: str, code: str, wanted: str) -> None:

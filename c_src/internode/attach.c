@@ -37,11 +37,7 @@ static int is_idle(shm_op *s) {
     return idle;
 }
 
-static const mpp_internode functions = {.broadcast = mpp_broadcast_internode,
-                                        .allgather = mpp_allgather_internode,
-                                        .reduce = mpp_reduce_internode,
-                                        .reduce_scatter = mpp_reduce_scatter_internode,
-                                        .agree = mpp_agree,
+static const mpp_internode functions = {.agree = mpp_agree,
                                         .start = mpp_pipeline_start,
                                         .poll = mpp_pipeline_poll,
                                         .is_idle = is_idle,

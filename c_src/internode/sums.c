@@ -1,8 +1,7 @@
-/* Reductions of a group on several nodes: what is added up where, and what travels. See internode.h. */
-#include <string.h>
+/* Sums of a group on several nodes: what is added up where, what travels, and what is piggybacked. See internode.h. */
+#include "internode/sums.h"
 
-#include "internode/internode.h"
-#include "internode/pipeline.h"
+#include <string.h>
 
 /* ---- partial sums ---- */
 
@@ -25,22 +24,18 @@ static int sends_narrow(const shm_op *s, int node) {
 
 static size_t wide_count(const shm_op *s, size_t bytes) { return bytes / wide_bytes(s, s->element); }
 
-/* Blocks of a reduce_scatter that are piggybacked lie in slots only. */
-static int is_direct(const shm_op *s) { return mpp_goes_directly(s) && !(s->lengths && s->payload); }
+int mpp_is_direct(const shm_op *s) { return mpp_goes_directly(s) && !(s->lengths && s->payload); }
 
 /* Of a rank here. */
 static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t offset) {
-    if (!is_direct(s)) return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
+    if (!mpp_is_direct(s)) return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
     if (!s->lengths) return mpp_shm_in(s, chunk * s->chunk_bytes) + offset;
     int of_block = mpp_first_in_slot(s, chunk) + (int)(offset / s->chunk_bytes);
     return mpp_shm_in_block(s, of_block, mpp_piece_number(s, chunk) * s->chunk_bytes);
 }
 
-static int is_wanted(const shm_op *s) { return s->root < 0 || s->root == s->op.group->rank; }
-
-/* Where a rank here puts results, for all of them to read, or for its user. */
-static char *results_at(const shm_op *s, int rank, uint64_t chunk) {
-    if (is_direct(s) && is_wanted(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+char *mpp_results_at(const shm_op *s, int rank, uint64_t chunk) {
+    if (mpp_is_direct(s) && mpp_is_wanted(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
     return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk);
 }
 
@@ -82,7 +77,7 @@ static size_t sent_bytes(const shm_op *s, int node, size_t bytes) {
     return sends_narrow(s, node) ? bytes : sums_bytes(s, node, bytes);
 }
 
-static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
+void mpp_send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int rank) {
     int here = mpp_topology_of(s)->here;
     if (!bytes) return;
     if (sends_plain(s, here)) {
@@ -95,8 +90,7 @@ static void send_sums_of(shm_op *s, uint64_t chunk, size_t offset, size_t bytes,
     mpp_pipeline_send(s, chunk, sums, sent_bytes(s, here, bytes), rank);
 }
 
-/* Places the sums of all nodes, this one's included, side by side at the beginning of the pipeline slot's memory. */
-static void gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int (*sender)(const shm_op *, int)) {
+void mpp_gather_sums(shm_op *s, uint64_t chunk, size_t offset, size_t bytes, int (*sender)(const shm_op *, int)) {
     const mpp_topology *t = mpp_topology_of(s);
     if (!bytes) return;
     for (int node = 0; node < t->count; node++) {
@@ -132,9 +126,7 @@ static void find_sums(const shm_op *s, int node, char *sums, size_t bytes) {
         mpp_channel_of(s)->sources[t->tree_position[part]] = sums;
 }
 
-/* Adds up what gather_sums() has placed, and what has come. Returns where the result lies: at `result`, or, where that
- * is NULL, in the pipeline slot's memory. */
-static char *add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
+char *mpp_add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     mpp_channel *c = mpp_channel_of(s);
     const mpp_topology *t = c->topology;
     mpp_pipeline_slot *p = mpp_pipeline_slot_of(s, chunk);
@@ -157,7 +149,7 @@ static char *add_nodes(shm_op *s, uint64_t chunk, size_t bytes, char *result) {
     return result;
 }
 
-/* ---- all_reduce and reduce ---- */
+/* ---- what is piggybacked ---- */
 
 static void pack_sum(shm_op *s, char *payload) { add_up(s, 0, 0, wide_count(s, s->payload), payload); }
 
@@ -193,11 +185,11 @@ static void unpack_parts(shm_op *s, char *payload) {
     size_t each = s->payload / (size_t)c->topology->parts, count = wide_count(s, each);
     for (int node = 0; node < c->topology->count; node++)
         find_sums(s, node, payload + (size_t)c->topology->first_part[node] * each, each);
-    mpp_narrow(&s->how, results_at(s, 0, 0), add_tree(s, (char **)c->sources, count), count);
+    mpp_narrow(&s->how, mpp_results_at(s, 0, 0), add_tree(s, (char **)c->sources, count), count);
 }
 
 static void unpack_sum(shm_op *s, char *payload) {
-    mpp_narrow(&s->how, results_at(s, 0, 0), payload, wide_count(s, s->payload));
+    mpp_narrow(&s->how, mpp_results_at(s, 0, 0), payload, wide_count(s, s->payload));
 }
 
 /* Longer sums are piggybacked by halves, among 2^k nodes: a node sends only the sums that the part beside it goes on
@@ -246,7 +238,7 @@ static void span_of_half(const shm_op *s, int first_node, int end_node, size_t *
 
 static void unpack_share(shm_op *s, char *payload) {
     const mpp_topology *t = mpp_topology_of(s);
-    char *at = payload + (size_t)reversed(t, t->here) * wide_share(s), *results = results_at(s, 0, 0);
+    char *at = payload + (size_t)reversed(t, t->here) * wide_share(s), *results = mpp_results_at(s, 0, 0);
     mpp_stretch part;
     for (int i = 0; (part = part_of_share(s, t->here, i)).length; i++) {
         mpp_narrow(&s->how, results + part.begin, at, part.length / s->element);
@@ -254,10 +246,8 @@ static void unpack_share(shm_op *s, char *payload) {
     }
 }
 
-/* Each node has a piece of the result. Sends that to the nodes that want it, and receives theirs in `results`. */
-static void exchange_results(shm_op *s, uint64_t chunk, const char *piece, char *results,
-                             mpp_stretch (*piece_of)(const shm_op *, uint64_t, int),
-                             int (*rank_on)(const shm_op *, int)) {
+void mpp_exchange_results(shm_op *s, uint64_t chunk, const char *piece, char *results,
+                          mpp_stretch (*piece_of)(const shm_op *, uint64_t, int), int (*rank_on)(const shm_op *, int)) {
     const mpp_topology *t = mpp_topology_of(s);
     int wanted_by = s->root < 0 ? -1 : t->node_of[s->root];
     mpp_stretch mine = piece_of(s, chunk, t->here);
@@ -279,42 +269,12 @@ static int first_rank_on(const shm_op *s, int node) { return mpp_first_rank_of(m
 
 /* The first ranks of the nodes have the shares. */
 static void send_shares(shm_op *s, uint64_t chunk) {
-    char *results = results_at(s, 0, chunk);
+    char *results = mpp_results_at(s, 0, chunk);
     size_t begin = share_of(s, chunk, mpp_topology_of(s)->here).begin;
-    if (!mpp_channel_of(s)->rank) exchange_results(s, chunk, results + begin, results, share_of, first_rank_on);
+    if (!mpp_channel_of(s)->rank) mpp_exchange_results(s, chunk, results + begin, results, share_of, first_rank_on);
 }
 
-/* A node's piece of this leader's part. */
-static mpp_stretch leaders_piece_of(const shm_op *s, uint64_t chunk, int node) {
-    const mpp_topology *t = mpp_topology_of(s);
-    return mpp_piece_of_leader(t, mpp_chunk_length(s, s->bytes, chunk), mpp_channel_of(s)->rank, node, t->count);
-}
-
-static void send_sums(shm_op *s, uint64_t chunk) {
-    const mpp_topology *t = mpp_topology_of(s);
-    if (mpp_channel_of(s)->rank >= t->leaders_per_node) return;
-    mpp_stretch mine = leaders_piece_of(s, chunk, t->here);
-    gather_sums(s, chunk, mine.begin, mine.length, mpp_same_leader_on);
-    for (int i = 1; i < t->count; i++) {
-        mpp_stretch piece = leaders_piece_of(s, chunk, mpp_other_node(t, i));
-        send_sums_of(s, chunk, piece.begin, piece.length, mpp_same_leader_on(s, mpp_other_node(t, i)));
-    }
-}
-
-/* Receives the results where all ranks here read this leader's part. A piece that no rank here reads may be longer than
- * a slot. */
-static void send_results(shm_op *s, uint64_t chunk) {
-    const mpp_topology *t = mpp_topology_of(s);
-    int leader = mpp_channel_of(s)->rank, is_read = is_wanted(s) || !is_direct(s);
-    char *results = results_at(s, leader, chunk);
-    if (leader >= t->leaders_per_node) return;
-    mpp_stretch mine = leaders_piece_of(s, chunk, t->here);
-    const char *piece = add_nodes(s, chunk, mine.length, is_read ? results + mine.begin : NULL);
-    exchange_results(s, chunk, piece, results, leaders_piece_of, mpp_same_leader_on);
-}
-
-/* Piggybacks a short reduction of `bytes`; 0: it is too long for that. */
-static int piggyback_if_short(shm_op *s, size_t bytes) {
+int mpp_piggyback_sums(shm_op *s, size_t bytes) {
     static const mpp_route sum = {.pack = pack_sum, .span = span_all, .merge = merge_sums, .unpack = unpack_sum};
     static const mpp_route parts = {
         .pack = pack_parts, .span = span_of_parts, .merge = mpp_merge_by_copy, .unpack = unpack_parts};
@@ -325,106 +285,24 @@ static int piggyback_if_short(shm_op *s, size_t bytes) {
     return 1;
 }
 
-/* The same by halves, where a node's share takes so many of the bytes. */
-static int piggyback_by_halves(shm_op *s, const mpp_route *route, size_t bytes, size_t share) {
+int mpp_piggyback_by_halves(shm_op *s, size_t bytes, size_t share) {
+    static const mpp_route of_blocks = {
+        .pack = pack_shares, .span = span_of_half, .merge = merge_sums, .unpack = unpack_share};
+    static const mpp_route of_tensor = {.pack = pack_shares,
+                                        .span = span_of_half,
+                                        .merge = merge_sums,
+                                        .unpack = unpack_share,
+                                        .first_phase = send_shares};
     const mpp_topology *t = mpp_topology_of(s);
     size_t payload = wide_bytes(s, share) * (size_t)t->count;
     if (!t->regular || t->count & (t->count - 1)) return 0;
     if (bytes > mpp_channel_of(s)->slot_bytes || payload > MPP_PAYLOAD) return 0;
-    mpp_piggyback(s, route, payload);
+    mpp_piggyback(s, s->lengths ? &of_blocks : &of_tensor, payload);
     return 1;
 }
 
-/* What a chunk of a long reduction carries at most, of the tensor or of all blocks: for each other node one message
- * that needs no answer, and what a pipeline slot has room for, four bytes of sums for each of a slot of shared memory.
- */
-static size_t most_of_sums(const shm_op *s) {
+size_t mpp_most_of_sums(const shm_op *s) {
     size_t room = sizeof(float) * mpp_channel_of(s)->slot_bytes / wide_bytes(s, s->element) * s->element;
     size_t messages = (size_t)mpp_topology_of(s)->count * MPP_EAGER;
     return (messages < room ? messages : room) / CACHE_LINE * CACHE_LINE;
-}
-
-int mpp_reduce_internode(shm_op *s) {
-    static const mpp_route pipelined = {.first_phase = send_sums, .second_phase = send_results};
-    static const mpp_route halves = {.pack = pack_shares,
-                                     .span = span_of_half,
-                                     .merge = merge_sums,
-                                     .unpack = unpack_share,
-                                     .first_phase = send_shares};
-    size_t lines = (s->bytes + CACHE_LINE - 1) / CACHE_LINE, nodes = (size_t)mpp_topology_of(s)->count;
-    int reads = is_wanted(s) && !mpp_goes_directly(s);
-    s->wait_for = -1;
-    s->two_phase = 0;
-    if (mpp_goes_directly(s)) s->write = NULL;
-    s->read = reads ? mpp_read_from_first : NULL;
-    if (!s->bytes || piggyback_if_short(s, s->bytes)) return 1;
-    if (piggyback_by_halves(s, &halves, s->bytes, (lines + nodes - 1) / nodes * CACHE_LINE))
-        return mpp_use_pipeline(s, &halves);
-    if (reads) s->read = mpp_read_from_leaders;
-    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, most_of_sums(s));
-    return mpp_use_pipeline(s, &pipelined);
-}
-
-/* ---- reduce_scatter ---- */
-
-static void write_all_blocks(shm_op *s, uint64_t chunk, char *slot) {
-    (void)chunk;
-    for (int r = 0; r < s->op.group->size; r++)
-        if (s->lengths[r]) memcpy(slot + (size_t)r * s->call.bytes, mpp_shm_in_block(s, r, 0), s->lengths[r]);
-}
-
-static void read_own_block(shm_op *s, uint64_t chunk) {
-    int me = s->op.group->rank;
-    const char *sums = mpp_slot_of(mpp_channel_of(s), 0, s->first + chunk);
-    if (s->lengths[me]) memcpy(mpp_shm_out(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
-}
-
-static int sender_of_my_block(const shm_op *s, int node) { return mpp_peer_rank(s, node, mpp_channel_of(s)->rank); }
-
-static void send_block_sums(shm_op *s, uint64_t chunk) {
-    const mpp_topology *t = mpp_topology_of(s);
-    int end = mpp_end_in_slot(s, chunk);
-    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
-    gather_sums(s, chunk, mine.begin, mine.length, sender_of_my_block);
-    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
-        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
-        int is_mine = t->place_of[r] % mpp_channel_of(s)->size == mpp_channel_of(s)->rank;
-        if (t->node_of[r] != t->here && is_mine) send_sums_of(s, chunk, block.begin, block.length, r);
-    }
-}
-
-static void finish_block(shm_op *s, uint64_t chunk) {
-    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
-    char *result = is_direct(s) ? mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes)
-                                : mpp_own_slot(s, chunk) + mine.begin;
-    add_nodes(s, chunk, mine.length, result);
-}
-
-static void read_finished_block(shm_op *s, uint64_t chunk) {
-    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
-    if (!mine.length) return;
-    memcpy(mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes), mpp_own_slot(s, chunk) + mine.begin,
-           mine.length);
-}
-
-/* `s` is laid out for the pipeline. */
-int mpp_reduce_scatter_internode(shm_op *s, size_t longest) {
-    static const mpp_route pipelined = {.first_phase = send_block_sums, .second_phase = finish_block};
-    static const mpp_route halves = {
-        .pack = pack_shares, .span = span_of_half, .merge = merge_sums, .unpack = unpack_share};
-    size_t bytes = (size_t)s->op.group->size * longest, of_node = (size_t)mpp_topology_of(s)->most_per_node * longest;
-    s->wait_for = -1;
-    if (!longest) return 1;
-    if (piggyback_by_halves(s, &halves, bytes, of_node) || piggyback_if_short(s, bytes)) {
-        s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
-        s->batches = 1;
-        s->write = write_all_blocks;
-        s->read = read_own_block;
-        return 1;
-    }
-    if (mpp_goes_directly(s)) s->write = NULL;
-    s->read = mpp_goes_directly(s) ? NULL : read_finished_block;
-    size_t of_block = most_of_sums(s) / (size_t)s->op.group->size / CACHE_LINE * CACHE_LINE;
-    if (of_block > s->chunk_bytes) s->chunk_bytes = mpp_internode_chunk(s, longest, of_block);
-    return mpp_use_pipeline(s, &pipelined);
 }

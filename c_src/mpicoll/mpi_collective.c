@@ -1,13 +1,11 @@
-/* MPI's nonblocking collectives that move data, and how an operation makes its MPI calls.
- *
- * An operation may need several MPI calls (more elements than an int counts, or a conversion to a type
- * that MPI can reduce, done in pieces). MPI wants the calls on one communicator in the same order on every
- * rank, so an operation makes its first call only after the one before it has made its last.
+/* How an operation makes its MPI calls. An operation may need several MPI calls (more elements than an int counts, or a
+ * conversion to a type that MPI can reduce, done in pieces). MPI wants the calls on one communicator in the same order
+ * on every rank, so an operation makes its first call only after the one before it has made its last.
  */
+#include "mpicoll/mpi_collective.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "mpicoll/mpi_collective.h"
 
 /* ---- one call after the other ---- */
 
@@ -139,57 +137,18 @@ void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int ou
     mpp_stage_begin(&c->op, c->stride);
 }
 
-/* ---- barrier ---- */
+/* ---- reductions ---- */
 
-static int issue_barrier(mpi_collective *c) { return mpp_mpi.Ibarrier(c->op.group->comm, &c->request); }
+mpi_handle mpp_mpi_op_of(const mpp_reduction *how) { return mpp_mpi.op[mpp_mpi_op(how)]; }
 
-uintptr_t mpp_mpi_barrier(mpp_group *g, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_BARRIER, issue_barrier, 0);
-    return c ? mpp_enqueue(c, wait_ns) : mpp_no_collective(c, g);
+int mpp_set_reduction(mpi_collective *c, const mpp_reduction *how) {
+    c->how = *how;
+    c->element = mpp_dtype_size(how->dtype);
+    c->mpi_dtype = mpp_mpi_dtype(how);
+    return c->mpi_dtype != how->dtype || how->has_premul;
 }
 
-/* ---- broadcast ---- */
-
-static int issue_broadcast(mpi_collective *c) {
-    return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_length_of(c), mpp_mpi.byte, c->root,
-                          c->op.group->comm, &c->request);
-}
-
-uintptr_t mpp_mpi_broadcast(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging,
-                            int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, issue_broadcast, staging);
-    if (!c) return mpp_no_collective(c, g);
-    c->in = c->out = (char *)buffer;
-    c->root = root;
-    mpp_split(c, bytes, mpp_call_limit(staging));
-    if (staging) mpp_stage_buffers(c, bytes, root == g->rank ? MPP_LOAD : 0, root == g->rank ? 0 : MPP_STORE);
-    return mpp_enqueue(c, wait_ns);
-}
-
-/* ---- all_gather ---- */
-
-static int issue_allgather(mpi_collective *c) {
-    const mpp_group *g = c->op.group;
-    int n = (int)mpp_length_of(c);
-    size_t offset = c->index * c->per_call;
-    const char *in = mpp_in_at(c, offset);
-    char *out = mpp_out_at(c, offset); /* the blocks of all ranks, each of n bytes */
-    const void *send = in == out + (size_t)g->rank * (size_t)n ? mpp_mpi.in_place : in;
-    return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
-}
-
-uintptr_t mpp_mpi_allgather(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
-                            int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, issue_allgather, staging);
-    if (!c) return mpp_no_collective(c, g);
-    c->in = (const char *)in;
-    c->out = (char *)out;
-    mpp_split(c, bytes, per_call);
-    if (staging) {
-        mpp_add_lane(&c->op, in, bytes, MPP_LOAD);
-        c->out_lane = 1;
-        for (size_t r = 0; r < (size_t)g->size; r++) mpp_add_lane(&c->op, out + r * bytes, bytes, MPP_STORE);
-        mpp_stage_begin(&c->op, c->stride);
-    }
-    return mpp_enqueue(c, wait_ns);
+int mpp_new_scratch(mpi_collective *c, size_t elements) {
+    c->scratch = malloc((elements ? elements : 1) * mpp_dtype_size(c->mpi_dtype));
+    return c->scratch != NULL;
 }

@@ -1,0 +1,228 @@
+/* all_gather: between nodes (see internode.h), on a node, by MPI, or as an exchange of what MPI's call cannot take. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/collective.h"
+#include "internode/pipeline.h"
+
+/* ---- between nodes ---- */
+
+/* Ranks are numbered node by node, in a piggybacked table and in the inbox. */
+static int number_of(const mpp_topology *t, int rank) { return t->first[t->node_of[rank]] + t->place_of[rank]; }
+
+static void pack_blocks(shm_op *s, char *payload) {
+    mpp_channel *c = mpp_channel_of(s);
+    size_t begin = (size_t)c->topology->first[c->topology->here];
+    for (int r = 0; r < c->size; r++)
+        memcpy(payload + (begin + (size_t)r) * s->call.bytes, mpp_slot_of(c, r, s->first), s->call.bytes);
+}
+
+static void span_of_blocks(const shm_op *s, int first_node, int end_node, size_t *offset, size_t *length) {
+    const mpp_topology *t = mpp_topology_of(s);
+    *offset = (size_t)t->first[first_node] * s->call.bytes;
+    *length = (size_t)(t->first[end_node] - t->first[first_node]) * s->call.bytes;
+}
+
+static void read_table(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    const char *table = mpp_slot_of(mpp_channel_of(s), 0, s->first);
+    for (int r = 0; r < s->op.group->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        if (length) memcpy(mpp_shm_out_block(s, r, 0), table + (size_t)number_of(t, r) * s->call.bytes, length);
+    }
+}
+
+static char *inbox_of(const shm_op *s, uint64_t chunk, int rank) {
+    const mpp_channel *c = mpp_channel_of(s);
+    const mpp_topology *t = c->topology;
+    size_t number = (size_t)number_of(t, rank), ring = (size_t)c->ring;
+    if (t->node_of[rank] > t->here) number -= (size_t)c->size;
+    return c->inbox + (number * ring + (size_t)((s->first + chunk) % ring)) * c->inbox_bytes;
+}
+
+static void send_blocks(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    int me = s->op.group->rank, place = mpp_channel_of(s)->rank;
+    size_t length = mpp_chunk_length(s, s->lengths[me], chunk);
+    for (int i = 1; i < t->count; i++) {
+        int node = mpp_other_node(t, i), node_before = mpp_other_node(t, t->count - i);
+        mpp_pipeline_send(s, chunk, mpp_own_slot(s, chunk), length, mpp_peer_rank(s, node, place));
+        for (int p = place; p < mpp_local_count(t, node_before); p += mpp_channel_of(s)->size) {
+            int sender = t->members[t->first[node_before] + p];
+            mpp_pipeline_recv(s, chunk, inbox_of(s, chunk, sender), mpp_chunk_length(s, s->lengths[sender], chunk),
+                              sender);
+        }
+    }
+}
+
+static void read_blocks_internode(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = mpp_channel_of(s);
+    const mpp_topology *t = c->topology;
+    size_t offset = chunk * s->chunk_bytes;
+    for (int r = 0; r < s->op.group->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        char *out = length ? mpp_shm_out_block(s, r, offset) : NULL;
+        if (!length || out == mpp_shm_in(s, offset)) continue;
+        int is_here = t->node_of[r] == t->here;
+        memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : inbox_of(s, chunk, r), length);
+    }
+}
+
+static int between_nodes(shm_op *s, size_t longest) {
+    static const mpp_route piggybacked = {
+        .pack = pack_blocks, .span = span_of_blocks, .merge = mpp_merge_by_copy, .unpack = mpp_unpack_by_copy};
+    static const mpp_route pipelined = {.first_phase = send_blocks};
+    size_t table = (size_t)s->op.group->size * longest;
+    s->wait_for = -1;
+    if (!longest) return 1;
+    if (table <= s->chunk_bytes && table <= MPP_PAYLOAD) {
+        mpp_piggyback(s, &piggybacked, table);
+        s->read = read_table;
+        return 1;
+    }
+    s->chunk_bytes = mpp_channel_of(s)->inbox_bytes;
+    s->read = read_blocks_internode;
+    return mpp_use_pipeline(s, &pipelined);
+}
+
+/* ---- on a node ---- */
+
+static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
+    size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
+    if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
+}
+
+static void read_blocks(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = mpp_chunk_begin(s, chunk);
+    for (int r = 0; r < c->size; r++) {
+        size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
+        if (!length) continue;
+        char *out = mpp_shm_out_block(s, r, offset);
+        const char *own = mpp_shm_in(s, offset);
+        if (r != c->rank) mpp_from_slot(s, out, mpp_slot_at(s, r, chunk), length);
+        else if (s->bus && out != own) mpp_bus_copy_in_device(s->bus, (uintptr_t)out, (uintptr_t)own, length);
+        else if (out != own) memcpy(out, own, length);
+    }
+}
+
+static uintptr_t over_shm(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
+                          int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return mpp_no_shm_op(s, g, wait_ns);
+    size_t longest = mpp_longest_of(bytes, g->size);
+    s->in = in;
+    s->out_list = mpp_copy_list(out, g->size);
+    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)bytes, g->size);
+    if (!s->out_list || !s->lengths) return mpp_no_shm_op(s, g, wait_ns);
+    s->write = write_own_block;
+    s->read = read_blocks;
+    if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
+    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
+        s->out_lane = 1;
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, out[r], bytes[r], MPP_STORE);
+        mpp_stage_shm(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- by MPI ---- */
+
+static int issue_allgather(mpi_collective *c) {
+    const mpp_group *g = c->op.group;
+    int n = (int)mpp_length_of(c);
+    size_t offset = c->index * c->per_call;
+    const char *in = mpp_in_at(c, offset);
+    char *out = mpp_out_at(c, offset); /* the blocks of all ranks, each of n bytes */
+    const void *send = in == out + (size_t)g->rank * (size_t)n ? mpp_mpi.in_place : in;
+    return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
+}
+
+static uintptr_t by_mpi(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
+                        int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, issue_allgather, staging);
+    if (!c) return mpp_no_collective(c, g);
+    c->in = (const char *)in;
+    c->out = (char *)out;
+    mpp_split(c, bytes, per_call);
+    if (staging) {
+        mpp_add_lane(&c->op, in, bytes, MPP_LOAD);
+        c->out_lane = 1;
+        for (size_t r = 0; r < (size_t)g->size; r++) mpp_add_lane(&c->op, out + r * bytes, bytes, MPP_STORE);
+        mpp_stage_begin(&c->op, c->stride);
+    }
+    return mpp_enqueue(c, wait_ns);
+}
+
+/* ---- which of them ---- */
+
+/* One block for each rank: where it begins, and how long it is. */
+typedef struct {
+    uintptr_t *addresses;
+    size_t *lengths;
+} block_list;
+
+/* The first begins at `first`, each of the others `step` bytes after the one before. 0: no memory. */
+static int make_blocks(block_list *list, const mpp_group *g, uintptr_t first, size_t step, size_t length) {
+    list->addresses = malloc((size_t)g->size * sizeof *list->addresses);
+    list->lengths = malloc((size_t)g->size * sizeof *list->lengths);
+    if (!list->addresses || !list->lengths) return 0;
+    for (size_t r = 0; r < (size_t)g->size; r++) {
+        list->addresses[r] = first + r * step;
+        list->lengths[r] = length;
+    }
+    return 1;
+}
+
+static void free_blocks(block_list *list) {
+    free(list->addresses);
+    free(list->lengths);
+}
+
+static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
+                                 uintptr_t staging, int64_t wait_ns) {
+    block_list send;
+    uintptr_t op;
+    if (make_blocks(&send, g, in, 0, bytes[g->rank])) {
+        op = mpp_exchange((uintptr_t)g, send.addresses, send.lengths, out, bytes, -1, staging, wait_ns);
+    } else {
+        mpp_staging_free((mpp_staging *)staging);
+        op = mpp_mpi_out_of_memory(g);
+    }
+    free_blocks(&send);
+    return op;
+}
+
+uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
+                             uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
+    mpp_group *g = (mpp_group *)group;
+    if (mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * mpp_longest_of(bytes, g->size), staging))
+        return over_shm(g, (const void *)in, out, bytes, staging, wait_ns);
+    return exchange_blocks(g, in, out, bytes, staging, wait_ns);
+}
+
+uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
+                        int64_t wait_ns) {
+    mpp_note(MPP_ALL_GATHER, bytes, -1);
+    mpp_group *g = (mpp_group *)group;
+    int shared = mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * bytes, staging);
+    if (!shared) {
+        size_t limit = mpp_call_limit(staging);
+        /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
+        if (mpp_through_host(staging)) return by_mpi(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
+        if (bytes <= limit) return by_mpi(g, in, out, bytes, bytes, staging, wait_ns);
+    }
+    block_list receive;
+    uintptr_t op;
+    if (make_blocks(&receive, g, out, bytes, bytes)) {
+        op = mpp_allgather_list(group, in, receive.addresses, receive.lengths, staging, wait_ns);
+    } else {
+        mpp_staging_free((mpp_staging *)staging);
+        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_mpi_out_of_memory(g);
+    }
+    free_blocks(&receive);
+    return op;
+}

@@ -1,0 +1,173 @@
+/* all_reduce and reduce: between nodes (see internode.h), on a node, by MPI. A root of -1 means everybody. */
+#include <string.h>
+
+#include "collectives/collective.h"
+#include "internode/sums.h"
+
+/* ---- between nodes ---- */
+
+/* A node's piece of this leader's part. */
+static mpp_stretch leaders_piece_of(const shm_op *s, uint64_t chunk, int node) {
+    const mpp_topology *t = mpp_topology_of(s);
+    return mpp_piece_of_leader(t, mpp_chunk_length(s, s->bytes, chunk), mpp_channel_of(s)->rank, node, t->count);
+}
+
+static void send_sums(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    if (mpp_channel_of(s)->rank >= t->leaders_per_node) return;
+    mpp_stretch mine = leaders_piece_of(s, chunk, t->here);
+    mpp_gather_sums(s, chunk, mine.begin, mine.length, mpp_same_leader_on);
+    for (int i = 1; i < t->count; i++) {
+        mpp_stretch piece = leaders_piece_of(s, chunk, mpp_other_node(t, i));
+        mpp_send_sums_of(s, chunk, piece.begin, piece.length, mpp_same_leader_on(s, mpp_other_node(t, i)));
+    }
+}
+
+/* Receives the results where all ranks here read this leader's part. A piece that no rank here reads may be longer than
+ * a slot. */
+static void send_results(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    int leader = mpp_channel_of(s)->rank, is_read = mpp_is_wanted(s) || !mpp_is_direct(s);
+    char *results = mpp_results_at(s, leader, chunk);
+    if (leader >= t->leaders_per_node) return;
+    mpp_stretch mine = leaders_piece_of(s, chunk, t->here);
+    const char *piece = mpp_add_nodes(s, chunk, mine.length, is_read ? results + mine.begin : NULL);
+    mpp_exchange_results(s, chunk, piece, results, leaders_piece_of, mpp_same_leader_on);
+}
+
+static int between_nodes(shm_op *s) {
+    static const mpp_route pipelined = {.first_phase = send_sums, .second_phase = send_results};
+    size_t lines = (s->bytes + CACHE_LINE - 1) / CACHE_LINE, nodes = (size_t)mpp_topology_of(s)->count;
+    int reads = mpp_is_wanted(s) && !mpp_goes_directly(s);
+    s->wait_for = -1;
+    s->two_phase = 0;
+    if (mpp_goes_directly(s)) s->write = NULL;
+    s->read = reads ? mpp_read_from_first : NULL;
+    if (!s->bytes || mpp_piggyback_sums(s, s->bytes)) return 1;
+    if (mpp_piggyback_by_halves(s, s->bytes, (lines + nodes - 1) / nodes * CACHE_LINE))
+        return mpp_use_pipeline(s, s->route);
+    if (reads) s->read = mpp_read_from_leaders;
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, mpp_most_of_sums(s));
+    return mpp_use_pipeline(s, &pipelined);
+}
+
+/* ---- on a node ---- */
+
+static void read_parts(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    for (int r = 0; r < c->size; r++) {
+        size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
+        mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)) + begin, mpp_slot_at(s, r, chunk) + begin,
+                      end - begin);
+    }
+}
+
+static void read_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = mpp_chunk_begin(s, chunk);
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk);
+    /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
+    c->sources[c->rank] = mpp_shm_in(s, offset);
+    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+}
+
+static void leave_bus(shm_op *s) {
+    if (s->bus) s->place = MPP_STAGED;
+    s->bus = NULL;
+}
+
+static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
+                          uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return mpp_no_shm_op(s, g, wait_ns);
+    s->in = in;
+    s->out = out;
+    s->how = *how;
+    s->root = root;
+    s->element = mpp_dtype_size(how->dtype);
+    s->bytes = count * s->element;
+    s->write = g->size > 1 ? mpp_write_plain : NULL;
+    s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
+    s->read = s->two_phase ? read_parts : read_sum;
+    s->read_reduced = read_parts;
+    if (s->bytes <= s->chunk_bytes) leave_bus(s); /* one more round of all ranks would cost more than a copy */
+    if (root >= 0 && root != g->rank) {
+        s->read = NULL;
+        if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
+    }
+    if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
+    mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
+    if (staging) {
+        int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
+        mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
+        if (result && !in_place) s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->bytes, result);
+        mpp_stage_shm(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- by MPI ---- */
+
+static int issue_reduce(mpi_collective *c) {
+    mpp_group *g = c->op.group;
+    size_t n = mpp_length_of(c), offset = c->index * c->per_call * c->element;
+    const char *in = mpp_in_at(c, offset);
+    char *out = c->scratch ? c->scratch : mpp_out_at(c, offset);
+    const void *send = in == out ? mpp_mpi.in_place : (const void *)in;
+    if (c->scratch) {
+        mpp_to_mpi(&c->how, c->scratch, in, n);
+        send = mpp_mpi.in_place;
+    }
+    mpi_handle type = mpp_mpi.datatype[c->mpi_dtype];
+    if (c->root < 0) return mpp_mpi.Iallreduce(send, out, (int)n, type, mpp_mpi_op_of(&c->how), g->comm, &c->request);
+    if (c->root != g->rank) {
+        send = c->scratch ? c->scratch : in;
+        out = NULL;
+    }
+    return mpp_mpi.Ireduce(send, out, (int)n, type, mpp_mpi_op_of(&c->how), c->root, g->comm, &c->request);
+}
+
+static void finish_reduce(mpi_collective *c) {
+    if (c->root >= 0 && c->root != c->op.group->rank) return;
+    char *out = mpp_out_at(c, c->index * c->per_call * c->element);
+    if (c->scratch) mpp_from_mpi(&c->how, out, c->scratch, mpp_length_of(c));
+    else if (c->how.divisor != 1) mpp_from_mpi(&c->how, out, out, mpp_length_of(c));
+}
+
+static uintptr_t by_mpi(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
+                        uintptr_t staging, int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, issue_reduce, staging);
+    if (!c) return mpp_no_collective(c, g);
+    c->in = (const char *)in;
+    c->out = (char *)out;
+    c->root = root;
+    c->finish = finish_reduce;
+    int convert = mpp_set_reduction(c, how);
+    size_t limit = mpp_call_limit(staging);
+    if (convert && MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
+    mpp_split(c, count, limit / mpp_dtype_size(c->mpi_dtype));
+    if (convert && !mpp_new_scratch(c, count < c->per_call ? count : c->per_call)) return mpp_no_collective(c, g);
+    if (staging) mpp_stage_buffers(c, count * c->element, MPP_LOAD, root < 0 || root == g->rank ? MPP_STORE : 0);
+    return mpp_enqueue(c, wait_ns);
+}
+
+/* ---- which of them ---- */
+
+uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
+                        uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
+    mpp_group *g = (mpp_group *)group;
+    if (mpp_sums_in_shm(g, MPP_ALL_REDUCE, count, how))
+        return over_shm(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
+    return by_mpi(g, in, out, count, how, -1, staging, wait_ns);
+}
+
+uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
+                        uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
+    mpp_group *g = (mpp_group *)group;
+    if (mpp_sums_in_shm(g, MPP_REDUCE, count, how))
+        return over_shm(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
+    return by_mpi(g, in, out, count, how, root, staging, wait_ns);
+}

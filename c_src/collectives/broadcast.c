@@ -1,0 +1,141 @@
+/* broadcast: between nodes (see internode.h), on a node, by MPI. */
+#include <string.h>
+
+#include "collectives/collective.h"
+#include "internode/pipeline.h"
+
+/* ---- between nodes ---- */
+
+static int root_node(const shm_op *s) { return mpp_topology_of(s)->node_of[s->root]; }
+
+static char *root_slot(const shm_op *s, uint64_t chunk) {
+    return mpp_slot_of(mpp_channel_of(s), mpp_topology_of(s)->place_of[s->root], s->first + chunk);
+}
+
+/* Where a chunk in the pipeline is sent from here, or received here. */
+static char *broadcast_place(const shm_op *s, uint64_t chunk) {
+    if (mpp_goes_directly(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+    return mpp_topology_of(s)->here == root_node(s) ? root_slot(s, chunk) : mpp_own_slot(s, chunk);
+}
+
+static void pack_from_root(shm_op *s, char *payload) {
+    if (root_node(s) == mpp_topology_of(s)->here) memcpy(payload, root_slot(s, 0), s->payload);
+}
+
+static void span_of_root(const shm_op *s, int first_node, int end_node, size_t *offset, size_t *length) {
+    int node = root_node(s);
+    *offset = 0;
+    *length = first_node <= node && node < end_node ? s->payload : 0;
+}
+
+/* The piece of a leader's part that the root's node sends to `node`. */
+static mpp_stretch broadcast_piece(const shm_op *s, uint64_t chunk, int node) {
+    const mpp_topology *t = mpp_topology_of(s);
+    int piece = node < root_node(s) ? node : node - 1;
+    return mpp_piece_of_leader(t, mpp_chunk_length(s, s->bytes, chunk), mpp_channel_of(s)->rank, piece, t->count - 1);
+}
+
+static void scatter_pieces(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    if (mpp_channel_of(s)->rank >= t->leaders_per_node) return;
+    if (t->here != root_node(s)) {
+        mpp_stretch mine = broadcast_piece(s, chunk, t->here);
+        mpp_pipeline_recv(s, chunk, broadcast_place(s, chunk) + mine.begin, mine.length,
+                          mpp_same_leader_on(s, root_node(s)));
+        return;
+    }
+    for (int i = 1; i < t->count; i++) {
+        mpp_stretch piece = broadcast_piece(s, chunk, mpp_other_node(t, i));
+        mpp_pipeline_send(s, chunk, broadcast_place(s, chunk) + piece.begin, piece.length,
+                          mpp_same_leader_on(s, mpp_other_node(t, i)));
+    }
+}
+
+static void exchange_pieces(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    if (mpp_channel_of(s)->rank >= t->leaders_per_node || t->here == root_node(s)) return;
+    mpp_stretch mine = broadcast_piece(s, chunk, t->here);
+    for (int i = 1; i < t->count; i++) {
+        int node = mpp_other_node(t, i);
+        if (node == root_node(s)) continue;
+        mpp_stretch piece = broadcast_piece(s, chunk, node);
+        mpp_pipeline_send(s, chunk, broadcast_place(s, chunk) + mine.begin, mine.length, mpp_same_leader_on(s, node));
+        mpp_pipeline_recv(s, chunk, broadcast_place(s, chunk) + piece.begin, piece.length, mpp_same_leader_on(s, node));
+    }
+}
+
+static void read_from_root_here(shm_op *s, uint64_t chunk) {
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), root_slot(s, chunk), length);
+}
+
+static int between_nodes(shm_op *s) {
+    static const mpp_route piggybacked = {
+        .pack = pack_from_root, .span = span_of_root, .merge = mpp_merge_by_copy, .unpack = mpp_unpack_by_copy};
+    static const mpp_route pipelined = {.first_phase = scatter_pieces, .second_phase = exchange_pieces};
+    int reads = s->root != s->op.group->rank;
+    s->wait_for = -1;
+    s->read = NULL;
+    if (!s->bytes) return 1;
+    if (s->bytes <= s->chunk_bytes && s->bytes <= MPP_WHOLE_PAYLOAD) {
+        mpp_piggyback(s, &piggybacked, s->bytes);
+        if (reads) s->read = mpp_read_from_first;
+        return 1;
+    }
+    /* A piece is at most one message that needs no answer. */
+    size_t pieces = (size_t)mpp_topology_of(s)->leaders_per_node * (size_t)(mpp_topology_of(s)->count - 1);
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, pieces * MPP_EAGER);
+    if (mpp_goes_directly(s)) s->write = NULL;
+    else if (reads) s->read = root_node(s) == mpp_topology_of(s)->here ? read_from_root_here : mpp_read_from_leaders;
+    return mpp_use_pipeline(s, &pipelined);
+}
+
+/* ---- on a node ---- */
+
+static void read_from_root(shm_op *s, uint64_t chunk) {
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
+}
+
+static uintptr_t over_shm(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return mpp_no_shm_op(s, g, wait_ns);
+    s->in = s->out = buffer;
+    s->bytes = bytes;
+    s->root = s->wait_for = root;
+    if (g->rank == root) s->write = mpp_write_plain;
+    else s->read = read_from_root;
+    if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
+    mpp_sign(s, MPP_BROADCAST, root, bytes);
+    if (staging) {
+        mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
+        mpp_stage_shm(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- by MPI ---- */
+
+static int issue_broadcast(mpi_collective *c) {
+    return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_length_of(c), mpp_mpi.byte, c->root,
+                          c->op.group->comm, &c->request);
+}
+
+static uintptr_t by_mpi(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, issue_broadcast, staging);
+    if (!c) return mpp_no_collective(c, g);
+    c->in = c->out = (char *)buffer;
+    c->root = root;
+    mpp_split(c, bytes, mpp_call_limit(staging));
+    if (staging) mpp_stage_buffers(c, bytes, root == g->rank ? MPP_LOAD : 0, root == g->rank ? 0 : MPP_STORE);
+    return mpp_enqueue(c, wait_ns);
+}
+
+/* ---- which of them ---- */
+
+uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(MPP_BROADCAST, bytes, root);
+    mpp_group *g = (mpp_group *)group;
+    if (mpp_in_shm(g, MPP_BROADCAST, bytes, staging)) return over_shm(g, (void *)buffer, bytes, root, staging, wait_ns);
+    return by_mpi(g, buffer, bytes, root, staging, wait_ns);
+}

@@ -1,0 +1,240 @@
+/* reduce_scatter: between nodes (see internode.h), on a node, by MPI. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/collective.h"
+#include "internode/sums.h"
+
+/* ---- between nodes ---- */
+
+static void write_all_blocks(shm_op *s, uint64_t chunk, char *slot) {
+    (void)chunk;
+    for (int r = 0; r < s->op.group->size; r++)
+        if (s->lengths[r]) memcpy(slot + (size_t)r * s->call.bytes, mpp_shm_in_block(s, r, 0), s->lengths[r]);
+}
+
+static void read_own_block(shm_op *s, uint64_t chunk) {
+    int me = s->op.group->rank;
+    const char *sums = mpp_slot_of(mpp_channel_of(s), 0, s->first + chunk);
+    if (s->lengths[me]) memcpy(mpp_shm_out(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
+}
+
+static int sender_of_my_block(const shm_op *s, int node) { return mpp_peer_rank(s, node, mpp_channel_of(s)->rank); }
+
+static void send_block_sums(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    int end = mpp_end_in_slot(s, chunk);
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    mpp_gather_sums(s, chunk, mine.begin, mine.length, sender_of_my_block);
+    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
+        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
+        int is_mine = t->place_of[r] % mpp_channel_of(s)->size == mpp_channel_of(s)->rank;
+        if (t->node_of[r] != t->here && is_mine) mpp_send_sums_of(s, chunk, block.begin, block.length, r);
+    }
+}
+
+static void finish_block(shm_op *s, uint64_t chunk) {
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    char *result = mpp_is_direct(s) ? mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes)
+                                    : mpp_own_slot(s, chunk) + mine.begin;
+    mpp_add_nodes(s, chunk, mine.length, result);
+}
+
+static void read_finished_block(shm_op *s, uint64_t chunk) {
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
+    if (!mine.length) return;
+    memcpy(mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes), mpp_own_slot(s, chunk) + mine.begin,
+           mine.length);
+}
+
+/* `s` is laid out for the pipeline. */
+static int between_nodes(shm_op *s, size_t longest) {
+    static const mpp_route pipelined = {.first_phase = send_block_sums, .second_phase = finish_block};
+    size_t bytes = (size_t)s->op.group->size * longest, of_node = (size_t)mpp_topology_of(s)->most_per_node * longest;
+    s->wait_for = -1;
+    if (!longest) return 1;
+    if (mpp_piggyback_by_halves(s, bytes, of_node) || mpp_piggyback_sums(s, bytes)) {
+        s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
+        s->batches = 1;
+        s->write = write_all_blocks;
+        s->read = read_own_block;
+        return 1;
+    }
+    if (mpp_goes_directly(s)) s->write = NULL;
+    s->read = mpp_goes_directly(s) ? NULL : read_finished_block;
+    size_t of_block = mpp_most_of_sums(s) / (size_t)s->op.group->size / CACHE_LINE * CACHE_LINE;
+    if (of_block > s->chunk_bytes) s->chunk_bytes = mpp_internode_chunk(s, longest, of_block);
+    return mpp_use_pipeline(s, &pipelined);
+}
+
+/* ---- on a node ---- */
+
+static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
+    mpp_channel *c = s->op.group->channel;
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
+    int end = mpp_end_in_slot(s, chunk);
+    for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
+        mpp_stretch block = mpp_block_in_slot(s, chunk, r);
+        if (block.length && (c->topology || s->bus || r != c->rank))
+            mpp_to_slot(s, slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
+    }
+}
+
+static void read_piece_sum(shm_op *s, uint64_t chunk) {
+    mpp_channel *c = s->op.group->channel;
+    mpp_stretch mine = mpp_block_in_slot(s, chunk, c->rank);
+    size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
+    if (!mine.length) return;
+    for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk) + mine.begin;
+    char *out =
+        s->bus ? mpp_slot_at(s, c->rank, chunk) + mine.begin : mpp_shm_out(s, offset); /* nobody else reads it */
+    if (!s->bus) c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
+    mpp_reduce(&s->how, out, c->sources, c->size, mine.length / s->element);
+    if (s->bus) mpp_from_slot(s, mpp_shm_out(s, offset), out, mine.length);
+}
+
+static uintptr_t over_shm(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts, const mpp_reduction *how,
+                          uintptr_t staging, int64_t wait_ns) {
+    shm_op *s = mpp_new_shm_op(g, staging);
+    if (!s) return mpp_no_shm_op(s, g, wait_ns);
+    s->out = out;
+    s->how = *how;
+    s->element = mpp_dtype_size(how->dtype);
+    size_t longest = mpp_longest_of(counts, g->size) * s->element;
+    s->in_list = mpp_copy_list(in, g->size);
+    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)counts, g->size);
+    if (!s->in_list || !s->lengths) return mpp_no_shm_op(s, g, wait_ns);
+    for (int r = 0; r < g->size; r++) s->lengths[r] *= s->element;
+    s->chunk_bytes = mpp_piece_bytes(g->channel);
+    s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
+    s->write = write_pieces;
+    s->read = read_piece_sum;
+    if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
+    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
+    if (staging) {
+        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
+        s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->lengths[g->rank], MPP_STORE);
+        mpp_stage_shm(s);
+    }
+    return mpp_enqueue_shm(s, wait_ns);
+}
+
+/* ---- by MPI ---- */
+
+/* Equal blocks: call number i reduces elements [i * per_call, ...) of every block. */
+static int issue_reduce_scatter(mpi_collective *c) {
+    mpp_group *g = c->op.group;
+    size_t n = mpp_length_of(c), width = mpp_dtype_size(c->mpi_dtype), offset = c->index * c->per_call * c->element;
+    const void *send = mpp_block_at(c, 0, offset);
+    void *out = c->scratch_out ? c->scratch_out : mpp_out_at(c, offset);
+    if (c->scratch) {
+        for (int r = 0; r < g->size; r++)
+            mpp_to_mpi(&c->how, c->scratch + (size_t)r * n * width, mpp_block_at(c, r, offset), n);
+        send = c->scratch;
+    }
+    return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->mpi_dtype], mpp_mpi_op_of(&c->how),
+                                         g->comm, &c->request);
+}
+
+static void finish_reduce_scatter(mpi_collective *c) {
+    char *out = mpp_out_at(c, c->index * c->per_call * c->element);
+    if (c->scratch_out) mpp_from_mpi(&c->how, out, c->scratch_out, mpp_length_of(c));
+    else if (c->how.divisor != 1) mpp_from_mpi(&c->how, out, out, mpp_length_of(c));
+}
+
+/* Blocks of different lengths: one reduction to every rank after the other, in pieces. */
+typedef struct {
+    int root;
+    size_t begin, n;
+} uneven_piece;
+
+static uneven_piece piece_of(const mpi_collective *c) {
+    size_t index = c->index;
+    for (int r = 0; r < c->op.group->size; r++) {
+        size_t pieces = (c->counts[r] + c->per_call - 1) / c->per_call;
+        if (index < pieces) {
+            size_t begin = index * c->per_call, left = c->counts[r] - begin;
+            return (uneven_piece){r, begin, left < c->per_call ? left : c->per_call};
+        }
+        index -= pieces;
+    }
+    return (uneven_piece){0, 0, 0};
+}
+
+static int issue_uneven(mpi_collective *c) {
+    mpp_group *g = c->op.group;
+    uneven_piece p = piece_of(c);
+    mpp_to_mpi(&c->how, c->scratch, mpp_block_at(c, p.root, p.begin * c->element), p.n);
+    const void *send = p.root == g->rank ? mpp_mpi.in_place : (const void *)c->scratch;
+    return mpp_mpi.Ireduce(send, p.root == g->rank ? c->scratch : NULL, (int)p.n, mpp_mpi.datatype[c->mpi_dtype],
+                           mpp_mpi_op_of(&c->how), p.root, g->comm, &c->request);
+}
+
+static void finish_uneven(mpi_collective *c) {
+    uneven_piece p = piece_of(c);
+    if (p.root == c->op.group->rank) mpp_from_mpi(&c->how, mpp_out_at(c, p.begin * c->element), c->scratch, p.n);
+}
+
+static int overlap(const mpi_collective *c, size_t bytes, int size) {
+    uintptr_t in = c->in_list[0], out = (uintptr_t)c->out;
+    return out < in + bytes * (size_t)size && in < out + bytes;
+}
+
+/* Lanes: every rank's block of the input, then the output. Of unequal blocks a call takes one after the other, so all
+ * are staged whole. */
+static void stage_blocks(mpi_collective *c, int even) {
+    const mpp_group *g = c->op.group;
+    for (int r = 0; r < g->size; r++) mpp_add_lane(&c->op, c->in_list[r], c->counts[r] * c->element, MPP_LOAD);
+    c->out_lane = mpp_add_lane(&c->op, (uintptr_t)c->out, c->counts[g->rank] * c->element, MPP_STORE);
+    if (!even) c->stride = 0;
+    mpp_stage_begin(&c->op, c->stride);
+}
+
+/* The MPI calls depend on counts, `flat` and the kind of staging alone, which all ranks share. Each rank decides for
+ * itself where bytes are converted. */
+static uintptr_t by_mpi(mpp_group *g, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
+                        const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
+    mpi_collective *c = mpp_new_collective(g, MPP_REDUCE_SCATTER, issue_reduce_scatter, staging);
+    size_t size = (size_t)g->size, pieces = 0;
+    if (!c) return mpp_no_collective(c, g);
+    c->out = (char *)out;
+    c->in_list = malloc(size * sizeof *c->in_list);
+    c->counts = malloc(size * sizeof *c->counts);
+    if (!c->in_list || !c->counts) return mpp_no_collective(c, g);
+    memcpy(c->in_list, in, size * sizeof *in);
+    memcpy(c->counts, counts, size * sizeof *counts);
+    int even = 1, convert = mpp_set_reduction(c, how);
+    for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
+    size_t width = mpp_dtype_size(c->mpi_dtype), limit = mpp_call_limit(staging);
+    if (MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
+    int whole = flat && even && !convert && !staging && counts[0] * size * width <= mpp_chunk_limit;
+    mpp_split(c, counts[0], whole ? counts[0] : even ? limit / width / size : limit / width);
+    size_t block = counts[0] < c->per_call ? counts[0] : c->per_call;
+    c->finish = finish_reduce_scatter;
+    if (!even) {
+        for (size_t r = 0; r < size; r++) pieces += (counts[r] + c->per_call - 1) / c->per_call;
+        c->calls = pieces;
+        c->issue = issue_uneven;
+        c->finish = finish_uneven;
+        if (!mpp_new_scratch(c, c->per_call)) return mpp_no_collective(c, g);
+    } else if (staging && !convert) {
+        /* the blocks of one piece lie side by side in their slot, apart from the output */
+    } else if (!whole || overlap(c, counts[0] * c->element, g->size)) {
+        c->scratch_out = malloc((block ? block : 1) * width);
+        if (!c->scratch_out || !mpp_new_scratch(c, block * size)) return mpp_no_collective(c, g);
+    }
+    if (staging) stage_blocks(c, even);
+    return mpp_enqueue(c, wait_ns);
+}
+
+/* ---- which of them ---- */
+
+uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
+                             const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
+    mpp_group *g = (mpp_group *)group;
+    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
+    size_t table = (size_t)g->size * mpp_longest_of(counts, g->size);
+    if (mpp_sums_in_shm(g, MPP_REDUCE_SCATTER, table, how))
+        return over_shm(g, in, (void *)out, counts, how, staging, wait_ns);
+    return by_mpi(g, in, out, counts, flat, how, staging, wait_ns);
+}
