@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -27,13 +30,16 @@ def _files(of_the_bridge: bool) -> tuple[str, ...]:
 SOURCES, BRIDGE = _files(False), _files(True)
 HEADERS = ("arith/reduce.h", "shim.h")
 #: A change of any header compiles all again.
-DEPENDS = sorted(f"c_src/{file.relative_to(HERE).as_posix()}" for file in HERE.rglob("*.h"))
+DEPENDS = sorted(f"c_src/{file.relative_to(HERE).as_posix()}" for file in HERE.rglob("*.[hd]*"))
 
 
-def _declarations() -> str:
-    """The two public headers without their preprocessor lines: cffi reads the rest as it stands."""
+def declarations() -> str:
+    """The two public headers as the compiler sees them, but for what they include of the system's: cffi reads these."""
     text = "\n".join((HERE / header).read_text() for header in HEADERS)
-    return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r'^#include (<.*>|".*\.h")$', "", text, flags=re.MULTILINE)
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    command = [*compiler, "-E", "-P", f"-I{HERE}", "-xc", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.replace("; ", ";\n")
 
 
 def _coverage_flags(name: str) -> list[str]:
@@ -75,7 +81,7 @@ def bridge() -> Extension:
 
 def _builder(name: str, macros: list[tuple[str, str | None]]) -> FFI:
     ffi = FFI()
-    ffi.cdef(_declarations())
+    ffi.cdef(declarations())
     ffi.set_source(
         f"torchmpi_plugin.{name}",
         '#include "shim.h"',

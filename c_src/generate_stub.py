@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from build_shim import declarations
+
 HERE = Path(__file__).resolve().parent
-HEADERS = ("arith/reduce.h", "shim.h")
 OUT = HERE.parent / "torchmpi_plugin" / "_shim.pyi"
-FUNCTION = re.compile(r"^([a-z][\w ]*?[ *]+)(mpp_\w+)\(([^;{]*)\);", re.MULTILINE)
+FUNCTION = re.compile(r"^([a-z][\w ]*?[ *]+)(mpp_\w+) ?\(([^;{]*)\);", re.MULTILINE)
 ENUM = re.compile(r"\benum\b[^{;]*\{(.*?)\}", re.DOTALL)
 HEAD = '''"""The modules _shim_int and _shim_ptr, for types only: written by c_src/generate_stub.py."""
 
@@ -48,12 +49,6 @@ class Lib:
 '''
 
 
-def plain(text: str) -> str:
-    """A header without comments and preprocessor lines."""
-    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
-    return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-
-
 def python_type(c: str, is_result: bool) -> str:
     """The annotation of a C type."""
     words = re.findall(r"\w+", c)
@@ -79,7 +74,7 @@ def parameters(text: str) -> Iterator[str]:
 
 
 def stub() -> str:
-    text = plain("\n".join((HERE / header).read_text() for header in HEADERS))
+    text = declarations()
     lines = []
     for body in ENUM.findall(text):
         names = [name.partition("=")[0].strip() for name in body.split(",")]

@@ -34,16 +34,8 @@ enum mpp_failure {
  * memory for its call. */
 enum mpp_call_kind {
     MPP_NO_MEMORY,
-    MPP_BARRIER,
-    MPP_BROADCAST,
-    MPP_ALL_REDUCE,
-    MPP_REDUCE,
-    MPP_ALL_GATHER,
-    MPP_REDUCE_SCATTER,
-    MPP_EXCHANGE,
-    MPP_SEND,
-    MPP_RECV,
-    MPP_ONE_SIDED,
+#define MPP_KIND(name, ...) MPP_##name,
+#include "ops.def"
     MPP_CALL_KINDS
 };
 
@@ -135,12 +127,8 @@ void mpp_cuda_release(void);
 /* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
  * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
  * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
-uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
-                   int64_t wait_ns);
-uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
-                   int64_t wait_ns);
-uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns);
+#define MPP_OPERATION(name, parameters, ...) uintptr_t mpp_##name parameters;
+#include "ops.def"
 /* A reduction on the device, which all ranks must call alike (`count`: elements, of the longest block if there are
  * `counts`): its first exchange. The tag of the second one goes to `later_tag` before the first is complete. And a call
  * of it that this rank has no memory for, which the others learn in its place. */
@@ -149,17 +137,6 @@ uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const s
                                  int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
                                  int64_t wait_ns);
 uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_barrier(uintptr_t group, int64_t wait_ns);
-uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
-                        uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                             uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                             const mpp_reduction *how, uintptr_t staging, int64_t wait_ns);
 
 /* Windows. A window is the memory that `number` stands for on all ranks; what others send to it comes from the time
  * that somebody listens on. Signals of different kinds are counted apart: 0 and 1. */

@@ -169,24 +169,6 @@ class Lib:
         wait_ns: int,
         /,
     ) -> int: ...
-    def mpp_exchange_to_reduce(
-        self,
-        group: int,
-        send: CData | Sequence[Any],
-        send_bytes: CData | Sequence[Any],
-        recv: CData | Sequence[Any],
-        recv_bytes: CData | Sequence[Any],
-        kind: int,
-        how: CData,
-        root: int,
-        count: int,
-        counts: CData | Sequence[Any],
-        later_tag: CData,
-        staging: int,
-        wait_ns: int,
-        /,
-    ) -> int: ...
-    def mpp_no_memory(self, group: int, staging: int, wait_ns: int, /) -> int: ...
     def mpp_barrier(self, group: int, wait_ns: int, /) -> int: ...
     def mpp_broadcast(self, group: int, buffer: int, bytes: int, root: int, staging: int, wait_ns: int, /) -> int: ...
     def mpp_allreduce(
@@ -218,6 +200,24 @@ class Lib:
         wait_ns: int,
         /,
     ) -> int: ...
+    def mpp_exchange_to_reduce(
+        self,
+        group: int,
+        send: CData | Sequence[Any],
+        send_bytes: CData | Sequence[Any],
+        recv: CData | Sequence[Any],
+        recv_bytes: CData | Sequence[Any],
+        kind: int,
+        how: CData,
+        root: int,
+        count: int,
+        counts: CData | Sequence[Any],
+        later_tag: CData,
+        staging: int,
+        wait_ns: int,
+        /,
+    ) -> int: ...
+    def mpp_no_memory(self, group: int, staging: int, wait_ns: int, /) -> int: ...
     def mpp_counters_size(self, size: int, /) -> int: ...
     def mpp_window_new(self, group: int, number: int, memory: int, bytes: int, counters: int, /) -> int: ...
     def mpp_window_reach(self, window: int, rank: int, counters: int, /) -> None: ...

@@ -9,20 +9,6 @@
 
 #include "shim.h"
 
-/* What was called, by the function of shim.h that the caller took. */
-#define MPP_CALL_NAMES                                                                                                 \
-    {[MPP_NO_MEMORY] = "nothing",                                                                                      \
-     [MPP_BARRIER] = "barrier",                                                                                        \
-     [MPP_BROADCAST] = "broadcast",                                                                                    \
-     [MPP_ALL_REDUCE] = "all_reduce",                                                                                  \
-     [MPP_REDUCE] = "reduce",                                                                                          \
-     [MPP_ALL_GATHER] = "all_gather",                                                                                  \
-     [MPP_REDUCE_SCATTER] = "reduce_scatter",                                                                          \
-     [MPP_EXCHANGE] = "exchange",                                                                                      \
-     [MPP_SEND] = "send",                                                                                              \
-     [MPP_RECV] = "recv",                                                                                              \
-     [MPP_ONE_SIDED] = "one-sided"}
-
 typedef struct mpp_activity mpp_activity;
 struct mpp_activity {
     mpp_activity *next; /* under the lock of status.c, as `about` and the life of all this */

@@ -5,25 +5,14 @@
 
 #include "shim.h"
 
-#define MPP_ENTRIES(X)                                                                                                 \
-    X(send)                                                                                                            \
-    X(recv)                                                                                                            \
-    X(exchange)                                                                                                        \
-    X(barrier)                                                                                                         \
-    X(broadcast)                                                                                                       \
-    X(allreduce)                                                                                                       \
-    X(reduce_to)                                                                                                       \
-    X(allgather)                                                                                                       \
-    X(allgather_list)                                                                                                  \
-    X(reduce_scatter)                                                                                                  \
-    X(reduction_supported)                                                                                             \
-    X(claim)                                                                                                           \
-    X(notify_on_completion)                                                                                            \
-    X(wait)
+/* Those that start nothing. */
+#define MPP_ENTRIES(X) X(reduction_supported) X(claim) X(notify_on_completion) X(wait)
 
 typedef struct {
     size_t size; /* of this table: both extensions must be of one build */
-#define MPP_MEMBER(name) __typeof__(mpp_##name) *name;
+#define MPP_MEMBER(name, ...) __typeof__(mpp_##name) *name;
+#define MPP_OPERATION MPP_MEMBER
+#include "ops.def"
     MPP_ENTRIES(MPP_MEMBER)
 #undef MPP_MEMBER
 } mpp_entries;

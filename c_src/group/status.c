@@ -21,7 +21,11 @@
 
 enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000 };
 
-static const char *const names[MPP_CALL_KINDS] = MPP_CALL_NAMES;
+static const char *const names[MPP_CALL_KINDS] = {
+    [MPP_NO_MEMORY] = "nothing",
+#define MPP_KIND(name, text) [MPP_##name] = text,
+#include "ops.def"
+};
 
 static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */

@@ -35,6 +35,8 @@ int mpp_load(const char *path, char *message, int length) {
     }                                                                                                                  \
     memcpy(&mpp_mpi.name, &symbol, sizeof symbol);
     MPP_MPI_FUNCTIONS(MPP_FIND)
+#define MPP_MPI_COLLECTIVE MPP_FIND
+#include "ops.def"
 #undef MPP_FIND
     dlclose(library); /* mpi4py keeps it loaded to the end of the process */
     return 0;

@@ -22,7 +22,7 @@ typedef union {
     int64_t align;
 } mpi_status;
 
-/* X(return type is always int, name, arguments) */
+/* X(name, arguments); all return an int. ops.def has the collectives. */
 #define MPP_MPI_FUNCTIONS(X)                                                                                           \
     X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                      \
     X(Improbe, (int, int, mpi_handle, int *, mpi_handle *, mpi_status *))                                              \
@@ -30,12 +30,6 @@ typedef union {
     X(Imrecv, (void *, int, mpi_handle, mpi_handle *, mpi_handle *))                                                   \
     X(Test, (mpi_handle *, int *, mpi_status *))                                                                       \
     X(Get_count, (const mpi_status *, mpi_handle, int *))                                                              \
-    X(Ibarrier, (mpi_handle, mpi_handle *))                                                                            \
-    X(Ibcast, (void *, int, mpi_handle, int, mpi_handle, mpi_handle *))                                                \
-    X(Iallreduce, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))                       \
-    X(Ireduce, (const void *, void *, int, mpi_handle, mpi_handle, int, mpi_handle, mpi_handle *))                     \
-    X(Iallgather, (const void *, int, mpi_handle, void *, int, mpi_handle, mpi_handle, mpi_handle *))                  \
-    X(Ireduce_scatter_block, (const void *, void *, int, mpi_handle, mpi_handle, mpi_handle, mpi_handle *))            \
     X(Error_string, (int, char *, int *))                                                                              \
     X(Finalized, (int *))                                                                                              \
     X(Finalize, (void))                                                                                                \
@@ -44,6 +38,8 @@ typedef union {
 typedef struct {
 #define MPP_MEMBER(name, arguments) int(*name) arguments;
     MPP_MPI_FUNCTIONS(MPP_MEMBER)
+#define MPP_MPI_COLLECTIVE MPP_MEMBER
+#include "ops.def"
 #undef MPP_MEMBER
     /* Constants, set through mpp_set_constant. */
     mpi_handle byte;

@@ -7,26 +7,13 @@
 
 #include "python/bridge.h"
 
-/* ---- what is started: the functions of shim.h, with their arguments between the group and how long to poll ---- */
+/* ---- what is started ---- */
 
-#define STARTED(X)                                                                                                     \
-    X(barrier)                                                                                                         \
-    X(broadcast, c->a.address, c->a.bytes, c->root, 0)                                                                 \
-    X(allreduce, c->a.address, c->a.address, c->a.count, &c->how, 0)                                                   \
-    X(reduce_to, c->a.address, c->a.address, c->a.count, &c->how, c->root, 0)                                          \
-    X(allgather, c->a.address, c->b.address, c->a.bytes, 0)                                                            \
-    X(allgather_list, c->a.address, c->addresses, c->lengths, 0)                                                       \
-    X(reduce_scatter, c->addresses, c->b.address, c->lengths, c->flat, &c->how, 0)                                     \
-    X(exchange, c->addresses, c->lengths, c->addresses + c->group->size, c->lengths + c->group->size, -1, 0)           \
-    X(send, c->a.address, c->a.bytes, c->peer, c->tag, 0)                                                              \
-    X(recv, c->a.address, c->a.bytes, c->peer, c->tag, 0)
-
-#define START(name, ...)                                                                                               \
+#define MPP_OPERATION(name, parameters, ...)                                                                           \
     static uintptr_t start_##name(const call *c, int64_t ns) {                                                         \
         return mpp_engine->name(c->group->handle, ##__VA_ARGS__, ns);                                                  \
     }
-STARTED(START)
-#undef START
+#include "ops.def"
 
 /* ---- the operands: args are self, then c10d's. 1; or 0, without an exception, where Python is to see to it ---- */
 
@@ -196,12 +183,13 @@ static int read_from_any(call *c, PyObject *args) { return read_tagged(c, args, 
 /* ---- the tables of both ---- */
 
 int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
-#define START(name, ...) {#name, start_##name},
     static const struct {
         const char *name;
         starter *start;
-    } starters[] = {STARTED(START)};
-#undef START
+    } starters[] = {
+#define MPP_OPERATION(name, ...) {#name, start_##name},
+#include "ops.def"
+    };
     static const struct {
         const char *roles; /* of tensors */
         int count;         /* of arguments before the options */

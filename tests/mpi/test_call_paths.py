@@ -146,7 +146,7 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 # ---- the two are the same ----
 
 _TAIL = "uintptr_t, int64_t"
-#: Functions that start operations, in the order of c_src/group/entries.h.
+#: Functions that start operations, in the order of c_src/ops.def.
 FUNCTIONS = {
     "send": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",
     "recv": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",

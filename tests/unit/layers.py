@@ -52,7 +52,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 
 #: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
-#: ``shim.h``, which declares what Python calls, lies beside them and may be included from everywhere.
+#: ``shim.h``, which declares what Python calls, and ``ops.def``, the table of operations, lie beside them and may be
+#: included from everywhere.
 C_LAYERS = {
     "arith": "arithmetic on torch's element types",
     "mpi": "the MPI library, found at run time",
@@ -154,7 +155,7 @@ def c_files() -> dict[str, str]:
 
 def c_is_allowed(user: str, used: str) -> bool:
     """Whether the order of layers lets one file include or call into another."""
-    if used == "shim.h":
+    if used in ("shim.h", "ops.def"):
         return True
     if user == "shim.h":
         return used.startswith("arith/")
