@@ -20,7 +20,17 @@ _NAME = PACKAGE.name
 #: The modules that lie beside the layers: below all of them, and the door, by which torch and users come in.
 GROUND, DOOR = "the ground", "the door"
 LOOSE = {
-    GROUND: ("names", "errors", "operations", "options", "protocol", "settings", "torch_internals", "torch_operators"),
+    GROUND: (
+        "names",
+        "errors",
+        "flavours",
+        "operations",
+        "options",
+        "protocol",
+        "settings",
+        "torch_internals",
+        "torch_operators",
+    ),
     DOOR: ("__init__", "_autoload"),
 }
 
@@ -28,26 +38,34 @@ LOOSE = {
 LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
+    "launchers": ("flavours", "settings", "node"),
     "tensors": ("operations", "settings", "torch_internals", "node"),
-    "mpi": ("errors", "names", "settings", "node", "tensors"),
-    "store": ("errors", "names", "protocol", "node", "mpi"),
+    "mpi": ("errors", "flavours", "names", "settings", "launchers", "tensors"),
+    "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
-    "diagnosis": ("errors", "names", "operations", "settings", "torch_internals", "node", "tensors", "store", "engine"),
+    "status": ("names", "settings", "engine"),
+    "diagnosis": (
+        *("errors", "names", "operations", "settings", "torch_internals"),
+        *("node", "tensors", "store", "engine", "status"),
+    ),
     "group": (
         *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
     ),
     "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
     "lifecycle": (
-        *(GROUND, "node", "tensors", "mpi", "store", "communicator", "engine"),
-        *("diagnosis", "group", "api"),
+        *(GROUND, "node", "launchers", "tensors", "mpi", "store", "communicator", "engine"),
+        *("status", "diagnosis", "group", "api"),
     ),
-    "jobs": ("names", "settings", "node", "mpi.library"),
-    "dist": ("errors", "names", "node"),
-    "launch": ("errors", "node", "mpi", "jobs", "dist"),
-    "integrations": ("names", "settings", "node"),
-    "cli": ("names", "operations", "options", "settings", "node", "mpi", "communicator", "jobs"),
+    "jobs": ("names", "settings", "node", "launchers"),
+    "dist": ("errors", "names", "node", "launchers"),
+    "launch": ("errors", "node", "launchers", "mpi", "jobs", "dist"),
+    "integrations": ("names", "settings", "launchers"),
+    "cli": (
+        *("flavours", "names", "operations", "options", "settings"),
+        *("node", "launchers", "mpi", "communicator", "jobs"),
+    ),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
 }
 

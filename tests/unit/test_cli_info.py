@@ -9,8 +9,8 @@ import pytest
 
 from torchmpi_plugin.cli.info import machine, report
 from torchmpi_plugin.cli.info.advice import advise
+from torchmpi_plugin.launchers.variables import Launch
 from torchmpi_plugin.mpi.library import Library
-from torchmpi_plugin.node.launchers import Launch
 
 GIB = 1 << 30
 HOST = {

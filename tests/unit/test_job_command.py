@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.jobs import command, mpirun
-from torchmpi_plugin.jobs.layout import lay_out
-from torchmpi_plugin.jobs.mpirun import Launcher, LauncherError, Library, find_launcher, identify
+from torchmpi_plugin.launchers import command, mpirun
+from torchmpi_plugin.launchers.layout import lay_out
+from torchmpi_plugin.launchers.mpirun import Launcher, LauncherError, Library, find_launcher, identify
 
 OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "")
 MPICH = Library("MPICH", "5.0.2", "MPICH Version: 5.0.2", "mpich", "/opt/mpich/lib/libmpi.so.12", "")

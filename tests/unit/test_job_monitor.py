@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from torchmpi_plugin.jobs import JobResult, run_job
-from torchmpi_plugin.jobs.mpirun import Launcher, Library
+from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"
 #: None of what takes so long may come to pass.
@@ -148,7 +148,7 @@ def stopped(mpirun: Launcher, tmp_path: Path) -> Iterator[tuple[subprocess.Popen
     script = f"""
         import sys
         from torchmpi_plugin.jobs import run_job
-        from torchmpi_plugin.jobs.mpirun import Launcher, Library
+        from torchmpi_plugin.launchers.mpirun import Launcher, Library
         launcher = Launcher({mpirun.path!r}, "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
         result = run_job([sys.executable, "-c", {textwrap.dedent(program)!r}], nproc=1, launcher=launcher, prefix=False)
         sys.exit(result.returncode)

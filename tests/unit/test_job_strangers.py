@@ -14,7 +14,7 @@ import pytest
 import strangers
 
 from torchmpi_plugin.jobs import run_job
-from torchmpi_plugin.jobs.mpirun import Launcher, Library
+from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "attacked_mpirun.py"
 RANKS = 2

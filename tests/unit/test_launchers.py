@@ -7,10 +7,10 @@ import os
 import pytest
 
 from torchmpi_plugin import settings
-from torchmpi_plugin.mpi.launcher_fit import explain, misfit
+from torchmpi_plugin.launchers import variables as launchers
+from torchmpi_plugin.launchers.fit import explain, misfit
+from torchmpi_plugin.launchers.variables import Identity, Launch, detect, who_am_i
 from torchmpi_plugin.mpi.library import Library
-from torchmpi_plugin.node import launchers
-from torchmpi_plugin.node.launchers import Identity, Launch, detect, who_am_i
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}

@@ -19,24 +19,24 @@ from pathlib import Path
 import pytest
 from patience import patient
 
-from torchmpi_plugin.cli.status.screen import attention_of, late_of, screen_of
-from torchmpi_plugin.jobs.asking import Rank, Told, _understood, ask_job
-from torchmpi_plugin.node import rank_calls, status_files
-from torchmpi_plugin.node.rank_calls import ask
+from torchmpi_plugin.status import calls, files
+from torchmpi_plugin.status.asking import Rank, Told, _understood, ask_job
+from torchmpi_plugin.status.calls import ask
+from torchmpi_plugin.status.screen import attention_of, late_of, screen_of
 
 RANKS = 64
 SERVERS = """
 import json, os, sys, time
 from torchmpi_plugin import _shim_int
-from torchmpi_plugin.node import status_files
+from torchmpi_plugin.status import files
 lib, ffi = _shim_int.lib, _shim_int.ffi
 size, busy, late = int(sys.argv[1]), sys.argv[2] == "busy", int(sys.argv[3])
 for rank in range(size):
     if os.fork() == 0:
         about = {"job": "7", "world_rank": rank, "world_size": size, "node_rank": 0, "host": "h", "pid": os.getpid(),
                  "program": "train.py", "attempt": "0", "since": time.time()}
-        path = status_files.socket_of("7", rank)
-        with status_files.address_of(path) as address:
+        path = files.socket_of("7", rank)
+        with files.address_of(path) as address:
             assert lib.mpp_status_start(os.fsencode(address), json.dumps(about)[1:-1].encode(), -1, 34)
         group = lib.mpp_group_new(0, rank, size, 0, 1, 1)
         assert lib.mpp_group_describe(group, json.dumps({"name": "g", "ranks": list(range(size))})[1:-1].encode())
@@ -78,7 +78,7 @@ def test_64_ranks(directory: Path, how: str) -> None:
     """All answer at once, also where each wants a core for itself."""
     with servers(directory, RANKS, how):
         began = time.monotonic()
-        ranks = ask_job(status_files.sockets())
+        ranks = ask_job(files.all_sockets())
         took = time.monotonic() - began
     print(f"{RANKS} ranks, {how}: {1000 * took:.0f} ms", file=sys.stderr)
     assert [rank.rank for rank in ranks if rank.answer] == list(range(RANKS))
@@ -88,15 +88,15 @@ def test_64_ranks(directory: Path, how: str) -> None:
 def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
     """Those that have gone are said to be, and their sockets are removed."""
     with servers(directory, 2):
-        sockets = status_files.sockets()
+        sockets = files.all_sockets()
         assert len(sockets) == 2
     until = time.monotonic() + 20  # the kernel needs a moment to end them, and init to take notice
-    while any(not rank_calls.state_of(each.pid).startswith("ended") for each in sockets):
+    while any(not calls.state_of(each.pid).startswith("ended") for each in sockets):
         assert time.monotonic() < until
         time.sleep(0.01)
     ranks = ask_job(sockets)
     assert all("does not answer" in rank.problem and "ended" in rank.problem for rank in ranks)
-    assert status_files.sockets() == []
+    assert files.all_sockets() == []
     assert list(directory.iterdir()) == []
 
 
@@ -106,15 +106,15 @@ def test_a_path_longer_than_a_sockets_may_be(monkeypatch: pytest.MonkeyPatch, le
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         directory = Path(short)
         monkeypatch.setenv("MPIPLUS_STATUS_DIRECTORY", str(directory))
-        rest = length - len(str(status_files.socket_of("7", 0)))
+        rest = length - len(str(files.socket_of("7", 0)))
         assert rest > 2
         for number in range(rest, 0, -100):  # no name may be longer than 255 bytes
             directory /= "d" * (min(number, 100) - 1)
         directory.mkdir(parents=True, mode=0o700)
         monkeypatch.setenv("MPIPLUS_STATUS_DIRECTORY", str(directory))
-        assert len(str(status_files.socket_of("7", 0))) == length
+        assert len(str(files.socket_of("7", 0))) == length
         with servers(directory, 1):
-            (each,) = status_files.sockets()
+            (each,) = files.all_sockets()
             before = os.listdir("/proc/self/fd")
             assert json.loads(ask([each], "status", 5.0)[0])["groups"][0]["name"] == "g"
             assert os.listdir("/proc/self/fd") == before
@@ -123,7 +123,7 @@ def test_a_path_longer_than_a_sockets_may_be(monkeypatch: pytest.MonkeyPatch, le
 def test_what_it_does_not_understand(directory: Path) -> None:
     """No answer, and the next who asks gets one."""
     with servers(directory, 1):
-        sockets = status_files.sockets()
+        sockets = files.all_sockets()
         assert ask(sockets, "what", 5.0) == ask(sockets, "x" * 1000, 5.0) == ask(sockets, "", 5.0) == {}
         assert ask(sockets, "stacks", 5.0) == {}  # there is no file for them
         assert json.loads(ask(sockets, "status", 5.0)[0])["groups"][0]["name"] == "g"
@@ -134,13 +134,13 @@ def test_what_it_does_not_understand(directory: Path) -> None:
 def test_a_rank_that_somebody_else_asks(directory: Path) -> None:
     """Its thread waits for Python, for longer than a rank gets that is asked from memory; it is not called silent."""
     with servers(directory, 1):
-        sockets = status_files.sockets()
+        sockets = files.all_sockets()
         other = threading.Thread(target=ask, args=(sockets, "others status", 8.0))
         other.start()
         time.sleep(0.3)
         began = time.monotonic()
         assert ask_job(sockets)[0].answer is not None
-        assert time.monotonic() - began > rank_calls.MEMORY_SECONDS
+        assert time.monotonic() - began > calls.MEMORY_SECONDS
         other.join()
 
 
@@ -164,25 +164,25 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
     """It is another container's, whose process numbers are its own: left alone for as long as somebody listens."""
-    path = status_files.make_directory() / "7-abcd.0.4194305.sock"  # a number above the kernel's largest
+    path = files.make_directory() / "7-abcd.0.4194305.sock"  # a number above the kernel's largest
     with socket.socket(socket.AF_UNIX) as listening:
-        with status_files.address_of(path) as address:
+        with files.address_of(path) as address:
             listening.bind(address)
         listening.listen()
-        assert [each.path for each in status_files.sockets()] == [path]
-    assert (status_files.sockets(), path.exists()) == ([], False)
+        assert [each.path for each in files.all_sockets()] == [path]
+    assert (files.all_sockets(), path.exists()) == ([], False)
 
 
 LATE = """
 import json, os, threading
 from torchmpi_plugin import _shim_int
-from torchmpi_plugin.node import rank_calls, status_files
+from torchmpi_plugin.status import calls, files
 lib, ffi = _shim_int.lib, _shim_int.ffi
-path = status_files.socket_of("7-abcd", 0)
-with status_files.address_of(path) as address:
+path = files.socket_of("7-abcd", 0)
+with files.address_of(path) as address:
     assert lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
 def asks():
-    told.append(rank_calls.ask(status_files.sockets(), "dump", 20.0))
+    told.append(calls.ask(files.all_sockets(), "dump", 20.0))
 def asked():
     request = ffi.new("char[]", lib.MPP_REQUEST)
     while not (number := lib.mpp_status_wanted(request)) or not ffi.string(request):

@@ -2,11 +2,10 @@
 
 Subcommands are imported only when they are asked for.
 
-A subcommand is a package of this one with a click command of its own name in ``command.py``, and a line in
-``SUBCOMMANDS``.
+A subcommand is a click command of its own name, and a line in ``SUBCOMMANDS``.
 
-Uses ``jobs``, ``mpi``, ``node`` and ``communicator``. Start with ``run/command.py``; ``started.py`` is what ``run`` and
-``info`` share.
+Uses ``jobs``, ``launchers``, ``mpi``, ``node`` and ``communicator``; the command ``status`` is in the layer of its
+name. Start with ``run/command.py``; ``started.py`` is what ``run`` and ``info`` share.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SUBCOMMANDS = {
     "bench": "torchmpi_plugin.cli.bench.command",
     "info": "torchmpi_plugin.cli.info.command",
     "run": "torchmpi_plugin.cli.run.command",
-    "status": "torchmpi_plugin.cli.status.command",
+    "status": "torchmpi_plugin.status.command",
 }
 
 

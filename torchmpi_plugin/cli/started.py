@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..node import launchers
-from ..node.launchers import Launch, who_am_i
+from ..launchers import variables
+from ..launchers.variables import Launch, who_am_i
 
 TORCHRUN = "torchrun"
 
@@ -15,7 +15,7 @@ def started_by(environment: Mapping[str, str]) -> Launch | None:
     size = environment.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" in environment and size.isdigit():
         return Launch(TORCHRUN, int(size), "WORLD_SIZE")
-    return launchers.detect(environment)
+    return variables.detect(environment)
 
 
 def is_shell_step(launch: Launch, environment: Mapping[str, str]) -> bool:

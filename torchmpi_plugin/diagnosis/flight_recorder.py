@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _bridge, operations, torch_internals
-from ..node import status_files
+from ..status import files
 from .frames import line_of
 
 log = logging.getLogger("torchmpi_plugin")
@@ -241,7 +241,7 @@ def _file_prefix() -> str:
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # in a container: neither HOME, nor a line for this user in /etc/passwd
-        cache = status_files.make_directory()
+        cache = files.make_directory()
     return str(cache / "torch" / "comm_lib_trace_rank_")
 
 

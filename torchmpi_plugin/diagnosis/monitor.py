@@ -20,8 +20,8 @@ from ..engine import activity, engine
 from ..errors import attempt
 from ..store.checkin import Report, start_thread
 from . import flight_recorder, frames, questions
+from .node_answers import NodeAnswers, written_trace
 from .questions import Answers, Inbox, Seal
-from .spokesman import Spokesman, written_trace
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
 LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
@@ -110,7 +110,7 @@ class Monitor:
         self._stop = threading.Event()
         self._seal = Seal(secret)
         self._inbox = Inbox(connection, self._seal)
-        self._spokesman = Spokesman(connection, rank)
+        self._of_node = NodeAnswers(connection, rank)
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
@@ -137,7 +137,7 @@ class Monitor:
 
     def _kinds(self) -> dict[str, Answers]:
         """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
-        return {"describe": self._describe} | self._spokesman.kinds()
+        return {"describe": self._describe} | self._of_node.kinds()
 
     def _describe(self, _: int, ranks: Sequence[int]) -> dict[int, str]:
         return {self._rank: _answer()} if self._rank in ranks else {}

@@ -6,7 +6,7 @@ They use torch's public interface only, so they work on any backend, and every o
 arguments are torch's global ranks, as in the originals. What differs from the originals, and why, is in
 ``docs/migrating-from-composer.md``, ``-axolotl.md`` and ``-ml.md``; examples of all are in ``docs/helpers.md``.
 
-Uses ``node``, for what is known before initialisation, and torch. Start with ``queries.py``.
+Uses ``launchers``, for what is known before initialisation, and torch. Start with ``queries.py``.
 """
 
 from __future__ import annotations

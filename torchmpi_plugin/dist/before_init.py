@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..node import launchers
-from ..node.launchers import number
+from ..launchers import variables as launchers
+from ..launchers.variables import number
 
 
 class Launched(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..launchers import variables as launchers
 from ..names import BACKEND
-from ..node import launchers
 from .importing import ChangedError, Integration, function_with
 
 

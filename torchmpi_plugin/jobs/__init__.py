@@ -4,7 +4,7 @@ The launcher's process listens on a TCP port. mpirun starts a small supervisor p
 connects, runs the program as its child, and sends what the program prints and how it ends. So it is known which
 rank failed first and what it said, however mpirun and the other ranks end after that. Nothing here imports torch.
 
-Uses ``node``, and of ``mpi`` what is known of the library before it is initialised. Start with ``job.py``, then
+Uses ``node`` and ``launchers``. Start with ``job.py``, then
 ``job_monitor.py`` for the launcher's end and ``supervisor.py`` for a rank's.
 """
 
@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..launchers.mpirun import Launcher, LauncherError, find_launcher
     from .formats import check_format
     from .job import run_job
-    from .mpirun import Launcher, LauncherError, find_launcher
     from .outcome import JobResult, RankFailure
 
 # Loaded when asked for: the supervisors, of which there may be many on a node, need none of it.

@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-#: By the names of their processes. Others are not ours to end: Slurm's serve more than this job.
-_NAMES = {"prted", "orted", "hydra_pmi_proxy", "hydra_pmi_prox", "prterun", "pmi_proxy"}
+from ..launchers.table import DAEMONS
+
 _END_SECONDS = 2.0
 
 
@@ -31,14 +31,14 @@ class Daemon:
 
     def end(self) -> None:
         """Its launcher is gone, and so is what it has started. It waits for a connection that has died too."""
-        if self._process <= 1 or _name_of(self._process) not in _NAMES or self.has_died():
+        if self._process <= 1 or _name_of(self._process) not in DAEMONS or self.has_died():
             return
         with contextlib.suppress(OSError):
             os.kill(self._process, signal.SIGTERM)
             until = time.monotonic() + _END_SECONDS
             while time.monotonic() < until and _name_of(self._process):
                 time.sleep(0.05)
-            if _name_of(self._process) in _NAMES:
+            if _name_of(self._process) in DAEMONS:
                 os.kill(self._process, signal.SIGKILL)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from .command import asks_for_recovery, inherited, launch_command, launch_environment, tells_of_deaths
+from ..launchers.command import asks_for_recovery, inherited, launch_command, launch_environment, tells_of_deaths
+from ..launchers.layout import lay_out
+from ..launchers.mpirun import Launcher, find_launcher
 from .failure_report import judge
 from .formats import check_format
 from .job_monitor import JobMonitor
-from .layout import lay_out
-from .mpirun import Launcher, find_launcher
 from .orders import Orders
 from .outcome import Ending, JobResult
 from .output import Terminal

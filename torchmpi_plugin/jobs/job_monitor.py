@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from .. import settings
+from ..launchers.layout import Layout
 from ..node import node
 from ..node.reception import Reception
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
@@ -21,7 +22,6 @@ from .guard import VARIABLE
 from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
-from .layout import Layout
 from .loop import Alarm, raise_into, run
 from .orders import Orders
 from .outcome import Ending, RankRecord

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
+from ..launchers.batch import allocated_nodes
+from ..launchers.layout import parse_nodes, read_hostfile
 from .outcome import Ending, RankRecord
 
 
 class NotEnoughError(Exception):
     """Fewer nodes are left than the job needs."""
-
-
-def allocated_nodes(environment: Mapping[str, str]) -> list[str]:
-    """The names of the batch allocation's nodes; none where it does not tell."""
-    if nodes := environment.get("SLURM_JOB_NODELIST"):
-        try:
-            shown = subprocess.run(
-                ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, timeout=20
-            )
-            return shown.stdout.decode().split()
-        except (OSError, subprocess.SubprocessError):
-            return []
-    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
-        try:
-            return list(dict.fromkeys(Path(environment[variable]).read_text().split()))
-        except (KeyError, OSError):
-            continue
-    return []
 
 
 class SpareNodes:
@@ -95,8 +77,6 @@ def named_nodes(
     Raises:
         ValueError: what the user names cannot be read.
     """
-    from .layout import parse_nodes, read_hostfile
-
     if hosts or hostfile:
         return [each.name for each in (parse_nodes(hosts) if hosts else read_hostfile(hostfile or ""))]
     return allocated_nodes(environment)

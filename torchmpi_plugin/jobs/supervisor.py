@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .. import settings
+from ..launchers.table import SLURM
+from ..launchers.variables import who_am_i
 from ..node import leaving, node
 from ..node.calling import call
-from ..node.launchers import who_am_i
 from . import handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon
@@ -31,7 +32,7 @@ _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and ha
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
 _LOOK_SECONDS = 5.0
-_OF_SLURM = {"SLURM_PROCID": "rank", "SLURM_LOCALID": "local_rank", "SLURM_NODEID": "node_rank"}
+_OF_SLURM = {SLURM.rank: "rank", SLURM.local_rank: "local_rank", SLURM.node_rank[0]: "node_rank"}
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
 _NO_JOB = 1  # the launcher has ended, or given up, and said why

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..dist import before_init
 from ..dist.members import initialized
-from ..node import launchers
+from ..launchers import variables as launchers
 
 _MISSING = (None, "", "???")  # omegaconf's MISSING is the last
 

@@ -23,8 +23,9 @@ from typing import Any
 from torch.distributed import Store
 
 from ..errors import DistBackendError
+from ..launchers import variables as launchers
 from ..mpi import pmi, runtime
-from ..node import launchers, node
+from ..node import node
 from ..node.calling import call
 from ..node.python import python_command
 from ..store.checkin import CheckIn
@@ -46,7 +47,7 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
         DistBackendError: ranks that do not come, or cannot reach rank 0.
     """
     library = runtime.library_name(runtime.library())
-    if runtime.is_open_mpi():
+    if not runtime.flavour().by_pmi:
         raise RuntimeError(_open_mpi_text(library, size))
     meeting = CheckIn(store, "bootstrap", rank, size)
     nodes = meeting.gather("node", node.identity(), timeout, _DOING)

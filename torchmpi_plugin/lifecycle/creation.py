@@ -18,7 +18,8 @@ from ..group.process_group import ProcessGroupMPI
 from ..mpi import cuda_aware, runtime
 from ..options import Options
 from ..options import among as options_among
-from . import answering, bootstrap, rendezvous, shutdown
+from ..status import answering
+from . import bootstrap, rendezvous, shutdown
 
 log = logging.getLogger("torchmpi_plugin")
 

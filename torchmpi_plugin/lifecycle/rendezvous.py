@@ -20,9 +20,10 @@ from .. import settings, torch_internals
 from ..communicator.steps import Steps
 from ..diagnosis import flight_recorder, frames
 from ..errors import DistBackendError
+from ..launchers import variables as launchers
 from ..mpi import runtime
 from ..names import BACKEND
-from ..node import launchers, lookups, node
+from ..node import lookups, node
 from ..options import among
 from ..store import tcp_store
 from ..tensors.arguments import check_timeout

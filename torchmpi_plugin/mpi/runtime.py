@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import settings
-from ..node import launchers
+from ..flavours import Flavour, flavour_of
+from ..launchers import fit
+from ..launchers import variables as launchers
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
-from . import launcher_fit, pmi
 from . import library as mpi_library
+from . import pmi
 
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
@@ -85,9 +87,9 @@ def initialized() -> bool:
     return bool(library().Is_initialized())
 
 
-def is_open_mpi() -> bool:
-    """Whether mpi4py loaded Open MPI, or a library made from it."""
-    return "Open MPI" in str(library().Get_library_version())
+def flavour() -> Flavour:
+    """Find the flavour of the library that mpi4py loaded."""
+    return flavour_of(str(library().Get_library_version()))
 
 
 def _initialise(module: Any) -> None:
@@ -167,7 +169,7 @@ def _started() -> Any:
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
-        launcher_fit.check(mpi_library.describe(mpi))
+        fit.check(mpi_library.describe(mpi))
         _initialise(mpi)
     launchers.mark_as_rank()
     _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
@@ -178,7 +180,7 @@ def _started() -> Any:
 def _check_world(module: Any) -> None:
     launch = launchers.detect()
     if launch is not None and launch.size > 1 and module.COMM_WORLD.Get_size() == 1:
-        told = launcher_fit.explain(launch, mpi_library.describe(module))
+        told = fit.explain(launch, mpi_library.describe(module))
         raise RuntimeError(f"{told} (MPI sees a world of one rank.)")
 
 
@@ -360,7 +362,7 @@ def prepare_finalize(grace: float) -> bool:
     for thread in _stuck:
         thread.join(max(0.0, until - time.monotonic()))
     is_stuck = any(thread.is_alive() for thread in _stuck)
-    if is_stuck and not is_open_mpi():  # the MPICH family frees in MPI_Finalize what that thread looks at
+    if is_stuck and not flavour().keeps_finalize_threads:
         leave_unfinalized()
         return pmi.finalize(os.environ)
     why = "A call of MPI's was given up, which has not come back" if is_stuck else doubt

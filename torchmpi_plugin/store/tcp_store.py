@@ -15,9 +15,10 @@ from torch.distributed import Store, TCPStore
 
 from .. import protocol
 from ..errors import DistBackendError
+from ..launchers import variables as launchers
 from ..mpi import duplicates, nonblocking, runtime
 from ..names import describe_ranks
-from ..node import descriptors, launchers, lookups, node
+from ..node import descriptors, lookups, node
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...communicator.footprint import in_words
-from ...mpi import launcher_fit
-from ...mpi.library import Library
+from ...flavours import OPEN_MPI, Library
+from ...launchers import fit
+from ...launchers.variables import Launch
 from ...names import SOURCE
-from ...node.launchers import Launch
 from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8
@@ -82,7 +82,7 @@ def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
             f"mpiplus run -n {launch.size} -m torchmpi_plugin.cli info"
         )
         return Advice(text, False)
-    return Advice(launcher_fit.explain(launch, Library(**facts["library"])), True)
+    return Advice(fit.explain(launch, Library(**facts["library"])), True)
 
 
 def _talking(facts: Mapping[str, Any]) -> list[Advice]:
@@ -113,7 +113,7 @@ def _pair_cure(node: str, other_node: str) -> str:
 
 
 def _is_open_mpi(facts: Mapping[str, Any]) -> bool:
-    return bool(facts.get("mpi", {}).get("vendor") == "Open MPI")
+    return bool(facts.get("mpi", {}).get("vendor") == OPEN_MPI.name)
 
 
 def _start(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Advice]:

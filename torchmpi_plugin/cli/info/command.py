@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ...mpi.library import Library
-from ...node.launchers import who_am_i
+from ...flavours import Library
+from ...launchers.variables import who_am_i
 from ..started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result each have deadlines made of it
@@ -83,7 +83,7 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
 
 
 def _launcher(library: dict[str, Any] | None) -> dict[str, Any]:
-    from ...jobs.mpirun import LauncherError, find_launcher
+    from ...launchers.mpirun import LauncherError, find_launcher
 
     try:
         return {"launcher": asdict(find_launcher(library=Library(**library) if library else None))}

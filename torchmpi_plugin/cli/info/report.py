@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...communicator.footprint import in_words
-from ...mpi.library import Library
+from ...flavours import Library
 from .machine import of_launcher
 
 _WIDTH = 132

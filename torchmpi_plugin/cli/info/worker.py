@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from ...mpi import launcher_fit
+from ...launchers import fit
 from ...mpi import library as mpi_library
 from ...node import node
 from ...node.python import python_command
@@ -95,7 +95,7 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
     mpi = mpi_library.load()
     found = mpi_library.describe(mpi)
     tell(library=asdict(found))
-    launcher_fit.check(found)
+    fit.check(found)
     tell(phase="MPI_Init")
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
     tell(mpi=library.describe(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())

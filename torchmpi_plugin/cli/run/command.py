@@ -16,9 +16,10 @@ import click
 
 from ... import settings
 from ...jobs.formats import FIELDS, check_format
-from ...jobs.layout import allocated_ranks, lay_out, parse_nodes, read_hostfile
 from ...jobs.writing import say
-from ...node.launchers import Launch
+from ...launchers.batch import allocated_ranks
+from ...launchers.layout import lay_out, parse_nodes, read_hostfile
+from ...launchers.variables import Launch
 from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
 from .logs import SHOWN_LAYOUT, files_of, parse_ranks
@@ -173,7 +174,7 @@ def run(
     _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
     from ...jobs.attempts import Restarts, run_attempts
     from ...jobs.job import run_job
-    from ...jobs.mpirun import LauncherError
+    from ...launchers.mpirun import LauncherError
 
     env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port, settings.SUMMARY.name: "1" if summary else None}
     job: Callable[..., JobResult] = functools.partial(

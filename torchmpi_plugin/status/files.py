@@ -67,7 +67,7 @@ def state_of(process: int) -> str:
         return ""
 
 
-def sockets() -> list[RankSocket]:
+def all_sockets() -> list[RankSocket]:
     """Of all ranks, by job and rank. Those that nobody listens to any more are removed.
 
     Raises:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..node.rank_calls import MEMORY_SECONDS, ask, ask_patiently, state_of, why_silent
-from ..node.status_files import RankSocket
+from .calls import MEMORY_SECONDS, ask, ask_patiently, state_of, why_silent
+from .files import RankSocket
 
 #: For stacks; for what takes their Python, or the job's store.
 STACKS_SECONDS, PYTHON_SECONDS = 5.0, 8.0

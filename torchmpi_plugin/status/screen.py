@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...jobs.asking import Rank
-from ...names import describe_ranks
+from ..names import describe_ranks
+from .asking import Rank
 
 #: A rank that others have waited for longer than that is worth a line of its own.
 _LONG = 1.0

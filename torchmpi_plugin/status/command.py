@@ -11,9 +11,8 @@ from dataclasses import asdict
 
 import click
 
-from ...jobs.asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
-from ...node import status_files
-from ...node.status_files import RankSocket
+from .asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
+from .files import RankSocket, all_sockets
 from .screen import attention_of, job_line, late_of, screen_of
 
 _ALL, _EVERY = "all", "2"
@@ -87,7 +86,7 @@ def status(
 def _jobs() -> dict[str, list[RankSocket]]:
     jobs: dict[str, list[RankSocket]] = {}
     try:
-        for each in status_files.sockets():
+        for each in all_sockets():
             jobs.setdefault(each.job, []).append(each)
     except PermissionError as error:
         raise click.ClickException(str(error)) from None

@@ -11,16 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..mpi.library import MPICH, OPEN_MPI, Library
+from ..flavours import FLAVOURS, Library
 from ..node.python import python_command
 
 _PROBE_SECONDS = 60.0
 _VERSION_SECONDS = 20.0
-_SLURM = "Slurm"
-_NAMES = {
-    OPEN_MPI: ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
-    MPICH: ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
-}
+SLURM = "Slurm"
 # The library is opened, not initialised: MPI_Init may start daemons, print, or end the process.
 _PROBE = "from torchmpi_plugin.mpi.library import main; main()"
 
@@ -81,18 +77,8 @@ def probe_library(environment: Mapping[str, str] | None = None) -> Library:
 
 def identify(text: str) -> tuple[str, str] | None:
     """Whose launcher says this of itself on ``--version``, and in which line."""
-    marks = (
-        ("open mpi", OPEN_MPI),
-        ("openrte", OPEN_MPI),
-        ("prrte", OPEN_MPI),
-        ("hydra", MPICH),
-        ("mpich", MPICH),
-        ("intel(r) mpi", MPICH),
-        ("mvapich", MPICH),
-        ("pals", MPICH),
-        ("slurm", _SLURM),
-    )
-    for mark, family in marks:
+    marks = [(mark, flavour.name) for flavour in FLAVOURS for mark in flavour.marks]
+    for mark, family in (*marks, ("slurm", SLURM)):
         for line in text.splitlines():
             if mark in line.lower():
                 number = next((word for word in text.split() if word[0].isdigit() and "." in word), "")
@@ -116,18 +102,17 @@ def _misfit(found: tuple[str, str] | None, library: Library) -> str:
     if found is None:
         return "does not say whose it is"
     family, line = found
-    if family != library.family:
+    if family != library.flavour.name:
         return f"belongs to {family} ({line})"
     numbers = [word for word in line.replace(",", " ").split() if word[0].isdigit()]
-    major = library.version.split(".")[0]
-    if family == OPEN_MPI and numbers and numbers[-1].split(".")[0] != major:
-        return f"is of another version ({line})"  # Open MPI 4 and 5 start ranks by different means
+    if library.flavour.is_strict and numbers and numbers[-1].split(".")[0] != library.version.split(".")[0]:
+        return f"is of another version ({line})"
     return ""
 
 
 def _candidates(library: Library) -> Iterator[str]:
     """Programs that may be the launcher: those beside the library first, then those on the PATH."""
-    names = _NAMES[library.family]
+    names = library.flavour.programs
     if library.path:
         for file in dict.fromkeys((library.path, os.path.realpath(library.path))):
             for parent in list(Path(file).parents)[:6]:
@@ -174,7 +159,7 @@ def _chosen(chosen: str, library: Library) -> Launcher:
     found = _ask(program)
     if found is None:
         raise LauncherError(f"{program} does not say on --version whose launcher it is; use mpirun, mpiexec or srun")
-    reason = "" if found[0] == _SLURM else _misfit(found, library)
+    reason = "" if found[0] == SLURM else _misfit(found, library)
     if reason:
         raise LauncherError(
             f"{program} {reason}, but mpi4py loads {library.name} ({library.path}): the ranks would not find each "

@@ -8,16 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..node.launchers import SCRIPT, Launch, detect
-from .library import MPICH, OPEN_MPI, Library
+from ..flavours import MPICH, Library
+from .table import SCRIPT
+from .variables import Launch, detect, variables_of
 
 # With one of these a library of the MPICH family has another way to its peers than the PMIx of mpirun.
 _OTHER_WAYS = ("PMI_SIZE", "PMI_FD", "PMI_PORT", "I_MPI_PMI", "I_MPI_PMI_LIBRARY")
-_CURES = {
-    "OMPI_COMM_WORLD_SIZE": "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40, or its full path)",
-    "PMI_SIZE": "make mpi4py load MPICH (MPI4PY_LIBMPI=libmpi.so.12, on Debian libmpich.so.12, or its full path)",
-    "SLURM_STEP_NUM_TASKS": "choose another srun --mpi=... (pmix for Open MPI, pmi2 for MPICH and its relatives)",
-}
 
 
 def misfit(library: Library, environment: Mapping[str, str] | None = None) -> Launch | None:
@@ -32,12 +28,12 @@ def misfit(library: Library, environment: Mapping[str, str] | None = None) -> La
         return None
     over_pmix = "PMIX_NAMESPACE" in environment
     several = launch.size > 1
-    if library.family == OPEN_MPI:
+    if not library.flavour.by_pmi:
         by_hydra = launch.variable == "PMI_SIZE" and "MPI_LOCALRANKID" in environment
         return launch if by_hydra and several and not over_pmix else None
     if not over_pmix or library.pmix or any(name in environment for name in _OTHER_WAYS):
         return None
-    ends = library.vendor == MPICH and int(library.version.partition(".")[0]) >= 5  # also a process on its own
+    ends = library.vendor == MPICH.name and library.major >= 5  # also a process on its own
     return launch if ends or (several and launch.variable == "OMPI_COMM_WORLD_SIZE") else None
 
 
@@ -66,5 +62,5 @@ def explain(launch: Launch, library: Library) -> str:
     return (
         f"{started}, but {loaded}. The launcher and the library do not belong together. Start the job with the "
         f"mpirun/mpiexec of {library.name} (mpiplus run -n {launch.size} finds it), or "
-        f"{_CURES.get(launch.variable, 'make mpi4py load the MPI of the launcher (MPI4PY_LIBMPI names its file)')}."
+        f"{variables_of(launch).cure or 'make mpi4py load the MPI of the launcher (MPI4PY_LIBMPI names its file)'}."
     )

@@ -8,66 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .. import settings
-
-SCRIPT = "torchrun or a script"
-_HYDRA = "an MPICH-family mpiexec (hydra)"
-
-
-class Variables(NamedTuple):
-    """What a launcher tells each process; an empty name where it does not tell.
-
-    Attributes:
-        launcher: how messages call it.
-        size, rank: in the job.
-        local_rank, local_size, node_rank: by nodes; of the last, the first name that is set counts.
-        beside: a variable that is there too, where the one for the size is not this launcher's alone.
-    """
-
-    launcher: str
-    size: str
-    rank: str
-    local_rank: str = ""
-    local_size: str = ""
-    node_rank: tuple[str, ...] = ()
-    beside: str = ""
-
-
-#: In this order: inside an allocation of Slurm's, ranks that others start carry the SLURM_* of the step that those run
-#: in. PMI_SIZE alone is also Slurm's (srun --mpi=pmi2) and Flux's, PMIX_RANK whoever's.
-#: Open MPI's OMPI_COMM_WORLD_NODE_RANK is not here: it counts processes on the node, not nodes.
-LAUNCHERS = (
-    Variables(
-        *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    Variables(_HYDRA, "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", beside="MPI_LOCALRANKID"),
-    Variables(
-        *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    Variables("a PMIx launcher", "", "PMIX_RANK"),
-    Variables(
-        *("PALS (aprun/mpiexec)", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-        node_rank=("PALS_NODEID",),
-    ),
-    Variables("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", beside="FLUX_TASK_RANK"),
-    Variables(
-        *("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-        node_rank=("SLURM_NODEID",),
-        beside="SLURM_PROCID",
-    ),
-    Variables(_HYDRA, "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Variables(
-        *(SCRIPT, "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        node_rank=("NODE_RANK", "GROUP_RANK"),
-        beside="RANK",
-    ),
-)
-OF_SCRIPTS = LAUNCHERS[-1]
+from .table import LAUNCHERS, OF_MPI, OF_SCRIPTS, PREFIXES, SCRIPT, SLURM, Kind
 
 
 class Launch(NamedTuple):
-    """One launcher's word on this process."""
+    """What a launcher tells of the job that this process is part of."""
 
     launcher: str
     size: int
@@ -100,7 +45,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
     return None
 
 
-def variables_of(launch: Launch) -> Variables:
+def variables_of(launch: Launch) -> Kind:
     """All that this launcher tells."""
     return next(row for row in LAUNCHERS if row.size == launch.variable)
 
@@ -119,7 +64,7 @@ def started_by_mpi(environment: Mapping[str, str] | None = None, size: int | Non
 
 
 class Identity(NamedTuple):
-    """Who this process is, by the launcher's variables; a size of 0 is one that nobody told."""
+    """This process among those of its job; a size of 0 is one that nobody told."""
 
     rank: int
     size: int
@@ -127,9 +72,9 @@ class Identity(NamedTuple):
 
 def who_am_i(environment: Mapping[str, str]) -> Identity | None:
     """This process's rank and the number of ranks, or None where no launcher that MPI knows says."""
-    for row in LAUNCHERS:
+    for row in OF_MPI:
         rank = number(environment, row.rank)
-        if rank is None or row is OF_SCRIPTS:
+        if rank is None:
             continue
         size = number(environment, row.size)
         if size is None and started_by_mpi(environment) and (launch := detect(environment)) is not None:
@@ -141,9 +86,9 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
 def slurms_word(rank: int) -> str:
     """Why several processes may have this rank: a batch script's own variables of Slurm's; empty if that is not why."""
     launch, me = detect(), who_am_i(os.environ)
-    if launch is None or me is None or os.environ.get("SLURM_PROCID") != str(rank):
+    if launch is None or me is None or os.environ.get(SLURM.rank) != str(rank):
         return ""
-    if launch.launcher == SCRIPT or variables_of(launch).rank == "SLURM_PROCID":
+    if launch.launcher == SCRIPT or variables_of(launch) is SLURM:
         return ""
     return (
         f"It comes from the batch script's own SLURM_PROCID={rank}, which reaches every process; this one is MPI's "
@@ -154,20 +99,17 @@ def slurms_word(rank: int) -> str:
 
 # ---- children of ranks ----
 
-# What makes a process this rank of this job for the library that reads it.
-_IDENTITY = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "SLURM_STEPID", "SLURM_PROCID")
 #: How the names of variables begin that make a process a rank; what an error advises.
-_OF_A_JOB = ("OMPI_", "PMI", "PRTE_", "HYDRA", "MPI", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
-_SCRIPT_IDENTITY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_A_JOB = (*PREFIXES, "MPI", *OF_SCRIPTS.prefixes)
 
 
 def _identity() -> str:
-    names = _IDENTITY if started_by_mpi() else _SCRIPT_IDENTITY
-    return " ".join(os.environ.get(name, "-") for name in names)
+    kinds = OF_MPI if started_by_mpi() else (OF_SCRIPTS,)
+    return " ".join(os.environ.get(name, "-") for kind in kinds for name in (kind.rank, *kind.identity))
 
 
 def mark_as_rank() -> None:
-    """Leave word for child processes, which inherit the launcher's variables, that the rank is this process."""
+    """Tell child processes, which inherit the launcher's variables, that the rank is this process."""
     if detect() is not None:
         os.environ[settings.RANK_PROCESS] = f"{os.getpid()} {_identity()}"
 

@@ -6,22 +6,24 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from .. import settings
+from ..flavours import MPICH, OPEN_MPI
 from ..node import node
 from ..node.python import python_command
-from .guard import VARIABLE
 from .layout import Layout
-from .mpirun import Launcher, LauncherError
+from .mpirun import SLURM, Launcher, LauncherError
+from .table import OF_SCRIPTS, PREFIXES
 
 _SUPERVISE = "from torchmpi_plugin.jobs.guard import main; main()"
 # What Open MPI must hand on to other nodes for the supervisor to start. It gets the rest from the launcher.
-_NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", VARIABLE)
+_NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", settings.JOB)
 # These say something of the process or node they were set for, not of what the user wants.
-_LOCAL_PREFIXES = ("PMIX_", "PMI_", "PRTE_", "OMPI_", "HYDRA_", "SLURM", "PALS_", "FLUX_", "SSH_", "XDG_", "DBUS_")
-_LOCAL = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "TMPDIR", VARIABLE}
+_LOCAL_PREFIXES = (*PREFIXES, "SSH_", "XDG_", "DBUS_")
+_LOCAL = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "TMPDIR", settings.JOB}
 # Of an srun step in which mpirun is to start others: it would take itself for the step's rank.
 _STEP = {"PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_SPAWNED"}
 _STEP_PREFIXES = ("PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_")
-_TORCH = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
+_TORCH = {*OF_SCRIPTS[1:5], *OF_SCRIPTS.node_rank}
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -34,19 +36,15 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def launch_environment(launcher: Launcher, layout: Layout, environment: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's own environment: this one, without another job's ranks, and with the cures for Open MPI."""
+    """The launcher's own environment: this one, without another job's ranks, and with what spares its MPI time."""
     result = {
         name: value
         for name, value in environment.items()
         if name not in _TORCH | _STEP and not name.startswith(_STEP_PREFIXES)
     }
-    if launcher.library.family == "Open MPI":
-        if layout.one_node:
-            result.setdefault("OMPI_MCA_btl", "^ofi")  # a search for fabrics that takes a second
-        if most_on_a_node(layout) > len(node.cores()):
-            # Ranks that spin on the cores others need: 8,000 us instead of 7 for 8 bytes.
-            result.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    return result
+    flavour = launcher.library.flavour
+    crowded = most_on_a_node(layout) > len(node.cores())
+    return (flavour.quick if layout.one_node else {}) | (flavour.crowded if crowded else {}) | result
 
 
 def most_on_a_node(layout: Layout) -> int:
@@ -80,7 +78,7 @@ def launch_command(
         map_by: ``--map-by`` of Open MPI or ``-map-by`` of MPICH.
         mpi_args: the user's own options for the launcher.
     """
-    build = {"Open MPI": _open_mpi, "MPICH": _mpich, "Slurm": _srun}[launcher.family]
+    build = {OPEN_MPI.name: _open_mpi, MPICH.name: _mpich, SLURM: _srun}[launcher.family]
     return [launcher.path, *build(launcher, layout, map_by, mpi_args), *mpi_args, *python_command(_SUPERVISE)]
 
 
@@ -100,7 +98,7 @@ def _open_mpi(_: Launcher, layout: Layout, map_by: str | None, mpi_args: Sequenc
         options += ["--bind-to", "none"]
     if not layout.here:
         for name in _NEEDED:
-            if name == VARIABLE or name in os.environ:
+            if name == settings.JOB or name in os.environ:
                 options += ["-x", name]
     return options
 
@@ -139,9 +137,9 @@ def _srun_mpi(launcher: Launcher) -> str:
     except (OSError, subprocess.TimeoutExpired):
         answer = None
     there = (answer.stdout + answer.stderr).replace(",", " ").split() if answer else []
-    wanted = ["pmix"] if launcher.library.family == "Open MPI" else ["pmi2"]
+    wanted = launcher.library.flavour.srun
     if "CRAY" in launcher.library.text.upper():
-        wanted = ["cray_shasta", "pmi2"]
+        wanted = ("cray_shasta", *wanted)
     for name in wanted:
         if name in there:
             return name

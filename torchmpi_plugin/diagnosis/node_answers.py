@@ -1,4 +1,4 @@
-"""What ``mpiplus status`` asks of ranks on other nodes: one rank of each node asks the others there on their sockets.
+"""Answers to ``mpiplus status`` for ranks on other nodes: one rank of each node asks the others on their sockets.
 
 So a rank answers that holds Python's lock too, as it does on the node of who asks.
 """
@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from torch.distributed import Store
 
-from ..node import node, rank_calls, status_files
-from ..node.status_files import RankSocket
+from ..node import node
+from ..status import calls
+from ..status.files import RankSocket, all_sockets
 from . import flight_recorder, questions
 from .questions import Answers
 
@@ -35,15 +36,15 @@ def _message(pid: int, text: str = "", problem: str = "") -> str:
 def _neighbours(ranks: Sequence[int]) -> list[RankSocket]:
     """The sockets of this job's ranks on this node, this one's among them, of ``ranks``."""
     try:
-        sockets = status_files.sockets()
+        sockets = all_sockets()
     except PermissionError:
         return []
     jobs = {each.job for each in sockets if each.pid == os.getpid()}
     return [each for each in sockets if each.job in jobs and each.rank in ranks]
 
 
-class Spokesman:
-    """Answers for the ranks of this node.
+class NodeAnswers:
+    """What the ranks of this node answer.
 
     Args:
         store: a connection that nobody else uses for long.
@@ -57,7 +58,7 @@ class Spokesman:
     def kinds(self) -> dict[str, Answers]:
         """What answers each kind of question."""
         return {
-            "status": lambda number, ranks: self._of_node("status", rank_calls.MEMORY_SECONDS, number, ranks),
+            "status": lambda number, ranks: self._of_node("status", calls.MEMORY_SECONDS, number, ranks),
             "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
             "dump": self._own_trace,
         }
@@ -66,11 +67,11 @@ class Spokesman:
         if not questions.is_first(self._store, request, number, node.identity()):
             return {}
         sockets = _neighbours(ranks)
-        answers = rank_calls.ask(sockets, request, seconds)
+        answers = calls.ask(sockets, request, seconds)
         return {
-            each.rank: _message(each.pid, answers[each.rank], rank_calls.state_of(each.pid))
+            each.rank: _message(each.pid, answers[each.rank], calls.state_of(each.pid))
             if each.rank in answers
-            else _message(each.pid, problem=rank_calls.why_silent(each))
+            else _message(each.pid, problem=calls.why_silent(each))
             for each in sockets
         }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..node import node
+from .batch import allocation
 
 
 class Node(NamedTuple):
@@ -76,31 +77,6 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
     if len(set(names)) == len(names):
         return named
     return [Node(name, names.count(name)) for name in dict.fromkeys(names)]  # PBS: a line per rank
-
-
-def allocation(environment: Mapping[str, str]) -> str:
-    """The batch system whose allocation this is, or an empty text."""
-    for variable, name in (
-        ("SLURM_JOB_ID", "Slurm"),
-        ("PBS_NODEFILE", "PBS"),
-        ("LSB_JOBID", "LSF"),
-        ("PE_HOSTFILE", "Grid Engine"),
-        ("FLUX_URI", "Flux"),
-    ):
-        if environment.get(variable):
-            return name
-    return ""
-
-
-def allocated_ranks(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the batch system's allocation is for, where it says."""
-    for variable in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC"):
-        if environment.get(variable, "").isdigit():
-            return int(environment[variable])
-    try:
-        return len(Path(environment["PBS_NODEFILE"]).read_text().split()) or None
-    except (KeyError, OSError):
-        return None
 
 
 def lay_out(

@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from . import status_files
-from .status_files import RankSocket
+from . import files
+from .files import RankSocket
 
 #: For ranks of this node, which answer from memory.
 MEMORY_SECONDS = 2.0
@@ -42,7 +42,7 @@ def ask(sockets: Sequence[RankSocket], request: str, seconds: float) -> dict[int
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
             connection.setblocking(False)
             try:
-                with status_files.address_of(each.path) as address:
+                with files.address_of(each.path) as address:
                     connection.connect(address)
                 connection.send(f"{request}\n".encode())
             except OSError:  # gone, or stopped for so long that callers stand in line
@@ -76,7 +76,7 @@ def ask_patiently(sockets: Sequence[RankSocket], request: str, seconds: float, p
 
 def state_of(pid: int) -> str:
     """In words why a process may not answer; empty: it looks as if it could."""
-    return _STATES.get(status_files.state_of(pid), "")
+    return _STATES.get(files.state_of(pid), "")
 
 
 def why_silent(asked: RankSocket) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .. import settings
 from ..engine import engine
-from ..node import status_files
+from . import files
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -51,8 +51,8 @@ def start(rank: int, size: int, node_rank: int, secret: str) -> None:
         "since": time.time(),
     }
     try:
-        path = status_files.socket_of(job, rank)
-        with status_files.address_of(path) as address:
+        path = files.socket_of(job, rank)
+        with files.address_of(path) as address:
             members = json.dumps(about)[1:-1].encode()
             listens = lib.mpp_status_start(os.fsencode(address), members, _stacks_file(), STACK_SIGNAL)
         if not listens:

@@ -1,0 +1,86 @@
+"""The flavours of MPI: all that differs between Open MPI and the relatives of MPICH, apart from its CUDA switches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Flavour(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    file: str  # the library's
+    programs: tuple[str, ...]  # launchers that it comes with, the likeliest first
+    marks: tuple[str, ...]  # in what these say on --version, in small letters
+    srun: tuple[str, ...]  # values of srun --mpi that it understands
+    by_pmi: bool  # it finds its peers over PMI-1, which bootstrap.py can serve, and need not be started over PMIx
+    is_strict: bool  # a launcher of another major version starts its ranks by other means
+    keeps_finalize_threads: bool  # a thread may still be in a call of MPI's while MPI_Finalize runs
+    quick: Mapping[str, str] = {}  # variables for jobs on one node
+    crowded: Mapping[str, str] = {}  # variables for nodes with more ranks than cores
+
+
+OPEN_MPI = Flavour(
+    name="Open MPI",
+    file="libmpi.so.40",
+    programs=("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
+    marks=("open mpi", "openrte", "prrte"),
+    srun=("pmix",),
+    by_pmi=False,
+    is_strict=True,
+    keeps_finalize_threads=True,
+    quick={"OMPI_MCA_btl": "^ofi"},  # else a search for fabrics takes a second
+    # Ranks that spin on the cores others need: 8,000 us instead of 7 for 8 bytes.
+    crowded={"OMPI_MCA_mpi_yield_when_idle": "1"},
+)
+MPICH = Flavour(
+    name="MPICH",
+    file="libmpi.so.12",
+    programs=("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
+    marks=("hydra", "mpich", "intel(r) mpi", "mvapich", "pals"),
+    srun=("pmi2",),
+    by_pmi=True,
+    is_strict=False,
+    keeps_finalize_threads=False,  # it frees there what that thread looks at
+)
+FLAVOURS = (OPEN_MPI, MPICH)
+
+
+def flavour_of(vendor: str) -> Flavour:
+    """Find the row of a library by its maker, or its own description; what is not Open MPI is a relative of MPICH."""
+    return OPEN_MPI if OPEN_MPI.name in vendor else MPICH
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library that mpi4py loads."""
+
+    vendor: str  # as mpi4py names its maker
+    version: str
+    text: str  # its own description
+    abi: str  # the kind of mpi4py's extension: openmpi, mpich or mpiabi; empty if it was built for one MPI
+    path: str  # the library's file; empty where it cannot be told
+    extension: str  # mpi4py's extension module
+    pmix: bool = False  # whether ranks of the MPICH family can be started over PMIx, as by Open MPI's mpirun
+
+    @property
+    def flavour(self) -> Flavour:
+        """Whose launchers fit."""
+        return flavour_of(self.vendor)
+
+    @property
+    def name(self) -> str:
+        """Vendor and version."""
+        return f"{self.vendor} {self.version}"
+
+    @property
+    def headline(self) -> str:
+        """The first line of its description."""
+        return " ".join(self.text.split("\n")[0].split())[:200]
+
+    @property
+    def major(self) -> int:
+        """The first number of its version."""
+        return int(self.version.partition(".")[0])
