@@ -10,9 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Attempt, Restarts, is_worth_another, kind_of, parse_restart_on, run_attempts
+from torchmpi_plugin.jobs.attempts import Restarts, is_worth_another, kind_of, parse_restart_on, run_attempts
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes, allocated_nodes
+from torchmpi_plugin.jobs.spec import JobSpec
+
+SPEC = JobSpec(["true"], nproc=2)
 
 
 def ended(rank: int = 1, **more: object) -> Ending:
@@ -45,7 +48,7 @@ def failed(code: int, rank: int = 1) -> JobResult:
     ],
 )
 def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> None:
-    assert kind_of(result, ending) == kind
+    assert kind_of(result._replace(ending=ending)) == kind
 
 
 @pytest.mark.parametrize(
@@ -70,17 +73,16 @@ class Job:
 
     def __init__(self, *results: tuple[JobResult, Ending]) -> None:
         self.results = list(results)
-        self.attempts: list[Attempt] = []
+        self.attempts: list[JobSpec] = []
         self.told: list[str] = []
 
-    def start(self, attempt: Attempt) -> JobResult:
-        self.attempts.append(attempt)
-        result, ending = self.results[attempt.number]
-        attempt.ended(ending)
-        return result
+    def start(self, spec: JobSpec) -> JobResult:
+        self.attempts.append(spec)
+        result, ending = self.results[spec.attempt]
+        return result._replace(ending=ending)
 
     def run(self, most: int, nodes: SpareNodes | None = None, **more: float) -> JobResult:
-        return run_attempts(self.start, Restarts(most, **more), nodes, self.told.append)
+        return run_attempts(SPEC, Restarts(most, **more), nodes, self.told.append, self.start)
 
 
 @pytest.fixture
@@ -168,7 +170,7 @@ def test_a_signal_as_a_restart_is_announced(number: int) -> None:
         os.kill(os.getpid(), number)
 
     job = Job(FAILED, FAILED)
-    result = run_attempts(job.start, Restarts(1), None, tell)
+    result = run_attempts(SPEC, Restarts(1), None, tell, job.start)
     assert result.returncode == 128 + number
     assert len(job.attempts) == 1
     assert signal.getsignal(number) is signal.SIG_DFL

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmpi_plugin.jobs.failure_report import find_culprit, judge
+from torchmpi_plugin.jobs.failure_report import find_first, result_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
 from torchmpi_plugin.jobs.stderr_tail import TRACEBACK, StderrTail
 from torchmpi_plugin.names import NOT_ARRIVED
@@ -28,7 +28,7 @@ def test_an_abort_is_known_by_its_last_words() -> None:
         record.code, record.signal, record.ended_by_mpi = 137, 9, True
     found[1].heard(["Traceback (most recent call last)\n", "ValueError: no\n"], 5.0)
     found[0].heard(["Traceback (most recent call last)\n", "DistBackendError: rank 1 has gone\n"], 6.0)
-    result = judge(ending(found, [0, 1, 2], launcher_code=6), "mpirun")
+    result = result_of(ending(found, [0, 1, 2], launcher_code=6), "mpirun")
     assert result.failure is not None
     assert (result.failure.rank, result.failure.exit_code) == (1, 6)
     assert result.failure.traceback.endswith("ValueError: no\n")
@@ -47,9 +47,9 @@ def test_the_last_line_says_who_what_and_where() -> None:
         ]
         record.heard(lines, 1.0)
     what = "mpiplus run: rank 1 on node h1 failed first: exit code 1 (ValueError: bad on 1, at a/train.py:5 in step)"
-    assert judge(ending(found, [1, 0, 2]), "mpirun").message == f"{what}; the same on ranks 0, 1, 2"
+    assert result_of(ending(found, [1, 0, 2]), "mpirun").message == f"{what}; the same on ranks 0, 1, 2"
     found[1].hidden = True
-    message = judge(ending(found, [1, 0, 2]), "mpirun").message
+    message = result_of(ending(found, [1, 0, 2]), "mpirun").message
     assert "\n    ValueError: bad on 1\n" in message and message.endswith("the same on ranks 0, 1, 2")
 
 
@@ -60,7 +60,7 @@ def test_who_is_late_is_to_blame() -> None:
     doing = "rank 1 (does not wait; its last call was barrier (group '0'), at train.py:6 in step)"
     error = f"E: all_reduce timed out on rank 0. {NOT_ARRIVED}{doing}; arrived: ranks 0, 2"
     found[0].heard([f"{TRACEBACK}:\n", '  File "train.py", line 9, in step\n', f"{error}\n"], 1.0)
-    message = judge(ending(found, [0]), "mpirun").message
+    message = result_of(ending(found, [0]), "mpirun").message
     assert message == f"mpiplus run: {doing} did not come; rank 0 on node h0 gave up waiting first: exit code 1"
 
 
@@ -69,7 +69,7 @@ def test_nobody_to_blame() -> None:
     for record in (found[0], found[2]):
         record.code, record.signal, record.ended_by_mpi = 137, 9, True
     found[1].code, found[1].signal, found[1].ended_by_mpi = 137, 9, True
-    result = judge(ending(found, [1, 0, 2], noise="a long story"), "mpirun")
+    result = result_of(ending(found, [1, 0, 2], noise="a long story"), "mpirun")
     assert (result.returncode, result.failure) == (1, None)
     assert "a long story" in result.message
     assert "no rank had failed before" in result.message
@@ -83,7 +83,7 @@ def left_early(*ranks: int, **more) -> JobResult:
         else:
             record.code, record.signal, record.ended_by_mpi = 137, 9, True
     others = [record.rank for record in found if record.rank not in ranks]
-    return judge(ending(found, [*ranks, *others], **more), "mpirun")
+    return result_of(ending(found, [*ranks, *others], **more), "mpirun")
 
 
 def test_a_rank_that_leaves_with_0_while_others_wait() -> None:
@@ -108,7 +108,7 @@ def test_ranks_that_do_not_answer() -> None:
     found[1].silent = found[2].silent = True
     found[1].node = found[2].node = "far"
     found[3].silent = found[3].is_killed = True
-    message = judge(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
+    message = result_of(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
     assert "ranks 1, 2 on node far did not answer the order to end (the node cannot be reached" in message
     assert "rank 3 on node h3 did not answer the order to end (stopped?), and was killed" in message
 
@@ -119,7 +119,7 @@ def test_survivors_count_where_mpi_recovers(codes: tuple[int, ...], expected: in
     for record, code in zip(found, codes, strict=True):
         record.code, record.signal = code, 9 if code > 128 else 0
     order = [2, 1, 0]
-    result = judge(ending(found, order, recovers=True, launcher_code=137), "mpirun")
+    result = result_of(ending(found, order, recovers=True, launcher_code=137), "mpirun")
     assert result.returncode == expected
     if not expected:
         assert "rank 1 on node h1 was killed by SIGKILL" in result.message
@@ -173,9 +173,9 @@ def test_who_leaves_with_a_code_that_is_not_known_yet(code: int, signal: int, cu
     _, first, second = everybody = records()
     first.leaves, first.code, first.signal, first.ended_by_us = True, code, signal, True
     second.code = 1
-    assert find_culprit([first, second], everybody) is everybody[culprit]
+    assert find_first([first, second], everybody) is everybody[culprit]
 
 
 def test_output_that_nobody_has_read() -> None:
     found = records()
-    assert "the last 7 characters of output are lost" in judge(ending(found, [], unread=7), "mpirun").message
+    assert "the last 7 characters of output are lost" in result_of(ending(found, [], unread=7), "mpirun").message

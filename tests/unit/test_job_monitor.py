@@ -18,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from torchmpi_plugin.jobs import JobResult, run_job
+from torchmpi_plugin.jobs.job import run_job
+from torchmpi_plugin.jobs.outcome import JobResult
+from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"
@@ -40,7 +42,7 @@ def job(mpirun: Launcher, program: str, nproc: int = 1, **options: Any) -> tuple
     out = io.StringIO()
     command = [sys.executable, "-c", textwrap.dedent(program)]
     settings = {"grace": FOREVER, "prefix": False, "out": out, "err": out, **options}
-    return run_job(command, nproc=nproc, launcher=mpirun, **settings), out.getvalue()
+    return run_job(JobSpec(command, nproc=nproc, launcher=mpirun, **settings)), out.getvalue()
 
 
 def test_all_signals_and_all_lines_of_a_flood(mpirun: Launcher, tmp_path: Path) -> None:
@@ -147,10 +149,12 @@ def stopped(mpirun: Launcher, tmp_path: Path) -> Iterator[tuple[subprocess.Popen
     """
     script = f"""
         import sys
-        from torchmpi_plugin.jobs import run_job
+        from torchmpi_plugin.jobs.job import run_job
+        from torchmpi_plugin.jobs.spec import JobSpec
         from torchmpi_plugin.launchers.mpirun import Launcher, Library
         launcher = Launcher({mpirun.path!r}, "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
-        result = run_job([sys.executable, "-c", {textwrap.dedent(program)!r}], nproc=1, launcher=launcher, prefix=False)
+        command = [sys.executable, "-c", {textwrap.dedent(program)!r}]
+        result = run_job(JobSpec(command, nproc=1, launcher=launcher, prefix=False))
         sys.exit(result.returncode)
     """
     with (tmp_path / "out").open("w") as out:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import strangers
 
-from torchmpi_plugin.jobs import run_job
+from torchmpi_plugin.jobs.job import run_job
+from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "attacked_mpirun.py"
@@ -39,9 +40,8 @@ def run(mpirun: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
     library = Library("MPICH", "4", "MPICH 4", "mpich", "", "")
     before = strangers.peak_memory(os.getpid())
-    result = run_job(
-        [sys.executable, __file__, "attack_again"], nproc=RANKS, launcher=Launcher(mpirun, "MPICH", "", library)
-    )
+    command = [sys.executable, __file__, "attack_again"]
+    result = run_job(JobSpec(command, nproc=RANKS, launcher=Launcher(mpirun, "MPICH", "", library)))
     grown = strangers.peak_memory(os.getpid()) - before
     print(json.dumps({"code": result.returncode, "message": result.message, "grown": grown}))
 

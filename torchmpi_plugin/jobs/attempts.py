@@ -8,12 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from .job import run_job
 from .loop import run
 from .outcome import Ending, JobResult
 from .signals import ENDING, FORWARDED, caught
 from .spare_nodes import NotEnoughError, SpareNodes
+from .spec import JobSpec
 
 #: How an attempt may end that is worth another one.
 KINDS = ("signal", "exit", "lost", "timeout")
@@ -40,24 +43,6 @@ class Restarts(NamedTuple):
     attempt_timeout: float | None = None
 
 
-class Attempt(NamedTuple):
-    """One start of the job, for whoever makes it.
-
-    Attributes:
-        number: 0 for the first.
-        timeout: seconds for it; None: no limit.
-        hosts: where, as ``--hosts`` has it; None: as the user has said.
-        nnodes: how many nodes; None: as the user has said.
-        ended: is to be told how it ended.
-    """
-
-    number: int
-    timeout: float | None
-    hosts: str | None
-    nnodes: int | None
-    ended: Callable[[Ending], None]
-
-
 def parse_restart_on(text: str) -> frozenset[str]:
     """Split ``signal,lost,75``.
 
@@ -73,9 +58,10 @@ def parse_restart_on(text: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def kind_of(result: JobResult, ending: Ending) -> str:
+def kind_of(result: JobResult) -> str:
     """How an attempt ended, of KINDS; empty where another one would make no difference."""
-    if not result.returncode or ending.signalled:
+    ending = result.ending
+    if not result.returncode or ending is None or ending.signalled:
         return ""
     if ending.trouble:
         return "lost" if ending.missing else ""
@@ -102,21 +88,23 @@ def pause_before(fast_failures: int) -> float:
 
 
 def run_attempts(
-    start: Callable[[Attempt], JobResult],
+    spec: JobSpec,
     restarts: Restarts,
     nodes: SpareNodes | None,
     tell: Callable[[str], None],
+    start: Callable[[JobSpec], JobResult] = run_job,
 ) -> JobResult:
     """Start a job, again and again where that is wanted, and return how its last attempt ended.
 
     Args:
-        start: makes an attempt.
+        spec: of the job.
         restarts: when to start again.
         nodes: where it may run, if there is a choice.
         tell: shows a line to the user. The last attempt's message is the caller's to show.
+        start: makes an attempt.
     """
     try:
-        return _Attempts(start, restarts, nodes, tell).run()
+        return _Attempts(spec, restarts, nodes, tell, start).run()
     except KeyboardInterrupt:  # between two attempts, when nothing runs
         return JobResult(128 + signal.SIGINT, None, "mpiplus run: SIGINT came between two attempts")
 
@@ -124,12 +112,13 @@ def run_attempts(
 class _Attempts:
     def __init__(
         self,
-        start: Callable[[Attempt], JobResult],
+        spec: JobSpec,
         restarts: Restarts,
         nodes: SpareNodes | None,
         tell: Callable[[str], None],
+        start: Callable[[JobSpec], JobResult],
     ) -> None:
-        self._start, self._restarts, self._nodes, self._tell = start, restarts, nodes, tell
+        self._spec, self._restarts, self._nodes, self._tell, self._start = spec, restarts, nodes, tell, start
         self._number = self._fast = 0
         self._until = None if restarts.timeout is None else time.monotonic() + restarts.timeout
 
@@ -137,11 +126,11 @@ class _Attempts:
         while True:
             began = time.monotonic()
             try:
-                result, ending = self._attempt()
+                result = self._attempt()
             except NotEnoughError as error:
                 return JobResult(1, None, f"mpiplus run: {error}")
-            kind = kind_of(result, ending)
-            if result.returncode and not ending.signalled and self._left() != 0:
+            kind, ending = kind_of(result), result.ending
+            if result.returncode and ending and not ending.signalled and self._left() != 0:
                 kind = self._without_lost_nodes(kind, ending)
             if self._left() == 0 or not is_worth_another(kind, result.returncode, self._restarts.on):
                 return result
@@ -151,13 +140,14 @@ class _Attempts:
             if (ended := self._wait(result)) is not None:
                 return ended
 
-    def _attempt(self) -> tuple[JobResult, Ending]:
+    def _attempt(self) -> JobResult:
         limits = [limit for limit in (self._left(), self._restarts.attempt_timeout) if limit is not None]
-        endings: list[Ending] = []
-        chosen = self._nodes.choose() if self._nodes else []
-        hosts = self._nodes.as_option(chosen) if self._nodes else None
-        attempt = Attempt(self._number, min(limits, default=None), hosts, len(chosen) or None, endings.append)
-        return self._start(attempt), endings[0]
+        changes: dict[str, Any] = {"timeout": min(limits, default=None), "attempt": self._number}
+        if self._nodes:
+            chosen = self._nodes.choose()
+            changes |= {"hosts": self._nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
+        changes = {name: value for name, value in changes.items() if value != getattr(self._spec, name)}
+        return self._start(replace(self._spec, **changes) if changes else self._spec)
 
     def _left(self) -> float | None:
         """Of the time of all attempts; None: there is no limit."""

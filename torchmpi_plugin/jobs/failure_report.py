@@ -36,7 +36,7 @@ def describe_ending(record: RankRecord) -> str:
     return "lost without a word: its supervisor was killed, or its node or the network is down"
 
 
-def find_culprit(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> RankRecord | None:
+def find_first(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> RankRecord | None:
     """The rank that failed first; None if nobody did, or nobody can tell.
 
     Args:
@@ -98,7 +98,7 @@ def _without_numbers(record: RankRecord) -> str:
     return re.sub(r"\d+", "", " ".join(last_error(record.stderr_tail.text())))
 
 
-def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
+def result_of(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
     """Say how a job ended.
 
     Args:
@@ -106,9 +106,9 @@ def judge(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
         launcher: the name of mpirun.
         verbose: quote mpirun in any case.
     """
-    result = _judge(ending, launcher, verbose)
+    result = _result(ending, launcher, verbose)
     words = [result.message, *_left_behind(ending)]
-    return result._replace(message="\n".join(word for word in words if word))
+    return result._replace(message="\n".join(word for word in words if word), ending=ending)
 
 
 def _left_behind(ending: Ending) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _left_behind(ending: Ending) -> Iterator[str]:
         yield f"mpiplus run: the last {ending.unread} characters of output are lost: their reader did not take them"
 
 
-def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
+def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     said = f"{launcher} says:\n{ending.noise.strip()}\n" if ending.noise.strip() else ""
     code = ending.launcher_code or 0
     quoted = said if verbose else ""
@@ -140,11 +140,11 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
         return JobResult(_TIMED_OUT, None, f"{quoted}mpiplus run: the time limit has passed{late}; the job was ended")
     if ending.recovers and not ending.signalled and _has_recovered(ending.records):
         return JobResult(0, None, quoted + _describe_recovery(ending.records))
-    culprit = find_culprit(ending.order, ending.records)
-    if culprit is not None:
-        failure = failure_of(culprit, code)
+    first_failed = find_first(ending.order, ending.records)
+    if first_failed is not None:
+        failure = failure_of(first_failed, code)
         ended = [record for record in ending.records if record.ended_by_us or record.ended_by_mpi]
-        others = sum(not record.silent for record in ended) - culprit.ended_by_mpi
+        others = sum(not record.silent for record in ended) - first_failed.ended_by_mpi
         return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others, ending.records))
     if ending.signalled:
         name = signal_name(ending.signalled)
@@ -153,10 +153,10 @@ def _judge(ending: Ending, launcher: str, verbose: bool) -> JobResult:
         if first and ending.signalled == signal.SIGINT:
             first = 128 + signal.SIGINT  # as the shell has it, whatever each rank made of it
         return JobResult(first, None, f"{quoted}mpiplus run: {name} was passed on to the ranks")
-    return _judge_mpirun(ending, launcher, said, quoted)
+    return _result_of_mpirun(ending, launcher, said, quoted)
 
 
-def _judge_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
+def _result_of_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
     """Where no rank is known to have failed."""
     code = ending.launcher_code or 0
     left = _left_early(ending)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .. import settings
-from ..launchers.layout import Layout
+from ..launchers.command import asks_for_recovery, tells_of_deaths
 from ..node import node
 from ..node.reception import Reception
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
@@ -23,10 +23,10 @@ from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into, run
-from .orders import Orders
 from .outcome import Ending, RankRecord
 from .output import Terminal, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
+from .spec import JobSpec
 from .writing import Writer
 
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
@@ -70,41 +70,25 @@ class Member:
 
 
 class JobMonitor:
-    """Runs mpirun and watches the ranks. After ``run``, ``ended`` says how it ended."""
+    """Runs mpirun and watches the ranks; ``ending`` says how it ended."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        orders: Orders,
-        terminals: Sequence[Terminal],
-        timeout: float | None,
-        start_timeout: float,
-        recovers: bool = False,
-        attachment: bytes = b"",
-        tells_of_deaths: bool = False,
-    ) -> None:
-        self._layout = layout
-        self._orders = orders
-        self._attachment = attachment
-        self._tells_of_deaths = tells_of_deaths
+    def __init__(self, spec: JobSpec, terminals: Sequence[Terminal]) -> None:
+        self._spec, self._layout = spec, spec.layout
+        self._tells_of_deaths = tells_of_deaths(spec.mpi_args)
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
         self._secret = secrets.token_hex(16)
         self._channels: set[Channel] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._members: dict[int, Member] = {}
         self._interrupted: dict[int, Interrupted] = {}
-        self._ending = Ending([RankRecord(rank) for rank in range(layout.ranks)], recovers=recovers)
+        records = [RankRecord(rank) for rank in range(spec.layout.ranks)]
+        self.ending = Ending(records, recovers=asks_for_recovery(spec.mpi_args))
         self._started = self._closing = self._done = self._held = self._given_up = False
-        self._timeout, self._start_timeout = timeout, start_timeout
         self._ended_at = self._read_until = _NEVER
         self._terminate = Alarm(lambda: self._end(signal.SIGTERM))
         self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
         self._unheard = Alarm(self._give_up)
         self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
-
-    def ended(self) -> Ending:
-        """How it ended."""
-        return self._ending
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start mpirun and return when it and all ranks have ended."""
@@ -131,14 +115,14 @@ class JobMonitor:
     async def _watch(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = LauncherProcess(self._mpirun_changed)
         await self._process.start(argv, environment)
-        self._loop.call_later(self._start_timeout, self._not_all_came)
-        if self._timeout:
-            self._loop.call_later(self._timeout, self._timed_out)
+        self._loop.call_later(self._spec.start_timeout, self._not_all_came)
+        if self._spec.timeout:
+            self._loop.call_later(self._spec.timeout, self._timed_out)
         try:
             await self._over
         finally:
             await self._process.close()
-            self._ending.noise = self._process.noise
+            self.ending.noise = self._process.noise
             for writer in self._writers():
                 writer.close()
 
@@ -182,7 +166,7 @@ class JobMonitor:
                 channel.drop()
                 self._fail(f"a process on node {name} says it is rank {rank} of {size}, in a job of {ranks}")
                 return
-            member = Member(self._ending.records[rank], channel, hello)
+            member = Member(self.ending.records[rank], channel, hello)
         except (ValueError, KeyError, TypeError):
             channel.drop()
             return
@@ -201,21 +185,27 @@ class JobMonitor:
         cores: dict[str, set[int]] = {}
         for member in members:
             cores.setdefault(member.identity, set()).update(member.cores)
-        orders = self._orders._asdict()
-        members[0].channel.attach(self._attachment)
+        told, environment = self._spec.for_supervisors(), self._spec.environment()
+        wanted = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+        restarts = {
+            "TORCHELASTIC_RESTART_COUNT": str(self._spec.attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._spec.max_restarts),
+        }
+        members[0].channel.attach(self._spec.attachment)
         for rank, (member, place) in enumerate(zip(members, node.places(nodes), strict=True)):
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
-            fields["attempt"] = self._orders.attempt
-            if place.local_rank not in (self._orders.shown_local_ranks or [place.local_rank]):
+            fields["attempt"] = self._spec.attempt
+            if place.local_rank not in (self._spec.shown_local_ranks or [place.local_rank]):
                 member.record.hidden = True
                 for terminal in self._terminals.values():
                     terminal.hidden.add(rank)
             threads = max(1, len(cores[member.identity]) // place.local_size)
             who = torch_variables(fields, len(set(nodes)))
-            who |= {name: members[0].master[name] for name in self._orders.wants_master}
+            who |= {name: members[0].master[name] for name in wanted}
             member.channel.say(
-                **{**orders, "own": {**who, settings.RUN: ",".join(who), **self._orders.own}},
+                **told,
+                own={**who, settings.RUN: ",".join(who), **restarts, **self._spec.env},
                 fields=fields,
                 defaults={"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(threads)},
             )
@@ -229,15 +219,15 @@ class JobMonitor:
         elif frame.kind == MESSAGE and frame.message.get("event") == "leaving":
             if not record.ended_by_us and not record.ended_by_mpi:
                 record.leaves, record.left_with = True, frame.message["code"]
-                self._ending.order.append(record)
+                self.ending.order.append(record)
         elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
             said = frame.message
             record.code, record.signal, record.error = said["code"], said["signal"], said["error"]
             record.ended_by_mpi |= said["by_mpi"]
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
-            if record not in self._ending.order:
-                self._ending.order.append(record)
+            if record not in self.ending.order:
+                self.ending.order.append(record)
             if record.code:
                 self._failed()
         elif frame.kind == MESSAGE and frame.message.get("event") == "told":
@@ -255,14 +245,14 @@ class JobMonitor:
             return
         member.record.gone = True
         if member.record.code is None:
-            if member.record not in self._ending.order:
-                self._ending.order.append(member.record)
+            if member.record not in self.ending.order:
+                self.ending.order.append(member.record)
             self._failed()
         self._look_again.set(0)
 
     def _failed(self) -> None:
         """One rank is dead, and so is the job, unless MPI was asked to let the others go on."""
-        if not self._closing and not self._ending.recovers:
+        if not self._closing and not self.ending.recovers:
             self._end(signal.SIGTERM)
 
     # ---- the output ----
@@ -272,7 +262,7 @@ class JobMonitor:
         terminal = self._terminals[STDERR]
         bare = without_torchs_prefix(record.rank, data)
         shown = bare if terminal.has_prefix else data
-        if self._ending.signalled == signal.SIGINT:
+        if self.ending.signalled == signal.SIGINT:
             shown = self._interrupted.setdefault(record.rank, Interrupted()).without_traceback(shown)
         text = terminal.show(record.rank, shown)
         record.heard(
@@ -303,7 +293,7 @@ class JobMonitor:
                 self._terminals[STDERR].show(rank, interrupted.rest())
             for terminal in self._terminals.values():
                 terminal.finish()
-        self._ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
+        self.ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
         is_patient = not self._closing or now < max(self._read_until, self._ended_at + _READER_SECONDS)
         return not is_patient or not any(writer.waiting for writer in self._writers())
 
@@ -330,7 +320,7 @@ class JobMonitor:
                 self._loop.call_later(_LEAVING_SECONDS, self._end_rank, member, number)
             else:
                 self._end_rank(member, number)
-        seconds = self._orders.grace if grace is None else grace
+        seconds = self._spec.grace if grace is None else grace
         self._kill.set(seconds)
         self._read_until = min(self._read_until, self._loop.time() + seconds)
 
@@ -342,7 +332,7 @@ class JobMonitor:
     def _close(self) -> None:
         """From now on the job ends, and nobody waits for a reader of its output longer than that takes."""
         self._closing = True
-        self._read_until = min(self._read_until, self._loop.time() + self._orders.grace)
+        self._read_until = min(self._read_until, self._loop.time() + self._spec.grace)
         for writer in self._writers():
             writer.is_patient = False
 
@@ -352,18 +342,18 @@ class JobMonitor:
 
     def _fail(self, text: str) -> None:
         """End a job that has not started."""
-        self._ending.trouble = self._ending.trouble or text
+        self.ending.trouble = self.ending.trouble or text
         self._end(signal.SIGTERM)
 
     def _not_all_came(self) -> None:
         if not self._started and not self._closing:
-            self._ending.missing = [record.rank for record in self._ending.records if record.rank not in self._members]
-            self._fail(f"not all ranks have come up within {self._start_timeout:g} s")
+            self.ending.missing = [record.rank for record in self.ending.records if record.rank not in self._members]
+            self._fail(f"not all ranks have come up within {self._spec.start_timeout:g} s")
 
     def _timed_out(self) -> None:
         if not self._closing:
-            self._ending.timed_out = sorted(member.record.rank for member in self._running())
-            self._ending.is_timeout = True
+            self.ending.timed_out = sorted(member.record.rank for member in self._running())
+            self.ending.is_timeout = True
             self._end(signal.SIGTERM)
 
     def _send_sigkill(self) -> None:
@@ -384,11 +374,11 @@ class JobMonitor:
 
     def _mpirun_changed(self) -> None:
         """Supervisors outlive it a little, to tell what they know."""
-        if self._ending.launcher_code is None:
-            self._ending.launcher_code = self._process.code
-            self._loop.call_later(self._orders.grace + 2 * _LAUNCHER_SECONDS, self._give_up)
+        if self.ending.launcher_code is None:
+            self.ending.launcher_code = self._process.code
+            self._loop.call_later(self._spec.grace + 2 * _LAUNCHER_SECONDS, self._give_up)
             if not self._started:
-                self._ending.trouble = self._ending.trouble or "the ranks did not come up"
+                self.ending.trouble = self.ending.trouble or "the ranks did not come up"
                 self._close()
                 self._hang_up()
             elif not self._closing and self._running():
@@ -402,8 +392,8 @@ class JobMonitor:
 
     def _signalled(self, number: int) -> None:
         if number in ENDING:
-            again = bool(self._ending.signalled)
-            self._ending.signalled = self._ending.signalled or number
+            again = bool(self.ending.signalled)
+            self.ending.signalled = self.ending.signalled or number
             self._end(number, 0.0 if again else None)
         elif number in FORWARDED:
             self._send_signal(number)

@@ -30,21 +30,6 @@ class RankFailure:
     error: str = ""
 
 
-class JobResult(NamedTuple):
-    """How a job ended.
-
-    Attributes:
-        returncode: 0; the code of the rank that failed first; 124 past the time limit; 70 where a rank left with 0
-            and mpirun ended the others for it; mpirun's own.
-        failure: the rank that failed first, if that is known and what ended the job.
-        message: what to tell the user: lines for stderr, none after a success.
-    """
-
-    returncode: int
-    failure: RankFailure | None
-    message: str = ""
-
-
 @dataclass
 class RankRecord:
     """What the launcher knows about one rank.
@@ -131,3 +116,14 @@ class Ending:
     missing: list[int] = field(default_factory=list)
     unread: int = 0
     recovers: bool = False
+
+
+class JobResult(NamedTuple):
+    """How a job ended, for users."""
+
+    #: 0; the code of the rank that failed first; 124 past the time limit; 70 where a rank left with 0 and mpirun ended
+    #: the others for it; mpirun's own.
+    returncode: int
+    failure: RankFailure | None  # of the rank that failed first, if that is known and what ended the job
+    message: str = ""  # lines for stderr, none after a success
+    ending: Ending | None = None  # all that is known; None: nothing was started

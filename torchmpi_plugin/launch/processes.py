@@ -11,7 +11,9 @@ from typing import Any
 
 from ..dist.failures import Failure
 from ..errors import RankFailedError
-from ..jobs import JobResult, RankFailure, run_job
+from ..jobs.job import run_job
+from ..jobs.outcome import JobResult, RankFailure
+from ..jobs.spec import JobSpec
 from ..node.python import python_command
 from .config import MultiprocessConfig, job_size
 from .payload import Payload
@@ -106,7 +108,8 @@ def _run_alone(payload: Payload) -> None:
 
 def _start(payload: Payload) -> None:
     assert payload.cfg.world_size is not None
-    result = run_job(python_command(_RANK), nproc=payload.cfg.world_size, prefix=False, attachment=payload.dumps())
+    command, size = python_command(_RANK), payload.cfg.world_size
+    result = run_job(JobSpec(command, nproc=size, prefix=False, attachment=payload.dumps()))
     if result.returncode:
         _raise(result)
 

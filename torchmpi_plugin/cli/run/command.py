@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
 from ... import settings
-from ...jobs.formats import FIELDS, check_format
+from ...jobs.formats import FIELDS
 from ...jobs.writing import say
 from ...launchers.batch import allocated_ranks
-from ...launchers.layout import lay_out, parse_nodes, read_hostfile
+from ...launchers.layout import parse_nodes, read_hostfile
 from ...launchers.variables import Launch
 from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
@@ -26,13 +25,15 @@ from .logs import SHOWN_LAYOUT, files_of, parse_ranks
 from .of_torchrun import no_effect, torchrun_options
 
 if TYPE_CHECKING:
-    from ...jobs.attempts import Attempt
-    from ...jobs.outcome import JobResult
+    from ...jobs.spec import JobSpec
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
 _POSITIVE = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
+_NEED_A_LAUNCHER = (
+    *("stdout", "stderr", "timeout", "hosts", "log_dir", "local_ranks_filter", "max_restarts", "attempt_timeout"),
+)
 
 
 class Numbers(NamedTuple):
@@ -108,113 +109,77 @@ class Numbers(NamedTuple):
 @torchrun_options
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    *,
-    nproc: int | None,
-    nproc_per_node: int | None,
-    nnodes: int | NodeRange | None,
-    hosts: str | None,
-    hostfile: str | None,
-    map_by: str | None,
-    module: bool,
-    command: bool,
-    stdout: str | None,
-    stderr: str | None,
-    log_dir: str | None,
-    local_ranks_filter: list[int] | None,
-    max_restarts: int,
-    restart_on: str | None,
-    attempt_timeout: float | None,
-    timeout: float | None,
-    grace: float,
-    prefix: bool,
-    launcher: str | None,
-    mpi_args: tuple[str, ...],
-    summary: bool,
-    verbose: bool,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    world_size: int | None,
-    standalone: bool,
-    program: str,
-    arguments: tuple[str, ...],
-    **_: object,
-) -> None:
+def run(*, program: str, arguments: tuple[str, ...], **given: Any) -> None:
     """Run a program on several ranks: mpiplus run -n 4 train.py --lr 0.1
 
     Uses the mpirun or mpiexec that belongs to the MPI which mpi4py loads. Shows each rank's output with the rank in
     front, and says at the end which rank failed first, on which node, and with what. The exit code is that rank's.
     Under mpirun, srun or torchrun it starts nothing, and becomes the program itself.
     """
-    argv = program_command(program, arguments, module, command)
-    wanted_nodes, nnodes = nnodes, nnodes.most if isinstance(nnodes, NodeRange) else nnodes
-    launch = in_place(wanted_ranks(nproc, nproc_per_node, nnodes), os.environ)
+    argv = program_command(program, arguments, given["module"], given["command"])
+    wanted = given["nnodes"]
+    counts = (given["nproc"], given["nproc_per_node"], wanted.most if isinstance(wanted, NodeRange) else wanted)
+    launch = in_place(wanted_ranks(*counts), os.environ)
     if launch is not None:
         if speaks(os.environ):
-            options: dict[str, object] = {
-                "--stdout": stdout,
-                "--stderr": stderr,
-                "--timeout": timeout,
-                "--hosts": hosts,
-            }
-            options |= {"--log-dir": log_dir, "--local-ranks-filter": local_ranks_filter}
-            options |= {"--max-restarts": max_restarts or None, "--attempt-timeout": attempt_timeout}
-            _warn([*ineffective(options), *other_number(launch, nproc, nproc_per_node, nnodes)])
+            _warn([*ineffective(given), *other_number(launch, *counts)])
         os.execvp(argv[0], argv)
-    from .restarting import ends_of, nodes_to_choose_from, spare_nodes
+    _start(argv, counts, given)
 
-    named = nodes_to_choose_from(wanted_nodes, bool(max_restarts), hosts, hostfile)
-    nnodes = min(nnodes, len(named)) if nnodes and named and isinstance(wanted_nodes, NodeRange) else nnodes
-    numbers = count_ranks(nproc, nproc_per_node, nnodes, hosts, hostfile)
-    logs = files_of(log_dir, stdout, stderr)
-    _check(numbers, hosts, hostfile, logs.stdout, logs.stderr)
-    _warn(no_effect(click.get_current_context().params))
-    ranks = numbers.nproc * (numbers.nnodes or 1)
-    _warn(contradictions(ranks, node_rank, master_addr, world_size, standalone and bool(hosts or hostfile)))
-    from ...jobs.attempts import Restarts, run_attempts
-    from ...jobs.job import run_job
+
+def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], given: dict[str, Any]) -> NoReturn:
+    """Run the job, with the options that were given, to its end."""
+    from ...jobs.attempts import run_attempts
     from ...launchers.mpirun import LauncherError
+    from .restarting import nodes_to_choose_from, restarts_of, spare_nodes
 
-    env = {"MASTER_ADDR": master_addr, "MASTER_PORT": master_port, settings.SUMMARY.name: "1" if summary else None}
-    job: Callable[..., JobResult] = functools.partial(
-        run_job,
-        map_by=map_by,
-        mpi_args=[word for text in mpi_args for word in shlex.split(text)],
-        env={name: str(value) for name, value in env.items() if value is not None},
-        grace=grace,
-        launcher=launcher,
-    )
-    shown: dict[str, Any] = {**logs._asdict(), "shown_local_ranks": local_ranks_filter}
-    shown |= {"verbose": verbose, "prefix": prefix}
-
-    def start(attempt: Attempt) -> JobResult:
-        return job(
-            argv,
-            nproc=numbers.nproc,
-            nnodes=attempt.nnodes or numbers.nnodes,
-            hosts=attempt.hosts or hosts,
-            hostfile=None if attempt.hosts else hostfile,
-            timeout=attempt.timeout,
-            attempt=attempt.number,
-            max_restarts=max_restarts,
-            ended=attempt.ended,
-            **shown,
-        )
+    wanted, where = given["nnodes"], (given["hosts"], given["hostfile"])
+    named = nodes_to_choose_from(wanted, bool(given["max_restarts"]), *where)
+    if named and isinstance(wanted, NodeRange):
+        counts = (*counts[:2], min(wanted.most, len(named)))
+    numbers = count_ranks(*counts, *where)
+    spec = spec_of(argv, numbers, given)
+    _warn(no_effect(given))
+    standalone = given["standalone"] and any(where)
+    _warn(contradictions(spec.layout.ranks, given["node_rank"], given["master_addr"], given["world_size"], standalone))
 
     def tell(text: str) -> None:
-        say(sys.stderr, f"{text}\n", max(grace, _LAST_WORDS_SECONDS))
+        say(sys.stderr, f"{text}\n", max(spec.grace, _LAST_WORDS_SECONDS))
 
-    restarts = Restarts(max_restarts, ends_of(restart_on), timeout, attempt_timeout)
     try:
-        result = run_attempts(
-            start, restarts, spare_nodes(named, numbers.nproc, numbers.nnodes, wanted_nodes, job), tell
-        )
+        result = run_attempts(spec, restarts_of(given), spare_nodes(named, numbers, wanted, spec), tell)
     except LauncherError as error:
         raise click.ClickException(str(error)) from None
     if result.message:
         tell(result.message)
     sys.exit(result.returncode)
+
+
+def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobSpec:
+    """Describe the job by its options.
+
+    Raises:
+        click.UsageError: they contradict each other.
+    """
+    from ...jobs.spec import JobSpec
+
+    env = {name.upper(): given[name] for name in ("master_addr", "master_port")}
+    env[settings.SUMMARY.name] = "1" if given["summary"] else None
+    same = ("hosts", "hostfile", "map_by", "grace", "launcher", "verbose", "prefix", "max_restarts")
+    spec = JobSpec(
+        argv,
+        **numbers._asdict(),
+        **{name: given[name] for name in same},
+        mpi_args=[word for text in given["mpi_args"] for word in shlex.split(text)],
+        env={name: str(value) for name, value in env.items() if value is not None},
+        shown_local_ranks=given["local_ranks_filter"],
+        **files_of(given["log_dir"], given["stdout"], given["stderr"])._asdict(),
+    )
+    try:
+        _ = spec.layout
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return spec
 
 
 def program_command(program: str, arguments: Sequence[str], module: bool, command: bool) -> list[str]:
@@ -295,13 +260,13 @@ def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes
     ]
 
 
-def ineffective(options: Mapping[str, object]) -> list[str]:
+def ineffective(given: Mapping[str, Any]) -> list[str]:
     """What to tell a user whose options would need a launcher of our own."""
-    given = [name for name, value in options.items() if value is not None]
-    if not given:
+    names = [f"--{name.replace('_', '-')}" for name in _NEED_A_LAUNCHER if given.get(name)]
+    if not names:
         return []
-    verb = "has" if len(given) == 1 else "have"
-    return [f"already under a launcher, so the program runs in place and {', '.join(given)} {verb} no effect"]
+    verb = "has" if len(names) == 1 else "have"
+    return [f"already under a launcher, so the program runs in place and {', '.join(names)} {verb} no effect"]
 
 
 def count_ranks(
@@ -326,16 +291,6 @@ def count_ranks(
     if allocated is None or nnodes is not None:
         raise click.UsageError("how many ranks? Say it with -n, as in: mpiplus run -n 4 train.py")
     return Numbers(allocated, None)
-
-
-def _check(numbers: Numbers, hosts: str | None, hostfile: str | None, stdout: str | None, stderr: str | None) -> None:
-    try:
-        layout = lay_out(numbers.nproc, numbers.nnodes, hosts, hostfile)
-        for format_ in (stdout, stderr):
-            if format_:
-                check_format(format_, layout.ranks)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _warn(lines: Sequence[str]) -> None:

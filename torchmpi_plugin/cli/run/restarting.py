@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from ...jobs.attempts import parse_restart_on
-from ...jobs.outcome import JobResult
+from ...jobs.attempts import Restarts, parse_restart_on
+from ...jobs.job import run_job
 from ...jobs.spare_nodes import SpareNodes, named_nodes
+from ...jobs.spec import JobSpec
 from .counts import NodeRange
 
 _ANSWER_SECONDS = 20.0  # for a node that may be lost to start something
 
 
-def ends_of(restart_on: str | None) -> frozenset[str]:
+def restarts_of(given: Mapping[str, Any]) -> Restarts:
     try:
-        return parse_restart_on(restart_on or "any")
+        ends = parse_restart_on(given["restart_on"] or "any")
     except ValueError as error:
         raise click.UsageError(f"--restart-on: {error}") from None
+    return Restarts(given["max_restarts"], ends, given["timeout"], given["attempt_timeout"])
 
 
 def nodes_to_choose_from(
@@ -44,16 +46,18 @@ def nodes_to_choose_from(
 
 
 def spare_nodes(
-    named: Sequence[str], ranks: int, nnodes: int | None, wanted: int | NodeRange | None, job: Callable[..., JobResult]
+    named: Sequence[str], numbers: tuple[int, int | None], wanted: int | NodeRange | None, spec: JobSpec
 ) -> SpareNodes | None:
+    ranks, nnodes = numbers
     if not named or nnodes is None:
         return None
 
     def answers(name: str) -> bool:
         """A process comes up there, by the launcher that starts the ranks."""
-        nowhere: dict[str, Any] = {"out": io.StringIO(), "err": io.StringIO()}
         limits: dict[str, Any] = {"start_timeout": _ANSWER_SECONDS, "timeout": 2 * _ANSWER_SECONDS}
-        return job(["true"], nproc=1, hosts=f"{name}:1", **limits, **nowhere).returncode == 0
+        how: dict[str, Any] = {name: getattr(spec, name) for name in ("map_by", "mpi_args", "env", "grace", "launcher")}
+        nowhere = {"out": io.StringIO(), "err": io.StringIO()}
+        return run_job(JobSpec(["true"], nproc=1, hosts=f"{name}:1", **how, **limits, **nowhere)).returncode == 0
 
     least, most = (wanted.least, wanted.most) if isinstance(wanted, NodeRange) else (nnodes, nnodes)
     return SpareNodes(named, ranks, least, most, answers)
