@@ -52,7 +52,7 @@ class FirstImport:
             start()
 
 
-folder = os.environ.get("MPIPLUS_COVERAGE")
+folder = os.environ.get("MPIPLUS_TEST_COVERAGE")
 # What is on the PYTHONPATH is not the installed package: tests/faults has one of its own.
 if folder and "PYTHONPATH" not in os.environ and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) <= RANKS:
     if PACKAGE in sys.modules:  # forked from a process that had it

@@ -99,7 +99,7 @@ stage_tests() { # the whole suite, under Open MPI, which measures what of the pa
     echo "import measured_process" >"$site/measured_process.pth"
     mkdir "$measured"
     for_the_night "the tests under mpiexec on 4 ranks; on 1, 3 and 5 under MPICH"
-    MPIPLUS_COVERAGE=$measured PYTEST_ADDOPTS=--ignore=tests/docs MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec \
+    MPIPLUS_TEST_COVERAGE=$measured PYTEST_ADDOPTS=--ignore=tests/docs MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec \
         readme tests "$(full 20000 3000)"
 }
 
@@ -340,23 +340,23 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
 # Tests of others than us, with mpiplus in the place of their backend. They are in no package, so CI has none of its own.
 stage_pytorch_tests() {
     local bin code=0
-    if [[ -d ${MPIPLUS_PYTORCH:-}/test/distributed ]]; then
+    if [[ -d ${MPIPLUS_TEST_PYTORCH:-}/test/distributed ]]; then
         bin=$(environment pytorch-tests "torchmpi-plugin[mpich,test] @ file://$(wheel)" setuptools cffi expecttest)
         (cd "$suite" && limited 20000 "$bin/python" tests/tools/run_pytorch_tests.py --page -) || code=1
     else
-        echo "PyTorch's own tests were not run: MPIPLUS_PYTORCH names no checkout of it, at the tag of the tested torch"
+        echo "PyTorch's own tests were not run: MPIPLUS_TEST_PYTORCH names no checkout of it, at the tag of the tested torch"
     fi
-    if [[ -d ${MPIPLUS_TORCH_UCC:-}/test ]]; then
+    if [[ -d ${MPIPLUS_TEST_TORCH_UCC:-}/test ]]; then
         bin=$(installed openmpi)
         (cd "$suite" && limited 6000 "$bin/python" tests/tools/run_torch_ucc_tests.py --page -) || code=1
     else
-        echo "torch-ucc's tests were not run: MPIPLUS_TORCH_UCC names no checkout of it"
+        echo "torch-ucc's tests were not run: MPIPLUS_TEST_TORCH_UCC names no checkout of it"
     fi
-    if [[ -d ${MPIPLUS_PARAM:-}/train ]]; then
+    if [[ -d ${MPIPLUS_TEST_PARAM:-}/train ]]; then
         bin=$(installed openmpi)
         (cd "$suite" && limited 6000 "$bin/python" tests/tools/run_param.py --page -) || code=1
     else
-        echo "PARAM's benchmark was not run: MPIPLUS_PARAM names no checkout of it"
+        echo "PARAM's benchmark was not run: MPIPLUS_TEST_PARAM names no checkout of it"
     fi
     return $code
 }

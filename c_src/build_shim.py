@@ -43,11 +43,11 @@ def declarations() -> str:
 
 
 def _coverage_flags(name: str) -> list[str]:
-    """Counters of the lines that run, where ``MPIPLUS_COVERAGE`` names a folder for gcov's files.
+    """Counters of the lines that run, where ``MPIPLUS_TEST_COVERAGE`` names a folder for gcov's files.
 
     A folder in it for each extension: they are made of the same files, and would overwrite each other's counts.
     """
-    folder = os.environ.get("MPIPLUS_COVERAGE")
+    folder = os.environ.get("MPIPLUS_TEST_COVERAGE")
     if not folder:
         return []
     Path(folder, name).mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def _compile_flags(name: str) -> list[str]:
 
 def _link_flags() -> list[str]:
     # tests/fork_server/ending.py calls what writes the counts.
-    counts = ["--coverage", "-Wl,-u,__gcov_dump"] if os.environ.get("MPIPLUS_COVERAGE") else []
+    counts = ["--coverage", "-Wl,-u,__gcov_dump"] if os.environ.get("MPIPLUS_TEST_COVERAGE") else []
     return counts + os.environ.get("MPIPLUS_LDFLAGS", "").split()
 
 

@@ -27,7 +27,7 @@ def build(folder: Path, handles_are_pointers: bool) -> Path:
     command = ["gcc", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*command, *kind, f"-I{ROOT / 'c_src'}", "-c", HERE / "faults.c", "-o", faults], check=True)
     flags = {"MPIPLUS_CFLAGS": "-O1", "MPIPLUS_LDFLAGS": f"{faults} " + " ".join(f"-Wl,--wrap={w}" for w in WRAPPED)}
-    flags["MPIPLUS_COVERAGE"] = ""  # the counts there are of another build
+    flags["MPIPLUS_TEST_COVERAGE"] = ""  # the counts there are of another build
     subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=folder,

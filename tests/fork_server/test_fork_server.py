@@ -24,7 +24,7 @@ from patience import patient
 import fork_server
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-ENVIRONMENT.pop("MPIPLUS_COVERAGE", None)
+ENVIRONMENT.pop("MPIPLUS_TEST_COVERAGE", None)
 SECONDS = patient(60)
 #: Everything that a program can ask about how it was started, as JSON.
 WHO_AM_I = """
@@ -435,7 +435,7 @@ def test_what_a_rank_runs_is_measured(tmp_path: Path) -> None:
         "server.stop()\n"
     )
     python = str(tmp_path / "venv" / "bin" / "python")
-    code, told, errors = ended(start(python, "-c", program, env={**ENVIRONMENT, "MPIPLUS_COVERAGE": str(data)}))
+    code, told, errors = ended(start(python, "-c", program, env={**ENVIRONMENT, "MPIPLUS_TEST_COVERAGE": str(data)}))
     assert code == 0, errors
     (template,) = {line.split()[0] for line in told.splitlines()}
     processes = [template, *(line.split()[1] for line in told.splitlines())]

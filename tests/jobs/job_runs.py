@@ -24,7 +24,7 @@ from patience import patient
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Generous: the machine may be busy. What has not ended by then has hung.
-SECONDS = float(os.environ.get("MPIPLUS_JOB_SECONDS", patient(180)))
+SECONDS = float(os.environ.get("MPIPLUS_TEST_JOB_SECONDS", patient(180)))
 #: How long processes may take to vanish once the launcher has ended.
 GRACE = patient(10)
 #: Within how many seconds of what went wrong a job ends: generous, the machine may be busy, and nobody's timeout.

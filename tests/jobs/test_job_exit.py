@@ -80,7 +80,7 @@ def test_an_operation_pending_at_the_end(job: Job) -> None:
 @pytest.mark.fresh("signals, as the launcher has set them")
 def test_ctrl_c_in_a_collective(job: Job) -> None:
     """Not measured: an interrupt inside coverage's trace function leaves its lock taken for ever."""
-    job.run(2, "exits.py", "interrupted", job.directory, environment={"MPIPLUS_COVERAGE": ""}).succeeded(2)
+    job.run(2, "exits.py", "interrupted", job.directory, environment={"MPIPLUS_TEST_COVERAGE": ""}).succeeded(2)
 
 
 @pytest.mark.fresh("signals, as the launcher has set them")

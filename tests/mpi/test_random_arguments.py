@@ -1,7 +1,7 @@
 """Random calls: each gives the right result, or the documented error on the rank that made the mistake.
 
 All ranks draw the same examples, by the tests' seed (sampling.py), so nothing is shrunk: a failure shows the example as
-it was. MPIPLUS_RANDOM_CALLS sets how many each test makes.
+it was. MPIPLUS_TEST_RANDOM_CALLS sets how many each test makes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 IN_FULL, SOME = (1200, 120) if RANKS == 2 else (100, 25)
-CALLS = int(os.environ.get("MPIPLUS_RANDOM_CALLS", "0")) or count("random arguments: calls", IN_FULL, SOME)
+CALLS = int(os.environ.get("MPIPLUS_TEST_RANDOM_CALLS", "0")) or count("random arguments: calls", IN_FULL, SOME)
 random_calls = settings(
     max_examples=CALLS,
     database=None,

@@ -1,4 +1,4 @@
-"""A long run of random programs. MPIPLUS_SOAK=1800 asks for half an hour under each MPI; -s shows the counts."""
+"""A long run of random programs. MPIPLUS_TEST_SOAK=1800 asks for half an hour under each MPI; -s shows the counts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from mpi_installations import Installation, run_limited
 from rank_runs import no_mpi_message
 
-SECONDS = float(os.environ.get("MPIPLUS_SOAK", "0"))
+SECONDS = float(os.environ.get("MPIPLUS_TEST_SOAK", "0"))
 PROGRAMS = Path(__file__).parent / "programs.py"
 
 
-@pytest.mark.skipif(not SECONDS, reason="MPIPLUS_SOAK=1800 asks for half an hour")
+@pytest.mark.skipif(not SECONDS, reason="MPIPLUS_TEST_SOAK=1800 asks for half an hour")
 @pytest.mark.timeout(SECONDS * 2 + 600)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])
@@ -21,7 +21,7 @@ def test_soak(installation: Installation | None, ranks: int, collectives: str) -
     """A quarter of the time each: over shared memory and over MPI's own collectives, on two and three ranks."""
     if installation is None:
         pytest.fail(no_mpi_message(), pytrace=False)
-    seed = os.environ.get("MPIPLUS_SOAK_SEED", str(os.getpid()))
+    seed = os.environ.get("MPIPLUS_TEST_SOAK_SEED", str(os.getpid()))
     command = installation.command(ranks, [str(PROGRAMS), str(SECONDS / 4), seed])
     environment = {**installation.full_environment(), "MPIPLUS_COLLECTIVES": collectives}
     code, output = run_limited(command, environment, SECONDS + 300)

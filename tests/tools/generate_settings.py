@@ -1,12 +1,10 @@
 """Writes docs/settings.md from the tables in torchmpi_plugin/settings.py.
 
 python tests/tools/generate_settings.py
-python tests/tools/generate_settings.py --development    # prints what the build, the tests and CI read
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,8 +61,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--development"]:
-        print("\n".join(f"{name}: {meaning}" for name, meaning in settings.DEVELOPMENT.items()))
-    else:
-        PAGE.write_text(page())
-        print(f"wrote {PAGE.name}")
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.name}")

@@ -1,6 +1,6 @@
 """Runs PARAM's communication benchmark on mpiplus and on gloo; writes its section of pytorch-tests.md.
 
-    python tests/tools/run_param.py ~/param       # facebookresearch/param, or MPIPLUS_PARAM; --page - for stdout
+    python tests/tools/run_param.py ~/param       # facebookresearch/param, or MPIPLUS_TEST_PARAM; --page - for stdout
     python tests/tools/run_param.py --only all_reduce "pt2pt pairwise" --ranks 3 -- ~/param
 
 Each collective with the check of its data on, blocking and not, on several numbers of ranks, by MPIPLUS_REPLACE; PARAM
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from others_programs import PAGE, outcome, write_section
 
-CHECKOUT = "MPIPLUS_PARAM"
+CHECKOUT = "MPIPLUS_TEST_PARAM"
 HEADING = "## PARAM's communication benchmark"
 PROGRAM = Path("train/comms/pt/comms.py")
 #: What does not block is not checked in a program that has one of these.

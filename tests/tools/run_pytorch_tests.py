@@ -5,11 +5,11 @@
     python tests/tools/run_pytorch_tests.py --page - --only test_device_mesh.py -- ~/pytorch
     python tests/tools/run_pytorch_tests.py --page - --keyword "all_reduce or broadcast"
 
-MPIPLUS_PYTORCH may name the checkout as well. It should be at the tag of the installed torch: its tests are not in the
-wheel. Where it is no checkout, but some of its files, the first line of each may have the commit. The tests start their
-own processes, so the MPI must be one that such processes can join: MPICH. They need expecttest. mpiplus takes gloo's
-place by MPIPLUS_REPLACE, and that of its class here. A run of some files leaves the page's rows of the others. The exit
-code is 1 where a test passes on gloo alone, and REASONS has none for it.
+MPIPLUS_TEST_PYTORCH may name the checkout as well. It should be at the tag of the installed torch: its tests are not in
+the wheel. Where it is no checkout, but some of its files, the first line of each may have the commit. The tests start
+their own processes, so the MPI must be one that such processes can join: MPICH. They need expecttest. mpiplus takes
+gloo's place by MPIPLUS_REPLACE, and that of its class here. A run of some files leaves the page's rows of the others.
+The exit code is 1 where a test passes on gloo alone, and REASONS has none for it.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 )
 #: Or a release.
 COMMIT = r"[0-9a-f]{40}\b|\d+\.\d+\.\d+\b"
-RECORD = "MPIPLUS_PYTORCH_TESTS"
-FORKING = "MPIPLUS_PYTORCH_FORKING"
-CHECKOUT = "MPIPLUS_PYTORCH"
+RECORD = "MPIPLUS_TEST_PYTORCH_TESTS"
+FORKING = "MPIPLUS_TEST_PYTORCH_FORKING"
+CHECKOUT = "MPIPLUS_TEST_PYTORCH"
 
 
 # ---- in the pytest that runs the tests, and in their processes ----
@@ -256,7 +256,8 @@ INTRODUCTION = """# PyTorch's own tests
 in gloo's place (`MPIPLUS_REPLACE=gloo`), on one node without a GPU. Here: torch {torch}, {mpi}.
 
 `distributed_test.py` is in torch's wheel. The others are files of `test/distributed` in PyTorch's repository, which CI
-cannot download: they run where the script, or `MPIPLUS_PYTORCH`, is given a checkout at the tag of the installed torch.
+cannot download: they run where the script, or `MPIPLUS_TEST_PYTORCH`, is given a checkout at the tag of the
+installed torch.
 Here that was {revision}.
 A file that has no row was not run. `tensor/test_dtensor_ops.py` and `tensor/test_pointwise_ops.py` of 2.6.0 call no
 backend: their ranks are threads.

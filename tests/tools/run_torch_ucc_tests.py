@@ -1,6 +1,6 @@
 """Runs torch-ucc's tests with mpiplus in UCC's place, and with gloo in it; writes their section of pytorch-tests.md.
 
-    python tests/tools/run_torch_ucc_tests.py ~/torch_ucc       # or MPIPLUS_TORCH_UCC; --page - for stdout
+    python tests/tools/run_torch_ucc_tests.py ~/torch_ucc       # or MPIPLUS_TEST_TORCH_UCC; --page - for stdout
 
 They are programs that compare each collective with that of a second backend, here gloo, and read Open MPI's variables:
 so the MPI must be Open MPI. They import torch_ucc, which here is a module that puts the backend to be tried in the
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from others_programs import PAGE, outcome, write_section
 
-CHECKOUT = "MPIPLUS_TORCH_UCC"
+CHECKOUT = "MPIPLUS_TEST_TORCH_UCC"
 HEADING = "## torch-ucc's tests"
 TRIED = "TRIED_BACKEND"
 STAND_IN = f"""

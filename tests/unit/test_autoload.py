@@ -38,8 +38,8 @@ def python(program: str, environment: dict[str, str] | None = None) -> subproces
         capture_output=True,
         text=True,
         timeout=SECONDS,
-        # MPIPLUS_COVERAGE: what measures coverage is imported as well
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MPIPLUS_COVERAGE": "", **(environment or {})},
+        # MPIPLUS_TEST_COVERAGE: what measures coverage is imported as well
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPIPLUS_TEST_COVERAGE": "", **(environment or {})},
     )
 
 

@@ -23,7 +23,7 @@ NAMES = str(Path(torchmpi_plugin.__file__).with_name("names.py"))
 def run(program: str, folder: Path, **variables: str) -> None:
     """A process that is told to leave what it ran in a folder."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment.update(variables, MPIPLUS_COVERAGE=str(folder))
+    environment.update(variables, MPIPLUS_TEST_COVERAGE=str(folder))
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60, env=environment
     )
