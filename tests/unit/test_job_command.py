@@ -107,7 +107,7 @@ def test_srun_in_an_allocation_without_mpirun(path: Path, library: Library, monk
 
 def line(found: Library, *layout, environment=None, family: str | None = None, **more) -> str:
     """The options of the launcher, without the supervisor's command."""
-    used = Launcher("launcher", family or found.family, "", found)
+    used = Launcher("launcher", family or found.flavour.name, "", found)
     words = command.launch_command(used, lay_out(*layout, environment=environment or {}), **more)
     return " ".join(words[1:-3])
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..launchers import variables as launchers
+from ..launchers.table import OF_SCRIPTS
 from ..launchers.variables import number
 
 
@@ -36,7 +37,7 @@ def by_mpi(environment: Mapping[str, str] | None = None) -> bool:
 
 def _from_variables(environment: Mapping[str, str]) -> Launched:
     if "TORCHELASTIC_RUN_ID" in environment:  # srun or mpirun may have started one torchrun on each node
-        torchrun = launchers.OF_SCRIPTS
+        torchrun = OF_SCRIPTS
         own = {torchrun.size, torchrun.rank, torchrun.local_rank, torchrun.local_size, *torchrun.node_rank}
         environment = {name: value for name, value in environment.items() if name in own}
     launch = launchers.detect(environment)
@@ -51,7 +52,7 @@ def _from_variables(environment: Mapping[str, str]) -> Launched:
             f"{launch.launcher} started {launch.size} processes ({launch.variable}={launch.size}), but which of them "
             f"this is, is unknown: {names.rank} is not set"
         )
-    torchrun = launchers.OF_SCRIPTS
+    torchrun = OF_SCRIPTS
     if number(environment, torchrun.size) == launch.size and number(environment, torchrun.rank) == rank:
         names = torchrun  # mpiplus run, or somebody else who knows the nodes, has described this process too
     local_rank, local_size = number(environment, names.local_rank), number(environment, names.local_size)

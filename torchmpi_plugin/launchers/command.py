@@ -44,7 +44,7 @@ def launch_environment(launcher: Launcher, layout: Layout, environment: Mapping[
     }
     flavour = launcher.library.flavour
     crowded = most_on_a_node(layout) > len(node.cores())
-    return (flavour.quick if layout.one_node else {}) | (flavour.crowded if crowded else {}) | result
+    return {**(flavour.quick if layout.one_node else {}), **(flavour.crowded if crowded else {}), **result}
 
 
 def most_on_a_node(layout: Layout) -> int:

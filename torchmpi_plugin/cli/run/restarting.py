@@ -56,7 +56,7 @@ def spare_nodes(
         """A process comes up there, by the launcher that starts the ranks."""
         limits: dict[str, Any] = {"start_timeout": _ANSWER_SECONDS, "timeout": 2 * _ANSWER_SECONDS}
         how: dict[str, Any] = {name: getattr(spec, name) for name in ("map_by", "mpi_args", "env", "grace", "launcher")}
-        nowhere = {"out": io.StringIO(), "err": io.StringIO()}
+        nowhere: dict[str, Any] = {"out": io.StringIO(), "err": io.StringIO()}
         return run_job(JobSpec(["true"], nproc=1, hosts=f"{name}:1", **how, **limits, **nowhere)).returncode == 0
 
     least, most = (wanted.least, wanted.most) if isinstance(wanted, NodeRange) else (nnodes, nnodes)
