@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from .._shim import FFI, Lib
 
 SLOTS = 4
-SEGMENT_LIMIT = 64 << 20
+#: The longest slots, and the most that those of a node's ranks take together; what long slots take, and short ones.
+#: Long: a rank that has the core fills and reduces half a ring before it lets go, and each hand-over of a core that
+#: others want takes a time slice. Between nodes: what is a good message.
+_LONG, _LONG_LIMIT = 256 << 10, 4 << 20
+_USUAL, SEGMENT_LIMIT = 64 << 10, 64 << 20
+_SHORTEST = 4 << 10
 
 
-def slot_bytes(size: int) -> int:
-    """The size of each of a rank's ``SLOTS`` slots of shared memory, in a group of ``size`` ranks on one node."""
-    length = 64 << 10
-    while size * SLOTS * length > SEGMENT_LIMIT and length > 4 << 10:
+def slot_bytes(size: int, nodes: int = 1) -> int:
+    """The size of each of a rank's ``SLOTS`` slots of shared memory, in a group with ``size`` ranks on a node."""
+    length = _LONG if nodes == 1 else _USUAL
+    while length > _SHORTEST and size * SLOTS * length > (_LONG_LIMIT if length > _USUAL else SEGMENT_LIMIT):
         length //= 2
     return length
 
@@ -26,7 +31,7 @@ def slot_bytes(size: int) -> int:
 def comparing_slot(size: int, nodes: int) -> int:
     """The same where slots carry no data, but, on one node, two lengths for each rank, to say which do not agree."""
     lines = -(-16 * size // 64) if nodes == 1 else 1
-    return min(slot_bytes(size), 64 * lines)
+    return min(slot_bytes(size, nodes), 64 * lines)
 
 
 def segment_size(lib: Lib, places: Sequence[Place], here: int, carries: bool = True) -> tuple[int, int]:
@@ -36,7 +41,7 @@ def segment_size(lib: Lib, places: Sequence[Place], here: int, carries: bool = T
         carries: it carries data; else it is for the comparison of calls only.
     """
     most, nodes = max(place.local_size for place in places), len({place.node_rank for place in places})
-    of_slot = slot_bytes(most) if carries else comparing_slot(most, nodes)
+    of_slot = slot_bytes(most, nodes) if carries else comparing_slot(most, nodes)
     return lib.mpp_segment_size(len(places), here, SLOTS, of_slot), of_slot
 
 
