@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
-import venv
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,16 +146,6 @@ def test_what_a_program_sees_of_its_start(server: fork_server.Server, tmp_path: 
     ]
 
 
-def test_what_no_template_can_do_has_the_pipes_for_itself(server: fork_server.Server, tmp_path: Path) -> None:
-    """A template with a thread forks nobody. It keeps nothing open either, or a launcher would wait for its pipes."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
-    )
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    assert both(server, "-c", "print('fresh')", env=environment)[1] == "fresh\n"
-    assert not is_forked(server.python, "-c", PARENT, env=environment)
-
-
 def unusual() -> None:
     """What a launcher may do before it starts a rank."""
     import resource
@@ -172,14 +158,6 @@ def unusual() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
     os.nice(1)
-
-
-@pytest.mark.parametrize("ignored", [True, False])
-def test_ctrl_c_is_ignored_only_where_the_client_ignores_it(server: fork_server.Server, ignored: bool) -> None:
-    answer = signal.SIG_IGN if ignored else signal.SIG_DFL
-    program = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
-    told = both(server, "-c", program, preexec_fn=lambda: signal.signal(signal.SIGINT, answer))[1]
-    assert told == f"{ignored}\n"
 
 
 ENDINGS = {
@@ -225,12 +203,6 @@ def test_modules(server: fork_server.Server, tmp_path: Path) -> None:
     both(server, "missing.py", cwd=tmp_path)
 
 
-def test_input(server: fork_server.Server) -> None:
-    assert both(server, "-c", "import sys; print(sys.stdin.read())", text="on stdin")[1] == "on stdin\n"
-    assert both(server, "-", "x", text="import sys; print(sys.argv)")[1] == "['-', 'x']\n"
-    assert both(server, text="print('without arguments')")[1] == "without arguments\n"
-
-
 def test_objects_of_main_can_be_sent_to_children(server: fork_server.Server, tmp_path: Path) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(
@@ -241,13 +213,6 @@ def test_objects_of_main_can_be_sent_to_children(server: fork_server.Server, tmp
         "        child.start(); child.join(); print(child.exitcode)\n"
     )
     assert both(server, str(script))[1] == "__main__\n0\n__mp_main__\n0\n"
-
-
-def test_random_numbers_differ(server: fork_server.Server) -> None:
-    numbers = "random.random(), numpy.random.rand(), uuid.uuid4(), torch.initial_seed()"
-    program = f"import random, uuid, numpy, torch; print({numbers})"
-    first, second = (ended(start(server.python, "-c", program))[1].split() for _ in range(2))
-    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 # ---- signals ----
@@ -325,11 +290,6 @@ def test_a_client_that_is_killed(waiting: Waiting) -> None:
     assert soon(lambda: not psutil.pid_exists(waiting.rank))
 
 
-def test_a_rank_that_is_killed(waiting: Waiting) -> None:
-    os.kill(waiting.rank, signal.SIGKILL)
-    assert ended(waiting.client)[0] == -signal.SIGKILL
-
-
 def test_stop_and_continue(waiting: Waiting) -> None:
     """Also of the client, which cannot catch it."""
     for process in (waiting.client.pid, waiting.rank, waiting.client.pid):
@@ -368,23 +328,6 @@ def test_jobs_share_a_template_and_other_environments_do_not(server: fork_server
     assert one != parent(LD_LIBRARY_PATH="/nowhere")
 
 
-def test_what_only_a_fresh_process_can_do(server: fork_server.Server, tmp_path: Path) -> None:
-    assert not is_forked(server.python, "-B", "-c", PARENT)
-    assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": "here"}, cwd=tmp_path)
-    assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "RANK": "x" * 100_000})
-
-
-def test_an_import_that_fails(server: fork_server.Server, tmp_path: Path) -> None:
-    """Or starts a thread: then nothing can be forked, and the program runs in a fresh process."""
-    for line in (
-        "raise RuntimeError",
-        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
-    ):
-        (tmp_path / "torch.py").write_text(line)
-        assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
-        assert not is_forked(server.python, "-c", PARENT, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
-
-
 def test_the_end_of_a_server() -> None:
     """With its templates; while its directory is still there, its client is Python itself."""
     own = fork_server.Server()
@@ -402,68 +345,6 @@ def test_the_end_of_a_server() -> None:
     assert not own.folder.exists()
 
 
-def test_a_pytest_that_is_killed() -> None:
-    """The server ends all the same, and removes its directory."""
-    told = "print(server.folder, server.process.pid, flush=True)"
-    program = f"import fork_server, time; server = fork_server.Server(); {told}; time.sleep(99)"
-    owner = start(sys.executable, "-c", program, cwd=Path(fork_server.__file__).parents[1])
-    assert owner.stdout is not None
-    folder, number = owner.stdout.readline().split()
-    owner.kill()
-    ended(owner)
-    assert soon(lambda: not Path(folder).exists() and not psutil.pid_exists(int(number)))
-
-
-def test_what_a_rank_runs_is_measured(tmp_path: Path) -> None:
-    """The package's import in the template's file; the rest in a file of each rank, as its own variables have it."""
-    coverage = pytest.importorskip("coverage", reason="stage tests of .ci/run brings it")
-    tests, data = Path(fork_server.__file__).parents[1], tmp_path / "data"
-    data.mkdir()
-    venv.create(tmp_path / "venv", with_pip=False)
-    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    shutil.copy(tests.parent / ".ci" / "measured_process.py", site)
-    packages = sysconfig.get_path("purelib")
-    (site / "measured.pth").write_text(f"import site; site.addsitedir({packages!r})\nimport measured_process\n")
-    program = (
-        f"import os, subprocess, sys; sys.path.append({str(tests)!r}); import fork_server\n"
-        "server = fork_server.Server()\n"
-        "for size in '3', '3', '4':\n"
-        "    variables = {**os.environ, 'OMPI_COMM_WORLD_SIZE': size}\n"
-        "    program = 'import os, torch; from torchmpi_plugin.names import describe_ranks; describe_ranks([1])\\n'\n"
-        "    program += 'print(os.getppid(), os.getpid())'\n"
-        "    subprocess.run([server.python, '-c', program], env=variables, check=True)\n"
-        "server.stop()\n"
-    )
-    python = str(tmp_path / "venv" / "bin" / "python")
-    code, told, errors = ended(start(python, "-c", program, env={**ENVIRONMENT, "MPIPLUS_TEST_COVERAGE": str(data)}))
-    assert code == 0, errors
-    (template,) = {line.split()[0] for line in told.splitlines()}
-    processes = [template, *(line.split()[1] for line in told.splitlines())]
-    found = sorted(file.name for file in data.iterdir())
-    files = [[name for name in found if f".pid{number}." in name or f".{number}." in name] for number in processes]
-    assert list(map(len, files)) == [1, 1, 1, 0], found
-    assert len(found) == 3
-    for file in data.iterdir():
-        measured = coverage.CoverageData(str(file))
-        measured.read()
-        assert any(
-            name.endswith("torchmpi_plugin/names.py") and measured.arcs(name) for name in measured.measured_files()
-        ), file.name
-
-
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests say so, once, and take fresh processes."""
-    monkeypatch.delenv(fork_server.FRESH, raising=False)
-    monkeypatch.setenv(fork_server.RUNNING, "")
-    monkeypatch.delenv(fork_server.RUNNING)
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.warns(UserWarning, match="no fork server, so that the tests take longer: .*no-such-compiler"):
-        assert fork_server.python() == sys.executable
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert fork_server.python() == sys.executable
-
-
 # ---- the tests that ask for fresh processes ----
 
 FRESH = re.compile(r'pytest\.mark\.fresh\(\s*"([^"]+)')
@@ -478,12 +359,3 @@ def test_which_tests_want_fresh_processes() -> None:
     }
     assert sum(map(len, found.values())) <= 21
     assert all(len(reason) > 10 for reasons in found.values() for reason in reasons)
-
-
-@pytest.mark.fresh("a test of the marker")
-def test_the_marker() -> None:
-    assert fork_server.python() == sys.executable
-
-
-def test_without_the_marker() -> None:
-    assert (fork_server.python() == sys.executable) == (os.environ.get(fork_server.FRESH) == "1")

@@ -131,7 +131,7 @@ class Job:
         """``mpiexec -n ranks python scripts/script arguments``."""
         python_arguments = [str(SCRIPTS / script), *map(str, arguments)]
         command = (mpiexec or self.installation).command(ranks, python_arguments)
-        return self._run(command, environment)
+        return self.start(command, environment)
 
     def surviving(
         self,
@@ -146,11 +146,11 @@ class Job:
             pytest.skip(f"{self.installation.vendor} has no ULFM, and its launcher ends the job")
         command = self.installation.command(ranks, [str(script), *map(str, arguments)])
         command[1:1] = ["--with-ft", "ulfm"]
-        return self._run(command, environment, grace, ALONE)
+        return self.start(command, environment, grace, ALONE)
 
     def alone(self, script: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
         """``python scripts/script arguments``, without a launcher."""
-        return self._run([fork_server.python(), str(SCRIPTS / script), *map(str, arguments)], environment)
+        return self.start([fork_server.python(), str(SCRIPTS / script), *map(str, arguments)], environment)
 
     def torchrun(
         self, ranks: int, script: str, *arguments: object, environment: Mapping[str, str] | None = None
@@ -159,9 +159,9 @@ class Job:
         python = fork_server.python()
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         its_ranks = {"PYTHON_EXEC": python, **(environment or {})}
-        return self._run([*command, str(SCRIPTS / script), *map(str, arguments)], its_ranks)
+        return self.start([*command, str(SCRIPTS / script), *map(str, arguments)], its_ranks)
 
-    def _run(
+    def start(
         self,
         command: Sequence[str],
         environment: Mapping[str, str] | None,

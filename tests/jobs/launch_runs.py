@@ -19,7 +19,7 @@ WITH_NUMBER = ["sh", "-c", 'echo $$ > launcher; exec "$@"', "sh"]
 def mpiplus(job: Job, *words: object, environment: Mapping[str, str] | None = None) -> Outcome:
     """``mpiplus words``, with this job's MPI."""
     its_ranks = {"PYTHON_EXEC": fork_server.python(), **(environment or {})}
-    return job._run([*WITH_NUMBER, MPIPLUS, *map(str, words)], its_ranks)
+    return job.start([*WITH_NUMBER, MPIPLUS, *map(str, words)], its_ranks)
 
 
 def launch(

@@ -14,7 +14,7 @@ MOVING = OPERATIONS - 1  # a barrier moves nothing
 
 
 def bench(job: Job, *words: object, ranks: int = 2) -> Outcome:
-    return job._run(job.installation.command(ranks, [*MPIPLUS_MODULE, "bench", *map(str, words)]), None)
+    return job.start(job.installation.command(ranks, [*MPIPLUS_MODULE, "bench", *map(str, words)]), None)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ TURNS = {"seconds", "cpu_seconds", "voluntary", "involuntary"}
 def figures_of(job: Job, *options: str, ranks: int = 2) -> tuple[Outcome, dict]:
     file = job.directory / "figures.json"
     command = job.installation.command(ranks, [*MPIPLUS_MODULE, *TRAIN, *options, "--json", str(file)])
-    outcome = ended(job._run(command, None), 0).says_not("Traceback", "Warning")
+    outcome = ended(job.start(command, None), 0).says_not("Traceback", "Warning")
     return outcome, json.loads(file.read_text())
 
 

@@ -25,7 +25,7 @@ def test_json(job: Job) -> None:
 
 def test_under_a_launcher(job: Job) -> None:
     """Rank 0 speaks for all, once."""
-    outcome = ended(job._run(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)
+    outcome = ended(job.start(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)
     assert outcome.stdout.count("mpiplus info") == 1
     outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "all 3 pair.* can").says_not("Traceback")
 
@@ -34,18 +34,18 @@ def test_what_a_group_costs(job: Job) -> None:
     """For the layout of the job that it is started in, and the way that its variables choose."""
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info", "--job", "--json"])
     shared, asked = {"MPIPLUS_COLLECTIVES": "auto"}, {"MPIPLUS_COLLECTIVES": "mpi"}
-    (place,) = json.loads(ended(job._run(command, shared), 0).stdout)["group"]["nodes"]
+    (place,) = json.loads(ended(job.start(command, shared), 0).stdout)["group"]["nodes"]
     assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
     assert 0 < place["rank_bytes"] < 4 << 10
     assert place["rank_bytes_later"] == 0
-    found = json.loads(ended(job._run(command, asked), 0).stdout)
+    found = json.loads(ended(job.start(command, asked), 0).stdout)
     assert found["group"] == {"path": "MPI's collectives", "nodes": []}
 
 
 def test_what_a_group_costs_is_asked_of_the_job(job: Job) -> None:
     ended(mpiplus(job, "info", "--job"), 0).says("note: .*one rank alone.*mpirun -n 4 mpiplus info --job")
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info"])
-    ended(job._run(command, None), 0).says("all 1 pair").says_not("a group of all")
+    ended(job.start(command, None), 0).says("all 1 pair").says_not("a group of all")
 
 
 def test_under_mpiplus_run(job: Job) -> None:
@@ -66,7 +66,7 @@ def test_under_torchrun(job: Job) -> None:
         "2",
         "--no-python",
     ]
-    outcome = job._run([*torchrun, MPIPLUS, "info"], None)
+    outcome = job.start([*torchrun, MPIPLUS, "info"], None)
     assert outcome.stdout.count("mpiplus info\n") == 1
     if job.installation.vendor == "Open MPI":
         outcome.failed("PROBLEM: torchrun started 2 ranks", "Open MPI takes only those of its own launcher")
@@ -75,7 +75,7 @@ def test_under_torchrun(job: Job) -> None:
 
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:
-    outcome = job._run(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "18"]), None)
+    outcome = job.start(job.installation.command(4, [str(SCRIPTS / "silent_rank.py"), "--timeout", "18"]), None)
     outcome.failed("3 of 6 pairs of ranks cannot", "PROBLEM: rank 2 on node .* talks to no other rank")
     assert outcome.stdout.count("mpiplus info") == 1
 

@@ -59,19 +59,19 @@ def environment(job: Job) -> dict[str, str]:
 
 def test_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
     command, launcher = other
-    names_both(job._run([*command, "-c", PROGRAM], environment(job)), job, launcher)
+    names_both(job.start([*command, "-c", PROGRAM], environment(job)), job, launcher)
 
 
 def test_info_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
     command, launcher = other
-    outcome = names_both(job._run([*command, *MPIPLUS_MODULE, "info"], environment(job)), job, launcher)
+    outcome = names_both(job.start([*command, *MPIPLUS_MODULE, "info"], environment(job)), job, launcher)
     outcome.says("PROBLEM: ", "belongs to the library", "not started").says_not("Traceback")
     assert outcome.stdout.count("mpiplus info") == 1
 
 
 def test_bench_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
     command, launcher = other
-    outcome = job._run([*command, *MPIPLUS_MODULE, "bench", "--quick"], environment(job))
+    outcome = job.start([*command, *MPIPLUS_MODULE, "bench", "--quick"], environment(job))
     names_both(outcome, job, launcher).says("Error: ").says_not("Traceback")
 
 
@@ -81,7 +81,7 @@ def test_another_launchers_variables(job: Job) -> None:
     of_mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "x", "PMIX_RANK": "0"}
     of_hydra = {"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": "99", "MPI_LOCALRANKID": "0"}
     ours = job.installation.vendor == "Open MPI"
-    outcome = job._run([fork_server.python(), "-c", PROGRAM], of_hydra if ours else of_mpirun)
+    outcome = job.start([fork_server.python(), "-c", PROGRAM], of_hydra if ours else of_mpirun)
     names_both(outcome, job, "hydra)" if ours else "Open MPI's mpirun")
 
 
@@ -120,7 +120,7 @@ def renamed(job: Job) -> Path:
 @pytest.mark.fresh("how the loader finds the library")
 def test_mpich_under_another_name(job: Job, renamed: Path) -> None:
     named = {"MPI4PY_LIBMPI": str(renamed)}
-    outcome = job._run(job.installation.command(2, ["-c", PROGRAM]), named).succeeded(2)
+    outcome = job.start(job.installation.command(2, ["-c", PROGRAM]), named).succeeded(2)
     outcome.says(f"sum 2.0 on {re.escape(str(renamed))}\n")
 
 

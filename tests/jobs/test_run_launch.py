@@ -39,13 +39,13 @@ def test_input_is_for_rank_0(job: Job) -> None:
     """The others see its end at once, rather than never. (Open MPI does not tell rank 0 of the end.)"""
     (job.directory / "program.sh").write_text('if [ "$RANK" = 0 ]; then head -n 2; else cat; fi')
     command = ["sh", "-c", f"printf 'one\\ntwo\\n' | {MPIPLUS} run -n 3 -c sh program.sh"]
-    outcome = ended(job._run(command, None), 0)
+    outcome = ended(job.start(command, None), 0)
     assert outcome.stdout == "[rank 0] one\n[rank 0] two\n"
 
 
 def test_a_reader_that_has_seen_enough(job: Job) -> None:
     """Nothing goes on to print into a closed pipe."""
-    outcome = ended(job._run(["sh", "-c", f"{MPIPLUS} run -n 2 -c yes | head -n 2"], None), 0)
+    outcome = ended(job.start(["sh", "-c", f"{MPIPLUS} run -n 2 -c yes | head -n 2"], None), 0)
     assert len(outcome.stdout.splitlines()) == 2
     outcome.says_not("Traceback")
 
@@ -54,7 +54,7 @@ def test_a_slow_reader_gets_everything_in_order(job: Job) -> None:
     """The ranks wait for it, like in a pipe."""
     command = [MPIPLUS, "run", "-n", "2", str(SCRIPTS / "launched.py"), "prints", "60000"]
     words = ["sh", "-c", '"$@" | (sleep 8; cat)', "sh", *command]
-    outcome = ended(job._run(words, None), 0)
+    outcome = ended(job.start(words, None), 0)
     for rank in range(2):
         lines = re.findall(rf"(?m)^\[rank {rank}\] line ([0-9]+) x{{100}}$", outcome.stdout)
         assert lines == [str(number) for number in range(60000)]
@@ -136,7 +136,7 @@ def test_in_place_under_a_launcher(job: Job) -> None:
     )
     (job.directory / "program.py").write_text(program)
     words = [*MPIPLUS_MODULE, "run", "-n", "4", "--timeout", "50", "program.py"]
-    outcome = job._run(job.installation.command(2, words), None).succeeded(2)
+    outcome = job.start(job.installation.command(2, words), None).succeeded(2)
     assert outcome.output.count("size 2") == 2
     assert outcome.output.count("--timeout has no effect") == 1
     assert outcome.output.count("-n 4 asks for 4 rank(s), but this process is already one of 2") == 1

@@ -19,6 +19,7 @@ from patience import patient
 from rank_reports import RankReporter
 
 from torchmpi_plugin import Options
+from torchmpi_plugin.mpi import runtime
 
 LONGEST_WAIT_BETWEEN_TESTS = patient(100)  # less than the time limit of a test
 
@@ -153,7 +154,7 @@ def library(tmp_path_factory, world):
 @pytest.fixture
 def driver(library, world) -> Iterator[fake_cuda.Driver]:
     """The stand-in; at the end nothing forbidden has been done to it, and this thread's context is as it was."""
-    lib = world.process_group._lib
+    lib = runtime.shim().lib
     before = lib.mpp_get_stage_bytes()
     lib.mpp_set_stage_bytes(fake_cuda.STAGE_BYTES)
     with fake_cuda.cuda_without_gpu(library) as found:

@@ -29,8 +29,8 @@ def check(group: dist.ProcessGroup, own: bool, own_for_all: bool | None = None) 
     parts = [torch.empty(3, dtype=torch.bfloat16) for _ in range(size)]
     dist.all_gather(parts, torch.full((3,), float(rank), dtype=torch.bfloat16), group=group)
     assert [part[2].item() for part in parts] == list(range(size))
-    assert group._communicator.shares_memory == own
-    assert group._communicator.has_own_collectives == (own if own_for_all is None else own_for_all)
+    assert group.communicator.shares_memory == own
+    assert group.communicator.has_own_collectives == (own if own_for_all is None else own_for_all)
 
 
 @pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
@@ -69,7 +69,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
     check(group, True)
-    assert group._communicator.config == GroupConfig("own", True)
+    assert group.communicator.config == GroupConfig("own", True)
 
 
 @pytest.mark.parametrize(("option", "variables", "named"), [
@@ -117,7 +117,7 @@ def test_narrow_sums_between_nodes(world, new_group, monkeypatch, by: str) -> No
     monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = "tensor" if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(wire_dtype=asked))
-    assert group._communicator.config.wire_dtype == "tensor"
+    assert group.communicator.config.wire_dtype == "tensor"
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         tensor = torch.arange(200_000).remainder(7).to(dtype) + world.rank
         dist.all_reduce(tensor, group=group)
@@ -149,9 +149,9 @@ def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkey
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     parent = new_group(None, pg_options=Options(reproducible=True))
     part = splitting.part(parent, dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
-    assert part._communicator.config == GroupConfig("own", True)
+    assert part.communicator.config == GroupConfig("own", True)
     dist.barrier(group=parent)
-    part._communicator.free()
+    part.communicator.free()
 
 
 @pytest.fixture

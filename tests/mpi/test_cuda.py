@@ -24,7 +24,7 @@ from started import Failures, Operation, complete, run_case
 from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.communicator.steps import Steps
 from torchmpi_plugin.group import device_reductions, starting
-from torchmpi_plugin.mpi import cuda_aware
+from torchmpi_plugin.mpi import cuda_aware, runtime
 from torchmpi_plugin.store.checkin import CheckIn
 
 PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
@@ -262,13 +262,13 @@ def test_host_and_device_where_they_cannot_meet(
 def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> list[float]:
     """all_reduce in memory that only the device can reach; the values that come out."""
     ours = group.process_group
-    lib, ffi, size = ours._lib, ours._ffi, count * 4
+    lib, ffi, size = runtime.shim().lib, runtime.shim().ffi, count * 4
     address, stream = driver.lib.fake_alloc(device, size, 0), driver.lib.fake_stream(device)
     mine = torch.full((count,), group.rank + 1.0)
     driver.lib.fake_kernel(stream, device, 2000, address, mine.data_ptr(), size)
     how = starting.reduction(ours, torch.float32, dist.ReduceOp.SUM, "all_reduce")
     staging = lib.mpp_stage(device, stream, 0, ffi.new("char[]", 100), 100)
-    operands = ours._handle, address, address, count, how, staging
+    operands = ours.communicator.handle, address, address, count, how, staging
     starting.start(ours, "all_reduce", lib.mpp_allreduce, operands, True, [], None)
     view = (ctypes.c_float * count).from_address(driver.lib.fake_view(address))
     values = torch.frombuffer(view, dtype=torch.float32).unique().tolist()
@@ -306,7 +306,7 @@ def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
     """The operation fails with the driver's words; the group is given up, others go on."""
     name, code, text = FAULTS[fault]
     group = new_group(list(world.ranks))
-    world.process_group._lib.mpp_cuda_release()  # memory that is there already would do
+    runtime.shim().lib.mpp_cuda_release()  # memory that is there already would do
     # What is short is staged; the driver copies what is long from and to registered memory.
     tensor = on_device(driver, torch.ones(5 if fault == "pinned memory" else 5 * PIECE))
     driver.drain()
@@ -338,7 +338,7 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
     if is_refused:
         driver.lib.fake_fail(b"MemHostRegister", 0, 1)
     elif refused == "on no rank":
-        world.process_group._lib.mpp_cuda_release()
+        runtime.shim().lib.mpp_cuda_release()
         driver.lib.fake_fail(b"MemHostAlloc", 0, 2)  # no pinned memory at all
     with driver.on_stream(kernel_us=100):
         for name, count in itertools.product((*MOVES, *SUMS), (5, 70001, LONG)):
@@ -359,16 +359,16 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
     assert driver.violations() == []
 
 
-def test_no_such_device(driver: Driver, world) -> None:
+def test_no_such_device(driver: Driver) -> None:
     """Before anything is sent, so that the group can go on."""
-    group = world.process_group
-    message = group._ffi.new("char[]", 200)
-    assert group._lib.mpp_stage(7, 0, 0, message, 200) == 0
-    assert b"CUDA_ERROR_INVALID_DEVICE" in group._ffi.string(message)
+    shim = runtime.shim()
+    message = shim.ffi.new("char[]", 200)
+    assert shim.lib.mpp_stage(7, 0, 0, message, 200) == 0
+    assert b"CUDA_ERROR_INVALID_DEVICE" in shim.ffi.string(message)
 
 
 def test_everything_is_given_back(driver: Driver, world) -> None:
-    lib = world.process_group._lib
+    lib = runtime.shim().lib
     lib.mpp_cuda_release()
     before = [driver.lib.fake_live(what) for what in range(3)]
     for _ in range(3):

@@ -216,7 +216,7 @@ def test_lists_in_another_order(name: str, counts: list[int], new_group) -> None
 
 
 def group_spans_hosts(group) -> bool:
-    return group._communicator.node_count > 1
+    return group.communicator.node_count > 1
 
 
 @pytest.mark.mpi(min_size=3)

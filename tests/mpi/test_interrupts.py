@@ -183,11 +183,11 @@ def take_part(name: str, group: Any, begun: int) -> None:
 def check_books(group: Any, poison: list[torch.Tensor]) -> str:
     """What is wrong on the interrupted rank once the others have come; nothing, one hopes."""
     running, until = engine.start(), time.monotonic() + 20
-    while group._lib.mpp_group_active(group._handle) or running._registry:
+    while running.lib.mpp_group_active(group.communicator.handle) or running._registry:
         if time.monotonic() > until:
             return f"still under way: {running.pending()}, in the books: {running._registry}"
         time.sleep(0.0002)
-    if group._lib.mpp_unclaimed():
+    if running.lib.mpp_unclaimed():
         return "an operation has no Work"
     if not all(bool((tensor == -1).all()) for tensor in poison):
         return "a tensor that is gone was written to"

@@ -1,6 +1,7 @@
-"""What PyTorch's own MPI backend gets wrong: its hangs, its silent errors, its crashes, its refusals.
+"""What PyTorch's own MPI backend gets wrong: its hangs, its silent errors, its crashes.
 
-Resources that it leaks are in test_resources.py, time limits that it ignores in test_timeouts.py.
+Resources that it leaks are in test_resources.py, time limits that it ignores in test_timeouts.py; what it refuses is in
+the table of operations, and what has to be refused in tests/jobs/scripts/wrong_arguments.py.
 """
 
 from __future__ import annotations
@@ -8,15 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case
-from expected import REDUCE_OPS
-from operation_table import TABLE
-from started import Failures
 
 ERRORS = (ValueError, TypeError, RuntimeError)  # DistBackendError is a RuntimeError
 HUGE = 2**31 + 8
@@ -133,22 +129,6 @@ def test_more_than_2_31_elements(operation: str) -> None:
         assert torch.count_nonzero(tensor).item() == len(marks)
 
 
-@pytest.mark.parametrize("layout", ["strided", "transposed", "offset"])
-@pytest.mark.parametrize("name", ["all_gather_into_tensor", "reduce_scatter_tensor"])
-def test_tensors_that_are_not_contiguous(name: str, layout: str, all_groups) -> None:
-    failures = Failures()
-    failures.run(TABLE[name], Case(all_groups["world"], shape=(6, 4), layout=layout))
-    failures.report()
-
-
-def test_all_gather_into_tensor_of_another_dtype_is_refused() -> None:
-    output = torch.zeros(4 * dist.get_world_size(), dtype=torch.float64)
-    with pytest.raises(ERRORS, match=r"(?i)dtype|float64|double"):
-        dist.all_gather_into_tensor(output, torch.ones(4, dtype=torch.float32))
-    assert output.unique().tolist() == [0]
-    sum_of_ranks()
-
-
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("any_source", [False, True])
 def test_recv_leaves_the_applications_messages_alone(any_source: bool) -> None:
@@ -207,98 +187,3 @@ def test_a_receive_buffer_that_is_too_small(count: int, new_group) -> None:
             dist.recv(room[:10], 0, group=group)
     sum_of_ranks(group)
     assert room[10:].unique().tolist() == [0]
-
-
-ROOTED = {
-    "broadcast": lambda root: dist.broadcast(torch.ones(2), group_src=root),
-    "reduce": lambda root: dist.reduce(torch.ones(2), group_dst=root),
-    "gather": lambda root: dist.gather(torch.ones(2), group_dst=root),
-    "scatter": lambda root: dist.scatter(torch.ones(2), group_src=root),
-    "isend": lambda root: dist.isend(torch.ones(2), group_dst=root),
-    "irecv": lambda root: dist.irecv(torch.ones(2), group_src=root),
-}
-
-
-@pytest.mark.parametrize("name", ROOTED)
-def test_a_bad_root_is_refused(name: str) -> None:
-    for root in (dist.get_world_size(), -1, 10**6):
-        with pytest.raises(ValueError, match=r"(?i)rank|root"):
-            ROOTED[name](root)
-    sum_of_ranks()
-
-
-DISAGREEING = {
-    "all_gather": lambda n: dist.all_gather([torch.ones(2)] * (n + 1), torch.ones(2)),
-    "all_gather, own place": lambda n: dist.all_gather([torch.ones(3)] * n, torch.ones(2)),
-    "all_gather_into_tensor": lambda n: dist.all_gather_into_tensor(torch.ones(2 * n + 1), torch.ones(2)),
-    "gather": lambda n: dist.gather(torch.ones(2), [torch.ones(2)] * (n + 1) if dist.get_rank() == 0 else None),
-    "reduce_scatter": lambda n: dist.reduce_scatter(torch.ones(2), [torch.ones(3)] * n),
-    "reduce_scatter, too few": lambda n: dist.reduce_scatter(torch.ones(2), [torch.ones(2)] * (n + 1)),
-    "reduce_scatter_tensor": lambda n: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * n + 1)),
-    "all_to_all": lambda n: dist.all_to_all([torch.ones(2)] * n, [torch.ones(2)] * (n + 1)),
-    "all_to_all_single": lambda n: dist.all_to_all_single(torch.ones(2 * n + 1), torch.ones(2 * n)),
-    "all_to_all_single, splits": lambda n: dist.all_to_all_single(torch.ones(n), torch.ones(n), [2] * n, [1] * n),
-}
-
-
-@pytest.mark.parametrize("name", DISAGREEING)
-def test_shapes_that_disagree_are_refused(name: str) -> None:
-    if name == "gather" and dist.get_rank() != 0:
-        return sum_of_ranks()  # only the root has a list that could be wrong
-    with pytest.raises(ERRORS):
-        DISAGREEING[name](dist.get_world_size())
-    return sum_of_ranks()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-def test_shapes_that_disagree_between_ranks_end_no_job(name: str, new_group, channel) -> None:
-    """No rank can see that alone: some rank has to be told, and the job goes on in other groups."""
-    group = new_group(None, timeout=timedelta(seconds=3))
-    tensor = torch.ones(6 if dist.get_rank() == 0 else 5)
-    try:
-        if name == "all_reduce":
-            dist.all_reduce(tensor, group=group)
-        else:
-            dist.broadcast(tensor, 0, group=group)
-        told = False
-    except ERRORS:
-        told = True
-    assert channel.allreduce(int(told)) > 0, "nobody was told"
-    sum_of_ranks()
-
-
-# ---- it refuses ----
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bfloat16, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn],
-    ids=str,
-)
-def test_types_that_it_refuses(dtype: torch.dtype, all_groups) -> None:
-    failures = Failures()
-    for name in ("broadcast", "all_gather", "all_reduce"):
-        failures.run(TABLE[name], Case(all_groups["world"], dtype))
-    failures.report()
-
-
-@pytest.mark.parametrize("op_name", [name for name in REDUCE_OPS if name not in ("SUM", "PRODUCT", "MIN", "MAX")])
-def test_reduce_ops_that_it_refuses(op_name: str, all_groups) -> None:
-    failures = Failures()
-    dtype = torch.int32 if op_name.startswith("B") else torch.float32
-    failures.run(TABLE["all_reduce"], Case(all_groups["world"], dtype, op_name=op_name))
-    failures.report()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("all_gather_uneven", "coalesced_all_reduce", "coalesced_all_gather_into_tensor"),
-        *("coalesced_reduce_scatter_tensor", "monitored_barrier", "sparse_all_reduce"),
-    ],
-)
-def test_operations_that_it_refuses(name: str, all_groups) -> None:
-    failures = Failures()
-    failures.run(TABLE[name], Case(all_groups["world"]))
-    failures.report()

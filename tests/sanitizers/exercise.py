@@ -104,7 +104,7 @@ def in_flight(group: groups.Group, failures: Failures, kind: type[Case] = Case) 
 
 def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
     """CUDA tensors over the stand-in for the driver, one after the other and all at once."""
-    lib = all_groups["world"].process_group._lib
+    lib = runtime.shim().lib
     lib.mpp_set_stage_bytes(1 << 16)
     wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION) and not operation.shapes]
     with fake_cuda.cuda_without_gpu(Path()) as driver, driver.on_stream(kernel_us=200):
