@@ -189,7 +189,7 @@ stage_mpich() {
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
     fi
     # Stage tests runs more of them under Open MPI. Three at a time: MPICH's ranks wait for each other without a pause.
-    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=3 \
+    MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec MPIPLUS_TEST_LAUNCH_SHARE=4 \
         limited "$(full 20000 3000)" "$bin/python" -m pytest --numprocesses=3 "${once[@]}"
 }
 
@@ -213,7 +213,7 @@ torch_tests() { # bin directory, numbers of ranks, keyword of tests/mpi
     "$1/python" -c 'import torch; print("torch", torch.__version__)'
     limited "$(full 6000 1500)" "$1/python" -m pytest tests/unit/test_torch_internals.py tests/unit/test_autoload.py \
         tests/unit/test_forms.py tests/jobs/test_job_api_modes.py
-    MPIPLUS_TEST_LAUNCH_SHARE=2 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
+    MPIPLUS_TEST_LAUNCH_SHARE=3 limited "$(full 12000 1500)" "$1/python" -m pytest tests/test_under_mpiexec.py -k "$2" \
         --mpi-keyword "${3//$'\n'/ }"
 }
 
@@ -268,7 +268,7 @@ stage_newest_torch() { # not skipped where it cannot be had
             test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
     for_the_night "the same on 3 ranks, in an environment that pip makes from nothing"
     echo "all operations, through torch's own process group"
-    MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
+    MPIPLUS_TEST_LAUNCH_SHARE=2 MPIPLUS_TEST_API_MODE=dispatcher limited "$(full 6000 600)" "$bin/python" -m pytest tests/test_under_mpiexec.py -k 2ranks \
         --mpi-keyword "test_operations or test_dist"
     echo "the documentation's examples that need this torch"
     limited 600 "$bin/python" -m pytest tests/docs/test_code_blocks.py -k "python_blocks_run or modes or debugging"

@@ -32,13 +32,13 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 #: One of so many, unless a test says another number.
 SHARE = 10
 #: Of the tests that are marked slow, one of so many.
-SLOW_SHARE = 4
+SLOW_SHARE = 5
 #: A test that starts jobs belongs to one of two MPIs in each change: one of so many to MPICH, the rest to Open MPI.
 MPICH_SHARE = 5
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 #: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
-COMPUTING_SHARE = 4
+COMPUTING_SHARE = 6
 #: Which of tests/mpi run on so many ranks: those between two points of the circle that they all lie on. On 2, 3 and 5
 #: ranks together each runs once. The table of operations is not among them: it shares its own cases.
 PARTS = {1: (0.0, 0.25), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}

@@ -37,11 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.timeout(SECONDS_PER_LAUNCH + 60)
 def test_under_mpiexec(
-    installation: Installation | None,
-    ranks: int,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    record_property,
+    installation: Installation | None, ranks: int, tmp_path: Path, request: pytest.FixtureRequest, record_property
 ) -> None:
     if installation is None:
         pytest.fail(no_mpi_message(), pytrace=False)

@@ -23,20 +23,7 @@ import groups
 import torch
 import torch.distributed as dist
 from cases import Case
-from failures import (
-    ALLOCATION,
-    KINDS,
-    ME,
-    MOST,
-    TIMEOUT,
-    Faults,
-    counts,
-    notes,
-    outcome_of,
-    problem,
-    problems,
-    works,
-)
+from failures import ALLOCATION, KINDS, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, problems, works
 from making import walk_groups
 from one_sided import WINDOW
 from operation_table import BARRIER, MOVEMENT, OPERATIONS, REDUCTION

@@ -43,8 +43,7 @@ def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "ranks"),
-    [("composer", 1), ("axolotl", 1), ("ml", 1), pytest.param("ml", 4, marks=pytest.mark.slow)],
+    ("origin", "ranks"), [("composer", 1), ("axolotl", 1), ("ml", 1), pytest.param("ml", 4, marks=pytest.mark.slow)]
 )
 def test_from_a_plain_process(job: Job, origin: str, ranks: int, output: Path) -> None:
     """Those of Composer and Axolotl are single processes then; ml's starts its ranks."""

@@ -142,11 +142,7 @@ UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def real_part(dtype: torch.dtype) -> torch.dtype:
-    parts = {
-        torch.complex32: torch.float16,
-        torch.complex64: torch.float32,
-        torch.complex128: torch.float64,
-    }
+    parts = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
     return parts[dtype]
 
 

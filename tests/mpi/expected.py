@@ -55,11 +55,7 @@ def _reduced_floats(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tens
     values = [tensor.to(wide) for tensor in tensors]
     if op_name == "PREMUL_SUM":
         values = [value * PREMUL_FACTOR for value in values]
-    combine = {
-        "PRODUCT": torch.mul,
-        "MIN": torch.minimum,
-        "MAX": torch.maximum,
-    }.get(op_name, torch.add)
+    combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op_name, torch.add)
     result = _tree(combine, values)
     return (result / len(tensors) if op_name == "AVG" else result).to(dtype)
 

@@ -68,13 +68,7 @@ def gather(case: Case) -> Started:
     mine = case.rank == case.root
     outputs = [case.empty() for _ in range(case.size)] if mine else []
     tensor = case.place(case.data(case.rank))
-    work = dist.gather(
-        tensor,
-        outputs or None,
-        dst=case.global_root,
-        group=case.process_group,
-        async_op=case.is_async,
-    )
+    work = dist.gather(tensor, outputs or None, dst=case.global_root, group=case.process_group, async_op=case.is_async)
     expected = everyones(case) if mine else []
     return Started(works_of(work), outputs, expected, [(tensor, case.data(case.rank))])
 
@@ -84,13 +78,7 @@ def scatter(case: Case) -> Started:
     parts = [case.data(case.root, slot) for slot in range(case.size)]
     inputs = [case.place(part) for part in parts] if mine else []
     output = case.empty()
-    work = dist.scatter(
-        output,
-        inputs or None,
-        src=case.global_root,
-        group=case.process_group,
-        async_op=case.is_async,
-    )
+    work = dist.scatter(output, inputs or None, src=case.global_root, group=case.process_group, async_op=case.is_async)
     untouched = list(zip(inputs, parts, strict=False))
     return Started(works_of(work), [output], [parts[case.rank]], untouched)
 

@@ -189,10 +189,7 @@ FUNCTIONALS: dict[str, tuple[Callable[[Place], Results], Callable[..., Any]]] = 
     ),
     "autograd all_to_all_single": (wide, lambda p, t: _autograd.all_to_all_single(t, p.even, p.even, p.name)),
     "autograd all_gather_into_tensor": (one, lambda p, t: _autograd.all_gather_into_tensor(t, p.size, p.name)),
-    "autograd reduce_scatter_tensor": (
-        wide,
-        lambda p, t: _autograd.reduce_scatter_tensor(t, "sum", p.size, p.name),
-    ),
+    "autograd reduce_scatter_tensor": (wide, lambda p, t: _autograd.reduce_scatter_tensor(t, "sum", p.size, p.name)),
 }
 #: What waits for the others, as each row does, and what torch makes of a tensor that another has to wait for.
 WAITING = {f"_c10d_functional::{name}" for name in ("wait_tensor", "wait_tensors", "_wrap_tensor_autograd")}

@@ -34,10 +34,7 @@ def send_recv(case: Case) -> Started:
             yield f"recv returned source {returned}, not {source}"
 
     return Started(
-        outputs=[output],
-        expected=[case.data(before)],
-        untouched=[(tensor, case.data(case.rank))],
-        check=check,
+        outputs=[output], expected=[case.data(before)], untouched=[(tensor, case.data(case.rank))], check=check
     )
 
 
@@ -47,11 +44,7 @@ def isend_irecv(case: Case) -> Started:
     send = dist.isend(tensor, group_dst=after, group=case.process_group)
     receive = dist.irecv(output, group_src=before, group=case.process_group)
     return Started(
-        [receive],
-        [output],
-        [case.data(before)],
-        untouched=[(tensor, case.data(case.rank))],
-        other_works=[send],
+        [receive], [output], [case.data(before)], untouched=[(tensor, case.data(case.rank))], other_works=[send]
     )
 
 

@@ -22,13 +22,7 @@ def all_reduce(case: Case) -> Started:
 
 def reduce(case: Case) -> Started:
     tensor = case.place(case.number(case.rank))
-    work = dist.reduce(
-        tensor,
-        dst=case.global_root,
-        op=case.op,
-        group=case.process_group,
-        async_op=case.is_async,
-    )
+    work = dist.reduce(tensor, dst=case.global_root, op=case.op, group=case.process_group, async_op=case.is_async)
     if case.rank != case.root:  # what is left in its buffer is not defined
         return Started(other_works=works_of(work))
     return Started(works_of(work), [tensor], [reduced_case(case)])

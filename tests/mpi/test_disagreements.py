@@ -47,11 +47,7 @@ class Call:
 
 
 EXCHANGES = ("gather", "scatter", "all_to_all", "all_to_all_single")
-KINDS = (
-    *("barrier", "broadcast", "all_gather", "all_gather_into_tensor"),
-    *REDUCING,
-    *EXCHANGES,
-)
+KINDS = (*("barrier", "broadcast", "all_gather", "all_gather_into_tensor"), *REDUCING, *EXCHANGES)
 
 
 def agree(calls: list[Call]) -> bool:
@@ -168,7 +164,7 @@ def problem_of(call: Call, calls: list[Call], group: Any, rank: int, is_async: b
 
 
 #: Random calls of all ranks; at night ten times as many.
-CALLS = count("disagreements: calls", 600, 60)
+CALLS = count("disagreements: calls", 600, 40)
 
 
 def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:

@@ -107,9 +107,7 @@ def test_a_result_of_the_reduction_that_cannot_travel(talk: Talk, kind, words: s
     if talk.size == 1:
         return  # nothing travels
     expect_failure(
-        talk.ranks[0],
-        words,
-        lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: kind(), group=talk.group),
+        talk.ranks[0], words, lambda: helpers.reduce_and_broadcast(lambda: 0, lambda values: kind(), group=talk.group)
     )
     works(talk)
 

@@ -20,11 +20,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torchmpi_plugin import engine, torch_internals
 from torchmpi_plugin.mpi import runtime
 
-pytestmark = [
-    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
-    only_up_to(3),
-]
-OPERATIONS = sampling.count("exceptions within: operations after each", 1000, 300)
+pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), only_up_to(3)]
+OPERATIONS = sampling.count("exceptions within: operations after each", 1000, 150)
 CPU = torch.device("cpu")
 
 

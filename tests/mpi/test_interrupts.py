@@ -223,7 +223,7 @@ HOW = {"sync": (False, "auto"), "async": (True, "background"), "async, caller": 
 #: which calls these are, and with which instruction each begins. all_reduce, which others resemble, is always there.
 ALL = [(name, way, how) for name in CALLS for way in WAYS for how in HOW]
 SOME = [("all_reduce", way, how) for way in WAYS for how in HOW]
-CHOSEN = SOME + share("interrupts: calls", [one for one in ALL if one not in SOME], 6)
+CHOSEN = SOME + share("interrupts: calls", [one for one in ALL if one not in SOME], 12)
 STRIDE, STRIDE_IN_C = (1, 1) if FULL else (31, 7)
 
 

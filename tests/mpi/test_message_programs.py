@@ -33,12 +33,9 @@ from message_model import (
 from patience import patient
 from placements import PLACEMENTS, group_placed
 
-pytestmark = [
-    pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), pytest.mark.timeout(1800)]
 SEED = sampling.seed()
-PROGRAMS = sampling.count("random programs of messages: of each placement", 3000, 200)
+PROGRAMS = sampling.count("random programs of messages: of each placement", 3000, 80)
 SECONDS = patient(10)  # until a program counts as one that hangs
 MOST_TRIES = 25
 #: Elements of all messages of a program: those that MPI sends at once, and those that wait for their receiver.

@@ -144,9 +144,7 @@ def test_in_many_chunks(operation: Operation, all_groups) -> None:
     with torchmpi_plugin.engine.set_chunk_limit(256):
         for group in groups_for(operation, all_groups, "world", "reversed", "even_odd"):
             for dtype, shape, mode in itertools.product(
-                (torch.float32, torch.bfloat16, torch.int8),
-                ((5,), (3, 4), (1000,)),
-                operation.modes[:2],
+                (torch.float32, torch.bfloat16, torch.int8), ((5,), (3, 4), (1000,)), operation.modes[:2]
             ):
                 if dtype in dtypes_of(operation, "SUM"):
                     failures.run(operation, Case(group, dtype, shape, mode=mode))

@@ -10,13 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchmpi_plugin.cli import main
-from torchmpi_plugin.cli.run.command import (
-    Numbers,
-    count_ranks,
-    in_place,
-    other_number,
-    program_command,
-)
+from torchmpi_plugin.cli.run.command import Numbers, count_ranks, in_place, other_number, program_command
 from torchmpi_plugin.cli.started import started_by
 
 

@@ -45,7 +45,7 @@ def check_sums(ranks, bits, how, count):
     assert all((out == total).all() for out in outs), ("all_reduce", count)
     root = ranks.size - 1
     ranks.of_all(
-        lambda rank, group: ranks.lib.mpp_reduce_to(group, source[rank], source[rank], count, how, root, 0, ASYNC),
+        lambda rank, group: ranks.lib.mpp_reduce_to(group, source[rank], source[rank], count, how, root, 0, ASYNC)
     )
     assert (ins[root] == total).all(), ("reduce", count)
     assert all((ins[rank] == bits[ones[rank]]).all() for rank in range(root)), ("reduce, what is read", count)

@@ -5,16 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import mpi_installations
 import pytest
-from mpi_installations import (
-    Installation,
-    Rejected,
-    _look_for_installations,
-    candidates,
-    find_installations,
-    probe,
-)
+from mpi_installations import Installation, Rejected, candidates, find_installations, probe
 
 ENVIRONMENTS_MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -32,17 +24,6 @@ def launcher(tmp_path: Path):
     return make
 
 
-@pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch):
-    """Runs the search over given launchers only."""
-
-    def run(*launchers: str):
-        monkeypatch.setattr(mpi_installations, "candidates", lambda: [(path, {}) for path in launchers])
-        return _look_for_installations()
-
-    return run
-
-
 def test_another_mpis_launcher_is_rejected(launcher) -> None:
     """It starts the processes, but each is alone in its world: the library is not the launcher's."""
     foreign = launcher('shift 2\nfor rank in 0 1; do PMI_RANK= "$@" & done\nwait')
@@ -55,17 +36,6 @@ def test_a_broken_launcher_is_rejected_with_its_words(launcher) -> None:
     answer = probe(launcher("echo the licence has expired\nexit 3"), {})
     assert isinstance(answer, Rejected)
     assert "exit code 3: the licence has expired" in answer.reason
-
-
-def test_one_installation_is_listed_once(search, tmp_path: Path) -> None:
-    (working, *_), _ = find_installations()
-    link, wrapper = tmp_path / "mpirun", tmp_path / "wrapped-mpiexec"
-    link.symlink_to(working.mpiexec)
-    wrapper.write_text(f'#!/bin/sh\nexec {working.mpiexec} "$@"\n')
-    wrapper.chmod(0o755)
-    installations, rejected = search(working.mpiexec, str(link), str(wrapper))
-    assert [found.mpiexec for found in installations] == [working.mpiexec]
-    assert rejected == ()
 
 
 def test_this_environments_launcher_comes_first() -> None:

@@ -46,6 +46,13 @@ def test_no_python_file_has_a_version_of_its_own() -> None:
     assert not [file for file in files if re.search(r"^(__version__|VERSION) *=", file.read_text(), re.MULTILINE)]
 
 
+def test_the_readme_has_the_figures_of_what_the_tests_run() -> None:
+    python = re.search(r"^fail_under = (\S+)$", PYPROJECT, re.M)[1]
+    c = re.search(r'^fail-under-line = "(\S+)"$', PYPROJECT, re.M)[1]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{python} % of the Python lines and branches, and {c} % of the C lines" in readme
+
+
 # ---- the recipes for conda and Spack ----
 
 

@@ -56,14 +56,7 @@ HARMLESS = {
 #: torch's, which a group in Python does not have: what they raise is torch's affair.
 NOT_OURS = {"get_future_result", "abort_hooks"}
 #: Inside mpiplus: how its parts call each other, with arguments that nobody outside has.
-INTERNAL = {
-    "_pybind11_conduit_v1_",
-    "complete",
-    "resolve",
-    "check_deadline",
-    "abandon_aborted",
-    "take_back",
-}
+INTERNAL = {"_pybind11_conduit_v1_", "complete", "resolve", "check_deadline", "abandon_aborted", "take_back"}
 
 
 def arguments_of(call: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
