@@ -24,21 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A variable that users set.
+    """A variable that users set."""
 
-    Attributes:
-        name: of the variable.
-        default: what counts where it is not set, or empty.
-        allowed: what it may be, in words.
-        read: what its text means; a ValueError for what is not allowed.
-        meaning: what it does, in Markdown.
-    """
-
-    name: str
-    default: str
-    allowed: str
-    read: Callable[[str], T]
-    meaning: str
+    name: str  # of the variable
+    default: str  # what counts where it is not set, or empty
+    allowed: str  # what it may be, in words
+    read: Callable[[str], T]  # what its text means; a ValueError for what is not allowed
+    meaning: str  # what it does, in Markdown
 
     def value(self, environment: Mapping[str, str] | None = None) -> T:
         """What it is.

@@ -22,17 +22,11 @@ KINDS = {
 
 
 class Choice(NamedTuple):
-    """What all ranks of a group do.
+    """What all ranks of a group do."""
 
-    Attributes:
-        own: collectives of our own, at least for some calls.
-        only_short: of our own where the data is short enough to be sent with the comparison of the calls.
-        own_up_to: by operation of ``KINDS``, bytes: of the longest call that is our own.
-    """
-
-    own: bool
-    only_short: bool = False
-    own_up_to: Mapping[str, int] = {}
+    own: bool  # collectives of our own, at least for some calls
+    only_short: bool = False  # of our own where the data is short enough to be sent with the comparison of the calls
+    own_up_to: Mapping[str, int] = {}  # by operation of KINDS, bytes: of the longest call that is our own
 
     @property
     def own_for_all(self) -> bool:

@@ -28,23 +28,14 @@ log = logging.getLogger("torchmpi_plugin")
 
 
 class Member(NamedTuple):
-    """What a rank tells the others of its group.
+    """What a rank tells the others of its group."""
 
-    Attributes:
-        process: its process.
-        cpus: where that may run.
-        compares: whether it was asked to compare the calls.
-        config: what else it was asked for.
-        tuning: the file that "auto" follows; empty: none.
-        secret: a number that nobody can guess; rank 0's is the group's.
-    """
-
-    process: peers.Process
-    cpus: list[int]
-    compares: bool
-    config: GroupConfig
-    tuning: str
-    secret: str
+    process: peers.Process  # its process
+    cpus: list[int]  # where that may run
+    compares: bool  # whether it was asked to compare the calls
+    config: GroupConfig  # what else it was asked for
+    tuning: str  # the file that "auto" follows; empty: none
+    secret: str  # a number that nobody can guess; rank 0's is the group's
 
 
 @functools.cache

@@ -13,18 +13,12 @@ if TYPE_CHECKING:
 
 
 class GroupConfig(NamedTuple):
-    """What the group is to be like; those of its rank 0 count.
+    """What the group is to be like; those of its rank 0 count."""
 
-    Attributes:
-        collectives: whose: "own", "mpi" or "auto".
-        reproducible: sums have the same bits wherever the ranks are, which takes collectives of our own.
-        shares: the ranks of a node may share memory.
-        wire_dtype: of sums of 16-bit floats that our collectives send between nodes: "float32" or "tensor", their own.
-    """
-
-    collectives: str
-    reproducible: bool
-    shares: bool = True
+    collectives: str  # whose: "own", "mpi" or "auto"
+    reproducible: bool  # sums have the same bits wherever the ranks are, which takes collectives of our own
+    shares: bool = True  # the ranks of a node may share memory
+    #: of sums of 16-bit floats that our collectives send between nodes: "float32" or "tensor", their own
     wire_dtype: str = "float32"
 
     def sums(self, lib: Lib) -> int:

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 
 class Footprint(NamedTuple):
-    """Bytes of memory.
+    """Bytes of memory."""
 
-    Attributes:
-        segment: in /dev/shm, of all ranks on a node together; 0 where the group has MPI's collectives.
-        own: of one rank's own, from the beginning.
-        later: of one rank's own, from its first long operation between nodes on.
-    """
-
-    segment: int
-    own: int
-    later: int
+    segment: int  # in /dev/shm, of all ranks on a node together; 0 where the group has MPI's collectives
+    own: int  # of one rank's own, from the beginning
+    later: int  # of one rank's own, from its first long operation between nodes on
 
     def __str__(self) -> str:
         segment = f"{in_words(self.segment)} of /dev/shm for the ranks of this node" if self.segment else "no /dev/shm"

@@ -26,26 +26,17 @@ _warned: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a file says.
+    """What a file says."""
 
-    Attributes:
-        own_up_to: by operation, the bytes of the longest call for which mpiplus's collectives are taken, MPI's for
-            longer ones; 0: MPI's for all, None: mpiplus's for all, as for an operation that is not named.
-        hosts: on how many it was measured.
-        ranks_per_host: on each of them.
-        mpi: the vendor of the MPI library.
-        mpi_version: its version, of which nothing depends.
-        ratio: the geometric mean of the own collectives' times, as multiples of MPI's.
-        medians_us: each operation and size with both times in microseconds.
-    """
-
+    #: by operation, the bytes of the longest call for which mpiplus's collectives are taken, MPI's for longer ones; 0:
+    #: MPI's for all, None: mpiplus's for all, as for an operation that is not named
     own_up_to: Mapping[str, int | None]
-    hosts: int
-    ranks_per_host: Sequence[int]
-    mpi: str
-    mpi_version: str
-    ratio: float
-    medians_us: Sequence[dict[str, Any]]
+    hosts: int  # on how many it was measured
+    ranks_per_host: Sequence[int]  # on each of them
+    mpi: str  # the vendor of the MPI library
+    mpi_version: str  # its version, of which nothing depends
+    ratio: float  # the geometric mean of the own collectives' times, as multiples of MPI's
+    medians_us: Sequence[dict[str, Any]]  # each operation and size with both times in microseconds
 
     def text(self) -> str:
         """The content of the file."""

@@ -24,17 +24,11 @@ def find_root(rank: int, ranks: list[int]) -> int:
 
 
 class Members(NamedTuple):
-    """A group seen from one of its members.
+    """A group seen from one of its members."""
 
-    Attributes:
-        group: torch's group.
-        ranks: the members' global ranks, in the group's order.
-        me: this process's place in ``ranks``.
-    """
-
-    group: dist.ProcessGroup
-    ranks: list[int]
-    me: int
+    group: dist.ProcessGroup  # torch's group
+    ranks: list[int]  # the members' global ranks, in the group's order
+    me: int  # this process's place in ranks
 
     @property
     def rank(self) -> int:

@@ -20,17 +20,11 @@ INLINE = HEAD - _LENGTHS.size
 
 
 class Message(NamedTuple):
-    """What one rank sends.
+    """What one rank sends."""
 
-    Attributes:
-        ok: whether the payload is a value, and not an error.
-        payload: pickled, or a failure's text.
-        simple: the value is a number or a text, and can be unpickled anywhere.
-    """
-
-    ok: bool
-    payload: bytes
-    simple: bool = False
+    ok: bool  # whether the payload is a value, and not an error
+    payload: bytes  # pickled, or a failure's text
+    simple: bool = False  # the value is a number or a text, and can be unpickled anywhere
 
 
 def _as_tensor(data: bytes, size: int, device: torch.device) -> torch.Tensor:

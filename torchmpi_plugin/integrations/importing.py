@@ -20,20 +20,14 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True)
 class Integration:
-    """What is changed in one framework.
+    """What is changed in one framework."""
 
-    Attributes:
-        distribution: the framework, as it is installed.
-        module: which of its modules is changed.
-        since, before: the versions that have the expected shape, the second excluded.
-        change: does it, once :class:`ChangedError` cannot come any more.
-    """
-
-    distribution: str
-    module: str
+    distribution: str  # the framework, as it is installed
+    module: str  # which of its modules is changed
+    #: the versions that have the expected shape, the second excluded
     since: tuple[int, ...]
     before: tuple[int, ...]
-    change: Callable[[ModuleType], None]
+    change: Callable[[ModuleType], None]  # does it, once :class:`ChangedError` cannot come any more
 
 
 def function_with(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:

@@ -28,19 +28,12 @@ FAST_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 1.0, 60.0
 
 
 class Restarts(NamedTuple):
-    """What the user wants.
+    """What the user wants."""
 
-    Attributes:
-        most: how often to start again.
-        on: after which ends: of KINDS, or exit codes, or any.
-        timeout: seconds for the whole, all attempts together; None: no limit.
-        attempt_timeout: seconds for each attempt.
-    """
-
-    most: int = 0
-    on: frozenset[str] = frozenset({_ANY})
-    timeout: float | None = None
-    attempt_timeout: float | None = None
+    most: int = 0  # how often to start again
+    on: frozenset[str] = frozenset({_ANY})  # after which ends: of KINDS, or exit codes, or any
+    timeout: float | None = None  # seconds for the whole, all attempts together; None: no limit
+    attempt_timeout: float | None = None  # seconds for each attempt
 
 
 def parse_restart_on(text: str) -> frozenset[str]:

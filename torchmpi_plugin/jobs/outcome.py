@@ -11,58 +11,35 @@ from .stderr_tail import TRACEBACK, StderrTail
 
 @dataclass(frozen=True)
 class RankFailure:
-    """The rank that failed first.
+    """The rank that failed first."""
 
-    Attributes:
-        rank: its number in MPI_COMM_WORLD.
-        node: where it ran.
-        exit_code: as the shell has it: 1 to 255, or 128 + the number of the signal that killed it.
-        traceback: the last lines it wrote to stderr, from its traceback on if they have one.
-        cause: in words: how it ended.
-        error: what torch's ``@record`` has written of its last exception; empty: nothing.
-    """
-
-    rank: int
-    node: str
-    exit_code: int
-    traceback: str
-    cause: str = ""
-    error: str = ""
+    rank: int  # its number in MPI_COMM_WORLD
+    node: str  # where it ran
+    exit_code: int  # as the shell has it: 1 to 255, or 128 + the number of the signal that killed it
+    traceback: str  # the last lines it wrote to stderr, from its traceback on if they have one
+    cause: str = ""  # in words: how it ended
+    error: str = ""  # what torch's @record has written of its last exception; empty: nothing
 
 
 @dataclass
 class RankRecord:
-    """What the launcher knows about one rank.
-
-    Attributes:
-        code: how its program ended, as the shell has it; None while it runs, or where that was never told.
-        signal: what killed the program; 0: nothing.
-        ended_by_us: its program was still running when this launcher began to end the job.
-        ended_by_mpi: its program was still running when mpirun began to end this rank.
-        leaves: its program has said that it is leaving, before others could notice.
-        left_with: the exit code that it named then; 0: it did not know it yet.
-        gone: the connection is closed.
-        silent: its supervisor did not say that it has followed the order to end.
-        is_killed: that supervisor and its program were on this node, and were killed.
-        error: what its program has written into its error file.
-        hidden: what it prints is not shown.
-        complained: when its stderr first showed an uncaught exception or an abort; 0: never.
-    """
+    """What the launcher knows about one rank."""
 
     rank: int
     node: str = ""
+    #: how its program ended, as the shell has it; None while it runs, or where that was never told
     code: int | None = None
-    signal: int = 0
-    ended_by_us: bool = False
-    ended_by_mpi: bool = False
-    leaves: bool = False
-    left_with: int = 0
-    gone: bool = False
-    silent: bool = False
-    is_killed: bool = False
-    error: str = ""
-    hidden: bool = False
-    complained: float = 0.0
+    signal: int = 0  # what killed the program; 0: nothing
+    ended_by_us: bool = False  # its program was still running when this launcher began to end the job
+    ended_by_mpi: bool = False  # its program was still running when mpirun began to end this rank
+    leaves: bool = False  # its program has said that it is leaving, before others could notice
+    left_with: int = 0  # the exit code that it named then; 0: it did not know it yet
+    gone: bool = False  # the connection is closed
+    silent: bool = False  # its supervisor did not say that it has followed the order to end
+    is_killed: bool = False  # that supervisor and its program were on this node, and were killed
+    error: str = ""  # what its program has written into its error file
+    hidden: bool = False  # what it prints is not shown
+    complained: float = 0.0  # when its stderr first showed an uncaught exception or an abort; 0: never
     stderr_tail: StderrTail = field(default_factory=StderrTail)
 
     @property
@@ -89,33 +66,20 @@ def _is_complaint(line: str) -> bool:
 
 @dataclass
 class Ending:
-    """What the launcher knows when everything has ended.
+    """What the launcher knows when everything has ended."""
 
-    Attributes:
-        records: of all ranks.
-        order: the ranks whose programs have ended, or have said that they are about to, the first first.
-        launcher_code: how mpirun ended, as the shell has it.
-        noise: what mpirun itself has said.
-        signalled: the signal with which somebody ended this launcher, passed on to the ranks; 0: none.
-        is_timeout: the time limit has passed.
-        timed_out: the ranks that were running then.
-        trouble: why the ranks did not start; empty: they did.
-        missing: the ranks that did not come up.
-        unread: characters of output that the reader of stdout or stderr has not taken.
-        recovers: MPI was asked to let the others go on after the death of a rank.
-    """
-
-    records: list[RankRecord]
+    records: list[RankRecord]  # of all ranks
+    #: the ranks whose programs have ended, or have said that they are about to, the first first
     order: list[RankRecord] = field(default_factory=list)
-    launcher_code: int | None = None
-    noise: str = ""
-    signalled: int = 0
-    is_timeout: bool = False
-    timed_out: list[int] = field(default_factory=list)
-    trouble: str = ""
-    missing: list[int] = field(default_factory=list)
-    unread: int = 0
-    recovers: bool = False
+    launcher_code: int | None = None  # how mpirun ended, as the shell has it
+    noise: str = ""  # what mpirun itself has said
+    signalled: int = 0  # the signal with which somebody ended this launcher, passed on to the ranks; 0: none
+    is_timeout: bool = False  # the time limit has passed
+    timed_out: list[int] = field(default_factory=list)  # the ranks that were running then
+    trouble: str = ""  # why the ranks did not start; empty: they did
+    missing: list[int] = field(default_factory=list)  # the ranks that did not come up
+    unread: int = 0  # characters of output that the reader of stdout or stderr has not taken
+    recovers: bool = False  # MPI was asked to let the others go on after the death of a rank
 
 
 class JobResult(NamedTuple):

@@ -19,23 +19,15 @@ class Node(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How many ranks, and where.
+    """How many ranks, and where."""
 
-    Attributes:
-        ranks: all of them.
-        per_node: how many on each node, if the user wants a certain number.
-        node_count: how many nodes, if the user wants a certain number.
-        nodes: with the ranks of each; none: mpirun's choice, from the batch system's allocation or this node alone.
-        one_node: all ranks share one node.
-        here: and that node is this one.
-    """
-
-    ranks: int
-    per_node: int | None
-    node_count: int | None
+    ranks: int  # all of them
+    per_node: int | None  # how many on each node, if the user wants a certain number
+    node_count: int | None  # how many nodes, if the user wants a certain number
+    #: with the ranks of each; none: mpirun's choice, from the batch system's allocation or this node alone
     nodes: Sequence[tuple[str, int]]
-    one_node: bool
-    here: bool
+    one_node: bool  # all ranks share one node
+    here: bool  # and that node is this one
 
 
 def parse_nodes(text: str) -> list[Node]:

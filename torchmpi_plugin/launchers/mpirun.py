@@ -27,20 +27,13 @@ class LauncherError(RuntimeError):
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks.
+    """A program that starts ranks."""
 
-    Attributes:
-        path: the program.
-        family: whose options it takes: "Open MPI", "MPICH" or "Slurm".
-        version: the line of its ``--version`` that says so.
-        library: the MPI library it belongs to.
-        rejected: launchers that were found and do not fit, with the reasons.
-    """
-
-    path: str
-    family: str
-    version: str
-    library: Library
+    path: str  # the program
+    family: str  # whose options it takes: "Open MPI", "MPICH" or "Slurm"
+    version: str  # the line of its --version that says so
+    library: Library  # the MPI library it belongs to
+    #: launchers that were found and do not fit, with the reasons
     rejected: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:

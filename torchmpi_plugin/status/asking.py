@@ -19,17 +19,11 @@ _LONGEST_REQUEST = 200  # the C side has room for 255 bytes
 
 @dataclass
 class Rank:
-    """What is known of a rank.
+    """What is known of a rank."""
 
-    Attributes:
-        rank: its number in the world.
-        answer: what it tells; None: nothing.
-        problem: why it tells nothing.
-    """
-
-    rank: int
-    answer: dict[str, Any] | None = None
-    problem: str = ""
+    rank: int  # its number in the world
+    answer: dict[str, Any] | None = None  # what it tells; None: nothing
+    problem: str = ""  # why it tells nothing
     groups: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -58,17 +58,11 @@ def wait_for_threads(seconds: float) -> bool:
 
 
 class Report(NamedTuple):
-    """The last collective that a rank called, or waits in.
+    """The last collective that a rank called, or waits in."""
 
-    Attributes:
-        number: in the group.
-        call: in words.
-        essence: what must be equal on all ranks.
-    """
-
-    number: int
-    call: str
-    essence: str
+    number: int  # in the group
+    call: str  # in words
+    essence: str  # what must be equal on all ranks
 
 
 class CheckIn:

@@ -26,25 +26,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure.
+    """How to measure."""
 
-    Attributes:
-        backends: what torch.distributed runs on, the one of interest first.
-        raw: what of plain MPI calls to measure: RAW, NONBLOCKING.
-        front_end: whether to measure a group that does nothing.
-        operations: names from the table of operations; none: all, or those that are tuned.
-        sizes: bytes.
-        repeats: the turns of each contestant.
-        block_seconds: about how long one turn lasts, in seconds.
-    """
-
-    backends: Sequence[str]
-    raw: Sequence[str]
-    front_end: bool
-    operations: Sequence[str]
-    sizes: Sequence[int]
-    repeats: int
-    block_seconds: float
+    backends: Sequence[str]  # what torch.distributed runs on, the one of interest first
+    raw: Sequence[str]  # what of plain MPI calls to measure: RAW, NONBLOCKING
+    front_end: bool  # whether to measure a group that does nothing
+    operations: Sequence[str]  # names from the table of operations; none: all, or those that are tuned
+    sizes: Sequence[int]  # bytes
+    repeats: int  # the turns of each contestant
+    block_seconds: float  # about how long one turn lasts, in seconds
 
 
 def parse_names(_: click.Context | None, __: click.Parameter | None, value: str) -> list[str]:

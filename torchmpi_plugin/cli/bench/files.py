@@ -16,17 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write what; rank 0 does.
+    """Where to write what; rank 0 does."""
 
-    Attributes:
-        json: every number.
-        plot: the picture.
-        tuning: which collectives are faster; where it is given that is what the benchmark measures.
-    """
-
-    json: Path | None
-    plot: Path | None
-    tuning: Path | None
+    json: Path | None  # every number
+    plot: Path | None  # the picture
+    tuning: Path | None  # which collectives are faster; where it is given that is what the benchmark measures
 
     def hindrance(self, nodes: Sequence[str]) -> str:
         """Say why something could not be written after minutes of measuring, and nothing where all is well.

@@ -31,15 +31,10 @@ class Ranks(Protocol):
 
 @dataclass
 class Timing:
-    """The turns of one contestant.
+    """The turns of one contestant."""
 
-    Attributes:
-        calls: how many calls each turn consisted of.
-        seconds: the time per call of each turn, in seconds.
-    """
-
-    calls: int
-    seconds: list[float] = field(default_factory=list)
+    calls: int  # how many calls each turn consisted of
+    seconds: list[float] = field(default_factory=list)  # the time per call of each turn, in seconds
 
     @property
     def median(self) -> float:

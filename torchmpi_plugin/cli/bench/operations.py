@@ -37,40 +37,25 @@ class Raw:
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: torch.distributed's, where it has one.
-        raw: the call on a communicator, given the tensors to send from and to receive into.
-        torch: the same on a process group.
-        dtypes: what to measure it with; none for an operation without data.
-        send: whether the tensor sent is the whole of the data or one rank's part of it.
-        recv: the same of the tensor received; None where both are one tensor.
-        least_ranks: the fewest ranks it makes sense on.
-    """
-
-    name: str
+    name: str  # torch.distributed's, where it has one
+    #: the call on a communicator, given the tensors to send from and to receive into
     raw: Callable[[Raw, Tensor, Tensor], Call]
-    torch: Callable[[dist.ProcessGroup, Tensor, Tensor], Call]
-    dtypes: tuple[str, ...] = ("float32",)
-    send: Share = "whole"
-    recv: Share | None = None
-    least_ranks: int = 1
+    torch: Callable[[dist.ProcessGroup, Tensor, Tensor], Call]  # the same on a process group
+    dtypes: tuple[str, ...] = ("float32",)  # what to measure it with; none for an operation without data
+    send: Share = "whole"  # whether the tensor sent is the whole of the data or one rank's part of it
+    recv: Share | None = None  # the same of the tensor received; None where both are one tensor
+    least_ranks: int = 1  # the fewest ranks it makes sense on
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on one dtype and size.
+    """An operation on one dtype and size."""
 
-    Attributes:
-        operation: what is measured.
-        dtype: the name of the dtype; empty for an operation without data.
-        size: bytes of the whole of the data.
-    """
-
-    operation: Operation
-    dtype: str
-    size: int
+    operation: Operation  # what is measured
+    dtype: str  # the name of the dtype; empty for an operation without data
+    size: int  # bytes of the whole of the data
 
     def tensors(self, ranks: int) -> tuple[Tensor, Tensor]:
         """Return this rank's tensors to send from and to receive into."""

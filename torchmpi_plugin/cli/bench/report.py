@@ -105,23 +105,14 @@ def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """One run of ``mpiplus bench``.
+    """One run of ``mpiplus bench``."""
 
-    Attributes:
-        facts: what the numbers depend on, by name.
-        settings: how it was measured, by name.
-        contestants: raw MPI if it was measured, then the groups.
-        rows: the times of the operations.
-        overlaps: the asynchronous operations; none on one rank.
-        link: plain messages between two nodes, or two ranks; None on one rank.
-    """
-
-    facts: Mapping[str, str | int]
-    settings: Mapping[str, Any]
-    contestants: Sequence[str]
-    rows: Sequence[Row]
-    overlaps: Sequence[Overlap]
-    link: Link | None = None
+    facts: Mapping[str, str | int]  # what the numbers depend on, by name
+    settings: Mapping[str, Any]  # how it was measured, by name
+    contestants: Sequence[str]  # raw MPI if it was measured, then the groups
+    rows: Sequence[Row]  # the times of the operations
+    overlaps: Sequence[Overlap]  # the asynchronous operations; none on one rank
+    link: Link | None = None  # plain messages between two nodes, or two ranks; None on one rank
 
     def notes(self) -> list[str]:
         """Return a line for each operation and dtype that a contestant refused."""

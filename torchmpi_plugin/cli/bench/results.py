@@ -51,25 +51,15 @@ def comparisons(contestants: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one operation on one dtype and size.
+    """The times of one operation on one dtype and size."""
 
-    Attributes:
-        operation: the name of the operation.
-        dtype: empty for an operation without data.
-        size: bytes.
-        ranks: how many there were.
-        us: the time per call by contestant, in microseconds; those that refused are missing.
-        turns_us: the time per call of each turn, in microseconds.
-        refusals: by contestant, why it does not do this.
-    """
-
-    operation: str
-    dtype: str
-    size: int
-    ranks: int
-    us: Mapping[str, float]
-    turns_us: Mapping[str, Sequence[float]]
-    refusals: Mapping[str, str]
+    operation: str  # the name of the operation
+    dtype: str  # empty for an operation without data
+    size: int  # bytes
+    ranks: int  # how many there were
+    us: Mapping[str, float]  # the time per call by contestant, in microseconds; those that refused are missing
+    turns_us: Mapping[str, Sequence[float]]  # the time per call of each turn, in microseconds
+    refusals: Mapping[str, str]  # by contestant, why it does not do this
 
     def ratio(self, above: str, below: str) -> float | None:
         """Return how many times as long ``above`` takes as ``below``, or None if one of them is missing."""
@@ -107,17 +97,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Overlap:
-    """One contestant's asynchronous all_reduce while the caller does something else.
+    """One contestant's asynchronous all_reduce while the caller does something else."""
 
-    Attributes:
-        contestant: raw MPI, or a backend.
-        sync_us: the time of the synchronous operation, in microseconds.
-        wait_us: the time that ``wait()`` takes when the caller slept between start and wait, in microseconds.
-    """
-
-    contestant: str
-    sync_us: float
-    wait_us: float
+    contestant: str  # raw MPI, or a backend
+    sync_us: float  # the time of the synchronous operation, in microseconds
+    wait_us: float  # the time that wait() takes when the caller slept between start and wait, in microseconds
 
     @property
     def percent(self) -> float:
@@ -136,21 +120,13 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Link:
-    """What plain messages between two ranks reach.
+    """What plain messages between two ranks reach."""
 
-    Attributes:
-        ranks: the two.
-        hosts: where each of them is; the same name twice if all ranks are on one node.
-        latency_us: of a message of 8 bytes, half the time there and back, in microseconds.
-        size: of the large message, in bytes.
-        exchange_us: how long both take to send each other one of these at once, in microseconds.
-    """
-
-    ranks: tuple[int, int]
-    hosts: tuple[str, str]
-    latency_us: float
-    size: int
-    exchange_us: float
+    ranks: tuple[int, int]  # the two
+    hosts: tuple[str, str]  # where each of them is; the same name twice if all ranks are on one node
+    latency_us: float  # of a message of 8 bytes, half the time there and back, in microseconds
+    size: int  # of the large message, in bytes
+    exchange_us: float  # how long both take to send each other one of these at once, in microseconds
 
     @property
     def gb_per_s(self) -> float:

@@ -17,15 +17,10 @@ _SMALL_SHARED_MEMORY = 64 << 20
 
 
 class Advice(NamedTuple):
-    """A finding.
+    """A finding."""
 
-    Attributes:
-        text: what is found, and what to do about it.
-        serious: nothing works before it is done.
-    """
-
-    text: str
-    serious: bool
+    text: str  # what is found, and what to do about it
+    serious: bool  # nothing works before it is done
 
 
 def advise(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping[str, str]) -> list[Advice]:

@@ -139,21 +139,14 @@ def _numbers(dice: torch.Generator, _: int, dtype: torch.dtype) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and on what.
+    """What is trained, and on what."""
 
-    Attributes:
-        name: of the network.
-        make: a new network.
-        batch: data and what the network should say of them, given dice, samples and dtype.
-        samples: a rank's in one step.
-        learning_rate: with which a few steps on one batch make its loss fall.
-    """
-
-    name: str
-    make: Callable[[], nn.Module]
+    name: str  # of the network
+    make: Callable[[], nn.Module]  # a new network
+    #: data and what the network should say of them, given dice, samples and dtype
     batch: Callable[[torch.Generator, int, torch.dtype], tuple[Tensor, Tensor]]
-    samples: int
-    learning_rate: float
+    samples: int  # a rank's in one step
+    learning_rate: float  # with which a few steps on one batch make its loss fall
 
 
 CNN = Task("CNN", ConvolutionalNetwork, _images, samples=16, learning_rate=0.05)

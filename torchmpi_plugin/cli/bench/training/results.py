@@ -36,21 +36,13 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class Trained:
-    """One network of one dtype, trained in one way on one backend.
+    """One network of one dtype, trained in one way on one backend."""
 
-    Attributes:
-        samples: what all ranks together take in one step.
-        step: a step, by turn.
-        alone: a step that does all but communicate, in the same turns.
-        all_reduce: the all_reduce of all buckets, in the same turns; None where there are no buckets.
-        losses: of all ranks, in the first steps.
-    """
-
-    samples: int
-    step: Turns
-    alone: Turns
-    all_reduce: Turns | None
-    losses: Sequence[float]
+    samples: int  # what all ranks together take in one step
+    step: Turns  # a step, by turn
+    alone: Turns  # a step that does all but communicate, in the same turns
+    all_reduce: Turns | None  # the all_reduce of all buckets, in the same turns; None where there are no buckets
+    losses: Sequence[float]  # of all ranks, in the first steps
 
     @property
     def samples_per_second(self) -> float:
@@ -143,19 +135,14 @@ def _within_one(share: float) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One network of one dtype, trained in one way on all backends.
+    """One network of one dtype, trained in one way on all backends."""
 
-    Attributes:
-        way, model, dtype: their names.
-        buckets: bytes of each of DDP's.
-        trained: by backend, the one of interest first.
-    """
-
+    #: their names
     way: str
     model: str
     dtype: str
-    buckets: Sequence[int]
-    trained: Mapping[str, Trained]
+    buckets: Sequence[int]  # bytes of each of DDP's
+    trained: Mapping[str, Trained]  # by backend, the one of interest first
 
     def ratios(self) -> dict[str, float]:
         """Return how many times as many samples per second the first backend trains as each other one."""

@@ -14,17 +14,11 @@ from ..measure import Call, Ranks, calls_per_block
 
 
 class Usage(NamedTuple):
-    """What the operating system counts of a process with all its threads, as differences or means.
+    """What the operating system counts of a process with all its threads, as differences or means."""
 
-    Attributes:
-        cpu_seconds: processor time, that of the kernel on its behalf included.
-        voluntary: context switches because a thread waited for something.
-        involuntary: because another thread was given the core.
-    """
-
-    cpu_seconds: float
-    voluntary: float
-    involuntary: float
+    cpu_seconds: float  # processor time, that of the kernel on its behalf included
+    voluntary: float  # context switches because a thread waited for something
+    involuntary: float  # because another thread was given the core
 
 
 class CountingRanks(Ranks, Protocol):
@@ -36,15 +30,10 @@ class CountingRanks(Ranks, Protocol):
 
 @dataclass
 class Turns:
-    """The turns of one contestant.
+    """The turns of one contestant."""
 
-    Attributes:
-        seconds: a call on the slowest rank, by turn.
-        usage: of a call, the mean of the ranks, by turn.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    usage: list[Usage] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # a call on the slowest rank, by turn
+    usage: list[Usage] = field(default_factory=list)  # of a call, the mean of the ranks, by turn
 
     def medians(self) -> dict[str, float]:
         """Return the median turn's figures, by name."""

@@ -28,21 +28,13 @@ _BOTH = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a network is trained.
+    """Where a network is trained."""
 
-    Attributes:
-        task: which network.
-        dtype: of its parameters and data.
-        group: the process group; for a step alone, a group that sends nothing.
-        making_group: one that sends, to make DDP and stages on.
-        alone: whether the step is one that does all but communicate.
-    """
-
-    task: Task
-    dtype: torch.dtype
-    group: dist.ProcessGroup
-    making_group: dist.ProcessGroup
-    alone: bool = False
+    task: Task  # which network
+    dtype: torch.dtype  # of its parameters and data
+    group: dist.ProcessGroup  # the process group; for a step alone, a group that sends nothing
+    making_group: dist.ProcessGroup  # one that sends, to make DDP and stages on
+    alone: bool = False  # whether the step is one that does all but communicate
 
     @property
     def rank(self) -> int:
@@ -67,20 +59,13 @@ class Place:
 
 @dataclass
 class Trainee:
-    """A network on one group, with this rank's batch.
+    """A network on one group, with this rank's batch."""
 
-    Attributes:
-        step: trains one step and returns the loss before it; 0 on a rank that does not know it.
-        optimizer: what changes the parameters.
-        samples: what all ranks together take in one step.
-        copies: parameters that must be the same on all ranks.
-        buckets: the elements of each bucket of DDP, in the order of their all_reduce; only of one that is alone.
-    """
-
-    step: Callable[[], Tensor]
-    optimizer: Optimizer
-    samples: int
-    copies: Sequence[Tensor] = ()
+    step: Callable[[], Tensor]  # trains one step and returns the loss before it; 0 on a rank that does not know it
+    optimizer: Optimizer  # what changes the parameters
+    samples: int  # what all ranks together take in one step
+    copies: Sequence[Tensor] = ()  # parameters that must be the same on all ranks
+    #: the elements of each bucket of DDP, in the order of their all_reduce; only of one that is alone
     buckets: list[int] = field(default_factory=list)
 
     def stand_still(self) -> None:
@@ -273,23 +258,14 @@ def _pipeline(place: Place) -> Trainee:
 
 @dataclass(frozen=True)
 class Way:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: what the user calls it.
-        about: what it does, in a line.
-        make: makes a network ready.
-        rows: which networks and dtypes.
-        quick: those of them that ``--quick`` measures too.
-        most_ranks: and 0 for any number.
-    """
-
-    name: str
-    about: str
-    make: Callable[[Place], Trainee]
-    rows: tuple[tuple[Task, str], ...]
-    quick: tuple[tuple[Task, str], ...]
-    most_ranks: int = 0
+    name: str  # what the user calls it
+    about: str  # what it does, in a line
+    make: Callable[[Place], Trainee]  # makes a network ready
+    rows: tuple[tuple[Task, str], ...]  # which networks and dtypes
+    quick: tuple[tuple[Task, str], ...]  # those of them that --quick measures too
+    most_ranks: int = 0  # and 0 for any number
 
     def hindrance(self, ranks: int) -> str:
         """Say why it cannot be done on so many ranks, and nothing if it can."""
