@@ -87,15 +87,7 @@ def run_attempts(
     tell: Callable[[str], None],
     start: Callable[[JobSpec], JobResult] = run_job,
 ) -> JobResult:
-    """Start a job, again and again where that is wanted, and return how its last attempt ended.
-
-    Args:
-        spec: of the job.
-        restarts: when to start again.
-        nodes: where it may run, if there is a choice.
-        tell: shows a line to the user. The last attempt's message is the caller's to show.
-        start: makes an attempt.
-    """
+    """Start a job, again and again where that is wanted, and return how its last attempt ended."""
     try:
         return _Attempts(spec, restarts, nodes, tell, start).run()
     except KeyboardInterrupt:  # between two attempts, when nothing runs
@@ -200,12 +192,7 @@ def remembered() -> Iterator[Sequence[int]]:
 
 
 def pause(seconds: float, before: Sequence[int]) -> int:
-    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to.
-
-    Args:
-        seconds: how long.
-        before: signals that have come already.
-    """
+    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to."""
 
     async def wait() -> int:
         loop = asyncio.get_running_loop()

@@ -14,11 +14,7 @@ _END_SECONDS = 2.0
 
 
 class Daemon:
-    """The parent of a guard.
-
-    Args:
-        guard: the process number of its child.
-    """
+    """The parent of a guard."""
 
     def __init__(self, guard: int) -> None:
         self._guard = guard

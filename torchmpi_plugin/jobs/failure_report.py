@@ -37,12 +37,7 @@ def describe_ending(record: RankRecord) -> str:
 
 
 def find_first(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> RankRecord | None:
-    """The rank that failed first; None if nobody did, or nobody can tell.
-
-    Args:
-        order: the ranks whose programs have ended, in the order of their endings.
-        records: all ranks.
-    """
+    """The rank that failed first; None if nobody did, or nobody can tell."""
     by_themselves = [
         record
         for record in order
@@ -99,13 +94,7 @@ def _without_numbers(record: RankRecord) -> str:
 
 
 def result_of(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
-    """Say how a job ended.
-
-    Args:
-        ending: what is known.
-        launcher: the name of mpirun.
-        verbose: quote mpirun in any case.
-    """
+    """Say how a job ended."""
     result = _result(ending, launcher, verbose)
     words = [result.message, *_left_behind(ending)]
     return result._replace(message="\n".join(word for word in words if word), ending=ending)

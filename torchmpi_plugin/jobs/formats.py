@@ -24,10 +24,6 @@ def expand(format_: str, values: Mapping[str, int]) -> str:
 def check_format(format_: str, ranks: int) -> None:
     """See that a FORMAT gives each rank a file of its own.
 
-    Args:
-        format_: a file name with fields in braces.
-        ranks: how many ranks there are.
-
     Raises:
         ValueError: an unknown field, a brace too many, or one name for several ranks.
     """

@@ -19,9 +19,6 @@ _NOISE_BYTES = 1 << 16
 class LauncherProcess(asyncio.SubprocessProtocol):
     """mpirun, started in a session of its own: Ctrl-C is for the job monitor to pass on.
 
-    Args:
-        changed: is called when it has ended, and when it is quiet.
-
     Attributes:
         code: how it ended, as the shell has it; None while it runs.
         noise: what it has said, or a supervisor that could not connect.

@@ -45,13 +45,6 @@ class LineBuffer:
 class Terminal:
     """Where the output of all ranks comes together.
 
-    Args:
-        stream: what to write to.
-        prefix: whether to write the rank in front of each line.
-        colour: whether to colour the rank.
-        writer: does the writing; shared by streams that lead to one place.
-        attempt: how often the job has been started again.
-
     Attributes:
         hidden: ranks of which nothing is shown.
     """

@@ -15,14 +15,7 @@ class NotEnoughError(Exception):
 
 
 class SpareNodes:
-    """Chooses nodes for each attempt.
-
-    Args:
-        names: of all nodes, the first to be taken first.
-        ranks: on each.
-        least, most: how many the job may have.
-        answers: whether a node can run something now.
-    """
+    """Chooses nodes for each attempt."""
 
     def __init__(self, names: Sequence[str], ranks: int, least: int, most: int, answers: Callable[[str], bool]) -> None:
         self._names, self._ranks, self._least, self._most = list(names), ranks, least, most

@@ -40,13 +40,7 @@ _BY_LAUNCHER, _BY_CONNECTION = "by the launcher", "by the connection"
 
 
 def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
-    """Connect to the launcher, and do what it says; the exit code of the program, as the shell has it.
-
-    Args:
-        contact: where the launcher listens, and the job's secret.
-        guard_gone: a pipe that ends when the guard does.
-        guard: its process.
-    """
+    """Connect to the launcher, and do what it says; the exit code of the program, as the shell has it."""
     me = who_am_i(os.environ)
     if me is None:
         raise SystemExit(
@@ -105,12 +99,7 @@ class Stream:
 
 
 class Supervisor:
-    """Runs the program of one rank, once the launcher says which.
-
-    Args:
-        guard_gone: a pipe that ends when the guard does.
-        daemon: what has started the guard.
-    """
+    """Runs the program of one rank, once the launcher says which."""
 
     def __init__(self, guard_gone: int, daemon: Daemon) -> None:
         self._guard_gone, self._daemon = guard_gone, daemon

@@ -70,14 +70,7 @@ def asks_for_recovery(mpi_args: Sequence[str]) -> bool:
 def launch_command(
     launcher: Launcher, layout: Layout, map_by: str | None = None, mpi_args: Sequence[str] = ()
 ) -> list[str]:
-    """The command line that starts a supervisor per rank.
-
-    Args:
-        launcher: which.
-        layout: how many ranks, and where.
-        map_by: ``--map-by`` of Open MPI or ``-map-by`` of MPICH.
-        mpi_args: the user's own options for the launcher.
-    """
+    """The command line that starts a supervisor per rank."""
     build = {OPEN_MPI.name: _open_mpi, MPICH.name: _mpich, SLURM: _srun}[launcher.family]
     return [launcher.path, *build(launcher, layout, map_by, mpi_args), *mpi_args, *python_command(_SUPERVISE)]
 

@@ -80,13 +80,6 @@ def lay_out(
 ) -> Layout:
     """Decide how many ranks go where.
 
-    Args:
-        nproc: all ranks; with ``nnodes`` those of each node.
-        nnodes: how many nodes.
-        hosts: ``h1:2,h2:2`` or ``h1,h2``.
-        hostfile: a file that names them.
-        environment: whose batch allocation counts; None: this process's.
-
     Raises:
         ValueError: the numbers do not go together.
     """

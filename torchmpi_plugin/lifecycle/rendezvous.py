@@ -90,11 +90,6 @@ class Given(NamedTuple):
 def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Given:
     """Read it.
 
-    Args:
-        url: with rank and world_size, where they are arguments.
-        environment: with torch's variables.
-        ranks: whether RANK and WORLD_SIZE count.
-
     Raises:
         ValueError: no number, a number that cannot be, or a name that nobody knows.
     """

@@ -53,12 +53,6 @@ def ask_job(sockets: Sequence[RankSocket]) -> list[Rank]:
 def ask_words(sockets: Sequence[RankSocket], request: str, seconds: float, ranks: Sequence[int] | None) -> list[Told]:
     """What ranks of a job answer in words: ``stacks`` or ``dump``.
 
-    Args:
-        sockets: of the job's ranks on this node.
-        request: which.
-        seconds: for those of this node.
-        ranks: which ranks; None: all, wherever they are.
-
     Raises:
         ValueError: the job has no such rank.
     """
@@ -104,14 +98,7 @@ def _parsed(text: str) -> dict[str, Any]:
 def _ask_elsewhere(
     sockets: Sequence[RankSocket], answered: dict[int, str], request: str, ranks: Sequence[int] = ()
 ) -> list[Told]:
-    """Through the job's store, by the first rank here whose Python has a moment for it.
-
-    Args:
-        sockets: of the ranks here.
-        answered: who of them has answered before.
-        request: what to ask.
-        ranks: whom; without them all that are elsewhere, and so where they are too many to name.
-    """
+    """Through the job's store, by the first rank here whose Python has a moment for it."""
     numbers = ",".join(map(str, ranks))
     line = f"others {request} {numbers if len(numbers) < _LONGEST_REQUEST else ''}".strip()
     for each in sockets:

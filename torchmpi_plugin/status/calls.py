@@ -26,11 +26,6 @@ _STATES = {
 def ask(sockets: Sequence[RankSocket], request: str, seconds: float) -> dict[int, str]:
     """Ask ranks of this node at the same time.
 
-    Args:
-        sockets: theirs.
-        request: one of those that c_src/group/status.c knows.
-        seconds: for all answers.
-
     Returns:
         The answers, by rank, of those that have answered to the end.
     """

@@ -53,14 +53,7 @@ def _waited_for(ranks: Sequence[Rank]) -> dict[tuple[str, int], list[tuple[int, 
 
 
 def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float, recent: bool = False) -> str:
-    """All about one job.
-
-    Args:
-        ranks: what they tell.
-        before: what they told some time ago.
-        seconds: how long ago that was.
-        recent: shares of time are of that time; else of all since the beginning.
-    """
+    """All about one job."""
     name = next((rank.answer["job"] for rank in ranks if rank.answer), "?")
     lines = [job_line(name, ranks)]
     if attention := attention_of(ranks):

@@ -124,12 +124,6 @@ class CheckIn:
         many keys as the square of the ranks. All hear the same, or nothing: once rank 0 has given up, who comes finds
         nobody.
 
-        Args:
-            what: names this meeting; each name is used once.
-            value: this rank's contribution.
-            timeout: how long to wait for the others.
-            doing: what the user is waiting for, for the error message.
-
         Raises:
             DistBackendError: some ranks did not come, or will not; the message names them.
         """

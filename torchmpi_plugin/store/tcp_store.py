@@ -55,12 +55,6 @@ kept: Store | None = None
 def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> Store:
     """Every rank of ``base`` calls this.
 
-    Args:
-        base: the communicator that the ranks come from.
-        rank: torch's rank of this process.
-        wanted: where rank 0 is to listen.
-        timeout: how long to wait for the others.
-
     Raises:
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
     """

@@ -23,11 +23,7 @@ class Files:
     tuning: Path | None  # which collectives are faster; where it is given that is what the benchmark measures
 
     def hindrance(self, nodes: Sequence[str]) -> str:
-        """Say why something could not be written after minutes of measuring, and nothing where all is well.
-
-        Args:
-            nodes: where each rank is.
-        """
+        """Say why something could not be written after minutes of measuring, and nothing where all is well."""
         from . import tune
 
         for path in filter(None, (self.json, self.plot, self.tuning)):

@@ -14,9 +14,6 @@ _SMALL, _LARGE = 8, 16 * 1024**2
 def measure_link(session: Session, repeats: int, block_seconds: float) -> Link | None:
     """Measure messages of rank 0 and the first rank of another node, or rank 1 where all are on one.
 
-    Args:
-        repeats, block_seconds: as for the operations.
-
     Returns:
         The same on every rank; None for one rank.
     """

@@ -66,12 +66,6 @@ def calls_per_block(call: Call, block_seconds: float, ranks: Ranks) -> int:
 def interleave(contestants: Mapping[str, Call], repeats: int, block_seconds: float, ranks: Ranks) -> dict[str, Timing]:
     """Time contestants in turns.
 
-    Args:
-        contestants: by name, what to call; every rank names the same ones in the same order.
-        repeats: the turns of each contestant.
-        block_seconds: about how long one turn lasts, in seconds; a single call may last longer.
-        ranks: the ranks that call together.
-
     Returns:
         The turns of each contestant, under its name; the same on every rank.
     """

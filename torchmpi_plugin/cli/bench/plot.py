@@ -21,9 +21,6 @@ _INCHES, _DOTS_PER_INCH = (10.0, 2.5), 72
 def draw(report: Report, path: Path) -> None:
     """Write a picture: for each operation on data its times and bandwidths against the size.
 
-    Args:
-        path: its ending says the format.
-
     Raises:
         OSError: the file cannot be written.
     """

@@ -105,12 +105,7 @@ class Session:
 
 
 def new_groups(backends: Sequence[str], front_end: bool) -> Groups:
-    """Start torch.distributed.
-
-    Args:
-        backends: the first becomes torch's default group, each other one a group of all ranks beside it.
-        front_end: whether to make a group that does nothing as well.
-    """
+    """Start torch.distributed."""
     first, *others = backends
     dist.init_process_group(first, init_method="mpi://")
     groups = {first: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}

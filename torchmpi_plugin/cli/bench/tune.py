@@ -49,13 +49,7 @@ def new_groups() -> dict[str, dist.ProcessGroup]:
 
 
 def choose(rows: Sequence[Row], nodes: Sequence[str], mpi: tuple[str, Sequence[int]]) -> Tuning:
-    """Say up to which size of each operation mpiplus's collectives are to be taken.
-
-    Args:
-        rows: with the contestants "own" and "mpi".
-        nodes: where each rank is.
-        mpi: the MPI's vendor and version.
-    """
+    """Say up to which size of each operation mpiplus's collectives are to be taken."""
     measured = [row for row in rows if all(name in row.us for name in CONTESTANTS)]
     ratio = statistics.geometric_mean(row.us["own"] / row.us["mpi"] for row in measured)
     return Tuning(

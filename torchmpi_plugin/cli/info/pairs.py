@@ -13,12 +13,7 @@ _PAIR, _REPORT, _VERDICT = 1, 2, 3  # tags
 
 
 class Talk:
-    """Point-to-point messages of one rank, none of which is waited for longer than a deadline.
-
-    Args:
-        module: ``mpi4py.MPI``.
-        seconds: how long the slowest pair may take.
-    """
+    """Point-to-point messages of one rank, none of which is waited for longer than a deadline."""
 
     def __init__(self, module: Any, seconds: float) -> None:
         self._mpi = module
@@ -100,12 +95,7 @@ class Talk:
 
 
 def failed_pairs(reports: Mapping[int, Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
-    """The pairs that cannot talk, by what both sides say.
-
-    Args:
-        reports: by rank; each has the ``host``, and ``failed``: reasons by peer.
-        size: how many ranks there are.
-    """
+    """The pairs that cannot talk, by what both sides say."""
     pairs: dict[tuple[int, int], str] = {}
     for rank, report in sorted(reports.items()):
         for peer, why in report["failed"].items():

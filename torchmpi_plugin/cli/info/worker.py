@@ -25,11 +25,6 @@ _WORK = "from torchmpi_plugin.cli.info.worker import main; main()"
 def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str, Any], str]:
     """Call MPI in a process of its own, which under a launcher becomes this rank.
 
-    Args:
-        seconds: for everything together.
-        pair_seconds: for the slowest pair of ranks.
-        groups: whether to find out what a group of all ranks costs.
-
     Returns:
         What the process found out before it ended or had to be stopped, and why that was not everything; empty if
         it was.

@@ -163,13 +163,7 @@ class Row:
 
 
 def what_is_wrong(losses: Mapping[str, Sequence[float]], drifts: Mapping[str, float], dtype: str) -> str:
-    """Say why these are not the first steps of one training on several backends; empty if they are.
-
-    Args:
-        losses: by backend, the mean of all ranks' losses at each step.
-        drifts: by backend, how far any rank's parameters are from rank 0's, as a part of the way that they came.
-        dtype: the name of the dtype.
-    """
+    """Say why these are not the first steps of one training on several backends; empty if they are."""
     for name, found in losses.items():
         if not all(map(math.isfinite, found)) or not found[-1] < found[0]:
             return f"on {name} the loss does not fall: {_told(found)}"

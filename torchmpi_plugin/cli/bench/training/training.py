@@ -207,16 +207,7 @@ def run(
     files: Files,
     samples: int | None,
 ) -> None:
-    """Measure all ways, print the table, and write it and a picture where files are named.
-
-    Args:
-        ways: rows of the table of ways.
-        backends: the one of interest first.
-        quick: fewer networks and dtypes, shorter and fewer turns.
-        repeats: turns, if not the usual number.
-        files: for the figures and the picture.
-        samples: of a rank in one step, if not the usual number.
-    """
+    """Measure all ways, print the table, and write it and a picture where files are named."""
     turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
     rows: list[Row] = []
     notes: list[str] = []

@@ -56,12 +56,6 @@ def take_turns(
 ) -> dict[str, Turns]:
     """Time contestants in turns; each turn begins with another one, so that none always follows the same.
 
-    Args:
-        contestants: by name, what to call; every rank names the same ones in the same order.
-        repeats: the turns of each contestant.
-        block_seconds: about how long one turn lasts, in seconds; a single call may last longer.
-        ranks: the ranks that call together.
-
     Returns:
         The turns of each contestant, under its name; the same on every rank.
     """
