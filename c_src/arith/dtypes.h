@@ -1,8 +1,12 @@
 /* torch's element types: one row each, which every table of types is made from. Their numbers are in reduce.h.
- *   torch, mpi: names. The MPI type is given where MPI is handed that type to reduce; the others are converted to one
- * of these first. Data that is only moved travels as bytes. size: in bytes wide: the type in which elements are
- * computed, see mpp_wide_dtype real: the type of a complex one's parts; else itself is_float, is_short: no integer; an
- * integer that MPI is handed as a longer one, see mpi_representation.h */
+ *
+ *   torch, mpi   names. The MPI type is given where MPI is handed that type to reduce; the others are converted to one
+ *                of these first. Data that is only moved travels as bytes.
+ *   size         in bytes
+ *   wide         the type in which elements are computed, see mpp_wide_dtype
+ *   real         the type of a complex one's parts; else itself
+ *   is_float     no integer
+ *   is_short     an integer that MPI is handed as a longer one, see mpi_representation.h */
 #ifndef MPP_DTYPES_H
 #define MPP_DTYPES_H
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.dist import before_init, starting
-from torchmpi_plugin.dist.meetings import Meeting
+from torchmpi_plugin.dist.store_barrier import StoreBarrier
 from torchmpi_plugin.errors import RankFailedError
 
 VALUES = [2**53 + 1, 0.1, 10**12, True, None, "text", {"a": [1, (2, 3)]}, torch.ones(2), threading.Lock()]
@@ -110,7 +110,7 @@ def test_who_comes_as_the_time_runs_out_is_not_missing() -> None:
     """All have come, and the last of them has not opened the door yet."""
     store = dist.HashStore()
     members = SimpleNamespace(group=GroupOf(store), ranks=[0, 1], rank=1, size=2)
-    meeting = Meeting(members, "barrier")
+    meeting = StoreBarrier(members, "barrier")
     meeting.arrive()
     dist.PrefixStore("mpiplus-dist/barrier/1", store).set("came/0", "")
     threading.Timer(0.2, lambda: dist.PrefixStore("mpiplus-dist/barrier/1", store).set("door", "")).start()

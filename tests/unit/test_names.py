@@ -20,6 +20,13 @@ FORBIDDEN = {
     r"[Rr]ooms": "layers",
     r"[Rr]escued?": "adopt_orphan",
     r"[Pp]arcels?": "message",
+    r"[Ss]pokesman": "NodeAnswers",
+    r"[Rr]eception": "Listener",
+    r"[Cc]ulprits?|[Gg]uilty": "the first that failed",
+    r"[Tt]rainees?": "Training",
+    r"[Hh]indrances?": "why_not",
+    r"Meeting|[Dd]oors?": "StoreBarrier",
+    r"Orders": "JobSpec",
 }
 #: Words of the C code: looked for there and in the package, where docs/ may use some of them in their plain meaning.
 FORBIDDEN_OF_C = {
@@ -136,3 +143,30 @@ def test_an_old_name_is_found(line: str, wrong: bool) -> None:
 )
 def test_a_host_is_found(line: str, wrong: bool) -> None:
     assert bool(found_hosts("x.py", line)) == wrong
+
+
+# ---- what classes, modules and C types may be called ----
+
+ALLOWED = Path(__file__).with_name("allowed_nouns.txt")
+_C_TYPE = re.compile(r"^\}\s*(\w+);|^typedef (?:struct|enum|union) \w+ (\w+);|^(?:struct|enum) (\w+) \{", re.M)
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def nouns() -> set[str]:
+    """The words in the names of modules, classes, C files and C types."""
+    python, c = list(PACKAGE.rglob("*.py")), list((ROOT / "c_src").rglob("*.[ch]"))
+    names = [part for path in (*python, *c) for part in (path.stem, path.parent.name) if not part.startswith("__")]
+    for path in python:
+        names += re.findall(r"^ *class (\w+)", path.read_text(), re.M)
+    for path in c:
+        names += ["".join(found) for found in _C_TYPE.findall(path.read_text())]
+    return set().union(*map(words_of, names))
+
+
+def test_names_are_made_of_words_that_were_agreed_on() -> None:
+    """A new word is one of MPI's, of c10d's or of plain programming, and no picture; then it goes into the list."""
+    new = nouns() - set(ALLOWED.read_text().split())
+    assert new == set(), f"decide on these words, and if they are good add them to {ALLOWED.name}"

@@ -24,7 +24,7 @@ _PROBE_ELEMENTS = 1024
 
 
 class Path(NamedTuple):
-    """The path of this world's CUDA tensors, where an operation reduces nothing; reductions are always staged."""
+    """The path of this world's CUDA tensors; reductions are staged, or computed on the device."""
 
     direct: bool
     why: str

@@ -52,10 +52,10 @@ def create(
     # A store may outlive a group and see another of its name: these first keys are deleted before anybody
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
-    door = CheckIn(store, "create", rank, size, look)
+    first = CheckIn(store, "create", rank, size, look)
     mine = protocol.this(socket.gethostname())
     mark = f"{base.Get_rank()} {secrets.token_hex(8)} {json.dumps(mine)}"
-    entries = [entry.split(" ", 2) for entry in door.gather("member", mark, timeout, doing)]
+    entries = [entry.split(" ", 2) for entry in first.gather("member", mark, timeout, doing)]
     if different := protocol.disagreement([_build(entry) for entry in entries]):
         raise DistBackendError(f"{doing}: {different}")
     members = [int(entry[0]) for entry in entries]
@@ -68,7 +68,7 @@ def create(
     steps = Steps(checkin, timeout, doing)
     comm = steps.make(lambda: _create_group(base, members, name, doing))
     if rank == 0:  # all have read it, and wait for this rank in the first step
-        door.forget("member")
+        first.forget("member")
     return Communicator(comm, base, steps, compares, config), checkin
 
 

@@ -111,6 +111,6 @@ class Steps:
         absent = self._checkin.briefly(lambda: self._checkin.missing("late"), nobody)
         who = describe_ranks(absent) if absent else "some ranks"
         return (
-            f"{self._doing}: rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the beginning, and "
-            f"did not go on. Either the process was stopped, or its node cannot be reached."
+            f"{self._doing}: rank {rank} of {size} gave up after {self._seconds:g} s: {who} began this too, and "
+            f"stopped half-way. Either the process was stopped, or its node cannot be reached."
         )

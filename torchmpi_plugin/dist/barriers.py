@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from . import members as groups
-from .meetings import Meeting
+from .store_barrier import StoreBarrier
 
 
 def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta | None = None) -> None:
@@ -32,6 +32,6 @@ def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta |
         dist.barrier(group=members.group)
         return
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    meeting = Meeting(members, "barrier")
-    meeting.arrive()
-    meeting.wait("barrier", seconds)
+    waiting = StoreBarrier(members, "barrier")
+    waiting.arrive()
+    waiting.wait("barrier", seconds)

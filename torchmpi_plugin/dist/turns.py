@@ -13,23 +13,23 @@ import torch.distributed as dist
 
 from . import members as groups
 from .failures import Failure, raise_failures
-from .meetings import Meeting
 from .queries import is_main_process, place
+from .store_barrier import StoreBarrier
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: How many blocks this rank is in that it runs first, and the meetings of those that have ended inside another:
+#: How many blocks this rank is in that it runs first, and the barriers of those that have ended inside another:
 #: the others come to them only once they have been let into the outer one.
 _depth = 0
-_ended: list[Meeting] = []
+_ended: list[StoreBarrier] = []
 
 
-def _tell(meeting: Meeting | None, rank: int, error: BaseException, doing: str) -> None:
+def _tell(turn: StoreBarrier | None, rank: int, error: BaseException, doing: str) -> None:
     failure = Failure.of(error)
-    if meeting is not None:
+    if turn is not None:
         with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
-            meeting.fail(json.dumps({rank: failure.dumps()}))
+            turn.fail(json.dumps({rank: failure.dumps()}))
     raise_failures(doing, {rank: failure}, error)
 
 
@@ -40,7 +40,7 @@ def _hear(news: bytes, doing: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Iterator[None]:
+def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> Iterator[None]:
     global _depth  # noqa: PLW0603
     if first:
         _depth += 1
@@ -48,19 +48,19 @@ def _in_turn(meeting: Meeting | None, rank: int, first: bool, doing: str) -> Ite
             yield
         except BaseException as error:
             _ended.clear()
-            _tell(meeting, rank, error, doing)
+            _tell(turn, rank, error, doing)
         finally:
             _depth -= 1
-        if meeting is not None:
-            meeting.arrive()
-            meeting.leave()
-            _ended.append(meeting)
+        if turn is not None:
+            turn.arrive()
+            turn.leave()
+            _ended.append(turn)
         while _ended and not _depth:
             _ended.pop().see_off()
         return
-    if meeting is not None:
-        meeting.arrive()
-        _hear(meeting.wait(doing), doing)
+    if turn is not None:
+        turn.arrive()
+        _hear(turn.wait(doing), doing)
     yield
 
 
@@ -86,8 +86,8 @@ def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterato
             dataset = prepare(cache_directory)  # rank 0 writes the cache, the others read it
     """
     members, rank = groups.find_or_alone(group, "zero_first")
-    meeting = Meeting(members, "zero_first") if members is not None else None
-    with _in_turn(meeting, rank, is_main or members is None, "zero_first"):
+    turn = StoreBarrier(members, "zero_first") if members is not None else None
+    with _in_turn(turn, rank, is_main or members is None, "zero_first"):
         yield
 
 
@@ -115,8 +115,8 @@ def run_local_rank_zero_first(group: dist.ProcessGroup | None = None) -> Iterato
             yield
         return
     here = place(members.group)
-    meeting = Meeting(members, f"node/{here.node_rank}", here.local_size)
-    with _in_turn(meeting, rank, here.local_rank == 0, doing):
+    turn = StoreBarrier(members, f"node/{here.node_rank}", here.local_size)
+    with _in_turn(turn, rank, here.local_rank == 0, doing):
         yield
 
 

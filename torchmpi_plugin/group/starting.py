@@ -1,6 +1,6 @@
 """From the operands of an operation to its Work: what is checked and told of a call that Python has read.
 
-C counts, records and starts it, and makes the Work: ``mpp_start_operands`` of c_src/python/bridge.c, as it does with
+C counts, records and starts it, and makes the Work: ``mpp_start_operation`` of c_src/python/bridge.c, as it does with
 calls that it reads itself.
 """
 

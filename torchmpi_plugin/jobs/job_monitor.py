@@ -15,7 +15,7 @@ from typing import Any
 from .. import settings
 from ..launchers.command import asks_for_recovery, tells_of_deaths
 from ..node import node
-from ..node.reception import Reception
+from ..node.listener import Listener
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
 from .formats import torch_variables
 from .guard import VARIABLE
@@ -101,14 +101,14 @@ class JobMonitor:
         here = self._layout.here
         address = "127.0.0.1" if here else ""
         addresses = [address] if here else node.addresses(of_all_interfaces=True)
-        self._reception = Reception(self._secret, address, self._layout.ranks, self._welcome)
-        contact = {"addresses": addresses, "port": self._reception.port, "secret": self._secret}
+        self._listener = Listener(self._secret, address, self._layout.ranks, self._welcome)
+        contact = {"addresses": addresses, "port": self._listener.port, "secret": self._secret}
         contact["tells_of_deaths"] = self._tells_of_deaths
         try:
             with caught(FORWARDED, self._loop, self._signalled):
                 await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
         finally:
-            self._reception.close()
+            self._listener.close()
             for channel in self._channels:
                 channel.drop()
 
@@ -179,7 +179,7 @@ class JobMonitor:
     def _start(self) -> None:
         """All are there: say to each who it is and what to run."""
         self._started = True
-        self._reception.close()
+        self._listener.close()
         members = [self._members[rank] for rank in range(self._layout.ranks)]
         nodes = [member.identity for member in members]
         cores: dict[str, set[int]] = {}

@@ -15,7 +15,7 @@ from .payload import Payload
 
 INTERRUPTED = 130
 # How long ranks that were told of a failure wait for the one that failed to end first, and to be named for it.
-_GUILTY_SECONDS = 2.0
+_FAILED_SECONDS = 2.0
 
 
 def _receive() -> Payload:
@@ -68,6 +68,6 @@ def main() -> None:
         if code == 0:
             return
         if _was_told(error):
-            time.sleep(_GUILTY_SECONDS)
+            time.sleep(_FAILED_SECONDS)
         _say(error)
         _leave(code)

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from ..node.reception import Reception
+from ..node.listener import Listener
 
 
 class Rank:
@@ -43,7 +43,7 @@ class Server:
         self.values = {"PMI_process_mapping": mapping}
         self.ranks: dict[int, Rank] = {}
         self.attending: set[asyncio.Task[None]] = set()
-        self.reception = Reception(secret, address, size, self._welcome)
+        self.listener = Listener(secret, address, size, self._welcome)
         self.started = False  # all ranks have been here
         self.over = asyncio.Event()  # the last rank has gone, or one has while the others wait for it in MPI_Init
 
@@ -52,7 +52,7 @@ class Server:
         deadline = asyncio.get_running_loop().call_later(seconds, self._too_late)
         await self.over.wait()
         deadline.cancel()
-        self.reception.close()
+        self.listener.close()
 
     def _too_late(self) -> None:
         if not self.started:
@@ -94,7 +94,7 @@ class Server:
         self.ranks[rank.number] = rank
         if len(self.ranks) == self.size:
             self.started = True
-            self.reception.close()
+            self.listener.close()
         return True
 
     def _answer(self, rank: Rank, request: dict[str, str]) -> None:
@@ -133,7 +133,7 @@ class Server:
 
 async def _serve(seconds: float, **job: Any) -> None:
     server = Server(**job)
-    print(server.reception.port, flush=True)
+    print(server.listener.port, flush=True)
     sys.stdin.close()
     sys.stdout.close()
     await server.serve(seconds)

@@ -1,4 +1,4 @@
-"""The caller's side of connections between processes of one job; ``reception.py`` is the other one.
+"""The caller's side of connections between processes of one job; ``listener.py`` is the other one.
 
 Blocking sockets: who calls has nothing else to do yet. Imports neither torch, MPI nor asyncio.
 """

@@ -59,25 +59,25 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
     """
     global kept  # noqa: PLW0603
-    size, meeting = base.Get_size(), _Meeting(base, timeout)
+    size, members = base.Get_size(), _Members(base, timeout)
     hostname = socket.gethostname()
-    builds = [protocol.Build(*build[:3]) for build in meeting.all_gather(protocol.this(hostname))]
+    builds = [protocol.Build(*build[:3]) for build in members.all_gather(protocol.this(hostname))]
     if different := protocol.disagreement(builds):
         raise DistBackendError(f"init_process_group: {different}")
     mine = _Process(rank, node.identity(), hostname, os.getpid())
-    everybody = [_Process(*process) for process in meeting.all_gather(mine)]
+    everybody = [_Process(*process) for process in members.all_gather(mine)]
     _check_ranks(everybody)
     ranks = [process.rank for process in everybody]
     root = ranks.index(0)
     server, offer = None, None
     if rank == 0:
         server, offer = _serve(wanted, size, timeout, len({process.node for process in everybody}) == 1)
-    offer = meeting.all_gather(offer)[root]
+    offer = members.all_gather(offer)[root]
     if isinstance(offer, str):
         raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
     addresses, port = offer
     reachable = [True] * len(addresses) if rank == 0 else [_can_connect(a, port) for a in addresses]
-    votes = meeting.all_gather(reachable)
+    votes = members.all_gather(reachable)
     good = [a for i, a in enumerate(addresses) if all(vote[i] for vote in votes)]
     if not good:
         deaf = [ranks[i] for i, vote in enumerate(votes) if not any(vote)]
@@ -90,12 +90,12 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
         with lookups.lookups_are_short(good[0]):
             store = TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
     # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
-    meeting.barrier()
+    members.barrier()
     kept = server
     return store
 
 
-class _Meeting:
+class _Members:
     """The ranks of a communicator before they have a store, with one deadline for all that they do."""
 
     def __init__(self, base: Any, timeout: timedelta) -> None:
@@ -121,9 +121,9 @@ class _Meeting:
         runtime.doubt = "init_process_group gave up here"
         who = f"MPI {describe_ranks(silent)}" if silent else "some ranks"
         raise DistBackendError(
-            f"init_process_group: MPI rank {rank} of {size} gave up after {self._seconds:g} s: {who} came to the "
-            f"beginning, and did not go on. Either the process was stopped or has failed there, or its node cannot be "
-            f"reached."
+            f"init_process_group: MPI rank {rank} of {size} gave up after {self._seconds:g} s: {who} began "
+            f"this too, and stopped half-way. Either the process was stopped or has failed there, or its node cannot "
+            f"be reached."
         )
 
 

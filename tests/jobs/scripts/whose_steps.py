@@ -24,12 +24,12 @@ for way in (way.with_samples(2) for way in WAYS):
     task, dtype = way.quick[0]
     places = {name: Place(task, getattr(torch, dtype), group, group) for name, group in groups.items()}
     places["alone"] = Place(task, getattr(torch, dtype), alone, first, alone=True)
-    trainees = {name: way.make(place) for name, place in places.items()}
-    for name, trainee in trainees.items():
+    trainings = {name: way.make(place) for name, place in places.items()}
+    for name, training in trainings.items():
         for _ in range(3):  # in the first ones DDP settles its buckets, on the group that it was made on
-            trainee.step()
+            training.step()
         before = calls()
-        trainee.step()
+        training.step()
         whose = "mpiplus" if calls() > before else "not mpiplus"
         say(f"rank {rank}: {way.name} on {name}: {whose}")
 say("end")

@@ -240,7 +240,7 @@ def _run(settings: Settings, files: Files) -> None:
         runtime.mpi()
     names = settings.operations or list(tune.OPERATIONS if files.tuning else OPERATIONS)
     make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
-    with open_session(settings.raw, make_groups, files.hindrance) as session:
+    with open_session(settings.raw, make_groups, files.why_not) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")

@@ -22,7 +22,7 @@ class Files:
     plot: Path | None  # the picture
     tuning: Path | None  # which collectives are faster; where it is given that is what the benchmark measures
 
-    def hindrance(self, nodes: Sequence[str]) -> str:
+    def why_not(self, nodes: Sequence[str]) -> str:
         """Say why something could not be written after minutes of measuring, and nothing where all is well."""
         from . import tune
 
@@ -34,7 +34,7 @@ class Files:
                 import matplotlib  # noqa: F401
             except ImportError as error:
                 return f"--plot needs matplotlib ({error}): pip install matplotlib"
-        return tune.hindrance(nodes) if self.tuning else ""
+        return tune.why_not(nodes) if self.tuning else ""
 
     def write(self, report: Report, nodes: Sequence[str], console: Console) -> None:
         """Write what was asked for, and say so."""

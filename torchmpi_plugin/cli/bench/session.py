@@ -114,21 +114,21 @@ def new_groups(backends: Sequence[str], front_end: bool) -> Groups:
 
 @contextmanager
 def open_session(
-    raw: Sequence[str], make_groups: Callable[[], Groups], hindrance: Callable[[Sequence[str]], str]
+    raw: Sequence[str], make_groups: Callable[[], Groups], why_not: Callable[[Sequence[str]], str]
 ) -> Iterator[Session]:
     """Start MPI and torch.distributed on all ranks of the job, and end the latter.
 
     Args:
         raw: what of plain MPI to measure: RAW, NONBLOCKING.
         make_groups: starts torch.distributed; the groups by contestant.
-        hindrance: why nothing can be measured, or nothing, given where each rank is; asked of rank 0 before all else.
+        why_not: why nothing can be measured, or nothing, given where each rank is; asked of rank 0 before all else.
 
     Raises:
         SystemExit: there is such a reason, which rank 0 has told.
     """
     comm = MPI.COMM_WORLD.Dup()
     nodes = comm.allgather(node.identity())
-    if reason := comm.bcast(hindrance(nodes) if comm.rank == 0 else ""):
+    if reason := comm.bcast(why_not(nodes) if comm.rank == 0 else ""):
         _refuse(comm, reason)
     try:
         yield Session(comm, nodes, raw, make_groups())

@@ -23,7 +23,7 @@ OPERATIONS = tuple(KINDS)
 CONTESTANTS = ("own", "mpi")
 
 
-def hindrance(nodes: Sequence[str]) -> str:
+def why_not(nodes: Sequence[str]) -> str:
     """Why there is nothing to compare; empty if there is."""
     if len(set(nodes)) == 1:
         return (

@@ -38,7 +38,7 @@ from .alone import new_alone_group
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
 from .turns import take_turns
-from .ways import Place, Trainee, Way, left_out, planned
+from .ways import Place, Training, Way, left_out, planned
 
 _CHECKED_STEPS = 6
 #: After the first one DDP makes its buckets anew, in the order in which gradients came.
@@ -90,13 +90,13 @@ def _in_a_line(error: Exception | None) -> str:
     return "" if error is None else str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _on_all(session: Session, name: str, make: Callable[[], Trainee]) -> Trainee:
+def _on_all(session: Session, name: str, make: Callable[[], Training]) -> Training:
     """Make it on every rank, or on none.
 
     Raises:
         RefusedError: it cannot be made.
     """
-    made: Trainee | None = None
+    made: Training | None = None
     problem: Exception | None = None
     try:
         made = make()
@@ -107,11 +107,11 @@ def _on_all(session: Session, name: str, make: Callable[[], Trainee]) -> Trainee
     return made
 
 
-def _first_losses(trainee: Trainee) -> list[float]:
-    return [float(trainee.step()) for _ in range(_CHECKED_STEPS)]
+def _first_losses(training: Training) -> list[float]:
+    return [float(training.step()) for _ in range(_CHECKED_STEPS)]
 
 
-def _check(session: Session, trainees: dict[str, Trainee], title: str, dtype: str) -> dict[str, list[float]]:
+def _check(session: Session, trainings: dict[str, Training], title: str, dtype: str) -> dict[str, list[float]]:
     """Train the first steps on every backend; the mean of all ranks' losses.
 
     Raises:
@@ -119,17 +119,17 @@ def _check(session: Session, trainees: dict[str, Trainee], title: str, dtype: st
         RefusedError: a backend does not do what this training asks of it.
     """
     losses, drifts = {}, {}
-    for name, trainee in trainees.items():
-        start = trainee.parameters()
+    for name, training in trainings.items():
+        start = training.parameters()
         own: list[float] = []
         failure: Exception | None = None
         try:
-            own = _first_losses(trainee)
+            own = _first_losses(training)
         except (RuntimeError, TypeError, ValueError) as error:
             failure = error
         _agree(session, name, failure)
         losses[name] = [sum(of_ranks) / session.size for of_ranks in zip(*session.comm.allgather(own), strict=True)]
-        end = trainee.parameters()
+        end = training.parameters()
         of_rank_0 = torch.from_numpy(session.comm.bcast(end.numpy()))
         way = float((of_rank_0 - start).norm())
         drifts[name] = session.slowest(float((end - of_rank_0).norm()) / way if len(end) else 0.0)
@@ -159,17 +159,17 @@ def _measure(
     Raises:
         TrainingError, RefusedError: see :func:`_check`.
     """
-    if reason := way.hindrance(session.size):
+    if reason := way.why_not(session.size):
         raise RefusedError(reason)
     kind, (first, *_) = DTYPES[dtype], session.groups.values()
-    trainees = {
+    trainings = {
         name: _on_all(session, name, partial(way.make, Place(task, kind, group, group)))
         for name, group in session.groups.items()
     }
     alone = _on_all(session, _ALONE, partial(way.make, Place(task, kind, alone_group, first, alone=True)))
-    losses = _check(session, trainees, f"{way.name}, {task.name} of {dtype}", dtype)
-    for trainee in (alone, *trainees.values()):
-        trainee.stand_still()
+    losses = _check(session, trainings, f"{way.name}, {task.name} of {dtype}", dtype)
+    for training in (alone, *trainings.values()):
+        training.stand_still()
     for _ in range(_STEPS_TO_SETTLE):
         alone.step()
     lengths = list(alone.buckets)
@@ -179,14 +179,14 @@ def _measure(
         session.synchronise()
 
     calls: dict[str, Call] = {_ALONE: step_alone}
-    for name, trainee in trainees.items():
-        calls[name] = trainee.step
+    for name, training in trainings.items():
+        calls[name] = training.step
         if lengths:
             calls[f"{name} {_ALL_REDUCE}"] = _all_reduce_of(session.groups[name], lengths, kind)
     turns = take_turns(calls, repeats, seconds, _Ranks(session))
     trained = {
         name: Trained(alone.samples, turns[name], turns[_ALONE], turns.get(f"{name} {_ALL_REDUCE}"), losses[name])
-        for name in trainees
+        for name in trainings
     }
     return Row(way.name, task.name, dtype, [length * kind.itemsize for length in lengths], trained)
 
@@ -212,7 +212,7 @@ def run(
     rows: list[Row] = []
     notes: list[str] = []
     problem = ""
-    with open_session([], partial(new_groups, backends, False), files.hindrance) as session:
+    with open_session([], partial(new_groups, backends, False), files.why_not) as session:
         console = open_console(session.rank)
         alone_group = new_alone_group()
         if session.size == 1:

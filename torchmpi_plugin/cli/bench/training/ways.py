@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass
-class Trainee:
+class Training:
     """A network on one group, with this rank's batch."""
 
     step: Callable[[], Tensor]  # trains one step and returns the loss before it; 0 on a rank that does not know it
@@ -123,7 +123,7 @@ def _ddp_model(place: Place, bucket_mib: int) -> tuple[DistributedDataParallel, 
     return model, lengths
 
 
-def _ddp(place: Place, bucket_mib: int, zero: bool = False) -> Trainee:
+def _ddp(place: Place, bucket_mib: int, zero: bool = False) -> Training:
     model, lengths = _ddp_model(place, bucket_mib)
     optimizer = _zero_optimizer(place, model) if zero else _sgd(place, model)
     data, targets = place.batch(place.task.samples, place.rank)
@@ -132,7 +132,7 @@ def _ddp(place: Place, bucket_mib: int, zero: bool = False) -> Trainee:
         lengths.clear()
         return _plain_step(model, optimizer, data, targets)
 
-    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
 
 
 def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
@@ -142,7 +142,7 @@ def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
     return ZeroRedundancyOptimizer(model.parameters(), SGD, process_group=place.group, **settings)
 
 
-def _at_once(place: Place, bucket_mib: int) -> Trainee:
+def _at_once(place: Place, bucket_mib: int) -> Training:
     """The gradients' all_reduce within the backward pass: what DDP costs where nothing goes on in the background."""
     model, lengths = _ddp_model(place, bucket_mib)
     if not place.alone:
@@ -160,10 +160,10 @@ def _at_once(place: Place, bucket_mib: int) -> Trainee:
         # DDP divides gradients by the number of ranks while it copies them, but not for a hook.
         return _plain_step(model, optimizer, data, targets, 1 / place.size)
 
-    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
 
 
-def _accumulation(place: Place, bucket_mib: int) -> Trainee:
+def _accumulation(place: Place, bucket_mib: int) -> Training:
     model, lengths = _ddp_model(place, bucket_mib)
     optimizer = _sgd(place, model)
     samples = place.task.samples
@@ -184,13 +184,13 @@ def _accumulation(place: Place, bucket_mib: int) -> Trainee:
         optimizer.step()
         return torch.stack(losses).sum()
 
-    return Trainee(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
 
 
 # ---- the others ----
 
 
-def _fsdp2(place: Place) -> Trainee:
+def _fsdp2(place: Place) -> Training:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -204,10 +204,10 @@ def _fsdp2(place: Place) -> Trainee:
             part.set_force_sum_reduction_for_comms(True)  # gloo has no ReduceOp.AVG
     optimizer = _sgd(place, model)
     data, targets = place.batch(place.task.samples, place.rank)
-    return Trainee(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * place.size)
+    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * place.size)
 
 
-def _tensor_parallel(place: Place) -> Trainee:
+def _tensor_parallel(place: Place) -> Training:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -221,10 +221,10 @@ def _tensor_parallel(place: Place) -> Trainee:
     optimizer = _sgd(place, model)
     data, targets = place.batch(place.task.samples, rank=0)
     copies = list(model.scores.parameters())
-    return Trainee(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets), copies)
+    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets), copies)
 
 
-def _pipeline(place: Place) -> Trainee:
+def _pipeline(place: Place) -> Training:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, size = place.rank, place.size
@@ -250,7 +250,7 @@ def _pipeline(place: Place) -> Trainee:
     if place.alone:
         step()  # stages tell each other their shapes and dtypes, which nobody can who is alone
         stage.group = place.group
-    return Trainee(step, optimizer, len(data))
+    return Training(step, optimizer, len(data))
 
 
 # ---- the table ----
@@ -262,12 +262,12 @@ class Way:
 
     name: str  # what the user calls it
     about: str  # what it does, in a line
-    make: Callable[[Place], Trainee]  # makes a network ready
+    make: Callable[[Place], Training]  # makes a network ready
     rows: tuple[tuple[Task, str], ...]  # which networks and dtypes
     quick: tuple[tuple[Task, str], ...]  # those of them that --quick measures too
     most_ranks: int = 0  # and 0 for any number
 
-    def hindrance(self, ranks: int) -> str:
+    def why_not(self, ranks: int) -> str:
         """Say why it cannot be done on so many ranks, and nothing if it can."""
         if self.most_ranks and ranks > self.most_ranks:
             return f"{ranks} ranks are more than its {self.most_ranks} layers"

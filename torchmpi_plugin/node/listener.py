@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.5
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Reception:
+class Listener:
     """Listens in the running loop, and hands over the connections of those who know the secret.
 
     Strangers cost a bounded number of descriptors, 64 bytes each, for some seconds. Where there are too many of them

@@ -15,21 +15,24 @@ from ..errors import DistBackendError
 from ..names import describe_ranks
 from .members import Members
 
-_SHORTEST_NAP, _LONGEST_NAP = 0.001, 5.0
-#: How long a rank that may go on can take to notice, beside its nap: the machine may be busy.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 5.0
+#: How long a rank that may go on can take to notice, beside its pause: the machine may be busy.
 _SCHEDULING = 1.0
 #: Looks per second that the store takes from all ranks together, and from each one.
 _LOOKS, _LOOKS_EACH = 1000.0, 20.0
 
+#: The key that lets the ranks go on; its value is an error, or nothing.
+_OPEN = "door"
+
 _numbers: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
 
 
-class Meeting:
-    """One gathering of ranks. All of them make the same meetings of one name in the same order.
+class StoreBarrier:
+    """One wait of ranks for each other. All make those of one name in the same order.
 
     Args:
         members: the group.
-        name: what the meeting is for.
+        name: what it is for.
         size: how many of the group's ranks meet here; all if None.
     """
 
@@ -39,50 +42,50 @@ class Meeting:
         self._members = members
         self._store = dist.PrefixStore(f"mpiplus-dist/{name}/{number}", members.group.get_group_store())
         self._size = members.size if size is None else size
-        self._longest_nap = min(max(1 / _LOOKS_EACH, members.size / _LOOKS), _LONGEST_NAP)
+        self._longest_pause = min(max(1 / _LOOKS_EACH, members.size / _LOOKS), _LONGEST_PAUSE)
 
     def arrive(self) -> None:
-        """This rank has come; the last one opens the door."""
+        """This rank has come; the last one lets all go on."""
         self._store.set(f"came/{self._members.rank}", "")
         if self._store.add("count", 1) == self._size:
-            self._store.set("door", "")
+            self._store.set(_OPEN, "")
 
     def fail(self, error: str) -> None:
-        """Open the door with bad news instead; whoever comes later hears it too."""
-        self._store.set("door", error)
+        """Let all go on, with an error instead; whoever comes later gets it too."""
+        self._store.set(_OPEN, error)
         self.leave()
-        time.sleep(2 * self._longest_nap)  # for those who wait: this process may end next, and the job with it
+        time.sleep(2 * self._longest_pause)  # for those who wait: this process may end next, and the job with it
 
     def wait(self, doing: str, seconds: float | None = None) -> bytes:
-        """Sleep until the door opens, and leave.
+        """Sleep until all have come, and leave.
 
         Args:
             doing: what the ranks meet for, for messages.
             seconds: the deadline; unlimited by design if None.
 
         Returns:
-            The bad news, or nothing.
+            The error, or nothing.
 
         Raises:
             DistBackendError: time is up (the message names the missing ranks), or the store is gone.
         """
         start = time.monotonic()
-        while not self._has("door", doing):
+        while not self._has(_OPEN, doing):
             waited = time.monotonic() - start
             left = float("inf") if seconds is None else seconds - waited
             if left <= 0:
                 self._give_up(doing, waited)
-            self._nap(waited, left)
-        news = self._store.get("door")
+            self._pause(waited, left)
+        error = self._store.get(_OPEN)
         self.leave()
-        if not news:
-            self.see_off(2 * self._longest_nap + _SCHEDULING)
-        return news
+        if not error:
+            self.see_off(2 * self._longest_pause + _SCHEDULING)
+        return error
 
     def leave(self) -> None:
         """The last one to leave takes the keys away."""
         if self._store.add("left", 1) == self._size:
-            for key in (*(f"came/{rank}" for rank in self._members.ranks), "count", "door", "left"):
+            for key in (*(f"came/{rank}" for rank in self._members.ranks), "count", _OPEN, "left"):
                 with contextlib.suppress(RuntimeError):
                     self._store.delete_key(key)
 
@@ -91,11 +94,11 @@ class Meeting:
         start, waited = time.monotonic(), 0.0
         with contextlib.suppress(DistBackendError):
             while self._members.rank == 0 and waited < seconds and self._has("left", ""):
-                self._nap(waited, seconds - waited)
+                self._pause(waited, seconds - waited)
                 waited = time.monotonic() - start
 
-    def _nap(self, waited: float, left: float = float("inf")) -> None:
-        time.sleep(max(_SHORTEST_NAP, min(waited / 10, self._longest_nap, left)))
+    def _pause(self, waited: float, left: float = float("inf")) -> None:
+        time.sleep(max(_SHORTEST_PAUSE, min(waited / 10, self._longest_pause, left)))
 
     def _has(self, key: str, doing: str) -> bool:
         try:
@@ -107,7 +110,7 @@ class Meeting:
             ) from error
 
     def _give_up(self, doing: str, waited: float) -> None:
-        """Unless all have come at the last moment: the door opens any moment then."""
+        """Unless all have come at the last moment: they go on any moment then."""
         missing = [rank for rank in self._members.ranks if not self._store.check([f"came/{rank}"])]
         if not missing:
             return

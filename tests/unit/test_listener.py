@@ -13,7 +13,7 @@ import pytest
 
 from torchmpi_plugin.jobs import supervisor
 from torchmpi_plugin.jobs.loop import run
-from torchmpi_plugin.node import calling, reception
+from torchmpi_plugin.node import calling, listener
 
 SECRET = "0123456789abcdef"
 # Nobody else's: a port that is free at the one must be free at the other.
@@ -22,11 +22,11 @@ JOB = b'J\x00\x00\x00\x1b{"command": ["touch", "x"]}'
 
 
 class Desk:
-    """A reception with a loop of its own; says "welcome" to whoever it lets in."""
+    """A listener with a loop of its own; says "welcome" to whoever it lets in."""
 
     def __init__(self) -> None:
         self.welcomed: list[socket.socket] = []
-        self.reception: reception.Reception
+        self.listener: listener.Listener
         self.opened = threading.Event()
         self.thread = threading.Thread(target=run, args=(self.serve(),))
         self.thread.start()
@@ -38,10 +38,10 @@ class Desk:
 
     async def serve(self) -> None:
         self.loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()
-        self.reception = reception.Reception(SECRET, HERE, 1, self.welcome)
+        self.listener = listener.Listener(SECRET, HERE, 1, self.welcome)
         self.opened.set()
         await self.stopping.wait()
-        self.reception.close()
+        self.listener.close()
 
     def stop(self) -> None:
         if self.thread.is_alive():
@@ -123,15 +123,15 @@ IMPOSTORS = [silent, hangs_up, sends_a_job, accepts_any_proof, reflects, passes_
 
 def test_a_caller_who_does_not(desk: Desk) -> None:
     with pytest.raises(ConnectionError, match="turned away"):
-        calling.call([HERE], desk.reception.port, "guess", 0)
+        calling.call([HERE], desk.listener.port, "guess", 0)
     assert not desk.welcomed
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS)
 def test_the_next_address_is_tried(desk: Desk, impostor: Callable[[Impostor, socket.socket], None]) -> None:
-    other = Impostor(desk.reception.port, impostor)
+    other = Impostor(desk.listener.port, impostor)
     try:
-        with calling.call([THERE, HERE], desk.reception.port, SECRET, 0) as connection:
+        with calling.call([THERE, HERE], desk.listener.port, SECRET, 0) as connection:
             assert connection.getpeername()[0] == HERE
             connection.settimeout(20)
             assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
@@ -146,7 +146,7 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
     desk: Desk, impostor: Callable[[Impostor, socket.socket], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher cannot be reached; who can be is not believed."""
-    other = Impostor(desk.reception.port, impostor)
+    other = Impostor(desk.listener.port, impostor)
     monkeypatch.setattr(supervisor, "_CONNECT_SECONDS", 0)
     try:
         with pytest.raises(SystemExit, match="cannot connect to the launcher"):
@@ -157,10 +157,10 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
 
 
 def test_nobody_can_come_once_it_is_closed(desk: Desk) -> None:
-    waiting = socket.create_connection((HERE, desk.reception.port), timeout=20)
+    waiting = socket.create_connection((HERE, desk.listener.port), timeout=20)
     desk.stop()
     with contextlib.suppress(ConnectionResetError):
         assert len(waiting.recv(33, socket.MSG_WAITALL)) <= 32
     waiting.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, desk.reception.port), timeout=20)
+        socket.create_connection((HERE, desk.listener.port), timeout=20)
