@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -343,19 +342,3 @@ def test_the_end_of_a_server() -> None:
     assert not is_forked(own.python, "-c", PARENT)
     own.stop()
     assert not own.folder.exists()
-
-
-# ---- the tests that ask for fresh processes ----
-
-FRESH = re.compile(r'pytest\.mark\.fresh\(\s*"([^"]+)')
-
-
-def test_which_tests_want_fresh_processes() -> None:
-    """Each says why. Few do: what runs often has to be fast."""
-    found = {
-        f"{path.parent.name}/{path.name}": FRESH.findall(text)
-        for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))
-        if path != Path(__file__) and "mark.fresh" in (text := path.read_text())
-    }
-    assert sum(map(len, found.values())) <= 21
-    assert all(len(reason) > 10 for reasons in found.values() for reason in reasons)

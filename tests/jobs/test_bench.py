@@ -47,6 +47,7 @@ def test_contestants_that_are_chosen(job: Job) -> None:
     assert [sorted(row["us"]) for row in found["operations"]] == [["mpiplus", "raw"]]
 
 
+@pytest.mark.slow
 def test_beside_processes_that_compute(job: Job) -> None:
     words = ("--quick", "--busy", 2, "--no-raw", "--no-front-end", "--ops", "barrier", "--repeats", 1)
     ended(bench(job, *words), 0).says("compute beside the ranks of each node: 2")

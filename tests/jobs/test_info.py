@@ -15,14 +15,6 @@ def test_alone(job: Job) -> None:
     assert max(map(len, outcome.stdout.splitlines())) <= 132
 
 
-def test_json(job: Job) -> None:
-    facts = json.loads(ended(mpiplus(job, "info", "--json"), 0).stdout)
-    assert facts["mpi"]["vendor"] == job.installation.vendor
-    assert facts["launcher"]["library"]["vendor"] == job.installation.vendor
-    assert facts["mpi_error"] == ""
-    assert facts["size"] == 1
-
-
 def test_under_a_launcher(job: Job) -> None:
     """Rank 0 speaks for all, once."""
     outcome = ended(job.start(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)

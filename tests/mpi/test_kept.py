@@ -17,6 +17,7 @@ from method_calls import FORMS, SEVERAL, is_left_to_newer_gloo, made
 from operation_table import MOVEMENT, REDUCTION, of_kind
 from operator_tables import boxed_sum, called, functionals, operators
 from patience import patient
+from sampling import share
 from started import MODES, run_case
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -64,7 +65,7 @@ def kept_by(calls: dict[str, Callable[[], Any]]) -> list[str]:
 
 
 def of_the_table(group: Group, most: int = len(MODES)) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for operation in of_kind(MOVEMENT, REDUCTION):
+    for operation in share("kept: operations", of_kind(MOVEMENT, REDUCTION), 3):
         for mode in operation.modes[:most]:
             case = Case(group, mode=mode)
             yield f"{operation} {mode}", lambda operation=operation, case=case: list(run_case(operation, case))

@@ -11,6 +11,7 @@ import textwrap
 
 import pytest
 from patience import patient
+from sampling import share
 
 SECONDS = patient(100)
 OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -90,7 +91,7 @@ BREAKAGES = {
 }
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES)
+@pytest.mark.parametrize("breakage", share("autoload: breakages", list(BREAKAGES), 3))
 def test_a_registration_that_fails_is_one_warning(breakage: str) -> None:
     """Nothing is half registered, and the program goes on."""
     program = f"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -16,14 +15,13 @@ from torchmpi_plugin import cli
 from torchmpi_plugin.cli.bench import measure
 from torchmpi_plugin.cli.bench.files import Files
 from torchmpi_plugin.cli.bench.measure import calls_per_block, interleave
-from torchmpi_plugin.cli.bench.report import Report, format_us, in_words, open_console, table_cells, table_header
+from torchmpi_plugin.cli.bench.report import format_us, table_cells, table_header
 from torchmpi_plugin.cli.bench.results import (
     FRONT_END,
     NONBLOCKING,
     RAW,
     SMALL,
     Link,
-    Overlap,
     Row,
     bus_factor,
     comparisons,
@@ -178,26 +176,6 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(operation: str, factor: float |
 )
 def test_microseconds_are_written_to_three_digits(us: float | None, text: str) -> None:
     assert format_us(us) == text
-
-
-def test_the_json_holds_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = Row("all_reduce", "bfloat16", 8, 2, {"mpiplus": 7.0}, {"mpiplus": [7.0]}, {RAW: "no such datatype"})
-    report = Report(
-        {"ranks": 2}, {"repeats": 1}, ALL, [row(raw=2.0, mpiplus=5.0), refused], [Overlap("mpiplus", 8.0, 2.0)], LINK
-    )
-    report.print(open_console(rank=0))
-    found = json.loads(json.dumps(report.to_json()))
-    printed = capsys.readouterr().out
-
-    assert found["operations"][0]["ratio"] == {"mpiplus/raw": 2.5, "gloo/mpiplus": None}
-    assert found["operations"][0]["extra_us"] == {"mpiplus": 3.0}
-    assert found["operations"][0]["turns_us"] == {"raw": [2.0], "mpiplus": [5.0]}
-    assert found["operations"][0]["bus_gb_per_s"] == {"raw": 0.004, "mpiplus": 0.0016}
-    assert found["point_to_point"] == {**LINK.to_json(), "ranks": [0, 1], "hosts": ["node1", "node2"]}
-    assert found["overlap"] == [{"contestant": "mpiplus", "sync_us": 8.0, "wait_us": 2.0, "percent": 25.0}]
-    assert found["notes"] == ["raw has no all_reduce of bfloat16: no such datatype"]
-    for text in ("all_reduce", "2.50", "25.0 %", in_words(LINK), *found["notes"]):
-        assert text in printed
 
 
 @pytest.mark.timeout(120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -10,9 +9,8 @@ import sys
 import pytest
 import torch
 
-from torchmpi_plugin.cli.bench.report import open_console
 from torchmpi_plugin.cli.bench.training.models import Transformer, TransformerStage
-from torchmpi_plugin.cli.bench.training.results import Row, Trained, print_rows, what_is_wrong
+from torchmpi_plugin.cli.bench.training.results import Trained, what_is_wrong
 from torchmpi_plugin.cli.bench.training.turns import Turns, Usage, take_turns
 from torchmpi_plugin.cli.bench.training.ways import WAYS, left_out
 
@@ -119,31 +117,6 @@ def test_stages_of_a_pipeline_are_the_whole_network() -> None:
         for stage in range(stages):
             inner = TransformerStage(whole, stage, stages)(inner)
         torch.testing.assert_close(inner, whole(text))
-
-
-def test_what_is_printed_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    fast, slow = trained([0.1] * 3, [0.1] * 3, [0.1] * 3), trained([0.2] * 3, [0.1] * 3, [0.1] * 3)
-    rows = [Row("ddp", "CNN", "float32", [8, 4], {"mpiplus": fast, "gloo": slow})]
-    print_rows(open_console(rank=0), rows, ["fsdp2 is left out"])
-    printed = capsys.readouterr().out
-    (found,) = json.loads(json.dumps([row.to_json() for row in rows]))
-    assert found["ratio"] == {"mpiplus/gloo": pytest.approx(2.0)}
-    assert found["bucket_bytes"] == [8, 4]
-    assert found["backends"]["gloo"]["waiting_share"] == pytest.approx(0.5)
-    assert found["backends"]["gloo"]["turns"]["step"]["seconds"] == [0.2] * 3
-    assert found["backends"]["gloo"]["step_voluntary"] == 7
-    assert all(len(line) <= 132 for line in printed.splitlines())
-    for words in (
-        "mpiplus/",
-        "2.00",
-        "200.00",
-        "2.00 ±0.00",
-        "7 + 3",
-        "hidden",
-        "fsdp2 is left out",
-        "mean of the rows: 2.00",
-    ):
-        assert words in printed
 
 
 @pytest.mark.parametrize(

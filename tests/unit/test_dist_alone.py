@@ -249,7 +249,6 @@ def run(program: str, **variables: str) -> None:
 
 
 def test_a_query_initialises_nothing() -> None:
-    run(QUERIES_AND_HELPERS.format(size=1, rank=0))
     run(QUERIES_AND_HELPERS.format(size=8, rank=5), **OPEN_MPI)
 
 

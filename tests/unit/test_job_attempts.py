@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Restarts, is_worth_another, kind_of, parse_restart_on, run_attempts
+from torchmpi_plugin.jobs.attempts import Restarts, kind_of, run_attempts
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes, allocated_nodes
 from torchmpi_plugin.jobs.spec import JobSpec
@@ -49,23 +49,6 @@ def failed(code: int, rank: int = 1) -> JobResult:
 )
 def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> None:
     assert kind_of(result._replace(ending=ending)) == kind
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "on", "wanted"),
-    [
-        ("exit", 1, "any", True),
-        ("exit", 127, "any", False),
-        ("exit", 127, "127", True),
-        ("exit", 75, "signal,75", True),
-        ("exit", 1, "signal,75", False),
-        ("lost", 1, "lost", True),
-        ("timeout", 124, "any", True),
-        ("", 130, "130,any", False),
-    ],
-)
-def test_what_the_user_wants(kind: str, code: int, on: str, wanted: bool) -> None:
-    assert is_worth_another(kind, code, parse_restart_on(on)) is wanted
 
 
 class Job:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmpi_plugin.jobs.failure_report import find_first, result_of
+from torchmpi_plugin.jobs.failure_report import result_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
 from torchmpi_plugin.jobs.stderr_tail import TRACEBACK, StderrTail
 from torchmpi_plugin.names import NOT_ARRIVED
@@ -163,17 +163,6 @@ def test_chained_tracebacks_from_the_first_on() -> None:
     text = traceback_of(chained)
     assert text.count("Traceback") == 2
     assert tail_of("Traceback (most recent call last):\n  File\nOSError: of before\n" + text) == text
-
-
-@pytest.mark.parametrize(
-    ("code", "signal", "culprit"), [(3, 0, 1), (0, 0, 2), (143, 15, 2)], ids=["code", "none", "killed by us"]
-)
-def test_who_leaves_with_a_code_that_is_not_known_yet(code: int, signal: int, culprit: int) -> None:
-    """The word places it before those that fail of it; its end says whether it was a failure."""
-    _, first, second = everybody = records()
-    first.leaves, first.code, first.signal, first.ended_by_us = True, code, signal, True
-    second.code = 1
-    assert find_first([first, second], everybody) is everybody[culprit]
 
 
 def test_output_that_nobody_has_read() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal
-from torchmpi_plugin.jobs.writing import Writer, destination
+from torchmpi_plugin.jobs.writing import destination
 from torchmpi_plugin.launchers.batch import allocated_ranks
 from torchmpi_plugin.launchers.layout import Node, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.launchers.variables import Identity, who_am_i
@@ -85,20 +84,6 @@ def test_ranks_are_spread(nproc: int, nnodes: int | None, hosts: str, ranks: int
     layout = lay_out(nproc, nnodes, hosts, environment={})
     assert (layout.ranks, list(layout.nodes)) == (ranks, spread)
     assert not layout.here
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ((5, None, "h1:2,h2:2"), "do not fit: .* room for 4"),
-        ((2, 3, "h1,h2"), "only 2 node"),
-        ((2, 2), "2 nodes, but which"),
-        ((2, None, "h1", "file"), "not both"),
-    ],
-)
-def test_numbers_that_do_not_go_together(arguments: tuple, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        lay_out(*arguments, environment={})
 
 
 def test_where_the_ranks_are() -> None:
@@ -212,36 +197,6 @@ def test_an_open_line_goes_on_unless_another_rank_speaks() -> None:
 
 def test_a_character_that_comes_in_two_pieces() -> None:
     assert show((0, b"\xc3"), (1, b"x\n"), (0, b"\xbc\n"), (0, b"\xff\n"), prefix=False) == "x\nü\n�\n"
-
-
-def test_a_reader_that_does_not_read() -> None:
-    """Nobody waits for it; what it has not taken is known, and nothing is lost if it goes on to read."""
-    read, write = os.pipe()
-    with open(write, "w") as stream, open(read, "rb") as reader:
-        writer = Writer()
-        writer.write(stream, "x" * 1_000_000)
-        writer.write(stream, "end\n")
-        assert not writer.wait(0.2)
-        assert writer.waiting == 1_000_004
-        assert not writer.is_full(False)
-        writer.write(stream, "y" * (8 << 20))
-        assert writer.is_full(False)
-        assert reader.read(1_000_004 + (8 << 20)) == b"x" * 1_000_000 + b"end\n" + b"y" * (8 << 20)
-        assert writer.wait(10)
-        writer.close()
-
-
-def test_a_reader_that_has_gone() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w") as stream:
-        writer = Writer()
-        writer.write(stream, "x")
-        assert writer.wait(10)
-        with pytest.raises(BrokenPipeError):
-            writer.check()
-        with pytest.raises(BrokenPipeError):
-            writer.write(stream, "y")
 
 
 def test_streams_that_lead_to_one_place(tmp_path) -> None:

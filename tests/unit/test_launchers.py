@@ -21,26 +21,6 @@ SRUN_PMI2 = {**SLURM, "PMI_SIZE": "8", "PMI_RANK": "3", "PMI_FD": "9"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "size", "launcher"),
-    [
-        (OPEN_MPI, 4, "Open MPI"),
-        ({"PMI_SIZE": "3"}, 3, "hydra"),
-        ({"MV2_COMM_WORLD_SIZE": "2"}, 2, "MVAPICH"),
-        (SLURM, 8, "srun"),
-        ({"PALS_SIZE": "5"}, 5, "PALS"),
-        ({"FLUX_JOB_SIZE": "6", "FLUX_TASK_RANK": "0"}, 6, "Flux"),
-        ({"WORLD_SIZE": "2", "RANK": "1"}, 2, "torchrun"),
-    ],
-)
-def test_each_launcher(environment: dict[str, str], size: int, launcher: str) -> None:
-    found = detect(environment)
-    assert found is not None
-    assert found.size == size
-    assert launcher in found.launcher
-    assert environment[found.variable] == str(size)
-
-
-@pytest.mark.parametrize(
     "environment",
     [
         {},

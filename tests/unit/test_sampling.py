@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import sampling
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -107,32 +106,3 @@ def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:
         assert not any(sampling._of_the_session(items(mpi, marks=("under_each",))) for mpi in mpis)
         under_mpich |= left_out[1]
     assert len(under_mpich) == 60
-
-
-@pytest.mark.parametrize("full", ["0", "1"])
-def test_a_session_says_its_seed_and_what_it_left_out(full: str, tmp_path) -> None:
-    (tmp_path / "conftest.py").write_text("pytest_plugins = ['sampling']\n")
-    (tmp_path / "test_some.py").write_text(
-        "import pytest, sampling\n"
-        "@pytest.mark.parametrize('n', sampling.share('numbers', range(30)))\n"
-        "def test_number(n): pass\n"
-    )
-    # imported, but none of its tests runs
-    (tmp_path / "test_other.py").write_text("import sampling\nsampling.count('others', 9, 1)\ndef test_no(): pass\n")
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MPIPLUS_TEST_", "PYTEST"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "number", str(tmp_path)],
-        env={**environment, "PYTHONPATH": str(TESTS), "MPIPLUS_TEST_SEED": "77", "MPIPLUS_TEST_FULL": full},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "MPIPLUS_TEST_SEED=77" in done.stdout
-    assert ("numbers: 3 of 30" in done.stdout) == (full == "0")
-    assert "others" not in done.stdout
-    assert f"{30 if full == '1' else 3} passed" in done.stdout
