@@ -12,19 +12,20 @@ import click
 from torchmpi_plugin.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-WIDTH = 110
+WIDTH = 80
 INTRODUCTION = """# Command line
 
 The options of each command, to look them up: what it says of itself. `tests/tools/generate_command_line.py` writes this
-page. For places without a `PATH`, `python -m torchmpi_plugin.cli` is the same command. What it all means is in
-[Launching](launching.md), the benchmark's table in [Performance](performance.md).
+page; each takes `-h` too. For places without a `PATH`, `python -m torchmpi_plugin.cli` is the same command. What it all
+means is in [Launching](launching.md), the benchmark's table in [Performance](performance.md).
 """
 
 
 def help_of(command: click.Command, name: str, parent: click.Context | None) -> str:
     how = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     context = click.Context(command, info_name=name, parent=parent, **how)
-    return f"```text\n{command.get_help(context)}\n```\n"
+    lines = [line for line in command.get_help(context).splitlines() if "-h, --help" not in line]
+    return "\n".join(["```text", *lines, "```", ""])
 
 
 def page() -> str:

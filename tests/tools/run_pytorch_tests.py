@@ -259,8 +259,9 @@ in gloo's place (`MPIPLUS_REPLACE=gloo`), on one node without a GPU. Here: torch
 cannot download: they run where the script, or `MPIPLUS_TEST_PYTORCH`, is given a checkout at the tag of the
 installed torch.
 Here that was {revision}.
-A file that has no row was not run. `tensor/test_dtensor_ops.py` and `tensor/test_pointwise_ops.py` of 2.6.0 call no
-backend: their ranks are threads.
+A file that has no row was not run. Files of a directory of which nothing passes on gloo only have one row: in
+parentheses tests, skipped, and passed on gloo and on mpiplus. `tensor/test_dtensor_ops.py` and
+`tensor/test_pointwise_ops.py` of 2.6.0 call no backend: their ranks are threads.
 
 """
 FILES_TABLE = """| file | tests | skipped | passed on gloo | passed on mpiplus | passed on gloo only |
@@ -306,7 +307,38 @@ def revision_of(checkout: Path | None) -> str:
 def others_rows(page: str, table: str, files: Sequence[str]) -> list[str]:
     """The rows that a page has in one of its tables for other files than these."""
     rows = page.partition(table)[2].partition("\n\n")[0].splitlines()
-    return [row for row in rows if row.split("`")[1] not in files]
+    return [row for each in rows for row in _apart(each) if row.split("`")[1] not in files]
+
+
+#: Of a row that stands for several files: its directory, and each of them with its numbers.
+_TOGETHER = re.compile(r"\| `([^`]+/)`: (.+) \| (?:\d+ \| ){4}none \|")
+_IN_IT = re.compile(r"`([^`]+)`(.*?) \((\d+), (\d+), (\d+), (\d+)\)(?:; |$)")
+_ALONE = re.compile(r"\| `([^`]+/)([^`/]+)`([^|]*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| none \|")
+
+
+def _apart(row: str) -> list[str]:
+    found = _TOGETHER.fullmatch(row)
+    if not found:
+        return [row]
+    place, files = found.groups()
+    return [
+        f"| `{place}{name}`{origin} | {' | '.join(counts)} | none |" for name, origin, *counts in _IN_IT.findall(files)
+    ]
+
+
+def together(rows: Sequence[str]) -> list[str]:
+    """With one row for the files of a directory of which nothing passes on gloo only."""
+    same: dict[str, list[tuple[str, str, list[str]]]] = {}
+    for row in rows:
+        if found := _ALONE.fullmatch(row):
+            place, name, origin, *counts = found.groups()
+            same.setdefault(place, []).append((name, origin, counts))
+    merged = []
+    for place, files in same.items():
+        names = "; ".join(f"`{name}`{origin} ({', '.join(counts)})" for name, origin, counts in files)
+        sums = [str(sum(int(counts[at]) for *_, counts in files)) for at in range(4)]
+        merged.append(f"| `{place}`: {names} | {' | '.join(sums)} | none |")
+    return sorted([*(row for row in rows if not _ALONE.fullmatch(row)), *merged])
 
 
 def page(results: Sequence[Compared], checkout: Path | None, before: str = "") -> str:
@@ -319,10 +351,12 @@ def page(results: Sequence[Compared], checkout: Path | None, before: str = "") -
     lines = sorted(others_rows(before, FILES_TABLE, files) + [row(each) for each in results])
     different = others_rows(before, TESTS_TABLE, files)
     for each in results:
+        alike: dict[tuple[str, str], list[str]] = {}
         for test, outcome in each.differences().items():
             words = reason_of(each.file, test) or outcome.words.replace("|", "\\|")
-            different.append(f"| `{each.file}` | {test.rpartition('::')[2]} | {outcome.result} | {words} |")
-    tables = [FILES_TABLE, *(f"{line}\n" for line in lines)]
+            alike.setdefault((outcome.result, words), []).append(test.rpartition("::")[2])
+        different += [f"| `{each.file}` | {', '.join(names)} | {' | '.join(how)} |" for how, names in alike.items()]
+    tables = [FILES_TABLE, *(f"{line}\n" for line in together(lines))]
     if different:
         tables += [TESTS_TABLE, *(f"{line}\n" for line in sorted(different))]
     return text + "".join(tables)

@@ -43,6 +43,15 @@ def tried(program: Path, backend: str, stand_in: Path, ranks: int, seconds: floa
     return outcome([str(program), "--backend=gloo"], {TRIED: backend, "PYTHONPATH": paths}, ranks, seconds)
 
 
+def together(rows: list[str]) -> list[str]:
+    """Programs of which the same is to be said share a row."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        program, words = row.removeprefix("| ").split(" | ", 1)
+        alike.setdefault(words, []).append(program)
+    return [f"| {', '.join(programs)} | {words}" for words, programs in alike.items()]
+
+
 def section(rows: list[str], ranks: int) -> str:
     return f"""{HEADING}
 
@@ -52,7 +61,7 @@ gloo there, which tells what is a mistake of the program's own.
 
 | program | mpiplus | gloo |
 |---|---|---|
-""" + "".join(f"{line}\n" for line in rows)
+""" + "".join(f"{line}\n" for line in together(rows))
 
 
 def arguments() -> argparse.Namespace:

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-REPORTS = ("performance", "scaling", "operations", "pytorch-tests", "frameworks/table", "frameworks/table-torch-2.14")
+REPORTS = ("performance", "scaling", "operations", "pytorch-tests", "frameworks/table")
 SEARCH = {"changelog.md": {"exclude": True}} | {f"{name}.md": {"boost": 0.2} for name in (*REPORTS, "contributing")}
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 
