@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
-    "status": ("names", "settings", "engine"),
+    "status": ("names", "settings", "node", "engine"),
     "diagnosis": (
         *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "store", "engine", "status"),

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from ..launchers.table import DAEMONS
+from ..node import peers
 
 _END_SECONDS = 2.0
 
@@ -39,9 +40,7 @@ class Daemon:
 
 
 def _parent_of(process: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    return int((peers.stat(process) or ["", "0"])[1])
 
 
 def _name_of(process: int) -> str:

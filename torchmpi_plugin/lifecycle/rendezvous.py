@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -290,7 +289,7 @@ def export_environment(communicator: Any, steps: Steps) -> None:
     comm, place = communicator.comm, communicator.place
     rank = comm.Get_rank()
     address, port = steps.take(
-        lambda: (node.own_addresses(communicator.node_count == 1)[0], _free_port()) if rank == 0 else ("", 0)
+        lambda: (node.own_addresses(communicator.node_count == 1)[0], node.free_port()) if rank == 0 else ("", 0)
     )[0]
     values = {
         "RANK": rank,
@@ -304,9 +303,3 @@ def export_environment(communicator: Any, steps: Steps) -> None:
     for name, value in values.items():
         if not os.environ.get(name) or os.environ[name] == _exported.get(name):
             os.environ[name] = _exported[name] = str(value)
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -91,6 +91,12 @@ def cores(cpus: Sequence[int] | None = None) -> list[int]:
     return sorted(found)
 
 
+def free_port() -> int:
+    """Find a port on which nobody listens now."""
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def is_local(name: str) -> bool:
     """Whether a node's name means this machine."""
     own = socket.gethostname()

@@ -22,7 +22,7 @@ class Process(NamedTuple):
 
 # Not psutil's create_time: it adds the time of the boot, which each process that asks computes from the clock of that
 # moment, so two need not get the same number. And who asks does so while operations wait.
-def _stat(pid: int) -> list[str]:
+def stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on; none if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -31,7 +31,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _started(pid: int) -> str:
-    fields = _stat(pid)
+    fields = stat(pid)
     return fields[19] if len(fields) > 19 else ""
 
 
@@ -50,5 +50,5 @@ def has_ended(process: Process | None) -> bool:
     """Whether the process is known to be no more; a zombie counts as gone."""
     if process is None:
         return False
-    fields = _stat(process.pid)
+    fields = stat(process.pid)
     return not fields or fields[0] in "ZX" or fields[19] != process.started

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import settings
+from ..node import peers
 
 _ROOT = Path("/tmp")
 #: The kernel's limit for the path of a socket: sizeof sun_path, less the zero at the end.
@@ -61,10 +62,7 @@ def check(path: Path) -> None:
 
 def state_of(process: int) -> str:
     """The letter for it in the kernel's table of processes; empty: there is none."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return (peers.stat(process) or [""])[0]
 
 
 def all_sockets() -> list[RankSocket]:

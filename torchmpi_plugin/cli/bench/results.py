@@ -110,12 +110,7 @@ class Overlap:
 
     def to_json(self) -> dict[str, Any]:
         """Return the times and the percentage as plain data."""
-        return {
-            "contestant": self.contestant,
-            "sync_us": self.sync_us,
-            "wait_us": self.wait_us,
-            "percent": self.percent,
-        }
+        return {**asdict(self), "percent": self.percent}
 
 
 @dataclass(frozen=True)
