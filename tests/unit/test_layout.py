@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+from pathlib import Path
 
 import layers
 import pytest
@@ -162,3 +164,35 @@ def test_the_architecture_page_has_the_layers_of_c() -> None:
 def test_no_file_is_too_long(limit: int = 450) -> None:
     lengths = {name: len(text.splitlines()) for name, text in {**TEXTS, **C_TEXTS}.items()}
     assert {name: length for name, length in lengths.items() if length > limit} == {}
+
+
+# ---- the budget ----
+
+BUDGET = Path(__file__).with_name("budget.txt")
+TREES = {
+    "product": ("torchmpi_plugin", "c_src"),
+    "tests": ("tests", ":!tests/tools"),
+    "tools": ("tests/tools",),
+    "docs": ("docs/*.md",),
+}
+
+
+def lines_of(*paths: str) -> int:
+    """Lines of the files that git knows, or is about to."""
+    command = ["git", "-C", str(layers.ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"]
+    names = subprocess.run([*command, *paths], check=True, capture_output=True, timeout=60).stdout.decode()
+    files = (layers.ROOT / name for name in names.split("\0") if name)
+    return sum(file.read_bytes().count(b"\n") for file in files if file.is_file())
+
+
+@pytest.mark.skipif(not (layers.ROOT / ".git").exists(), reason="not in a checkout")
+@pytest.mark.parametrize("tree", TREES)
+def test_no_tree_outgrows_its_budget(tree: str) -> None:
+    rows = (line.split() for line in BUDGET.read_text().splitlines())
+    allowed = next(int(row[1]) for row in rows if row[:1] == [tree])
+    lines = lines_of(*TREES[tree])
+    assert lines <= allowed, (
+        f"{tree} has {lines} lines, and its budget is {allowed}: make room by what can go, or raise the budget in "
+        f"{BUDGET.name} and say there, in a line, what the lines are for"
+    )
+    assert lines > 0
