@@ -81,10 +81,6 @@ class TestWish:
     def test_option_before_variable(self, option, variable, wanted) -> None:
         assert cuda_aware.asked_for(option, {} if variable is None else {"MPIPLUS_CUDA": variable}) == wanted
 
-    def test_another_word(self) -> None:
-        with pytest.raises(ValueError, match="MPIPLUS_CUDA must be one of auto, staged, direct, not 'on'"):
-            cuda_aware.asked_for(None, {"MPIPLUS_CUDA": "on"})
-
     @pytest.mark.parametrize("wanted", ["staged", "direct"])
     def test_a_setting_counts_more_than_what_is_found(self, wanted: str) -> None:
         support = cuda_aware.Support(wanted == "staged", "the library says")
@@ -100,11 +96,6 @@ class OnCuda(torch.Tensor):
 
 
 class TestTensors:
-    def test_cuda_tensors_pass(self) -> None:
-        tensor = torch.ones(3).as_subclass(OnCuda)
-        assert arguments.check(tensor, "op") is tensor
-        arguments.check_alike(tensor, tensor, "op")
-
     def test_not_those_of_rocm(self, monkeypatch) -> None:
         monkeypatch.setattr(torch.version, "hip", "6.2")
         with pytest.raises(ValueError, match="CPU and CUDA tensors; this one is on cuda:1"):
@@ -166,12 +157,6 @@ class TestStaging:
 
     def stage(self, shim: Shim, local_rank: int = 0) -> int:
         return device.stage(shim.lib, shim.ffi, torch.ones(2).as_subclass(OnCuda), False, local_rank)
-
-    def test_the_tensors_device_and_its_stream(self, monkeypatch) -> None:
-        monkeypatch.setattr(device, "cuda", Cuda(current=1))
-        shim = Shim()
-        assert self.stage(shim) == self.stage(shim) == 4096
-        assert shim.calls == [("load", b"libcuda.so.1"), ("stage", 1, 77, False), ("stage", 1, 77, False)]
 
     def test_a_stream_that_is_captured(self, monkeypatch) -> None:
         monkeypatch.setattr(device, "cuda", Cuda(capturing=True))
