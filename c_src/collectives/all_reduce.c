@@ -72,11 +72,6 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
-static void leave_bus(shm_op *s) {
-    if (s->bus) s->place = MPP_STAGED;
-    s->bus = NULL;
-}
-
 static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
                           uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
@@ -91,7 +86,7 @@ static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count,
     s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
     s->read = s->two_phase ? read_parts : read_sum;
     s->read_reduced = read_parts;
-    if (s->bytes <= s->chunk_bytes) leave_bus(s); /* one more round of all ranks would cost more than a copy */
+    if (s->bytes <= s->chunk_bytes) mpp_leave_bus(s); /* one more round of all ranks would cost more than a copy */
     if (root >= 0 && root != g->rank) {
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */

@@ -23,6 +23,8 @@ static inline int mpp_sums_in_shm(const mpp_group *g, int kind, size_t count, co
 uintptr_t mpp_no_shm_op(shm_op *s, mpp_group *g, int64_t wait_ns);
 /* All lanes are there, and the length of chunks is settled. */
 void mpp_stage_shm(shm_op *s);
+/* A CUDA tensor goes through memory of the rank's own instead of registered slots. */
+void mpp_leave_bus(shm_op *s);
 /* Of one tensor a chunk after the other. */
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot);
 
