@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from .api.public import get_comm, monitored_barrier, prometheus, statistics
+    from .api.public import exscan, get_comm, monitored_barrier, prometheus, scan, statistics
     from .errors import RankFailedError
     from .lifecycle.recovery import shrink
     from .options import Options
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Options": "options",
     "RankFailedError": "errors",
+    "exscan": "api.public",
     "get_comm": "api.public",
     "monitored_barrier": "api.public",
     "prometheus": "api.public",
+    "scan": "api.public",
     "shrink": "lifecycle.recovery",
     "statistics": "api.public",
 }
@@ -31,9 +33,11 @@ __all__ = [
     "Options",
     "RankFailedError",
     "__version__",
+    "exscan",
     "get_comm",
     "monitored_barrier",
     "prometheus",
+    "scan",
     "shrink",
     "statistics",
 ]

@@ -149,5 +149,10 @@ ROWS = (
     Operation("recv", "recv", "", "recv", "out@peer", ("tensors: list, srcRank: int, tag",)),
     Operation("recv", "recv_anysource", "", "recv", "out@any", ("arg0: list, arg1: tag",), operator="recv_any_source_"),
 )
+#: Functions of mpiplus's own, which c10d has no method for.
+OWN = (
+    Operation(*("scan", "scan", "", "", "inout op", ()), operator=None, equal_counts=True),
+    Operation(*("exscan", "exscan", "", "", "inout op", ()), operator=None, equal_counts=True),
+)
 #: By name; of two methods the first.
-BY_NAME = {row.name: row for row in reversed(ROWS)}
+BY_NAME = {row.name: row for row in (*reversed(ROWS), *OWN)}

@@ -12,6 +12,7 @@ from cases import Case, Shape
 FLOAT_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 BIT_OPS = ("BAND", "BOR", "BXOR")
 REDUCE_OPS = (*FLOAT_OPS, *BIT_OPS)
+PREFIX_OPS = tuple(name for name in REDUCE_OPS if name != "AVG")
 PREMUL_FACTOR = 2
 
 

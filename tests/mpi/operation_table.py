@@ -9,7 +9,7 @@ import object_operations as objects
 import point_to_point as p2p
 import reducing_operations as reducing
 import torch
-from expected import REDUCE_OPS
+from expected import PREFIX_OPS, REDUCE_OPS
 from groups import API_MODE
 from started import ASYNC, SYNC, Operation
 
@@ -58,6 +58,8 @@ OPERATIONS = (
     reduction(reducing.all_reduce),
     reduction(reducing.reduce),
     reduction(reducing.reduce_scatter),
+    reduction(reducing.scan, PREFIX_OPS),
+    reduction(reducing.exscan, PREFIX_OPS),
     reduction(reducing.reduce_scatter_tensor),
     reduction(reducing.reduce_scatter_tensor_stacked),
     reduction(reducing.coalesced_all_reduce),

@@ -10,6 +10,8 @@ from moving_operations import works_of
 from started import Started
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+import torchmpi_plugin
+
 # 2.13 renamed this function and deprecated its old name.
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -26,6 +28,23 @@ def reduce(case: Case) -> Started:
     if case.rank != case.root:  # what is left in its buffer is not defined
         return Started(other_works=works_of(work))
     return Started(works_of(work), [tensor], [reduced_case(case)])
+
+
+def scan(case: Case) -> Started:
+    return prefix(case, torchmpi_plugin.scan, case.rank + 1)
+
+
+def exscan(case: Case) -> Started:
+    return prefix(case, torchmpi_plugin.exscan, case.rank)
+
+
+def prefix(case: Case, function, ranks: int) -> Started:
+    """Of so many ranks; of none: the tensor stays as it is."""
+    numbers = [case.number(rank) for rank in range(case.size)]
+    tensor = case.place(numbers[case.rank])
+    work = function(tensor, case.op, case.process_group, case.is_async)
+    expected = reduced(numbers[:ranks], case.op_name) if ranks else numbers[0]
+    return Started(works_of(work), [tensor], [expected])
 
 
 def reduce_scatter(case: Case) -> Started:

@@ -158,6 +158,8 @@ FUNCTIONS = {
     "allgather": f"uintptr_t, uintptr_t, uintptr_t, size_t, {_TAIL}",
     "allgather_list": f"uintptr_t, uintptr_t, uintptr_t *, size_t *, {_TAIL}",
     "reduce_scatter": f"uintptr_t, uintptr_t *, uintptr_t, size_t *, int, mpp_reduction *, {_TAIL}",
+    "scan": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
+    "exscan": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
 }
 
 

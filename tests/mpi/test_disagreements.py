@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from sampling import count, dice
 
+import torchmpi_plugin
+
 pytestmark = pytest.mark.mpi(min_size=2)
 
 DTYPES = (torch.float32, torch.int32, torch.float64, torch.uint8)
 OPS = ("SUM", "MAX", "AVG", "PRODUCT", "PREMUL_SUM")
 COUNTS = (1, 2, 3, 255, 256, 257, 1024, 2048, 5000, 20_000)
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scan", "exscan")
 MARK = 77
 
 
@@ -92,6 +94,7 @@ def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tu
     counts, n, size = call.counts, call.counts[0], len(call.counts)
     common = {"group": group, "async_op": is_async}
     how = {"op": reduction(call.op), **common}
+    of_prefix = {**how, "op": reduction("MIN" if call.op == "AVG" else call.op)}
     send, receive = call.lengths(rank)
     is_root = rank == call.root
     out = marked(counts if call.kind in ("all_gather", "reduce_scatter") else [n])
@@ -106,6 +109,8 @@ def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tu
         "barrier": lambda: dist.barrier(**common),
         "broadcast": lambda: dist.broadcast(out[0], group_src=call.root, **common),
         "all_reduce": lambda: dist.all_reduce(out[0], **how),
+        "scan": lambda: torchmpi_plugin.scan(out[0], **of_prefix),
+        "exscan": lambda: torchmpi_plugin.exscan(out[0], **of_prefix),
         "reduce": lambda: dist.reduce(out[0], group_dst=call.root, **how),
         "all_gather": lambda: dist.all_gather(out, ones(counts[rank]), **common),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(out[0], ones(n), **common),

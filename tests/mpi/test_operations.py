@@ -13,7 +13,7 @@ from cases import DTYPES, LAYOUTS, SHAPES, Case
 from expected import REDUCE_OPS, as_bytes, makes_sense, reduced, same_numbers
 from groups import Group
 from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
-from placements import A_NODE_EACH, group_placed
+from placements import A_NODE_EACH, PLACEMENTS, group_placed
 from started import Failures, Operation, complete, run_case
 
 from torchmpi_plugin.operations import BY_NAME
@@ -133,6 +133,22 @@ def test_reductions_without_meaning_are_refused(op_name: str, all_groups) -> Non
     failures = Failures()
     failures.run(TABLE["all_reduce"], Case(group))
     failures.report()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_prefixes_wherever_the_ranks_are(placement: str, world: Group, new_group, monkeypatch) -> None:
+    group = group_placed(placement, world.rank, new_group, monkeypatch)
+    placed, failures = Group(placement, group, world.ranks, world.rank), Failures()
+    for name, dtype, shape in itertools.product(("scan", "exscan"), DTYPES, ((5,), (70_001,))):
+        if makes_sense(dtype, "SUM"):
+            failures.run(TABLE[name], Case(placed, dtype, shape))
+    failures.report()
+
+
+@pytest.mark.parametrize("name", ["scan", "exscan"])
+def test_a_prefix_has_no_mean(name: str, all_groups) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: AVG makes no sense for a prefix"):
+        TABLE[name].start(Case(all_groups["world"], op_name="AVG"))
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))

@@ -35,7 +35,7 @@ def check_message(message: str, operation: str, missing: int) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "all_gather"])
+@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "all_gather", "scan"])
 def test_a_group_timeout(operation: str, asynchronous: bool, new_group, channel) -> None:
     """Rank 0 comes when the others have given up."""
     group = new_group(None, timeout=LIMIT)
@@ -44,6 +44,8 @@ def test_a_group_timeout(operation: str, asynchronous: bool, new_group, channel)
     def collective():
         if operation == "all_reduce":
             return dist.all_reduce(tensor, group=group, async_op=asynchronous)
+        if operation == "scan":
+            return torchmpi_plugin.scan(tensor, group=group, async_op=asynchronous)
         if operation == "barrier":
             return dist.barrier(group, async_op=asynchronous)
         outputs = [torch.empty(5) for _ in range(channel.size)]

@@ -130,11 +130,11 @@ class Case:
             return self.data(rank, slot).tensor
         return values(self.dtype, self.count, 3 * rank + slot).to(self.dtype, copy=True)
 
-    def reduced(self, slot: int = 0) -> torch.Tensor:
-        """The reduction of everybody's numbers."""
+    def reduced(self, slot: int = 0, ranks: int | None = None) -> torch.Tensor:
+        """The reduction of everybody's numbers, or of so many ranks'."""
         if not is_number(self.dtype):
             raise WrongResultError(f"{name_of(self.dtype)} was reduced, which has no meaning")
-        wide = [values(self.dtype, self.count, 3 * rank + slot) for rank in self.everybody]
+        wide = [values(self.dtype, self.count, 3 * rank + slot) for rank in self.everybody[:ranks]]
         return reduce_plainly(wide, self.kind, self.dtype)
 
     def wait(self, work: Any) -> None:
@@ -374,6 +374,18 @@ def all_reduce(case: Case) -> None:
     case.expect_numbers(tensor, case.reduced())
 
 
+def scan(case: Case) -> None:
+    tensor = case.numbers(case.rank)
+    case.wait(torchmpi_plugin.scan(tensor, case.op, **case.how))
+    case.expect_numbers(tensor, case.reduced(ranks=case.rank + 1))
+
+
+def exscan(case: Case) -> None:
+    tensor = case.numbers(case.rank)
+    case.wait(torchmpi_plugin.exscan(tensor, case.op, **case.how))
+    case.expect_numbers(tensor, case.reduced(ranks=case.rank) if case.rank else case.numbers(0))
+
+
 def coalesced_all_reduce(case: Case) -> None:
     tensors = [case.numbers(case.rank, slot) for slot in range(2)]
     with dist._coalescing_manager(group=case.group, async_ops=case.asynchronous) as manager:
@@ -445,6 +457,8 @@ REDUCING: dict[str, Callable[[Case], None]] = {
     "reduce_scatter": reduce_scatter,
     "reduce_scatter_tensor (reduce_scatter_single)": reduce_scatter_single,
     "reduce_scatter_tensor, coalesced": coalesced_reduce_scatter,
+    "torchmpi_plugin.scan": scan,
+    "torchmpi_plugin.exscan": exscan,
     "all_reduce of a sparse (COO) tensor": sparse_all_reduce,
 }
 

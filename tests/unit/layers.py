@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
     ),
-    "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
+    "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "diagnosis", "group"),
     "lifecycle": (
         *(GROUND, "node", "launchers", "tensors", "mpi", "store", "communicator", "engine"),
         *("status", "diagnosis", "group", "api"),

@@ -5,11 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from ..diagnosis.comparison import Call
+from ..group import starting
 from ..group import statistics as counted
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import runtime
+from ..tensors.arguments import ArgumentError, single, writable
+from ..tensors.dtypes import AVG, kind_of
 from .backend import group_of
 
 
@@ -66,6 +71,55 @@ def monitored_barrier(
         DistBackendError: some ranks did not come in time; every rank that came gets this error.
     """
     resolve(group).monitored_barrier(timeout, wait_all_ranks)
+
+
+def scan(
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None, async_op: bool = False
+) -> dist.Work | None:
+    """Reduce the tensors of ranks 0 to this one elementwise, in place: MPI's inclusive prefix reduction.
+
+    Args:
+        tensor: of the same dtype and number of elements on every rank, of any shape and layout.
+        op: as for ``all_reduce``; not AVG, which divides by the number of all ranks.
+        group: a group of the mpiplus backend; the world if None.
+        async_op: return a Work at once, as ``all_reduce`` does.
+
+    Returns:
+        A Work if ``async_op``, else None.
+
+    Raises:
+        TypeError: a group of another backend, or a dtype that cannot be reduced.
+        ValueError: an operation that makes no sense for the dtype, or AVG.
+    """
+    return _prefix("scan", tensor, op, group, async_op)
+
+
+def exscan(
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None, async_op: bool = False
+) -> dist.Work | None:
+    """Reduce the tensors of the ranks before this one, in place: MPI's exclusive prefix reduction.
+
+    Rank 0 has none before it: its tensor stays as it is, as in MPI. All else is as for :func:`scan`.
+    """
+    return _prefix("exscan", tensor, op, group, async_op)
+
+
+def _prefix(
+    name: str, tensor: torch.Tensor, op: Any, group: dist.ProcessGroup | None, async_op: bool
+) -> dist.Work | None:
+    ours, opts = resolve(group), dist.AllreduceOptions()
+    if kind_of(op) == AVG:
+        raise ArgumentError(f"{name}: AVG makes no sense for a prefix; take SUM, and divide by the number of its ranks")
+    how = starting.reduction(ours, single([tensor], name).dtype, op, name)
+    buffer, finish = writable(tensor, name, load=True)
+    operands = buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), how
+    call = Call(tensor, [buffer.numel()], op)
+    function = getattr(ours._lib, f"mpp_{name}")
+    work = starting.collective(ours, name, function, operands, call, [tensor], opts, not async_op, finish, buffer)
+    if async_op:
+        return work
+    work.wait()
+    return None
 
 
 def statistics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
