@@ -10,7 +10,7 @@
 #ifndef MPP_DTYPES_H
 #define MPP_DTYPES_H
 
-#include "arith/reduce.h"
+#include <stdint.h>
 
 /* code, torch, mpi, size, wide, real, is_float, is_short */
 #define MPP_DTYPES(X)                                                                                                  \
@@ -41,6 +41,6 @@
 typedef struct {
     uint8_t size, wide, real, is_float, is_short;
 } mpp_element;
-extern const mpp_element mpp_elements[MPP_DTYPE_COUNT];
+extern const mpp_element mpp_elements[];
 
 #endif

@@ -1,5 +1,6 @@
-#include "engine/engine.h"
+#include "engine/activity.h"
 
+#include "engine/engine.h"
 #include "engine/pause.h"
 
 _Thread_local mpp_note_of_call mpp_noted;

@@ -17,7 +17,7 @@
 enum { MPP_IN, MPP_REDUCED, MPP_OUT, MPP_AGREED, MPP_COUNTERS };
 #define MPP_NOTHING UINT64_MAX
 
-typedef struct {
+typedef struct mpp_bell {
     _Atomic uint32_t rings; /* the futex */
     _Atomic uint32_t is_asleep;
     _Atomic uint64_t awaited[MPP_COUNTERS]; /* the value to ring at; MPP_NOTHING: none */

@@ -1,4 +1,5 @@
 /* Operations as the rest calls them: started and waited for by the engine, and counted. */
+#include "engine/activity.h"
 #include "engine/engine.h"
 
 #include "engine/pause.h"

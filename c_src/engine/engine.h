@@ -13,13 +13,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/activity.h"
-#include "engine/bell.h"
 #include "mpi/mpi_api.h"
 #include "shim.h"
 
 typedef struct mpp_op mpp_op;
 typedef struct mpp_group mpp_group;
+typedef struct mpp_bell mpp_bell;         /* bell.h */
+typedef struct mpp_activity mpp_activity; /* activity.h */
 typedef struct mpp_channel mpp_channel;   /* shared memory of a group, shm/shm.h */
 typedef struct mpp_listener mpp_listener; /* receives messages for windows, p2p/windows.c */
 typedef struct mpp_staging mpp_staging;   /* between an operation and device memory, cuda/staging.h */

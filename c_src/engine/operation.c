@@ -1,4 +1,4 @@
-/* Operations before they are started and after they are complete; engine.c has what lies between. */
+/* Operations before they are started and after they are complete; polling.c has what lies between. */
 #include <stdlib.h>
 
 #include "engine/engine.h"

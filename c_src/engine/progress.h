@@ -1,9 +1,10 @@
-/* What the threads of the engine share: engine.c has those that call, background.c the one that polls for them. */
+/* What the threads of the engine share: polling.c has those that call, background.c the one that polls for them. */
 #ifndef MPP_PROGRESS_H
 #define MPP_PROGRESS_H
 
 #include <pthread.h>
 
+#include "engine/bell.h"
 #include "engine/engine.h"
 
 typedef struct {

@@ -2,6 +2,7 @@
 #ifndef MPP_STATUS_H
 #define MPP_STATUS_H
 
+#include "engine/activity.h"
 #include "engine/engine.h"
 
 /* With the group: nobody reads of it any more. */

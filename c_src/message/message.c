@@ -1,5 +1,7 @@
 #include "message/message.h"
 
+#include "engine/bell.h"
+
 #include <stdlib.h>
 #include <string.h>
 

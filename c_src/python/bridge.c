@@ -7,7 +7,7 @@
  *
  * Rules: a call counts only when nothing can keep it from being started; no Python code runs between that and the
  * operation's entry in the registry, whose owner it is from then on; the GIL is free while the engine is at work. */
-#include "python/bridge.h"
+#include "python/call.h"
 
 #include "engine/pause.h"
 

@@ -3,7 +3,7 @@
 
 #include "arith/dtypes.h"
 #include "engine/activity.h"
-#include "python/bridge.h"
+#include "python/call.h"
 
 #include <structmember.h>
 

@@ -5,7 +5,7 @@
  * make operands of all other tensors. */
 #include <string.h>
 
-#include "python/bridge.h"
+#include "python/call.h"
 
 /* ---- what is started ---- */
 

@@ -2,7 +2,7 @@
  *
  * Whatever is not plain here, be it an error or another kind of tensor, is left to the methods in Python: they know
  * the words for it. So nothing in this file raises. */
-#include "python/bridge.h"
+#include "python/call.h"
 
 enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32 };
 

@@ -2,7 +2,7 @@
  * makes copies: tensors/overlaps.py. Most lists lie in the order of their addresses; only others are sorted. */
 #include <stdlib.h>
 
-#include "python/bridge.h"
+#include "python/call.h"
 
 enum { FEW = 32 };
 

@@ -4,7 +4,7 @@
  * saves half of the call where wait() follows at once, and holds up whoever has something else to do: so only where it
  * did, the last times. */
 #include "engine/pause.h"
-#include "python/bridge.h"
+#include "python/call.h"
 
 enum { SURE = 2, PATIENCE_NS = 50000, MOST_PATIENCE_NS = 500000 };
 

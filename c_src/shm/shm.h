@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "cuda/staging.h"
+#include "engine/activity.h"
+#include "engine/bell.h"
 #include "engine/engine.h"
 #include "shm/topology.h"
 

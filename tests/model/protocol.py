@@ -300,7 +300,7 @@ def start(c: Channel, call: Call) -> None:
 
 
 def progress_all(c: Channel) -> Access:
-    """engine.c: whichever operation can move."""
+    """polling.c: whichever operation can move."""
     if c.queue:
         yield from step(c.queue[0], c)
     if c.oom_total:

@@ -197,6 +197,15 @@ def c_uses(texts: dict[str, str]) -> dict[str, set[str]]:
     return uses
 
 
+def c_units(uses: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The same of a .c file and the .h file of its name as one."""
+    units: dict[str, set[str]] = {}
+    for name, used in uses.items():
+        unit = name.rpartition(".")[0]
+        units.setdefault(unit, set()).update({other.rpartition(".")[0] for other in used} - {unit})
+    return units
+
+
 # ---- the picture ----
 
 _BEGIN, _END = "<!-- drawn by tests/unit/layers.py -->", "<!-- end of the drawing -->"

@@ -110,12 +110,12 @@ def test_every_c_file_is_in_a_layer() -> None:
 def test_c_calls_go_down() -> None:
     uses = layers.c_uses(C_TEXTS)
     assert c_against_the_order(uses) == []
-    found = {"engine/operation.c", "engine/engine.c", "shm/protocol.c", "p2p/windows.c"}
+    found = {"engine/operation.c", "engine/polling.c", "shm/protocol.c", "p2p/windows.c"}
     assert uses["group/group.c"] >= found  # it does find calls
 
 
 def test_no_circle_in_c() -> None:
-    assert layers.circle(layers.c_uses(C_TEXTS)) == []
+    assert layers.circle(layers.c_units(layers.c_uses(C_TEXTS))) == []
 
 
 def test_every_header_is_included() -> None:
@@ -130,8 +130,8 @@ def test_one_layer_knows_python() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "wanted"),
     [
-        ("engine/engine.c", '#include "cuda/staging.h"\n', "engine/engine.c uses cuda/staging.h"),
-        ("engine/engine.c", "void f(void) { mpp_windows_end(NULL); }\n", "engine/engine.c uses p2p/windows.c"),
+        ("engine/polling.c", '#include "cuda/staging.h"\n', "engine/polling.c uses cuda/staging.h"),
+        ("engine/polling.c", "void f(void) { mpp_windows_end(NULL); }\n", "engine/polling.c uses p2p/windows.c"),
         ("shm/protocol.c", '#include "internode/internode.h"\n', "shm/protocol.c uses internode/internode.h"),
         ("shm/protocol.c", "void f(void) { mpp_exchange(0); }\n", "shm/protocol.c uses collectives/exchange.c"),
     ],
@@ -140,11 +140,16 @@ def test_a_wrong_call_is_found(file: str, code: str, wanted: str) -> None:
     assert c_against_the_order(layers.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})) == [wanted]
 
 
-def test_a_circle_within_a_layer_of_c_is_found() -> None:
-    code = C_TEXTS["engine/operation.c"] + "void f(void) { mpp_begin(NULL); }\n"
-    assert {"engine/engine.c", "engine/operation.c"} <= set(
-        layers.circle(layers.c_uses({**C_TEXTS, "engine/operation.c": code}))
-    )
+@pytest.mark.parametrize(
+    ("file", "code", "circle"),
+    [
+        ("engine/operation.c", "void f(void) { mpp_begin(NULL); }\n", {"engine/polling", "engine/operation"}),
+        ("engine/engine.h", '#include "engine/bell.h"\n', {"engine/engine", "engine/bell"}),  # bell.c includes engine.h
+    ],
+)
+def test_a_circle_within_a_layer_of_c_is_found(file: str, code: str, circle: set[str]) -> None:
+    uses = layers.c_uses({**C_TEXTS, file: C_TEXTS[file] + code})
+    assert circle <= set(layers.circle(layers.c_units(uses)))
 
 
 # ---- the page ----

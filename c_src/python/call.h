@@ -1,6 +1,6 @@
-/* The bridge between Python objects and the engine. See bridge.c. */
-#ifndef MPP_BRIDGE_H
-#define MPP_BRIDGE_H
+/* The bridge between Python objects and the engine: what its files share, a call above all. See bridge.c. */
+#ifndef MPP_CALL_H
+#define MPP_CALL_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
