@@ -5,10 +5,43 @@
 
 /* ---- phases ---- */
 
+/* Whether a node may send to another one that has nothing to send to it. */
+static int is_one_way(const shm_op *s) {
+    int is_even = s->lengths != NULL;
+    for (int r = 1; r < s->op.group->size && is_even; r++) is_even = s->lengths[r] == s->lengths[0];
+    return !is_even && (s->lengths || s->call.kind == MPP_BROADCAST);
+}
+
+/* How often nodes say how far they are, in chunks. They may be ahead by four times as much: 4 MiB or so, shared by
+ * those that send to one. */
+enum { PERIODS_AHEAD = 4 };
+static uint64_t pace_period(const shm_op *s) {
+    int others = mpp_topology_of(s)->count - 1;
+    return (uint64_t)(mpp_channel_of(s)->ring * (others < PERIODS_AHEAD ? PERIODS_AHEAD / others : 1));
+}
+
+/* A short message is gone at once, and fills the receiver's memory until that looks for it. A node that also receives
+ * is never ahead by more than the ring. One that does not would send all there is, so all tell each other by empty
+ * messages that they have come to a chunk, and nobody ends the chunk that is so much further before it has heard that.
+ * If the others keep up nobody waits. What would not be heard any more is not said. */
+static void keep_pace(shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = mpp_topology_of(s);
+    mpp_pipeline_slot *p = mpp_pipeline_slot_of(s, chunk);
+    uint64_t ahead = PERIODS_AHEAD * pace_period(s);
+    int tag = mpp_internode_of(s)->first_tag + MPP_INTERNODE_TAGS - 1;
+    if (mpp_channel_of(s)->rank || chunk % pace_period(s) || !is_one_way(s)) return;
+    for (int i = 1; i < t->count; i++) {
+        int other = mpp_first_rank_of(t, mpp_other_node(t, i));
+        if (chunk + ahead < s->chunks) mpp_post_send(&s->op, &p->messages[p->count++], NULL, 0, other, tag);
+        if (chunk >= ahead) mpp_post_recv(&p->messages[p->count++], NULL, 0, other, tag);
+    }
+}
+
 void mpp_pipeline_start(shm_op *s, uint64_t chunk) {
     mpp_pipeline_slot *p = mpp_pipeline_slot_of(s, chunk);
     p->count = p->second = 0;
     p->used = 0;
+    keep_pace(s, chunk);
     s->route->first_phase(s, chunk);
 }
 
@@ -111,7 +144,7 @@ static size_t slot_bytes(const mpp_channel *c, size_t ranks) {
     return sizeof(float) * (sent + 2 * received) + rounding;
 }
 
-static size_t messages_per_slot(const mpp_channel *c, size_t ranks) { return ranks + 2 * (size_t)c->topology->count; }
+static size_t messages_per_slot(const mpp_channel *c, size_t ranks) { return ranks + 4 * (size_t)c->topology->count; }
 
 size_t mpp_pipeline_bytes_to_come(const mpp_channel *c, size_t ranks) {
     size_t bytes = 0;

@@ -3,10 +3,8 @@ and all ranks at the same chunk afterwards. MPIPLUS_TEST_FULL=1 tries more."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
-import re
 import sys
 import types
 from pathlib import Path
@@ -15,10 +13,9 @@ import protocol
 import pytest
 from explore import Explorer, ProtocolError
 from mistakes import MISTAKES
+from modelled import digest_of
 from protocol import NO_MEMORY, Call
 from sampling import FULL, share
-
-SHM = Path(__file__).resolve().parents[2] / "c_src" / "shm"
 
 FLAT, FLAT_2, FLAT_3 = (Call("all_reduce", chunks) for chunks in (1, 2, 3))
 TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunks in (2, 3))
@@ -55,18 +52,9 @@ COMPARED = {
 }
 
 
-def text_of(function: str) -> str:
-    """A function of protocol.c or signatures.c without comments and layout."""
-    text = "".join((SHM / name).read_text() for name in ("protocol.c", "signatures.c"))
-    code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    found = re.search(rf"^[a-z][^;{{}}()]*\b{function}\([^;]*?\) {{.*?^}}", code, re.DOTALL | re.MULTILINE)
-    assert found, f"c_src/shm has no function {function}"
-    return "".join(found[0].split())
-
-
 @pytest.mark.parametrize("function", COMPARED)
 def test_the_c_code_is_what_was_modelled(function: str) -> None:
-    digest = hashlib.sha256(text_of(function).encode()).hexdigest()[:12]
+    digest = digest_of(function, "shm/protocol.c", "shm/signatures.c")
     assert digest == COMPARED[function], (
         f"{function} in c_src/shm has changed: change it in protocol.py too where its accesses to shared memory or its "
         f"decisions have, and then write {digest!r} here"

@@ -17,6 +17,7 @@ PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that is piggybacked; and of what
 EAGER = 60 << 10  # the most of a chunk that goes to another node whole
 RING = 4
 INBOXES = 16 << 20
+PERIODS_AHEAD = 4  # of a broadcast's chunks
 FEW_CHUNKS, LEAST_FILLED = 8, 4  # of an exchange that goes through slots
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 EXCHANGES = ("all_to_all", "gather", "scatter")
@@ -242,7 +243,15 @@ def _broadcast(group: Group, rank: int, nbytes: int, root: int) -> Sent:
     chunks = math.ceil(nbytes / chunk_bytes(group, "broadcast", nbytes))
     piece = nbytes / (group.leaders_per_node * (nodes - 1))
     to = nodes - 1 if node == group.node_of[root] else nodes - 2
-    return Sent(chunks * to, to * piece)
+    return Sent(chunks * to + _paces(group, rank, chunks), to * piece)
+
+
+def _paces(group: Group, rank: int, chunks: int) -> int:
+    """The empty messages of a node's first rank; pipeline.c, keep_pace."""
+    others = group.nodes - 1
+    period = RING * max(1, PERIODS_AHEAD // others)
+    is_first = group.on_node[group.node_of[rank]][0] == rank
+    return others * max(0, math.ceil(chunks / period) - PERIODS_AHEAD) * is_first
 
 
 def _reduce_scattered(group: Group, rank: int, nbytes: int, wide: int) -> Sent:

@@ -1,4 +1,4 @@
-"""What memory ranks need beside their tensors for long exchanges between nodes: receiving.py HOW MIB.
+"""What memory ranks need beside their tensors for long operations between nodes: receiving.py HOW MIB.
 
 HOW: `idle` ranks do nothing else; rank 0 may be `computing`, or have `aborted`, or `given-up` in the middle.
 """
@@ -18,13 +18,25 @@ dist.init_process_group("mpiplus")
 rank, size = dist.get_rank(), dist.get_world_size()
 blocks = [torch.ones(mib << 18) for _ in range(size)]
 results = [torch.zeros(mib << 18) for _ in range(size)]
-DEADLINE = 60 if how in ("idle", "computing") else 4
+DEADLINE = 60 if how in ("idle", "computing") else 3
 matrix = torch.ones(512, 512)
+#: Rank 0 has nothing to send, and gets all; or it alone gets anything.
+uneven = [tensor[:0] if r == 0 else tensor for r, tensor in enumerate(results)]
+to_one = [tensor if r == 0 else tensor[:0] for r, tensor in enumerate(blocks)]
+own_block, own_sum = (blocks[0], results[0][:0]) if rank else (blocks[0][:0], results[0])
+SUM = dist.ReduceOp.SUM
 #: Each with what rank 0 has first of the others' data.
 COLLECTIVES = {
     "gather": (lambda g: dist.gather(blocks[0], results if rank == 0 else None, 0, g, True), results[1]),
     "scatter": (lambda g: dist.scatter(results[0], blocks if rank == 2 else None, 2, g, True), results[0]),
     "all_to_all": (lambda g: dist.all_to_all(results, blocks, g, True), results[1]),
+    "broadcast": (lambda g: dist.broadcast(blocks[0] if rank == 2 else results[0], 2, g, True), results[0]),
+    "all_gather": (lambda g: dist.all_gather(results, blocks[0], g, True), results[1]),
+    "all_gather of the others": (lambda g: dist.all_gather(uneven, own_block, g, True), results[1]),
+    "reduce_scatter": (lambda g: dist.reduce_scatter(results[0], blocks, SUM, g, True), results[0]),
+    "reduce_scatter to one": (lambda g: dist.reduce_scatter(own_sum, to_one, SUM, g, True), results[0]),
+    "all_reduce": (lambda g: dist.all_reduce(results[0], SUM, g, True), results[0]),
+    "reduce": (lambda g: dist.reduce(results[0], 0, SUM, g, True), results[0]),
 }
 
 
@@ -63,10 +75,11 @@ def leave(work: dist.Work, group: dist.ProcessGroup, arriving: torch.Tensor) -> 
 
 for name, (call, arriving) in COLLECTIVES.items():
     for tensor in results:
-        tensor.zero_()
-    group = dist.new_group(timeout=timedelta(seconds=DEADLINE))
+        tensor.fill_(rank != 0)
+    group = dist.new_group(timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(1 << 20), group=group)
     dist.barrier()
+    group.set_timeout(timedelta(seconds=DEADLINE))
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     work = call(group)
