@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from .loaders import WORKERS, load
 from .models import CNN, SLEEPER, TRANSFORMER, Task, TransformerStage
 
 _SEED = 11
@@ -123,16 +125,17 @@ def _ddp_model(place: Place, bucket_mib: int) -> tuple[DistributedDataParallel, 
     return model, lengths
 
 
-def _ddp(place: Place, bucket_mib: int, zero: bool = False) -> Training:
+def _ddp(place: Place, bucket_mib: int, zero: bool = False, has_loaders: bool = False) -> Training:
     model, lengths = _ddp_model(place, bucket_mib)
     optimizer = _zero_optimizer(place, model) if zero else _sgd(place, model)
-    data, targets = place.batch(place.task.samples, place.rank)
+    batch = place.batch(place.task.samples, place.rank)
+    batches = load(*batch) if has_loaders else repeat(batch)
 
     def step() -> Tensor:
         lengths.clear()
-        return _plain_step(model, optimizer, data, targets)
+        return _plain_step(model, optimizer, *next(batches))
 
-    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
+    return Training(step, optimizer, len(batch[1]) * place.size, list(model.parameters()), lengths)
 
 
 def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
@@ -291,6 +294,7 @@ _FLOAT, _BFLOAT = _BOTH
 _ALL = tuple((task, dtype) for task in (CNN, TRANSFORMER) for dtype in _BOTH)
 _FLOATS = ((CNN, _FLOAT), (TRANSFORMER, _FLOAT))
 _ONE, _TWO = ((TRANSFORMER, _FLOAT),), ((TRANSFORMER, _FLOAT), (TRANSFORMER, _BFLOAT))
+_ddp_loaded = partial(_ddp, bucket_mib=1, has_loaders=True)
 
 WAYS = (
     Way("ddp", "DistributedDataParallel, buckets of 1 MiB", partial(_ddp, bucket_mib=1), _ALL, _ALL),
@@ -313,6 +317,7 @@ WAYS = (
     Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, bucket_mib=1, zero=True), _FLOATS, _ONE),
     Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, most_ranks=4),
     Way("tensor", "parallelize_module, all_reduces of 192 KiB", _tensor_parallel, _TWO, _ONE),
+    Way("loaders", f"ddp, and {WORKERS} processes a rank that decode", _ddp_loaded, _FLOATS, ((CNN, _FLOAT),)),
     Way(
         "sleep",
         "DDP, buckets of 4 MiB, a backward pass that leaves the core idle",
