@@ -50,7 +50,7 @@ def build(folder):
     build_shim = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build_shim)
     ffi = cffi.FFI()
-    ffi.cdef(build_shim._declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
+    ffi.cdef(build_shim.declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
         "shim_of_all_ranks",
         _ALLOCATION
