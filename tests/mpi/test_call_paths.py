@@ -40,7 +40,7 @@ pytestmark = [
 ]
 #: Of several c10d calls, or of none that C knows.
 some_calls = settings(random_calls, max_examples=max(25, CALLS // 4))
-_NOT_IN_C = ("sparse", "coalesced", "monitored")
+_NOT_IN_C = ("sparse", "coalesced", "monitored", "scan")
 IN_C = [
     operation
     for operation in (TABLE["barrier"], *of_kind(MOVEMENT, REDUCTION))

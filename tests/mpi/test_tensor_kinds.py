@@ -33,7 +33,7 @@ EMPTY_ALONE = ("all_to_all_uneven", "all_to_all_single_splits")
 REFUSING = [
     dataclasses.replace(operation, min_size=2) if operation.name in EMPTY_ALONE else operation for operation in DENSE
 ]
-IN_PLACE = ("all_reduce", "coalesced_all_reduce", "all_reduce_coalesced")
+IN_PLACE = ("all_reduce", "coalesced_all_reduce", "all_reduce_coalesced", "scan", "exscan")
 FROM_ANYONE = ("recv_any_source", "irecv_any_source")
 ONLY_READ = [operation for operation in DENSE if operation.name not in IN_PLACE]
 

@@ -129,7 +129,7 @@ def stopped(where: str, directory: str) -> None:
         raise OSError("goes on")
 
     with replaced(*STOPPED_IN[where], stop) if ME == GUILTY else contextlib.nullcontext():
-        expected = rf"{doing}.* gave up after 3 s: rank {GUILTY} came" if ME != GUILTY else "goes on|gave up"
+        expected = rf"{doing}.* gave up after 3 s: rank {GUILTY} began" if ME != GUILTY else "goes on|gave up"
         with raises((dist.DistBackendError, OSError), expected):
             make()
     if ME != GUILTY:
