@@ -70,7 +70,13 @@ def count(group: Counted, name: str) -> None:
     handle, ranks = group.communicator.handle, [group.global_rank(rank) for rank in range(group.size())]
     engine.start().lib.mpp_group_describe(handle, json.dumps({"name": name, "ranks": ranks})[1:-1].encode())
     _counted[handle] = ranks
-    weakref.finalize(group, lambda: _count_no_more(handle) if _counted.get(handle) is ranks else None).atexit = False
+    weakref.finalize(group, _forget, group.communicator, ranks).atexit = False
+
+
+def _forget(communicator: Any, ranks: list[int]) -> None:
+    """Nobody holds its group any more, which has lost its attributes by now; the communicator keeps the handle."""
+    if _counted.get(communicator.handle) is ranks:
+        _count_no_more(communicator.handle)
 
 
 # ---- at the end ----
