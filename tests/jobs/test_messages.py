@@ -12,8 +12,8 @@ MISTAKES = {
     "shapes": r"failed first: .*\(DistBackendError: the ranks disagree: rank \d .*, at .*mistaken.py:\d+ in shapes\); "
     r"the same on ranks 0, 1, 2",
     "late": r"mpiplus run: rank 1 \(.*, at mistaken.py:\d+ in late\) did not come; rank [02] on node .* gave up",
-    "port": r"failed first: .*\(DistBackendError: init_process_group: .*port \d+ on .* \(MASTER_PORT, or init_method's\) is in "
-    r"use: by another job, or .* Give each job a port of its own",
+    "port": r"failed first: .*\(DistBackendError: init_process_group: .*port \d+ on .* \(MASTER_PORT, or "
+    r"init_method's\) is in use: by another job, or .* Give each job a port of its own",
     "module": r"failed first: .*\(RuntimeError: mpi4py is not installed, through which .* -m pip install mpi4py",
 }
 
