@@ -5,7 +5,7 @@
 #include "engine/pause.h"
 #include "engine/progress.h"
 
-enum { MOST_DONE = 64, LOOK_IN_VAIN_NS = 300, LOOK_AND_YIELD_NS = 500000 };
+enum { MOST_DONE = 64, LOOK_IN_VAIN_NS = 300, LOOK_AND_YIELD_NS = 500000, COLD_NS = 20000 };
 
 mpp_progress_state mpp_progress = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
                                    .work = PTHREAD_COND_INITIALIZER,
@@ -59,8 +59,9 @@ void mpp_wake_progress(void) {
     pthread_cond_signal(&mpp_progress.work);
 }
 
+/* Whether MPI had something to do tells only the time it took, and an interrupt or a cold cache can tell so as well. */
 int mpp_look_into_mpi(void) {
-    static int64_t usual_ns = 1000;
+    static int64_t usual_ns = 1000, last;
     mpi_status status;
     int flag = 0;
     /* Where only the engine is tested there is no MPI. A probe takes no message, and this one asks for none that comes.
@@ -69,8 +70,12 @@ int mpp_look_into_mpi(void) {
     int64_t before = now_ns();
     mpp_mpi.Iprobe(mpp_mpi.rank, 0, mpp_mpi.world, &flag, &status);
     int64_t took = now_ns() - before, usual = usual_ns;
-    usual_ns += took < usual ? (took - usual) / 2 : usual / 64 + 1; /* near the least of late */
-    return took > 2 * usual + LOOK_IN_VAIN_NS && took < LOOK_AND_YIELD_NS;
+    int is_cold = before - last > COLD_NS;
+    last = before + took;
+    if (took < usual) usual_ns -= (usual - took) / 2; /* near the least of late */
+    else if (!is_cold) usual_ns += usual / 1024 + 1;
+    int64_t in_vain = (is_cold ? 6 : 2) * usual + LOOK_IN_VAIN_NS;
+    return took > in_vain && took < LOOK_AND_YIELD_NS;
 }
 
 /* For who waits in Python for other ranks, 1 at the begin and -1 at the end: the progress thread looks into MPI. */

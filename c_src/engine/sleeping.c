@@ -105,9 +105,11 @@ void mpp_sleep(int64_t ns) {
 
 /* ---- when to ---- */
 
-/* After what time without a move: in collectives of our own, in messages, with fewer cores than ranks; and where MPI
- * may be at work on what is long, which it moves only in the calls of those who wait. */
-enum { STUCK_NS = 2000000, MESSAGE_STUCK_NS = 5000000, CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
+/* After what time without a move: in collectives of our own, of the program's own MPI (of which only the time of a look
+ * tells, and wrongly at times), in messages, with fewer cores than ranks; and where MPI may be at work on what is long,
+ * which it moves only in the calls of those who wait. */
+enum { STUCK_NS = 2000000, MPI_STUCK_NS = 200000, MESSAGE_STUCK_NS = 5000000 };
+enum { CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
 enum { NAP_NS = 50000, LONGEST_NAP_NS = 1000000, NAPS_IN_WAIT = 50, NAPS_IN_WAIT_WANTED = 8 };
 
 static int64_t until_nap_ns(const mpp_op *op, const mpp_stall *s) {
@@ -127,7 +129,7 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     if (s->in_mpi) s->mpi_at = now;
     s->in_mpi = 0;
     int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
-    if (s->mpi_at && now - s->mpi_at < STUCK_NS) return mpp_core_is_wanted(now) ? NAP_NS : 0;
+    if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? NAP_NS : 0;
     if (mpp_core_is_wanted(now)) {
         longer = quiet / NAPS_IN_WAIT_WANTED;
         return s->all_idle || longer > LONGEST_NAP_NS ? LONGEST_NAP_NS : longer < NAP_NS ? NAP_NS : longer;
