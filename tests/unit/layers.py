@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "node": ("settings",),
     "launchers": ("flavours", "settings", "node"),
     "tensors": ("operations", "settings", "torch_internals", "node"),
-    "mpi": ("errors", "flavours", "names", "settings", "launchers", "tensors"),
+    "mpi": ("errors", "flavours", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),

@@ -79,10 +79,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):
             bootstrap.make_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-        runtime.start_within(opts.timeout.total_seconds())
-        shutdown.abort_on_exception = options is None or options.abort_on_exception
-        shutdown.install()
-        base = rendezvous.base_communicator(options)
+        base = rendezvous.start_mpi(options, opts.timeout)
         rendezvous.check_world_size(opts.group_size, base.Get_size())
     else:
         base = _base_of_subgroup(options, opts.group_size)

@@ -144,40 +144,48 @@ def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **argumen
     request = _request()
     if BACKEND not in request.backend.lower():
         return torch_handler(url, **arguments)
-    check_arguments("init_process_group", arguments.get("timeout", default_pg_timeout))
+    timeout = arguments.get("timeout", default_pg_timeout)
+    check_arguments("init_process_group", timeout)
     if _exported_by_us():
         return mpi_rendezvous(url, **arguments)
     given = _given(url, os.environ)
     if None in given:
         return mpi_rendezvous(url, use_environment=True, **arguments)
-    _check_complete(given, request.options)
-    return _torchs(torch_handler(url, **arguments), given)
+    if given.size != 1 and given.port == 0:
+        raise ValueError("init_process_group: the variable MASTER_PORT must be a port that rank 0 can listen on, not 0")
+    return _torchs(torch_handler(url, **arguments), given, request.options, timeout)
 
 
 def tcp_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
     """torch's ``tcp://``; for mpiplus with our words where the port is taken."""
-    if BACKEND not in _request().backend.lower():
+    request, timeout = _request(), arguments.get("timeout", default_pg_timeout)
+    if BACKEND not in request.backend.lower():
         return torch_handler(url, **arguments)
-    check_arguments("init_process_group", arguments.get("timeout", default_pg_timeout))
+    check_arguments("init_process_group", timeout)
     where = urlparse(url)
-    return _torchs(torch_handler(url, **arguments), _given(url, {})._replace(address=where.hostname, port=where.port))
+    given = _given(url, {})._replace(address=where.hostname, port=where.port)
+    return _torchs(torch_handler(url, **arguments), given, request.options, timeout)
 
 
-def _check_complete(given: Given, options: Any) -> None:
+def _check_ranks(given: Given, options: Any, timeout: timedelta) -> None:
     """What torch would wait for in vain: all that it needs is there, but it cannot be."""
-    rank, size, _, port = given
-    assert rank is not None and size is not None
+    rank, size = given.rank, given.size
+    if rank is None or size is None:
+        return
     if rank >= size:
         raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
-    if size > 1 and port == 0:
-        raise ValueError("init_process_group: the variable MASTER_PORT must be a port that rank 0 can listen on, not 0")
     launch = launchers.detect()
-    if launchers.started_by_mpi(size=size) and launch is not None and launch.size < size:
-        check_world_size(size, base_communicator(options).Get_size())
+    if launchers.started_by_mpi(size=size) and launch is not None and launch.size <= size:
+        # By MPI, as with its store: where ranks were given twice, others than torch's rank 0 would wait for each other,
+        # and some launchers end no job before MPI runs.
+        base = start_mpi(options, timeout)
+        check_world_size(size, base.Get_size())
+        tcp_store.Members(base, timeout).introduce(rank)
 
 
-def _torchs(handler: Rendezvous, given: Given) -> Rendezvous:
-    """torch's own rendezvous, with a better word on its commonest mistake."""
+def _torchs(handler: Rendezvous, given: Given, options: Any, timeout: timedelta) -> Rendezvous:
+    """torch's own rendezvous, with a better word on its commonest mistakes."""
+    _check_ranks(given, options, timeout)
     try:
         with lookups.lookups_are_short(given.address or ""):
             first = next(handler)
@@ -208,12 +216,7 @@ def mpi_rendezvous(
     """
     check_arguments("init_process_group", timeout)
     given = _given(url, {} if _exported_by_us() else os.environ, use_environment)
-    runtime.start_within(timeout.total_seconds())
-    options = _request().options
-    ours = among(options, shared=False)
-    shutdown.abort_on_exception = ours is None or ours.abort_on_exception
-    shutdown.install()
-    base = base_communicator(options)
+    base = start_mpi(_request().options, timeout)
     size = base.Get_size()
     if given.size is not None:
         check_world_size(given.size, size)
@@ -225,6 +228,15 @@ def mpi_rendezvous(
         store = tcp_store.make_store(base, rank, place, timeout)
     yield store, rank, size
     raise RuntimeError("mpi:// cannot rendezvous again: MPI's ranks are fixed at launch")
+
+
+def start_mpi(options: Any, timeout: timedelta) -> Any:
+    """The communicator the world's ranks come from; from now on a rank that fails ends the job."""
+    runtime.start_within(timeout.total_seconds())
+    ours = among(options, shared=False)
+    shutdown.abort_on_exception = ours is None or ours.abort_on_exception
+    shutdown.install()
+    return base_communicator(options)
 
 
 def base_communicator(options: Any) -> Any:

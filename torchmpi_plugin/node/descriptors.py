@@ -6,6 +6,8 @@ import resource
 
 #: Beside the connections that a process expects: libraries, devices, pipes, MPI's own.
 _OTHERS = 256
+#: With fewer MPI may not even start.
+_FEW = 64
 
 
 def allow(connections: int) -> None:
@@ -15,3 +17,11 @@ def allow(connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def scarcity() -> str:
+    """What is to be said before MPI starts, which may end the process without a word of who it is; empty: enough."""
+    allow(0)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    why = f"only {most} files may be open (`ulimit -n`), which may be too few to start MPI; allow {_FEW} or more"
+    return why if 0 <= most < _FEW else ""  # RLIM_INFINITY is negative

@@ -59,14 +59,8 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
     """
     global kept  # noqa: PLW0603
-    size, members = base.Get_size(), _Members(base, timeout)
-    hostname = socket.gethostname()
-    builds = [protocol.Build(*build[:3]) for build in members.all_gather(protocol.this(hostname))]
-    if different := protocol.disagreement(builds):
-        raise DistBackendError(f"init_process_group: {different}")
-    mine = _Process(rank, node.identity(), hostname, os.getpid())
-    everybody = [_Process(*process) for process in members.all_gather(mine)]
-    _check_ranks(everybody)
+    size, members = base.Get_size(), Members(base, timeout)
+    everybody = members.introduce(rank)
     ranks = [process.rank for process in everybody]
     root = ranks.index(0)
     server, offer = None, None
@@ -95,7 +89,7 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
     return store
 
 
-class _Members:
+class Members:
     """The ranks of a communicator before they have a store, with one deadline for all that they do."""
 
     def __init__(self, base: Any, timeout: timedelta) -> None:
@@ -103,6 +97,21 @@ class _Members:
         self._until = time.monotonic() + self._seconds
         self._base = base
         self._comm = duplicates.of(base, timeout)
+
+    def introduce(self, rank: int) -> list[_Process]:
+        """Who they are, with this one as ``rank``.
+
+        Raises:
+            DistBackendError: ranks that do not come or were given twice.
+        """
+        hostname = socket.gethostname()
+        builds = [protocol.Build(*build[:3]) for build in self.all_gather(protocol.this(hostname))]
+        if different := protocol.disagreement(builds):
+            raise DistBackendError(f"init_process_group: {different}")
+        mine = _Process(rank, node.identity(), hostname, os.getpid())
+        everybody = [_Process(*process) for process in self.all_gather(mine)]
+        _check_ranks(everybody)
+        return everybody
 
     def all_gather(self, mine: Any) -> list[Any]:
         """What each rank brings, as JSON has it: ranks of another build of mpiplus must be able to read it."""

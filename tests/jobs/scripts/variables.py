@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import socket
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, raises, run, say, wait_for
+from steps import ME, SIZE, check_works, raises, run, say
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.node import node
@@ -133,18 +133,13 @@ def same_rank(directory: str) -> None:
     check_works()
 
 
-def same_rank_in_torchs_way(directory: str, port: str, method: str = "env://") -> None:
-    """The one who comes second to the port is told. MPICH's launcher ends no job before MPI runs: a short timeout."""
-    os.environ.update({**COMPLETE, "MASTER_PORT": port})
-    if ME == 0:
-        (Path(directory) / "listening").touch()
-    else:
-        os.environ["RANK"] = "0"
-        wait_for(Path(directory) / "listening")
-        while not _is_listening(int(port)):
-            time.sleep(0.1)
-    named = {"rank": 0, "world_size": 2} if method != "env://" else {}
-    dist.init_process_group("mpiplus", init_method=method, timeout=timedelta(seconds=10), **named)
+def port_in_use(method: str) -> None:
+    """By another job."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        named: dict[str, Any] = {"rank": ME, "world_size": SIZE} if method != "env://" else {}
+        os.environ.update({**COMPLETE, "MASTER_PORT": str(port)})
+        dist.init_process_group("mpiplus", init_method=method.format(port), **named)
 
 
 def _is_listening(port: int) -> bool:
@@ -154,10 +149,21 @@ def _is_listening(port: int) -> bool:
 
 
 def rank_of_a_batch_script() -> None:
-    """As Lightning reads the rank there, with mpirun."""
+    """As Lightning reads the rank there, with mpirun. All are told: nobody waits for rank 0, or as it."""
     words = ("SLURM_PROCID=0", f"MPI's rank {ME} of {SIZE}", "mpiplus run or srun", "MPIEnvironment")
-    with variables(RANK="0", SLURM_PROCID="0"), raises(dist.DistBackendError, *words):
-        dist.init_process_group("mpiplus")
+    for more in ({}, COMPLETE):
+        with variables(**{**more, "RANK": "0", "SLURM_PROCID": "0"}), raises(dist.DistBackendError, *words):
+            dist.init_process_group("mpiplus")
+    with variables(SLURM_PROCID="0"), raises(dist.DistBackendError, *words):
+        dist.init_process_group("mpiplus", init_method="tcp://127.0.0.1:29511", rank=0, world_size=SIZE)
+
+
+def few_files() -> None:
+    """On one rank."""
+    if ME:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+    dist.init_process_group("mpiplus")
+    check_works()
 
 
 def backend_by_default() -> None:
