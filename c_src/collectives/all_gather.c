@@ -186,7 +186,7 @@ static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *ou
     block_list send;
     uintptr_t op;
     if (make_blocks(&send, g, in, 0, bytes[g->rank])) {
-        op = mpp_exchange((uintptr_t)g, send.addresses, send.lengths, out, bytes, -1, staging, wait_ns);
+        op = mpp_exchange_to_gather(g, send.addresses, send.lengths, out, bytes, staging, wait_ns);
     } else {
         mpp_staging_free((mpp_staging *)staging);
         op = mpp_mpi_out_of_memory(g);

@@ -25,6 +25,9 @@ uintptr_t mpp_no_shm_op(shm_op *s, mpp_group *g, int64_t wait_ns);
 void mpp_stage_shm(shm_op *s);
 /* A CUDA tensor goes through memory of the rank's own instead of registered slots. */
 void mpp_leave_bus(shm_op *s);
+/* A gather to all as an exchange, which all ranks must call alike: `recv_bytes` are of each rank's block. */
+uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                                 const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns);
 /* Of one tensor a chunk after the other. */
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot);
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "collectives/collective.h"
 #include "p2p/message_op.h"
 #include "shm/shm.h"
 #include "shm/signatures.h"
@@ -190,16 +191,17 @@ static int take_tag(mpp_group *g) {
 /* What all ranks must call alike, where an exchange is a part of that. */
 typedef struct {
     int kind, root;
-    const mpp_reduction *how;
+    const mpp_reduction *how; /* NULL: bytes are moved */
     size_t count;
     const size_t *counts;
-    int *later_tag;
+    int place;
+    int *later_tag; /* NULL: no second exchange follows */
 } called;
 
 static mpp_op *agreement_about(mpp_group *g, const exchanged *x, const called *call) {
     if (!call) return compare(g, x);
-    return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts,
-                         mpp_dtype_size(call->how->dtype), MPP_ON_DEVICE);
+    size_t element = call->how ? mpp_dtype_size(call->how->dtype) : 1;
+    return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts, element, call->place);
 }
 
 /* Of a rank that could copy between its device and the slots, where another one cannot. Under the lock although memory
@@ -236,9 +238,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
         add_exchange(m, &x);
         mpp_stage_transfers(m);
     }
-    if (staging) {
-        mpp_stage_copy(&m->op, recv[g->rank], send[g->rank], own);
-    } else if (send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
+    if (!staging && send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
         if (send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
     } else {
         m->own = (const char *)send[g->rank];
@@ -252,7 +252,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
     }
     if (call) m->later_tag = call->later_tag;
     mpp_lock();
-    if (!compared && call) *call->later_tag = take_tag(g);
+    if (!compared && call && call->later_tag) *call->later_tag = take_tag(g);
     if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     mpp_enter_sends(m);
@@ -279,9 +279,18 @@ uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const s
                                  int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
                                  int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
-    const called call = {kind, root, how, count, counts, later_tag};
+    const called call = {kind, root, how, count, counts, MPP_ON_DEVICE, later_tag};
     mpp_note(kind, count * mpp_dtype_size(how->dtype), root);
     return exchange(g, (exchanged){send, recv, send_bytes, recv_bytes, 1, NULL}, &call, -1, staging, wait_ns);
+}
+
+uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
+                                 const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns) {
+    int place = staging && !mpp_through_host(staging) ? MPP_ON_DEVICE : MPP_ON_HOST;
+    size_t longest = mpp_longest_of(recv_bytes, g->size);
+    const called call = {MPP_ALL_GATHER, -1, NULL, longest, recv_bytes, place, NULL};
+    return exchange(g, (exchanged){send, recv, send_bytes, recv_bytes, staging != 0, NULL}, &call, -1, staging,
+                    wait_ns);
 }
 
 uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns) {

@@ -192,6 +192,11 @@ static int agree(message_op *m) {
 static int copy_own(message_op *m) {
     size_t part = m->own_left < MPP_OWN_PART ? m->own_left : MPP_OWN_PART;
     if (!part || m->op.failure) return 1;
+    if (m->op.staging) {
+        mpp_stage_copy(&m->op, (uintptr_t)m->own_to, (uintptr_t)m->own, m->own_left);
+        m->own_left = 0;
+        return 1;
+    }
     memcpy(m->own_to, m->own, part);
     m->own += part;
     m->own_to += part;

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from fake_cuda import Driver, on_device
+from fake_cuda import DeviceTensor, Driver, on_device
 from groups import Group, only_up_to
 
 from torchmpi_plugin.group import device_reductions
@@ -124,13 +125,6 @@ def test_rank_that_does_not_come(direct, driver: Driver, world: Group, monkeypat
     dist.barrier()
 
 
-DIFFERENCES = {
-    "dtypes": (lambda _, first: torch.ones(COUNT, dtype=torch.int32 if first else torch.float32), "of int32"),
-    "lengths": (lambda _, first: torch.ones(COUNT * (1 + first)), f"of {8 * COUNT} bytes"),
-    "places": (lambda driver, first: torch.ones(COUNT), "on a CUDA device"),
-}
-
-
 def in_place(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(tensor, group=group)
 
@@ -146,38 +140,66 @@ def from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("call", [in_place, of_blocks, from_first])
-@pytest.mark.parametrize("what", DIFFERENCES)
-def test_different_calls(what: str, call: Callable, direct, driver: Driver, world: Group, monkeypatch) -> None:
-    """Told on every rank before MPI gets an address, with who calls what; and the group can be used again."""
-    make, told = DIFFERENCES[what]
-    if world.size < 2 or (call is from_first and what == "dtypes"):
-        return  # bytes are moved, whatever they stand for
-    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
-    group, tensor = direct(), make(driver, world.rank == 0)
-    if what != "places" or world.rank == 0:
-        tensor = on_device(driver, tensor)
-    if call is of_blocks:
-        told = told.replace(f"of {8 * COUNT} bytes", f"its own of {8 * COUNT // world.size}")
-    with pytest.raises(dist.DistBackendError, match=r"the ranks disagree: rank .* calls") as failure:
-        call(tensor, group)
-    if world.rank:
-        assert "rank 0 calls" in str(failure.value)
-        assert told in str(failure.value)
+def test_a_tensor_that_is_on_the_host(call: Callable, direct, driver: Driver, world: Group) -> None:
+    """What else may differ is in test_disagreements.py."""
+    if world.size < 2:
+        return
+    match = "calls .* bytes(?!.* on a CUDA device)" if world.rank else "calls .* on a CUDA device"
+    with pytest.raises(dist.DistBackendError, match=f"the ranks disagree: rank . {match}"):
+        call(mine(driver, world) if world.rank else torch.ones(COUNT), direct())
+
+
+def told_of_no_memory(call: Callable, group: dist.ProcessGroup, world: Group) -> None:
+    """Before anything is sent: rank 0 is told how much it is, the others who lacks it."""
+    wanted = dist.DistBackendError if world.rank else torch.OutOfMemoryError
+    with pytest.raises(wanted, match="rank 0 had no memory" if world.rank else "CUDA out of memory"):
+        call(group)
+
+
+def goes_on(group: dist.ProcessGroup, world: Group, driver: Driver) -> None:
     tensor = mine(driver, world)
     dist.all_reduce(tensor, group=group)
     assert tensor.unique().tolist() == total(world)
 
 
-def test_no_memory_on_one_rank(direct, driver: Driver, world: Group, monkeypatch) -> None:
-    """Before anything is sent: that rank is told how much it is, the others who lacks it; and the group goes on."""
-    group, tensor = direct(), mine(driver, world)
-    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+@pytest.mark.parametrize("call", [in_place, of_blocks, from_first])
+@pytest.mark.parametrize("what", [device_reductions, DeviceTensor], ids=["to reduce in", "for a copy"])
+def test_no_memory_on_one_rank(what: Any, call: Callable, direct, driver, world, monkeypatch) -> None:
+    """Or for a copy of a tensor that has gaps."""
+    group, tensor = direct(), mine(driver, world, 2 * COUNT)
+    if what is DeviceTensor:
+        tensor = tensor[::2]
+    elif call is from_first:
+        return
     with monkeypatch.context() as patch:
         if world.rank == 0:
-            patch.setattr(device_reductions, "spaces_for", no_memory)
-        wanted = dist.DistBackendError if world.rank else torch.OutOfMemoryError
-        with pytest.raises(wanted, match="rank 0 had no memory" if world.rank else "CUDA out of memory"):
-            dist.all_reduce(tensor, group=group)
-    tensor = mine(driver, world)
-    dist.all_reduce(tensor, group=group)
-    assert tensor.unique().tolist() == total(world)
+            patch.setattr(what, "contiguous" if what is DeviceTensor else "spaces_for", no_memory)
+        told_of_no_memory(lambda group: call(tensor, group), group, world)
+    goes_on(group, world, driver)
+
+
+def test_no_memory_for_one_of_several(direct, driver, world, monkeypatch) -> None:
+    """The calls that come after it fail too."""
+    group, spaces_for, calls = direct(), device_reductions.spaces_for, []
+    tensors = [mine(driver, world) for _ in range(3)]
+
+    def second_fails(*given: Any) -> Any:
+        calls.append(given)
+        return no_memory() if len(calls) == 2 else spaces_for(*given)
+
+    def together(group: dist.ProcessGroup) -> None:
+        group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions()).wait()
+
+    with monkeypatch.context() as patch:
+        if world.rank == 0:
+            patch.setattr(device_reductions, "spaces_for", second_fails)
+        told_of_no_memory(together, group, world)
+    goes_on(group, world, driver)
+
+
+@pytest.mark.parametrize("count", [10, COUNT])
+def test_factors_of_their_own(count: int, direct, driver: Driver, world: Group) -> None:
+    """As on the host: each rank's tensor is multiplied by what that rank says."""
+    tensor = mine(driver, world, count)
+    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(1.0 + world.rank), group=direct())
+    assert tensor.unique().tolist() == [sum((1.0 + r) ** 2 for r in range(world.size))]

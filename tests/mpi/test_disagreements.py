@@ -1,4 +1,6 @@
-"""Over shared memory, ranks that call different things all get an error, whatever it is, and go on together."""
+"""Ranks that call different things all get an error, whatever it is, and go on together: over shared memory, and where
+MPI is given CUDA tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fake_cuda import DeviceTensor, Driver, on_device
+from groups import only_up_to
 from sampling import count, dice
 
 import torchmpi_plugin
+from torchmpi_plugin.group import device_reductions
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -34,6 +39,7 @@ class Call:
     root: int
     counts: tuple[int, ...]
     matrix: tuple[tuple[int, ...], ...] = field(repr=False)
+    on_device: bool = False  # and MPI gets its address
 
     def lengths(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of an exchange: elements to and from each rank."""
@@ -48,6 +54,7 @@ class Call:
         return self.matrix[rank], tuple(row[rank] for row in self.matrix)
 
 
+PREFIXES = ("scan", "exscan")
 EXCHANGES = ("gather", "scatter", "all_to_all", "all_to_all_single")
 KINDS = (*("barrier", "broadcast", "all_gather", "all_gather_into_tensor"), *REDUCING, *EXCHANGES)
 
@@ -66,6 +73,8 @@ def essence(call: Call) -> tuple:
     kind, each = call.kind, call.dtype.itemsize
     if kind in EXCHANGES:
         return ("exchange",)
+    if call.on_device and moved_by_mpi(call):
+        return "on a device", kind == "all_gather", *essence(replace(call, on_device=False))
     how = (call.dtype, call.op) if kind in REDUCING else ()
     root = call.root if kind in ("broadcast", "reduce") else None
     if kind == "barrier":
@@ -78,6 +87,13 @@ def essence(call: Call) -> tuple:
     return kind, *how, root, call.counts[0] * each
 
 
+def moved_by_mpi(call: Call) -> bool:
+    """Of CUDA tensors; others are staged."""
+    if call.op == "PREMUL_SUM" and call.kind in REDUCING:
+        return call.dtype.is_floating_point and call.kind not in PREFIXES
+    return call.kind != "barrier" and call.kind not in PREFIXES
+
+
 def reduction(op: str) -> Any:
     return dist._make_nccl_premul_sum(2.0) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
 
@@ -85,11 +101,15 @@ def reduction(op: str) -> Any:
 def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tuple[Callable[[], Any], list]:
     """What makes this rank's call, and the tensors in which its result comes."""
 
+    def full(count: int, value: int) -> torch.Tensor:
+        tensor = torch.full((count,), value, dtype=call.dtype)
+        return on_device(DeviceTensor.driver, tensor) if call.on_device else tensor
+
     def ones(count: int) -> torch.Tensor:
-        return torch.ones(count, dtype=call.dtype)
+        return full(count, 1)
 
     def marked(counts: Any) -> list[torch.Tensor]:
-        return [torch.full((count,), MARK, dtype=call.dtype) for count in counts]
+        return [full(count, MARK) for count in counts]
 
     counts, n, size = call.counts, call.counts[0], len(call.counts)
     common = {"group": group, "async_op": is_async}
@@ -136,10 +156,12 @@ def random_call(dice: random.Random, size: int) -> Call:
 def changed(call: Call, dice: random.Random) -> Call:
     """Another call, or one that differs in a single thing."""
     other = random_call(dice, len(call.counts))
-    names = ("kind", "dtype", "op", "root", "counts", "matrix", "swapped", "one count", "everything")
+    names = ("kind", "dtype", "op", "root", "counts", "matrix", "swapped", "one count", "place", "everything")
     name = dice.choice(names)
     if name == "everything":
-        return other
+        return replace(other, on_device=call.on_device)
+    if name == "place":
+        return replace(call, on_device=False)
     if name == "swapped":
         return replace(call, counts=call.counts[::-1])
     if name == "one count":
@@ -165,6 +187,8 @@ def problem_of(call: Call, calls: list[Call], group: Any, rank: int, is_async: b
         return "no error"
     if "ranks disagree" not in error or "can be used again" not in error:
         return f"another error: {error}"
+    if call.on_device:
+        DeviceTensor.driver.drain()
     return None if all((tensor == MARK).all() for tensor in results) else "a result was written"
 
 
@@ -176,10 +200,23 @@ def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:
     group = new_group(None, timeout=timedelta(seconds=20))
     if not group.communicator.shares_memory:
         pytest.skip("not over shared memory")
-    size, rank, random_numbers = dist.get_world_size(), dist.get_rank(), dice("disagreements")
+    try_random_calls(group, channel, "disagreements", on_device=False)
+
+
+@only_up_to(3)
+def test_every_difference_where_mpi_gets_cuda_tensors(new_group, channel, driver: Driver, monkeypatch) -> None:
+    group = new_group(None, timeout=timedelta(seconds=20))
+    group._direct = True
+    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    with driver.on_stream(kernel_us=50):
+        try_random_calls(group, channel, "disagreements on devices", on_device=True)
+
+
+def try_random_calls(group: dist.ProcessGroup, channel: Any, name: str, on_device: bool) -> None:
+    size, rank, random_numbers = dist.get_world_size(), dist.get_rank(), dice(name)
     differences = 0
     for number in range(CALLS):
-        agreed = random_call(random_numbers, size)
+        agreed = replace(random_call(random_numbers, size), on_device=on_device)
         calls = [changed(agreed, random_numbers) if random_numbers.random() < 0.4 else agreed for _ in range(size)]
         is_async = [random_numbers.random() < 0.5 for _ in range(size)]
         differences += not agree(calls)

@@ -50,18 +50,19 @@ _KERNELS_OF_BOOL = (
 def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
     """Whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
 
-    What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged.
+    What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged; and so is PREMUL_SUM:
+    each rank has its own factor, which the one that combines the blocks does not know.
     """
-    if tensor.is_cpu or nbytes < smallest_bytes:
+    if tensor.is_cpu or nbytes < smallest_bytes or how.has_premul:
         return False
     if tensor.dtype in _COMPLEX:
         return bool(MPI_OPERATIONS[how.op] == "SUM")
-    return tensor.dtype in _FLOATS or tensor.dtype is torch.bool or (tensor.dtype in _INTEGERS and not how.has_premul)
+    return tensor.dtype in _FLOATS or tensor.dtype is torch.bool or tensor.dtype in _INTEGERS
 
 
-def spaces_for(target: torch.Tensor, ranks: int, how: Any) -> list[torch.Tensor]:
+def spaces_for(target: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     """What :func:`combine` computes in, for as many sources: one tensor for each level of their tree."""
-    levels = max(1, (ranks - 1).bit_length() + bool(how.has_premul))
+    levels = max(1, (ranks - 1).bit_length())
     return [target.new_empty(target.shape, dtype=_WIDE.get(target.dtype, target.dtype)) for _ in range(levels)]
 
 
@@ -76,12 +77,12 @@ def combine(
     Args:
         spaces: of :func:`spaces_for`; none: they are made now.
     """
-    spaces = spaces or spaces_for(target, len(sources), how)
-    if target.dtype in _COMPLEX:  # sums of parts, and parts times a real number
+    spaces = spaces or spaces_for(target, len(sources))
+    if target.dtype in _COMPLEX:  # sums of parts
         sources, spaces = [[torch.view_as_real(each) for each in given] for given in (sources, spaces)]
         target = torch.view_as_real(target)
     kernel = (_KERNELS_OF_BOOL if target.dtype is torch.bool else _KERNELS)[how.op]
-    total = _added_up(sources, kernel, how, spaces)
+    total = _added_up(sources, kernel, spaces)
     if how.divisor != 1:
         # A number would be replaced by its reciprocal on a GPU, which may be off by one bit.
         divisor = total.new_full((), how.divisor)
@@ -91,7 +92,7 @@ def combine(
 
 
 def _added_up(
-    sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], how: Any, spaces: Sequence[torch.Tensor]
+    sources: Sequence[torch.Tensor], kernel: Callable[..., torch.Tensor], spaces: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """In the order of ``reduce_block`` of c_src/arith/reduce.c: the largest power of two of them with the rest.
 
@@ -99,17 +100,12 @@ def _added_up(
         The first of the spaces, or the only source.
     """
     if len(sources) == 1:
-        return _widened(sources[0], how, spaces[0]) if how.has_premul or sources[0].dtype in _WIDE else sources[0]
+        return spaces[0].copy_(sources[0]) if sources[0].dtype in _WIDE else sources[0]
     first = 1 << (len(sources) - 1).bit_length() - 1
-    left = _added_up(sources[:first], kernel, how, spaces)
-    alone = len(sources) - first == 1 and not how.has_premul  # kernels widen the second operand themselves
-    right = sources[first] if alone else _added_up(sources[first:], kernel, how, spaces[1:])
+    left = _added_up(sources[:first], kernel, spaces)
+    alone = len(sources) - first == 1  # kernels widen the second operand themselves
+    right = sources[first] if alone else _added_up(sources[first:], kernel, spaces[1:])
     return kernel(left, right, out=spaces[0])
-
-
-def _widened(source: torch.Tensor, how: Any, space: torch.Tensor) -> torch.Tensor:
-    space.copy_(source)
-    return space.mul_(how.premul) if how.has_premul else space
 
 
 def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Halves:
@@ -152,7 +148,7 @@ def _begin(
     received = result.new_empty((size, blocks[rank].numel()))
     sources = [blocks[r] if r == rank else received[r] for r in range(size)]
     lib, handle = group._lib, group._handle
-    spaces, later_tag = spaces_for(result, size, how), group._ffi.new("int *")
+    spaces, later_tag = spaces_for(result, size), group._ffi.new("int *")
 
     def then() -> int:
         if then not in group.second_halves:

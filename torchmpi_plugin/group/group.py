@@ -105,6 +105,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._reductions: dict[Any, Any] = {}
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
+        self.begun = 0  # collectives whose operands Python has read
         #: For windows: how many there were, and what the group has registered.
         self._next_window = self.next_registration = 0
         self.registrations: list[Registration] = []

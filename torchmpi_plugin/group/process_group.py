@@ -17,12 +17,17 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from .. import torch_internals
-from . import call_path, ending, exchanging, messages, reducing, splitting, windows
+from ..operations import ROWS
+from . import call_path, ending, exchanging, messages, reducing, splitting, starting, windows
 from .group import ProcessGroupMPI
 
 __all__ = ["ProcessGroupMPI"]
 
-call_path.install(ProcessGroupMPI, {**vars(exchanging), **vars(messages), **vars(reducing)})
+_functions = {**vars(exchanging), **vars(messages), **vars(reducing)}
+for _row in ROWS:
+    if "@" not in _row.roles:  # all ranks call it
+        _functions[_row.method] = starting.telling_of_no_memory(_functions[_row.method])
+call_path.install(ProcessGroupMPI, _functions)
 for _method in (
     *(ending.shutdown, splitting.split_group, splitting.merge_remote_group, splitting.shrink),
     *(windows.new_window, windows.allocate_tensor, windows.supports_tensor_alloc),

@@ -6,6 +6,7 @@ calls that it reads itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -104,15 +105,29 @@ def collective(
         _compare(group, operation, call, opts)
     then = None
     if halves is not None:
-        try:
-            function, operands, then, keep = halves()
-        except torch.OutOfMemoryError:
-            # In this call's place, so that the others learn of it, and the group can go on.
-            start(group, operation, group._lib.mpp_no_memory, (group._handle, 0), False, tensors, opts)
-            raise
+        function, operands, then, keep = halves()
     staging = () if call.tensor is None else (stage(group, call.tensor, call.op is None or then is not None),)
     operands, counted = (group._handle, *operands, *staging), bool(group._calls.compares)
+    group.begun += 1
     return start(group, operation, function, operands, sync, tensors, opts, finish, keep, None, then, inputs, counted)
+
+
+def telling_of_no_memory(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a collective: where torch has no memory for it on the device, the others learn so, and the group can go on."""
+
+    @functools.wraps(method)
+    def guarded(self: Group, *operands: Any, **named: Any) -> Any:
+        before = self.begun
+        try:
+            return method(self, *operands, **named)
+        except torch.OutOfMemoryError:
+            calls = len(operands[0]) if method.__name__.endswith("_coalesced") else 1
+            while self.begun < before + calls:  # in the place of each
+                self.begun += 1
+                start(self, method.__name__, self._lib.mpp_no_memory, (self._handle, 0), False, [], None)
+            raise
+
+    return guarded
 
 
 def _compare(group: Group, operation: str, call: comparison.Call, opts: Any) -> None:
