@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
+#include "engine/activity.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
 
@@ -41,6 +42,7 @@ void mpp_push(mpp_op **head, mpp_op **tail, mpp_op *op) {
 }
 
 void mpp_complete(mpp_op *op, int state) {
+    mpp_note_completion(op);
     mpp_no_longer_active(op);
     if (op->notify) {
         op->queued = 1;

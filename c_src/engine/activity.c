@@ -1,51 +1,157 @@
 #include "engine/activity.h"
 
-#include "engine/engine.h"
+#include <stdlib.h>
+
 #include "engine/pause.h"
 
 _Thread_local mpp_note_of_call mpp_noted;
+
+/* ---- the last calls of this process ---- */
+
+typedef struct {
+    uint64_t mask;
+    mpp_record records[];
+} record_list;
+
+static _Atomic(record_list *) record_store;
+static _Thread_local struct {
+    uint64_t number; /* 0: it is not kept */
+    int64_t begun;
+} called;
+
+/* The call of this number, or where it would be; NULL: none is kept. */
+static mpp_record *record_at(uint64_t number) {
+    record_list *kept = atomic_load_explicit(&record_store, memory_order_acquire);
+    return number && kept ? &kept->records[number & kept->mask] : NULL;
+}
+
+/* A longer ring takes the place of a shorter one, to which others may be writing: that is never freed. */
+void mpp_keep_records(uint64_t count) {
+    const record_list *kept = atomic_load(&record_store);
+    uint64_t places = 1;
+    while (places < 2 * count) places *= 2; /* calls that fail take a number too */
+    if (kept && kept->mask + 1 >= places) return;
+    record_list *longer = calloc(1, sizeof *longer + (size_t)places * sizeof(mpp_record));
+    if (!longer) return;
+    longer->mask = places - 1;
+    atomic_store(&record_store, longer);
+}
+
+uint64_t mpp_call_begins(void) {
+    static _Atomic uint64_t last;
+    called.begun = now_ns();
+    called.number = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+    mpp_record *r = record_at(called.number);
+    if (r) *r = (mpp_record){.number = called.number, .begun = called.begun, .last_rank = -1};
+    return called.number;
+}
+
+void mpp_call_returns(int is_complete) {
+    mpp_record *r = record_at(called.number);
+    if (is_complete && r && r->number == called.number && !r->complete)
+        r->complete = now_ns(); /* it took no operation */
+    called.number = 0;
+    called.begun = 0;
+}
+
+int mpp_record_of(uint64_t number, mpp_record *record) {
+    const mpp_record *r = record_at(number);
+    if (!r || r->number != number) return 0;
+    *record = *r;
+    return 1;
+}
+
+static mpp_record *record_of(const mpp_op *op) {
+    mpp_record *r = record_at(op->record);
+    return r && r->number == op->record ? r : NULL;
+}
+
+/* ---- the counters of a group ---- */
+
+static inline int64_t get(const _Atomic int64_t *where) { return atomic_load_explicit(where, memory_order_relaxed); }
 
 static inline void put(_Atomic int64_t *where, int64_t value) {
     atomic_store_explicit(where, value, memory_order_relaxed);
 }
 
-int64_t mpp_activity_begin(mpp_activity *a) {
+static inline void add(_Atomic uint64_t *where, uint64_t more) {
+    atomic_store_explicit(where, atomic_load_explicit(where, memory_order_relaxed) + more, memory_order_relaxed);
+}
+
+static void add_waiting(mpp_waiting *l, int64_t begun, int64_t until) {
+    int64_t from = begun > l->until ? begun : l->until;
+    if (until <= from) return;
+    put(&l->ns, get(&l->ns) + until - from);
+    l->until = until;
+}
+
+void mpp_time_op(mpp_op *op) {
+    op->begun = called.begun ? called.begun : now_ns();
+    op->record = called.number;
+}
+
+void mpp_note_start(mpp_op *op) {
+    mpp_activity *a = op->group->activity;
     mpp_note_of_call call = mpp_noted;
     mpp_noted.kind = 0;
+    op->is_noted = 1;
+    if (!a) return;
     if (!call.kind) call = (mpp_note_of_call){MPP_ONE_SIDED, -1, 0};
-    int64_t now = now_ns();
-    atomic_fetch_add_explicit(&a->calls[call.kind], 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&a->bytes[call.kind], call.bytes, memory_order_relaxed);
+    add(&a->calls[call.kind], 1);
+    add(&a->bytes[call.kind], call.bytes);
     atomic_store_explicit(&a->kind, call.kind, memory_order_relaxed);
     atomic_store_explicit(&a->peer, call.peer, memory_order_relaxed);
     atomic_store_explicit(&a->length, call.bytes, memory_order_relaxed);
-    put(&a->begun, now);
-    atomic_fetch_add_explicit(&a->inside, 1, memory_order_relaxed);
-    return now;
+    put(&a->begun, op->begun);
+    int others = atomic_load_explicit(&a->under_way, memory_order_relaxed);
+    if (!others) put(&a->busy_since, op->begun > get(&a->ended) ? op->begun : get(&a->ended));
+    atomic_store_explicit(&a->under_way, others + 1, memory_order_relaxed);
 }
 
-void mpp_activity_end(mpp_activity *a, int64_t begun, int is_complete) {
-    int64_t now = now_ns();
-    atomic_fetch_add_explicit(&a->in_calls, now - begun, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&a->inside, 1, memory_order_relaxed);
-    if (!is_complete) return;
-    put(&a->ended, now);
-    if (!atomic_load_explicit(&a->has_missing, memory_order_relaxed)) return;
-    atomic_store_explicit(&a->has_missing, 0, memory_order_relaxed);
-    for (int r = 0; r < a->size; r++) atomic_store_explicit(&a->missing[r], 0, memory_order_relaxed);
+static void forget_missing(mpp_activity *a) {
+    for (int r = 0; a->has_missing && r < a->size; r++) atomic_store_explicit(&a->missing[r], 0, memory_order_relaxed);
+    a->has_missing = 0;
 }
 
-void mpp_note_waiting(const mpp_op *op, int64_t ns) {
+void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
     mpp_activity *a = op->group->activity;
-    int others = 0;
-    if (!a || !op->arrived || atomic_load(&op->state) != MPP_PENDING || mpp_is_closed(op->group)) return;
-    for (int r = 0; r < a->size; r++) {
-        int is_missing = r != a->rank && op->arrived((mpp_op *)op, r) == 0;
-        atomic_store_explicit(&a->missing[r], (char)is_missing, memory_order_relaxed);
-        if (is_missing) atomic_fetch_add_explicit(&a->late[r], ns, memory_order_relaxed);
-        others += is_missing;
+    mpp_record *r = record_of(op);
+    if (r && came > r->last_came) {
+        r->last_came = came;
+        r->last_rank = rank;
     }
-    if (!others) return;
-    atomic_fetch_add_explicit(&a->waited, ns, memory_order_relaxed);
-    atomic_store_explicit(&a->has_missing, 1, memory_order_relaxed);
+    if (!a || rank == a->rank) return;
+    add_waiting(&a->late[rank], op->begun, came);
+    add_waiting(&a->waited, op->begun, came);
+    forget_missing(a);
+}
+
+void mpp_note_completion(mpp_op *op) {
+    mpp_activity *a = op->group->activity;
+    mpp_record *r = record_of(op);
+    if (!op->is_noted || (!a && !r)) return;
+    int64_t now = now_ns();
+    if (r) r->complete = now;
+    if (!a) return;
+    int left = atomic_load_explicit(&a->under_way, memory_order_relaxed) - 1;
+    put(&a->ended, now);
+    atomic_store_explicit(&a->under_way, left, memory_order_relaxed);
+    if (!left) put(&a->in_calls, get(&a->in_calls) + now - get(&a->busy_since));
+    forget_missing(a);
+}
+
+void mpp_note_missing(mpp_op *active, int64_t now) {
+    for (mpp_op *op = active; op; op = op->next) {
+        mpp_activity *a = op->is_noted ? op->group->activity : NULL;
+        if (!a || a->looked == now || !op->arrived || mpp_is_closed(op->group)) continue;
+        a->looked = now; /* for whom its later operations wait is seen when their turn comes */
+        forget_missing(a);
+        for (int r = 0; r < a->size; r++) {
+            if (r == a->rank || op->arrived(op, r) != 0) continue;
+            atomic_store_explicit(&a->missing[r], 1, memory_order_relaxed);
+            a->has_missing = 1;
+            add_waiting(&a->late[r], op->begun, now);
+            add_waiting(&a->waited, op->begun, now);
+        }
+    }
 }

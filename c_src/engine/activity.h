@@ -1,5 +1,6 @@
 /* What a group of this process is doing and has done, for whoever asks from another thread: plain counters, written
- * on the way of each operation without a lock, so a reader may see an operation half noted. */
+ * under the engine's lock where an operation begins, is joined by the last rank and is complete, whoever waits for it.
+ * They are read without the lock, so a reader may see an operation half noted. */
 #ifndef MPP_ACTIVITY_H
 #define MPP_ACTIVITY_H
 
@@ -7,9 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "shim.h"
+#include "engine/engine.h"
 
-typedef struct mpp_activity mpp_activity;
+/* From this rank's call to another's. What several operations wait for at a time counts once. */
+typedef struct {
+    _Atomic int64_t ns;
+    int64_t until; /* counted up to there */
+} mpp_waiting;
+
 struct mpp_activity {
     mpp_activity *next; /* under the lock of status.c, as `about` and the life of all this */
     char *about;        /* members of a JSON object: its name and its ranks */
@@ -17,13 +23,14 @@ struct mpp_activity {
     _Atomic uint64_t calls[MPP_CALL_KINDS], bytes[MPP_CALL_KINDS];
     _Atomic int kind, peer;       /* of the last call; peer: a rank or root, -1: none */
     _Atomic uint64_t length;      /* of its data, in bytes */
-    _Atomic int64_t begun, ended; /* when it began, and when the last call came back complete: CLOCK_MONOTONIC, ns */
-    _Atomic int inside;           /* threads that are in a call, or poll for an operation */
-    _Atomic int64_t in_calls;     /* ns that threads have spent there */
-    _Atomic int64_t waited;       /* of these, waiting for ranks that had not come */
-    _Atomic int64_t *late;        /* of each rank: ns that this one has waited for it */
-    _Atomic char *missing;        /* of each rank: whether it was waited for at the last look */
-    _Atomic int has_missing;
+    _Atomic int64_t begun, ended; /* when it began, and when one was complete last: CLOCK_MONOTONIC, ns */
+    _Atomic int under_way;
+    _Atomic int64_t busy_since, in_calls; /* since when some were under way, and ns in which some were, before that */
+    mpp_waiting waited;                   /* in these, for the last rank */
+    mpp_waiting *late;                    /* for each rank */
+    _Atomic char *missing;                /* of each rank: whether it was waited for at the last look */
+    int has_missing;
+    int64_t looked;
     const _Atomic int64_t *active; /* the group's */
 };
 
@@ -51,8 +58,11 @@ static inline uint64_t mpp_sum_of(const size_t *values, int count) {
     return sum;
 }
 
-/* The time at which the call began. */
-int64_t mpp_activity_begin(mpp_activity *a);
-void mpp_activity_end(mpp_activity *a, int64_t begun, int is_complete);
+/* All under the lock. `came`: when a rank has made this call, once all have. */
+void mpp_note_start(mpp_op *op);
+void mpp_note_arrival(mpp_op *op, int rank, int64_t came);
+void mpp_note_completion(mpp_op *op);
+/* Who is missing in the operations that are under way, and have been since the last look. */
+void mpp_note_missing(mpp_op *active, int64_t now);
 
 #endif

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <sys/prctl.h>
 
+#include "engine/activity.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
 #include "engine/sleeping.h"
@@ -12,7 +13,7 @@ enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 
 
 /* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
  * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
-enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000 };
+enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000 };
 
 static void sleep_until_work(void) {
     mpp_progress.asleep = 1;
@@ -24,7 +25,7 @@ static void sleep_until_work(void) {
 static void *progress_thread(void *unused) {
     (void)unused;
     int idle = 0, quiet = 0, busy = 0, rounds = 0;
-    int64_t nap_ns = NAP_NS;
+    int64_t nap_ns = NAP_NS, looked = 0;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&mpp_progress.stopping)) {
@@ -35,7 +36,9 @@ static void *progress_thread(void *unused) {
         }
         int empty = mpp_progress.count == 0, others = atomic_load(&mpp_progress.waiters) > 0;
         int worked = empty || others ? 0 : mpp_progress_all();
-        int tended = mpp_progress.tended, is_wanted = mpp_core_is_wanted(now_ns());
+        int64_t now = now_ns();
+        if (!others && now - looked > LOOK_NS) mpp_note_missing(mpp_progress.active, looked = now);
+        int tended = mpp_progress.tended, is_wanted = mpp_core_is_wanted(now);
         int in_mpi = !others && (empty ? tended : (busy && !is_wanted) || rounds++ % 16 == 0) && mpp_look_into_mpi();
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();

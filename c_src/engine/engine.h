@@ -52,9 +52,12 @@ struct mpp_op {
     int notify;   /* report completion through mpp_next_completed */
     int wake;     /* and wake the thread that asks; else the report waits until that thread wakes up by itself */
     int queued;   /* stands in the list of completed operations */
+    int is_noted; /* among the group's calls: activity.h */
     int failure;
     int mpi_error;
     int source;
+    int64_t begun;   /* when it was called */
+    uint64_t record; /* that call's number, shim.h; 0: none */
     int64_t detail[2];
 };
 
@@ -128,12 +131,9 @@ int mpp_is_shared(const mpp_op *op); /* by all that could not be made: nobody's 
 void mpp_group_unref(mpp_group *group);
 void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
-uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns);
-int mpp_wait_uncounted(uintptr_t op, int64_t wait_ns);
 /* How long the thread that waits for `op` sleeps rather than yields; 0: not at all. */
 int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
-/* Under the lock: for whom this rank has waited for so long, in an operation that can tell who has come. */
-void mpp_note_waiting(const mpp_op *op, int64_t ns);
+void mpp_time_op(mpp_op *op); /* `begun` and `record`: those of the call that this thread is in */
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);

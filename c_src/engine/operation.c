@@ -50,6 +50,7 @@ void *mpp_new_op(size_t size, mpp_group *group, int (*step)(mpp_op *), uintptr_t
     op->staging = (mpp_staging *)staging;
     op->step = step;
     op->source = -1;
+    mpp_time_op(op);
     return op;
 }
 

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "engine/activity.h"
 #include "engine/inline_progress.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
@@ -84,7 +85,7 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             nap_ns = mpp_nap_ns(op, &stall, now);
             if (!looked) looked = look_at = now;
             if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&mpp_progress.lock) == 0) {
-                mpp_note_waiting(op, now - looked);
+                mpp_note_missing(mpp_progress.active, now);
                 looked = now;
                 pthread_mutex_unlock(&mpp_progress.lock);
             }
@@ -124,11 +125,13 @@ static int poll_inline(mpp_op *op, int64_t wait_ns) {
     return state;
 }
 
-uintptr_t mpp_start_uncounted(mpp_op *op, int64_t wait_ns) {
+uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     mpp_lock();
+    if (!op->ours && op->counts) mpp_note_start(op);
     int state = op->step(op);
     int64_t at_once_ns = 0;
     if (state == MPP_DONE && wait_ns >= 0) {
+        mpp_note_completion(op);
         mpp_unlock();
         mpp_discard(op);
         return 0;
@@ -182,7 +185,7 @@ static int state_of(const mpp_op *op) {
 
 /* The waiter will see the completion first: no need to wake the background for it. The caller watches the
  * operation again if it gives up. */
-int mpp_wait_uncounted(uintptr_t handle, int64_t wait_ns) {
+int mpp_wait(uintptr_t handle, int64_t wait_ns) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     int state = atomic_load(&op->state);

@@ -44,7 +44,7 @@ static struct {
 static void free_activity(mpp_activity *a) {
     if (!a) return;
     free(a->about);
-    free((void *)a->late);
+    free(a->late);
     free((void *)a->missing);
     free(a);
 }
@@ -87,6 +87,12 @@ void mpp_forget_activity(mpp_group *g) {
     g->activity = NULL;
 }
 
+static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
+    int64_t ns = atomic_load_explicit(&a->in_calls, memory_order_relaxed);
+    int under_way = atomic_load_explicit(&a->under_way, memory_order_relaxed);
+    return under_way ? ns + now - atomic_load_explicit(&a->busy_since, memory_order_relaxed) : ns;
+}
+
 /* The figures of a group: of each kind of call the number and the bytes, then ns in calls and ns of waiting for others;
  * `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
 int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
@@ -96,9 +102,9 @@ int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
         figures[2 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
         figures[2 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
     }
-    figures[2 * MPP_CALL_KINDS] = (uint64_t)atomic_load_explicit(&a->in_calls, memory_order_relaxed);
-    figures[2 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited, memory_order_relaxed);
-    for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r], memory_order_relaxed);
+    figures[2 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
+    figures[2 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited.ns, memory_order_relaxed);
+    for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r].ns, memory_order_relaxed);
     return 1;
 }
 
@@ -116,20 +122,18 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     }
     int64_t begun = atomic_load_explicit(&a->begun, memory_order_relaxed);
     int64_t ended = atomic_load_explicit(&a->ended, memory_order_relaxed);
-    int inside = atomic_load_explicit(&a->inside, memory_order_relaxed);
-    int64_t in_calls = atomic_load_explicit(&a->in_calls, memory_order_relaxed);
-    if (inside > 0 && begun) in_calls += now - begun;
+    int under_way = atomic_load_explicit(&a->under_way, memory_order_relaxed);
     fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->rank,
             a->size, (unsigned long long)calls, (unsigned long long)bytes, (unsigned long long)(calls - messages));
     fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s",
             names[atomic_load_explicit(&a->kind, memory_order_relaxed)],
             atomic_load_explicit(&a->peer, memory_order_relaxed),
-            (unsigned long long)atomic_load_explicit(&a->length, memory_order_relaxed), inside > 0 ? "true" : "false");
+            (unsigned long long)atomic_load_explicit(&a->length, memory_order_relaxed), under_way ? "true" : "false");
     fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(a->active) & (MPP_CLOSED - 1)));
     fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
             ended ? seconds(now - ended) : -1.0);
-    fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls),
-            seconds(atomic_load_explicit(&a->waited, memory_order_relaxed)));
+    fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls_of(a, now)),
+            seconds(atomic_load_explicit(&a->waited.ns, memory_order_relaxed)));
     const char *comma = "";
     for (int r = 0; r < a->size; r++) {
         if (!atomic_load_explicit(&a->missing[r], memory_order_relaxed)) continue;
@@ -139,7 +143,7 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     fputs("],\"late\":{", out);
     comma = "";
     for (int r = 0; r < a->size; r++) {
-        int64_t late = atomic_load_explicit(&a->late[r], memory_order_relaxed);
+        int64_t late = atomic_load_explicit(&a->late[r].ns, memory_order_relaxed);
         if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
         if (late) comma = ",";
     }

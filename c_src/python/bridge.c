@@ -23,12 +23,6 @@ static PyObject *shared(PyObject *object) {
     return object;
 }
 
-static long long epoch_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 static PyObject *peer_of(const call *c) { return mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
 
 /* Borrowed: what a Work has of these. */
@@ -41,8 +35,9 @@ static int is_new_collective(const call *c) { return !mpp_is_message(c) && !c->i
 static PyObject *entry_of(const call *c) {
     const calls_object *g = c->group;
     PyObject *inputs = c->in.shapes ? c->in.shapes : c->out.shapes;
-    return Py_BuildValue("OOKKNOOL", g->subject, c->name, g->sequence + is_new_collective(c),
-                         g->messages + mpp_is_message(c), peer_of(c), inputs, c->out.shapes, epoch_ns());
+    return Py_BuildValue("OOKKNOOK", g->subject, c->name, g->sequence + is_new_collective(c),
+                         g->messages + mpp_is_message(c), peer_of(c), inputs, c->out.shapes,
+                         (unsigned long long)mpp_engine->call_begins());
 }
 
 static void count(call *c, PyObject *entry) {
@@ -265,9 +260,10 @@ static int call_engine(const call *c, uintptr_t *op) {
 static PyObject *start(call *c) {
     PyObject *entry = entry_of(c), *work = NULL;
     uintptr_t op;
-    if (!entry) return NULL;
+    if (!entry) return mpp_engine->call_returns(0), NULL;
     count(c, entry);
     int is_started = c->function ? call_function(c, &op) : call_engine(c, &op);
+    mpp_engine->call_returns(is_started && !op);
     if (is_started && op) work = incomplete_work(c, entry, op);
     else if (is_started && is_in_place(c) && record(entry)) work = complete_work(c);
     Py_DECREF(entry);

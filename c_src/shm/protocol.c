@@ -242,6 +242,7 @@ static int write_next(shm_op *s, mpp_channel *c) {
     if (s->write && !s->bus) s->write(s, s->written, mpp_slot_at(s, c->rank, s->written));
     s->written++;
     mine->signature[number % (uint64_t)c->ring] = s->signature;
+    mine->came[number % (uint64_t)c->ring] = s->op.begun;
     if (s->written == 1) mine->call[number % (uint64_t)c->ring] = s->call;
     mpp_publish(c, MPP_IN, number + 1);
     return 1;
@@ -271,9 +272,14 @@ static int advance(shm_op *s, mpp_channel *c) {
     return moved;
 }
 
-static int check(shm_op *s, mpp_channel *c) {
-    return s->written && all_written(s, 0) ? mpp_check_calls(s, c) : MPP_PENDING;
+/* Whether all ranks here have made this call; then, once, notes when they did. */
+static int have_all_come(shm_op *s, mpp_channel *c) {
+    if (!s->written || !all_written(s, 0)) return 0;
+    if (!s->all_came && s->op.begun) mpp_note_calls(s, c);
+    return s->all_came = 1;
 }
+
+static int check(shm_op *s, mpp_channel *c) { return have_all_come(s, c) ? mpp_check_calls(s, c) : MPP_PENDING; }
 
 /* Between nodes each rank sees the errors of its own messages only, and those here wait for each other. */
 static void share_failure(mpp_op *op, mpp_channel *c) {
@@ -331,7 +337,7 @@ static void look_ahead(shm_op *s, mpp_channel *c) {
     if (before->oom_after || c->oom_first || is_aborted(&s->op) || !is_apart(s, before)) return;
     if (s->checked || !s->written) write_next(s, c);
     if (s->checked && s->route && s->route->first_phase) move_pipeline(s, c);
-    else if (!s->checked && s->written && all_written(s, 0)) s->checked = mpp_ask_early(s, c);
+    else if (!s->checked && have_all_come(s, c)) s->checked = mpp_ask_early(s, c);
 }
 
 static int step(mpp_op *op) {

@@ -28,7 +28,7 @@ typedef struct {
     _Atomic uint64_t in;
     uint64_t signature[MAX_RING]; /* of the call in each slot; in the cache line that a reader needs anyway */
     _Atomic uint64_t reduced;
-    char pad2[CACHE_LINE - sizeof(uint64_t)];
+    int64_t came[MAX_RING]; /* when the call in each slot was made, by the node's clock */
     _Atomic uint64_t out;
     char pad3[CACHE_LINE - sizeof(uint64_t)];
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
@@ -82,7 +82,8 @@ struct shm_op {
     void (*find_imbalance)(shm_op *, mpp_channel *); /* of a call whose signatures must add up to nothing */
     uint64_t signature;
     mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
-    int checked;           /* all ranks have come, with this signature */
+    int all_came;          /* all ranks have come */
+    int checked;           /* with this signature */
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
     int root;

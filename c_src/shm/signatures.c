@@ -165,6 +165,14 @@ static int check_with_nodes(shm_op *s, mpp_channel *c) {
     return pass_over(s, c, all->most);
 }
 
+/* When each rank here has made this call, once all have. */
+void mpp_note_calls(shm_op *s, const mpp_channel *c) {
+    const mpp_topology *t = c->topology;
+    for (int r = 0; r < c->size; r++)
+        mpp_note_arrival(&s->op, t ? t->members[t->first[t->here] + r] : r,
+                         c->counters[r].came[s->first % (uint64_t)c->ring]);
+}
+
 int mpp_ask_early(shm_op *s, mpp_channel *c) {
     if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
     return has_agreed(s, c) && !c->counters[0].summary.mismatch;

@@ -12,6 +12,7 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
 /* Compares the calls, with the other nodes' too. MPP_FAILED on a mismatch; else MPP_PENDING, and `checked` says whether
  * all agree. */
 int mpp_check_calls(shm_op *s, mpp_channel *c);
+void mpp_note_calls(shm_op *s, const mpp_channel *c);
 /* Between nodes: goes on with the agreement about a call whose turn has not come; whether all have made this one. */
 int mpp_ask_early(shm_op *s, mpp_channel *c);
 

@@ -24,6 +24,11 @@ def test_the_straggler_by_name(job: Job) -> None:
         assert figures["0"]["waited_for"]["1"] > 1 > figures["1"]["waiting"]
 
 
+def test_each_way_of_waiting_counts(job: Job) -> None:
+    """A call, wait(), a future, a callback and DDP have waited as long as the calls of the ranks lie apart."""
+    job.run(3, "late.py").succeeded(3)
+
+
 def test_mpiplus_run_summary(job: Job) -> None:
     outcome = ended(mpiplus(job, "run", "-n", 3, "--summary", SCRIPTS / "counted.py"), 0)
     assert re.search(r"\[rank 0\] mpiplus: rank 1 was waited for longest", outcome.stderr)

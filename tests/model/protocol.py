@@ -201,6 +201,7 @@ def pass_over(s: Op, c: Channel, most: int) -> Access:
 
 
 def check(s: Op, c: Channel) -> Access:
+    """Also have_all_come, without the times at which the calls were made: nothing is decided by them."""
     if not s.written or not (yield from reached(c, "in", s.first + 1)):
         return PENDING
     return (yield from mpp_check_calls(s, c))

@@ -38,7 +38,7 @@ COMPARED = {
     "reduce_part": "71c1d2a6fdf9",
     "advance": "5f551b0aec5a",
     "mismatch": "c6efe6c2fef2",
-    "check": "c89cd7db589c",
+    "check": "9f42c4a80b64",
     "mpp_check_calls": "29833b93d39d",
     "take_numbers": "f83bb7553324",
     "plan_exchange": "40f4bd4b20a3",

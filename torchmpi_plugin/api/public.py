@@ -137,9 +137,10 @@ def statistics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 
     Returns:
         ``rank`` and ``size`` of the group; ``operations``: by the name of the call its number of ``calls`` and their
-        ``bytes``; ``seconds_in_calls`` that threads have spent in operations or waiting for their Works;
-        ``seconds_waiting``: those of them in which ranks were missing; ``seconds_waited_for``: by rank of the world how
-        long this rank has waited for it. Waits under 2 ms are not told apart from the transfer of data.
+        ``bytes``; ``seconds_in_calls`` in which operations were under way, from the call until they were complete;
+        ``seconds_waiting``: those of them from this rank's call to the last rank's; ``seconds_waited_for``: by rank of
+        the world those from this rank's call to that one's. It does not matter how a program waits, and what several
+        operations wait for at a time counts once.
 
     Raises:
         TypeError: a group of another backend.

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _bridge, operations, torch_internals
+from ..engine import engine
 from ..status import files
 from .frames import line_of
 
@@ -51,7 +53,7 @@ class Entry(NamedTuple):
         collective, message: numbers in the group; of a message, how many collectives came before.
         peer: of a message; -1: any rank.
         inputs, outputs: shapes and dtypes.
-        time: when it was recorded, in ns since the epoch.
+        call: its number among this process's calls, whose times C keeps (mpp_record).
         work: refers to its Work while somebody holds that, which somebody does while it is pending; None: it was
             complete at once.
         frames: where it was called, if it was not complete at once, the innermost call first: its code, the instruction
@@ -65,7 +67,7 @@ class Entry(NamedTuple):
     peer: int | None
     inputs: Shapes
     outputs: Shapes
-    time: int
+    call: int
     work: weakref.ref[Any] | None = None
     frames: Sequence[Any] = ()
 
@@ -107,6 +109,7 @@ class Recorder:
         self.append = self._ring.append
         self._rank = rank
         self._dumping, self._dumped = threading.Lock(), False
+        engine.start().lib.mpp_keep_records(entries)
 
     def _entries(self) -> list[Entry]:
         # Not the comparing of calls under DETAIL, whose name says more than an operation's.
@@ -154,6 +157,7 @@ class Recorder:
 
     def _row(self, number: int, group: int, entry: Entry, frames: bool) -> dict[str, Any]:
         state, subject = entry.state(), entry.subject
+        created, started, completed = _times_of(entry.call)
         row = {
             "record_id": number,
             "pg_id": group,
@@ -162,12 +166,12 @@ class Recorder:
             "p2p_seq_id": entry.message,
             "op_id": entry.collective + entry.message,
             "profiling_name": f"mpiplus:{self._name(entry, subject.ranks.index(self._rank))}",
-            "time_created_ns": entry.time,
+            "time_created_ns": created,
             **_columns("input", () if entry.operation == "recv" else entry.inputs),
             **_columns("output", () if entry.operation == "send" else entry.outputs),
             "state": state,
-            "time_discovered_started_ns": None,
-            "time_discovered_completed_ns": None,
+            "time_discovered_started_ns": started,
+            "time_discovered_completed_ns": completed if state == "completed" else None,
             "retired": state == "completed",
             "timeout_ms": 0,
             "is_p2p": entry.peer is not None,
@@ -207,6 +211,16 @@ class Recorder:
                 )
             except Exception as error:
                 log.warning("mpiplus: the flight recorder's trace cannot be written: %s", error)
+
+
+def _times_of(call: int) -> tuple[int, int | None, int | None]:
+    """When this rank came, when the last one had, and when the call was complete: in ns since the epoch."""
+    lib, ffi = engine.start().lib, engine.start().ffi
+    record: Any = ffi.new("mpp_record *")
+    lib.mpp_record_of(call, record)
+    offset = time.time_ns() - time.monotonic_ns()
+    begun, last, complete = (record[0].begun, record[0].last_came, record[0].complete)
+    return begun + offset, max(begun, last) + offset if last else None, complete + offset if complete else None
 
 
 def _columns(side: str, shapes: Shapes) -> dict[str, Any]:

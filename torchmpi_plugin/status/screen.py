@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..names import describe_ranks
@@ -93,13 +93,7 @@ def doing(rank: Rank) -> str:
     last = min((group for group in rank.groups if group["calls"]), key=lambda group: group["begun_ago"], default=None)
     if last is None:
         return "has called nothing yet" if rank.groups else "has no group: not yet, or not any more"
-    return "; ".join(_since(last))
-
-
-def _since(last: Mapping[str, Any]) -> Iterator[str]:
-    yield f"elsewhere for {max(0.0, last['ended_ago']):.1f} s, after {_call(last)}"
-    if last["pending"]:
-        yield f"{last['pending']} operation(s) pending"
+    return f"elsewhere for {max(0.0, last['ended_ago']):.1f} s, after {_call(last)}"
 
 
 def _call(group: Mapping[str, Any]) -> str:
