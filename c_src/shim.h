@@ -92,6 +92,7 @@ enum { MPP_OWN_TAGS = 1024, MPP_WINDOW_TAGS = 2 };
 uintptr_t mpp_map(int descriptor, size_t bytes); /* -1: of this process's own; 0: errno says why not */
 void mpp_unmap(uintptr_t address, size_t bytes);
 uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag, int tag_count, int yield_early);
+void mpp_group_tags_from(uintptr_t group, int tag); /* on a communicator that it shares; 0 is this one there */
 /* Between nodes: in the computing type; with the same bits wherever the ranks are; 16-bit floats as they are. */
 enum { MPP_SUMS_USUAL, MPP_SUMS_REPRODUCIBLE, MPP_SUMS_NARROW };
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums);

@@ -18,6 +18,7 @@ class Flavour(NamedTuple):
     by_pmi: bool  # it finds its peers over PMI-1, which bootstrap.py can serve, and need not be started over PMIx
     is_strict: bool  # a launcher of another major version starts its ranks by other means
     keeps_finalize_threads: bool  # a thread may still be in a call of MPI's while MPI_Finalize runs
+    shares_communicators: bool  # it has few: many groups of the same ranks share one
     quick: Mapping[str, str] = {}  # variables for jobs on one node
     crowded: Mapping[str, str] = {}  # variables for nodes with more ranks than cores
 
@@ -31,6 +32,7 @@ OPEN_MPI = Flavour(
     by_pmi=False,
     is_strict=True,
     keeps_finalize_threads=True,
+    shares_communicators=False,
     quick={"OMPI_MCA_btl": "^ofi"},  # else a search for fabrics takes a second
     # Ranks that spin on the cores others need: 8,000 us instead of 7 for 8 bytes.
     crowded={"OMPI_MCA_mpi_yield_when_idle": "1"},
@@ -44,6 +46,7 @@ MPICH = Flavour(
     by_pmi=True,
     is_strict=False,
     keeps_finalize_threads=False,  # it frees there what that thread looks at
+    shares_communicators=True,
 )
 FLAVOURS = (OPEN_MPI, MPICH)
 

@@ -76,6 +76,7 @@ struct mpp_group {
     int rank, size;
     /* Tags of exchanges, above every tag a user may give. Above them are those of windows, then those of internode/. */
     int first_tag, tag_count;
+    int tags_from; /* added to all of them: other groups on the communicator have others */
     unsigned sequence;
     int yield_early;
     mpp_inline inline_progress;

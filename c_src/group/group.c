@@ -37,6 +37,8 @@ uintptr_t mpp_group_new(int64_t communicator, int rank, int size, int first_tag,
     return (uintptr_t)group;
 }
 
+void mpp_group_tags_from(uintptr_t group, int tag) { ((mpp_group *)group)->tags_from = tag; }
+
 /* Of a group on several nodes, `segment` is this node's, and `node_of` has the number of every rank's node; else NULL.
  * `sums`: MPP_SUMS_USUAL ... MPP_SUMS_NARROW. */
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums) {

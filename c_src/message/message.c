@@ -7,7 +7,8 @@
 
 void mpp_post_send(mpp_op *op, mpp_message *m, const void *buffer, size_t bytes, int peer, int tag) {
     *m = (mpp_message){.bytes = bytes, .peer = peer, .tag = tag, .state = MPP_ACTIVE};
-    int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, tag, op->group->comm, &m->request);
+    const mpp_group *g = op->group;
+    int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, g->tags_from + tag, g->comm, &m->request);
     mpp_ring_rank(op->group, peer);
     if (!error) return;
     m->state = MPP_OVER;
@@ -21,7 +22,7 @@ void mpp_post_recv(mpp_message *m, void *buffer, size_t bytes, int peer, int tag
 int mpp_probe(const mpp_group *group, int peer, int tag, mpp_match *match, int *found) {
     mpi_status status;
     *found = 0;
-    int error = mpp_mpi.Improbe(peer, tag, group->comm, found, &match->handle, &status);
+    int error = mpp_mpi.Improbe(peer, group->tags_from + tag, group->comm, found, &match->handle, &status);
     if (error || !*found) return error;
     memcpy(&match->source, status.bytes + mpp_mpi.status_source_offset, sizeof match->source);
     return mpp_mpi.Get_count(&status, mpp_mpi.byte, &match->length);

@@ -27,6 +27,7 @@ class Choice(NamedTuple):
     own: bool  # collectives of our own, at least for some calls
     only_short: bool = False  # of our own where the data is short enough to be sent with the comparison of the calls
     own_up_to: Mapping[str, int] = {}  # by operation of KINDS, bytes: of the longest call that is our own
+    longest_slot: int = 1 << 30  # bytes that a slot of shared memory has at most
 
     @property
     def own_for_all(self) -> bool:

@@ -22,6 +22,7 @@ from .choice import Choice, choose
 from .config import GroupConfig, disagreement
 from .footprint import Footprint, attach, of_group
 from .shared_memory import SLOTS, Segment, create_file, segment_size
+from .sharing import PRIVATE, SHORT_SLOT, TAGS, Tags
 from .steps import Steps
 
 log = logging.getLogger("torchmpi_plugin")
@@ -59,6 +60,7 @@ class Communicator:
         compares: whether a rank was asked to compare the calls; then all do.
         config: what its rank 0 was asked for.
         largest_tag: the largest tag a user may give.
+        tags: those of its messages; it may share the communicator with other groups.
         may_be_sent_to: messages may come that nobody will take.
         freed: it is gone, but for the handle, which stays valid as long as this object.
     """
@@ -71,14 +73,17 @@ class Communicator:
     _share: float | None = None
     freed = False
 
-    def __init__(self, comm: Any, base: Any, steps: Steps, compares: bool, config: GroupConfig) -> None:
+    def __init__(
+        self, comm: Any, base: Any, steps: Steps, compares: bool, config: GroupConfig, tags: Tags = PRIVATE
+    ) -> None:
         mpi, shim = runtime.mpi(), runtime.shim()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
-        self.comm, self.base = comm, base
+        self.comm, self.base, self.tags = comm, base, tags
         self._lib, self._ffi = shim.lib, shim.ffi
         self._segment: Segment | None = None
         self._descriptor = -1
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) - self._lib.MPP_OWN_TAGS
+        last_tag = TAGS - 1 if tags.shared else mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+        self.largest_tag = last_tag - self._lib.MPP_OWN_TAGS
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
             file = settings.TUNING.value()
@@ -91,7 +96,7 @@ class Communicator:
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
             choice = self._choose(everybody[0], steps)
-            offers = steps.take(lambda: self._make_group(everybody, choice.own))
+            offers = steps.take(lambda: self._make_group(everybody, choice))
             firsts = [rank for rank, place in enumerate(self._places) if place.local_rank == 0]  # by node
             is_shared = all(offers[first] is not None for first in firsts)
             if is_shared:
@@ -106,6 +111,14 @@ class Communicator:
         finally:
             self._close_file()
 
+    def of_its_own(self) -> Any:
+        """A communicator of the same ranks, which nobody shares; all of them call this."""
+        group = self.comm.Get_group()
+        try:
+            return self.comm.Create_group(group, self.tags.first // TAGS)
+        finally:
+            group.Free()
+
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
         return self._places[rank].node_rank
@@ -116,9 +129,10 @@ class Communicator:
         if wanted == "auto" and first.tuning and self.node_count > 1:
             is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
             found = steps.take(lambda: tuning.own_up_to(first.tuning, self.node_count, vendor) if is_first else None)[0]
-        return choose(wanted, self.node_count, found)
+        chosen = choose(wanted, self.node_count, found)
+        return chosen._replace(longest_slot=SHORT_SLOT) if self.tags.shared else chosen
 
-    def _make_group(self, everybody: Sequence[Member], own: bool) -> Share | None:
+    def _make_group(self, everybody: Sequence[Member], choice: Choice) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         here = everybody[rank].process.node
@@ -140,11 +154,12 @@ class Communicator:
         self._set_inline_progress(len(cpus_here))
         if not self.handle:
             raise MemoryError("no memory for a group")
-        if self.place.local_rank or not self.config.shares or (size == 1 and not own):
+        self._lib.mpp_group_tags_from(self.handle, self.tags.first)
+        if self.place.local_rank or not self.config.shares or (size == 1 and not choice.own):
             return None
         try:
-            length, of_slot = segment_size(self._lib, self._places, self.place.local_size, own)
-            later = self._lib.mpp_wide_bytes(size, SLOTS, of_slot) if own and self.node_count == 1 else 0
+            length, of_slot = segment_size(self._lib, self._places, self.place.local_size, choice)
+            later = self._lib.mpp_wide_bytes(size, SLOTS, of_slot) if choice.own and self.node_count == 1 else 0
             self._descriptor = create_file(length, later)
         except OSError as error:
             self._do_without(error)
@@ -199,7 +214,7 @@ class Communicator:
             if size == 1:
                 return
             places, here = [node.Place(0, 1, rank) for rank in range(size)], 1
-            length, _ = segment_size(self._lib, places, here, choice.own)
+            length, _ = segment_size(self._lib, places, here, choice)
             self._segment = Segment(self._lib, self._ffi, -1, length)
         if self._segment is not None:
             memory = self._segment.address
@@ -254,7 +269,7 @@ class Communicator:
         if self._segment is not None:
             self._segment.close()
         with runtime.exclusive():
-            if not self.may_be_sent_to and not self._has_unread_message():
+            if not self.tags.shared and not self.may_be_sent_to and not self._has_unread_message():
                 self.comm.Free()
         return True
 

@@ -58,7 +58,7 @@ def attach(
     """
     numbers = [place.node_rank for place in places]
     node_of = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
-    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, choice.own)[1], node_of, sums):
+    if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, choice)[1], node_of, sums):
         raise MemoryError("no memory for a group")
     choice.tell(lib, group)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import socket
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +17,7 @@ from .. import protocol
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..store.checkin import CheckIn, Look
+from . import sharing
 from .communicator import Communicator
 from .config import GroupConfig
 from .steps import Steps
@@ -26,6 +29,7 @@ def create(
     name: str,
     rank: int,
     size: int,
+    ranks: Sequence[int],
     timeout: timedelta,
     compares: bool,
     config: GroupConfig,
@@ -33,14 +37,16 @@ def create(
 ) -> tuple[Communicator, CheckIn]:
     """Make the communicator of a group whose members are all here or on their way.
 
-    Only members call this, so it is ``MPI_Comm_create_group`` on ``base``; that call has no deadline and cannot be
-    taken back, hence the check-in over the store before it, which has one and knows who is missing.
+    Only members call this, so it is ``MPI_Comm_create_group`` on ``base`` (or a place on what groups of the same ranks
+    share: ``sharing.py``). That call has no deadline and cannot be taken back, hence the check-in over the store before
+    it, which has one and knows who is missing.
 
     Args:
         base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
         store: the group's own prefix of torch's store.
         name: torch's name for the group; equal on all members.
         rank, size: this process in the new group.
+        ranks: its members in the world; empty: it is the world.
         timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
         config: what else this rank was asked for. Those of rank 0 count.
@@ -53,23 +59,46 @@ def create(
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
     first = CheckIn(store, "create", rank, size, look)
-    mine = protocol.this(socket.gethostname())
-    mark = f"{base.Get_rank()} {secrets.token_hex(8)} {json.dumps(mine)}"
-    entries = [entry.split(" ", 2) for entry in first.gather("member", mark, timeout, doing)]
+    kin = sharing.kin[tuple(ranks)]
+    word = kin.word(rank) if ranks else sharing.Word()
+    try:
+        mine = [*protocol.this(socket.gethostname()), *word]
+        mark = f"{base.Get_rank()} {secrets.token_hex(8)} {json.dumps(mine)}"
+        entries = [entry.split(" ", 2) for entry in first.gather("member", mark, timeout, doing)]
+        members = _members(entries, doing)
+        words = [sharing.Word(*json.loads(entry[2])[3:]) for entry in entries]
+        checkin = CheckIn(store, entries[0][1], rank, size, look)
+        steps = Steps(checkin, timeout, doing)
+        make = functools.partial(_create_group, base, members, name, doing)
+        tags = kin.tags(words)
+        comm = steps.make(make) if tags.comm is None else steps.meet(tags.comm)
+        if rank == 0:  # all have read it, and wait for this rank in the first step
+            first.forget("member")
+        made = Communicator(comm, base, steps, compares, config, tags)
+        if tags.comm is not None and not made.has_own_collectives:  # those of MPI have no tags
+            made.free()
+            made = Communicator(steps.make(make), base, steps, compares, config)
+        if tags.comm is None:
+            kin.add(made, entries[0][1] if tags.shared else "")
+    except BaseException:
+        kin.shared = None  # on which this rank may have left out a step
+        raise
+    finally:
+        kin.made(word)
+    return made, checkin
+
+
+def _members(entries: list[list[str]], doing: str) -> list[int]:
+    """Their ranks in the communicator that they come from."""
     if different := protocol.disagreement([_build(entry) for entry in entries]):
         raise DistBackendError(f"{doing}: {different}")
     members = [int(entry[0]) for entry in entries]
-    if len(set(members)) != size:
+    if len(set(members)) != len(members):
         raise DistBackendError(
-            f"{doing}: its {size} members are MPI ranks {members}, so some process takes part twice "
+            f"{doing}: its {len(members)} members are MPI ranks {members}, so some process takes part twice "
             f"or two processes were given one rank"
         )
-    checkin = CheckIn(store, entries[0][1], rank, size, look)
-    steps = Steps(checkin, timeout, doing)
-    comm = steps.make(lambda: _create_group(base, members, name, doing))
-    if rank == 0:  # all have read it, and wait for this rank in the first step
-        first.forget("member")
-    return Communicator(comm, base, steps, compares, config), checkin
+    return members
 
 
 def _build(entry: list[str]) -> protocol.Build:

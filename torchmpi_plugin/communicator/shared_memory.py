@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..node.node import Place
+from .choice import OWN, Choice
 
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
@@ -34,14 +35,14 @@ def comparing_slot(size: int, nodes: int) -> int:
     return min(slot_bytes(size, nodes), 64 * lines)
 
 
-def segment_size(lib: Lib, places: Sequence[Place], here: int, carries: bool = True) -> tuple[int, int]:
+def segment_size(lib: Lib, places: Sequence[Place], here: int, choice: Choice = OWN) -> tuple[int, int]:
     """The bytes of the segment on a node with ``here`` of the ranks, and of a slot, which is the same on all nodes.
 
     Args:
-        carries: it carries data; else it is for the comparison of calls only.
+        choice: whose collectives; where they are MPI's, it is for the comparison of calls only.
     """
     most, nodes = max(place.local_size for place in places), len({place.node_rank for place in places})
-    of_slot = slot_bytes(most, nodes) if carries else comparing_slot(most, nodes)
+    of_slot = min(slot_bytes(most, nodes), choice.longest_slot) if choice.own else comparing_slot(most, nodes)
     return lib.mpp_segment_size(len(places), here, SLOTS, of_slot), of_slot
 
 

@@ -53,6 +53,12 @@ class Steps:
             raise DistBackendError(self._too_late()) from None
         return self.comm
 
+    def meet(self, comm: Any) -> Any:
+        """The same where there is one already, once all ranks have come."""
+        self.comm = comm
+        self.take(lambda: None)
+        return comm
+
     def take(self, action: Callable[[], T]) -> list[T]:
         """Do something on every rank.
 

@@ -89,6 +89,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         opts.group_id,
         opts.group_rank,
         opts.group_size,
+        [] if is_world else ranks,
         opts.timeout,
         comparison.wanted(),
         asked_for,
