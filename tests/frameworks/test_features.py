@@ -19,6 +19,10 @@ FEATURES = {
     "transformers: a checkpoint, and on from it": ("trainer_more", "resume"),
     "transformers: fsdp": ("trainer_more", "fsdp"),
     "trl: SFTTrainer": ("trainer_more", "sft"),
+    "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
+    "torch_geometric: a GCN under DDP": ("geometric",),
+    "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
+    **{f"deepspeed: ZeRO {stage}": ("deepspeed_stages", str(stage)) for stage in range(4)},
 }
 
 
