@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from torchmpi_plugin.jobs.job import run_job
 from torchmpi_plugin.jobs.outcome import JobResult
 from torchmpi_plugin.jobs.spec import JobSpec
+from torchmpi_plugin.jobs.tracebacks import Tracebacks
 from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"
@@ -230,3 +232,55 @@ def test_a_supervisor_that_says_half_a_word(tmp_path: Path, says: str, problem: 
     result, out = job(launcher, "print('runs')", start_timeout=1.0 if problem is TOO_LATE else 60.0)
     assert problem in result.message, result
     assert (out, bool(result.returncode)) == ("", True)
+
+
+def test_the_same_traceback_of_several_ranks_stands_once(mpirun: Launcher) -> None:
+    """With the ranks' own numbers in it, and in a chain; another one stands beside it, and so do lines after it."""
+    program = """
+        import os, sys, traceback
+        rank = os.environ["RANK"]
+        def load(what):
+            raise KeyError(what)
+        try:
+            try:
+                load(f"of rank {rank}" if rank != "3" else "another")
+            except KeyError:
+                raise ValueError("no such batch")
+        except ValueError:
+            traceback.print_exc()
+        print("went on", rank, file=sys.stderr)
+    """
+    result, out = job(mpirun, program, 4, prefix=True)
+    assert result.returncode == 0, out
+    first, *_ = re.findall(r"KeyError: 'of rank (\d)'", out)
+    others = ", ".join(rank for rank in "012" if rank != first)
+    assert f"mpiplus run: ranks {others}: the same error as rank {first}'s above\n" in out, out
+    counts = {"KeyError: 'of rank": 1, "KeyError: 'another'": 1, "During handling": 2, "no such batch": 2, "went on": 4}
+    assert {words: out.count(words) for words in counts} == counts, out
+
+
+def test_what_follows_a_known_traceback_is_shown_in_order() -> None:
+    """Empty lines too, which might have led to the next one of a chain, and all of one that is cut off."""
+    error = b"Traceback (most recent call last):\n  File x\nKeyError: 1\n"
+    after = [b"\n", b"\n", b"next\n", b"50%\r", b"half a line", error[:45], error[45:60], b"\n", error[:40], b" \n"]
+    known = Tracebacks()
+    assert known.without_the_known(0, error) == error
+    assert known.without_the_known(1, error) == b""
+    shown = [known.without_the_known(1, piece) for piece in after]
+    shown += [known.released(at_once=False).get(1, b""), known.released(at_once=False).get(1, b"")]
+    assert b"".join(shown) == b"".join(after)
+    assert not known.holding
+    assert known.others() == "mpiplus run: rank 1: the same error as rank 0's above\n"
+
+
+@pytest.mark.parametrize("seconds", [0, 3], ids=["at the end", "while its rank goes on"])
+def test_a_traceback_that_does_not_end_is_shown(mpirun: Launcher, seconds: int) -> None:
+    program = f"""
+        import sys, time
+        sys.stderr.write('Traceback (most recent call last):\\n  File cut off')
+        time.sleep({seconds})
+        print("later", flush=True)
+    """
+    _, out = job(mpirun, program, 2, prefix=True)
+    assert out.count("  File cut off") == 2, out
+    assert not seconds or out.rindex("File cut off") < out.index("later"), out

@@ -27,6 +27,7 @@ from .outcome import Ending, RankRecord
 from .output import Terminal, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
+from .tracebacks import Tracebacks
 from .writing import Writer
 
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
@@ -34,6 +35,7 @@ _ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, 
 _READER_SECONDS = 1.0  # for the reader of the output to take the rest of it
 _NOISE_SECONDS = 1.0  # for a launch agent (ssh) to let go of mpirun's output once all else has ended
 _LEAVING_SECONDS = 1.0  # for a program that was leaving already to do so with its own exit code
+_OTHERS_SECONDS = 0.5  # for ranks to write the traceback that another one has written
 _WRITING_SECONDS = 0.1  # between two looks at what the reader has taken
 _NEVER = float("inf")
 
@@ -88,6 +90,7 @@ class JobMonitor:
         self._terminate = Alarm(lambda: self._end(signal.SIGTERM))
         self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
         self._unheard = Alarm(self._give_up)
+        self._tracebacks, self._name_others = Tracebacks(), Alarm(self._say_who_else)
         self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -264,11 +267,20 @@ class JobMonitor:
         shown = bare if terminal.has_prefix else data
         if self.ending.signalled == signal.SIGINT:
             shown = self._interrupted.setdefault(record.rank, Interrupted()).without_traceback(shown)
-        text = terminal.show(record.rank, shown)
-        record.heard(
-            (text if terminal.has_prefix else bare.decode(errors="replace")).splitlines(keepends=True),
-            self._loop.time(),
-        )
+        heard = shown if terminal.has_prefix else bare
+        record.heard(heard.decode(errors="replace").splitlines(keepends=True), self._loop.time())
+        if terminal.has_prefix and not record.hidden:
+            shown = self._tracebacks.without_the_known(record.rank, shown)
+            self._name_others.set(_OTHERS_SECONDS)
+        terminal.show(record.rank, shown)
+
+    def _say_who_else(self, at_once: bool = False) -> None:
+        """And show what was held of tracebacks for too long."""
+        for rank, held in self._tracebacks.released(at_once).items():
+            self._terminals[STDERR].show(rank, held)
+        self._terminals[STDERR].say(self._tracebacks.others())
+        if self._tracebacks.holding:
+            self._name_others.set(_OTHERS_SECONDS)
 
     def _writers(self) -> set[Writer]:
         return {terminal.writer for terminal in self._terminals.values()}
@@ -291,6 +303,7 @@ class JobMonitor:
             self._ended_at = now
             for rank, interrupted in self._interrupted.items():
                 self._terminals[STDERR].show(rank, interrupted.rest())
+            self._say_who_else(at_once=True)
             for terminal in self._terminals.values():
                 terminal.finish()
         self.ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())

@@ -61,8 +61,8 @@ class Terminal:
         self._unfinished: int | None = None
         self.hidden: set[int] = set()
 
-    def show(self, rank: int, data: bytes) -> str:
-        """Have written what a rank has printed, unless it is hidden, and return it as text."""
+    def show(self, rank: int, data: bytes) -> None:
+        """Have written what a rank has printed, unless it is hidden."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
         text = decoder.decode(data)
         lines = [] if rank in self.hidden else _LINE.findall(text)
@@ -72,13 +72,18 @@ class Terminal:
             name = self._name(rank)
             self.writer.write(self._stream, start + ("" if continues else name) + name.join(lines))
             self._unfinished = None if lines[-1].endswith(("\n", "\r")) else rank
-        return text
 
     def _name(self, rank: int) -> str:
         if not self.has_prefix:
             return ""
         name = f"[rank {rank}{self._attempt}]"
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self._colour else f"{name} "
+
+    def say(self, text: str) -> None:
+        """Have lines of the launcher's own written."""
+        if text:
+            self.finish()
+            self.writer.write(self._stream, text)
 
     def finish(self) -> None:
         """End a line that a rank has left open."""

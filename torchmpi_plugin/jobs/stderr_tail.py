@@ -7,7 +7,7 @@ import re
 TRACEBACK = "Traceback (most recent call last)"
 _LINES = 40
 _TRACEBACK_LINES, _FIRST_LINES = 400, 100  # of a longer one the middle is left out
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 #: In the names of files that are not the user's.
 _OTHERS = ("/site-packages/", "/torchmpi_plugin/", "<frozen ", "/lib/python3")
@@ -38,7 +38,7 @@ class StderrTail:
     def add(self, line: str) -> None:
         """The next line."""
         if TRACEBACK in line and not line.lstrip().startswith("|"):  # that would be a part of an ExceptionGroup
-            if not self._is_traceback or not self._before.startswith(_CHAINED):
+            if not self._is_traceback or not self._before.startswith(CHAINED):
                 self._lines, self._left_out = [], 0
             self._is_traceback, self._since = True, 0
         elif self._is_traceback and (self._since or not line[:1].isspace()):
