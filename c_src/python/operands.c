@@ -14,7 +14,7 @@ static struct {
     char is_there, is_average;
     int code;             /* enum mpp_redop */
 } operations[OPERATIONS]; /* by torch's number */
-static PyObject *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
+static PyObject *dtype_attribute, *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
 
 /* ---- tensors ---- */
 
@@ -91,12 +91,22 @@ failed:
     return NULL;
 }
 
+/* torch shows its integers of 1 to 7 bits, which have no arithmetic, as ones of 8. */
+static int is_of_its_dtype(PyObject *tensor, const dl_tensor *view, const dtype_info *type) {
+    if (view->code > DL_UINT || view->bits != 8) return 1;
+    PyObject *its = PyObject_GetAttr(tensor, dtype_attribute);
+    if (!its) PyErr_Clear();
+    Py_XDECREF(its);
+    return its == type->dtype;
+}
+
 /* `object` becomes number `i` of these. */
 static int read_tensor(PyObject *object, tensor_args *s, int i, operand *o) {
     dl_tensor view;
     if (!mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
     o->type = info_of(&view);
-    if (!o->type || !o->type->dtype || !count_elements(&view, &o->count)) return 0;
+    if (!o->type || !o->type->dtype || !is_of_its_dtype(object, &view, o->type)) return 0;
+    if (!count_elements(&view, &o->count)) return 0;
     o->bytes = o->count * o->type->size;
     o->address = (uintptr_t)view.data + view.byte_offset;
     o->rows = view.ndim ? view.shape[0] : 1;
@@ -258,12 +268,13 @@ int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyOb
         return PyErr_Format(PyExc_RuntimeError, "DLPack %u shows no tensors to C", exchange->major), 0;
     Py_INCREF(types);
     tensor_types = types;
+    dtype_attribute = PyUnicode_InternFromString("dtype");
     is_neg = PyUnicode_InternFromString("is_neg");
     is_conj = PyUnicode_InternFromString("is_conj");
     storage_offset = PyUnicode_InternFromString("storage_offset");
     async_op = PyUnicode_InternFromString("asyncOp");
     reduce_op = PyUnicode_InternFromString("reduceOp");
     root_rank = PyUnicode_InternFromString("rootRank");
-    if (!is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
+    if (!dtype_attribute || !is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
     return know_operations(numbers) && know_dtypes(samples);
 }

@@ -309,3 +309,17 @@ def test_vmap(group) -> None:
     with pytest.raises(RuntimeError, match=r"Batching rule not implemented for c10d::allreduce_"):
         torch.func.vmap(function)(torch.ones(2, 3))
     assert_usable()
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+@pytest.mark.parametrize("sign", ["", "u"])
+def test_integers_of_a_few_bits_are_moved_and_not_reduced(group, sign: str, bits: int) -> None:
+    """To C torch shows them as integers of 8 bits."""
+    dtype = getattr(torch, f"{sign}int{bits}")
+    tensor = torch.full((5,), group.rank(), dtype=torch.uint8).view(dtype)
+    for reduce in (dist.all_reduce, lambda tensor, group: dist.reduce(tensor, 0, group=group)):
+        with pytest.raises(TypeError, match=r"int\d cannot be reduced"):
+            reduce(tensor, group=group)
+    dist.broadcast(tensor, group_src=0, group=group)
+    assert tensor.view(torch.uint8).eq(0).all()
+    assert_usable()
