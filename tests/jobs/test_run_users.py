@@ -39,6 +39,17 @@ def test_a_variable_chooses_the_backend(job: Job) -> None:
         outcome.says(r"\[rank 0\] sum mpiplus \[2.0, 2.0\]", r"\[rank 1\] subgroup mpiplus gloo")
 
 
+def test_others_use_the_exported_address(job: Job) -> None:
+    """As clients, and as those who listen there."""
+    outcome = ended(launch(job, 2, "of_users.py", "clients"), 0)
+    outcome.says(*(rf"\[rank {rank}\] {name} \[2.0, 2.0\]" for rank in (0, 1) for name in ("gloo", "mpiplus")))
+
+
+def test_torchs_checkpoint_process_saves(job: Job) -> None:
+    outcome = ended(launch(job, 2, "of_users.py", "checkpoints", environment={"DCP_USE_PREFIX_STORE": "1"}), 0)
+    outcome.says(r"\[rank 0\] saved True", r"\[rank 1\] saved True")
+
+
 def test_ranks_in_a_batch_script_are_told_apart(job: Job) -> None:
     """By Slurm's variables, which are the script's own."""
     environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}

@@ -143,7 +143,7 @@ def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **argumen
     """torch's ``env://``; for mpiplus, MPI supplies what the environment does not."""
     request = _request()
     if BACKEND not in request.backend.lower():
-        return torch_handler(url, **arguments)
+        return _others(torch_handler(url, **arguments))
     timeout = arguments.get("timeout", default_pg_timeout)
     check_arguments("init_process_group", timeout)
     if _exported_by_us():
@@ -165,6 +165,16 @@ def tcp_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **argumen
     where = urlparse(url)
     given = _given(url, {})._replace(address=where.hostname, port=where.port)
     return _torchs(torch_handler(url, **arguments), given, request.options, timeout)
+
+
+def _others(handler: Rendezvous) -> Rendezvous:
+    """Another backend's. Its server on rank 0 may be ours: after our world it is its own, and ends with its group."""
+    global _open_store  # noqa: PLW0603
+    first = next(handler)
+    if not dist.is_initialized():
+        _open_store = None
+    yield first
+    yield from handler
 
 
 def _check_ranks(given: Given, options: Any, timeout: timedelta) -> None:
@@ -281,6 +291,8 @@ def check_world_size(asked: int, size: int) -> None:
 
 # ---- the environment after init ----
 
+#: Rank 0's server at the address that we export.
+_open_store: dist.TCPStore | None = None
 # Those that `mpiplus run` has set are MPI's word, as ours are.
 _exported: dict[str, str] = {
     name: os.environ[name] for name in os.environ.get(settings.RUN, "").split(",") if name in os.environ
@@ -295,14 +307,23 @@ def _exported_by_us() -> bool:
 def export_environment(communicator: Any, steps: Steps) -> None:
     """Set torchrun's variables where they are missing. Every rank of the new world calls this.
 
-    MASTER_PORT is a free port on rank 0's node, not that of our own store: whoever reads it (a second init
-    with another backend, RPC) wants to listen there.
+    MASTER_PORT is not that of our own store, whose keys another world's would meet. Who reads it finds a store there:
+    clients (torch's checkpoint process), and who means to listen (a second init with another backend, RPC).
     """
     comm, place = communicator.comm, communicator.place
     rank = comm.Get_rank()
-    address, port = steps.take(
-        lambda: (node.own_addresses(communicator.node_count == 1)[0], node.free_port()) if rank == 0 else ("", 0)
-    )[0]
+
+    def open_store() -> tuple[str, int]:
+        global _open_store  # noqa: PLW0603
+        here = node.own_addresses(communicator.node_count == 1)[0]
+        if os.environ.get("MASTER_PORT") not in (None, "", _exported.get("MASTER_PORT")):
+            return here, int(os.environ["MASTER_PORT"])  # the user's stays
+        theirs = os.environ.get("MASTER_ADDR")
+        address = here if theirs in (None, "", _exported.get("MASTER_ADDR")) else theirs
+        _open_store = tcp_store.open_to_others(str(address), comm.Get_size(), default_pg_timeout)
+        return here, _open_store.port
+
+    address, port = steps.take(lambda: open_store() if rank == 0 else ("", 0))[0]
     values = {
         "RANK": rank,
         "WORLD_SIZE": comm.Get_size(),

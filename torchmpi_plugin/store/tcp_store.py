@@ -165,18 +165,24 @@ def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> t
     return server, (addresses, server.port)
 
 
-def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta) -> TCPStore:
+def open_to_others(address: str, size: int, timeout: timedelta) -> TCPStore:
+    """A store at a free port for other programs' clients; torch's own rendezvous in this process shares its server."""
+    loopback = address == node.LOOPBACK
+    return _listen(address, Endpoint("" if loopback else address, 0), size, timeout, multi_tenant=True)
+
+
+def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
     """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
     until = time.monotonic() + _REBIND_SECONDS
     while True:
         try:
             port = wanted.port
-            how: dict[str, Any] = {}
+            how: dict[str, Any] = {"multi_tenant": multi_tenant}
             if address == node.LOOPBACK and not wanted.address:
                 # torch's own listens to every network, and looks up the names of those who connect under an address
                 # (::ffff:127.0.0.1) that no list of hosts has.
                 listener = socket.create_server((node.LOOPBACK, port))
-                port, how = listener.getsockname()[1], {"master_listen_fd": listener.detach()}
+                port, how["master_listen_fd"] = listener.getsockname()[1], listener.detach()
             with lookups.lookups_are_short(address):
                 return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
         except (RuntimeError, OSError) as error:

@@ -38,6 +38,41 @@ def meets(backend: str) -> None:
     dist.destroy_process_group()
 
 
+def clients() -> None:
+    """A store at the exported address, also for who means to serve one there, time and again."""
+    from mpi4py import MPI
+    from torch.distributed import rpc
+
+    dist.init_process_group("mpiplus")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
+    store.set(f"rank {rank}", "here")
+    store.wait([f"rank {each}" for each in range(size)])
+    dist.destroy_process_group()
+    for backend in ("gloo", "gloo", "mpiplus", "gloo"):
+        MPI.COMM_WORLD.Barrier()  # or who is early meets the keys of the world before, with gloo alone as well
+        dist.init_process_group(backend)
+        print(backend, _sum())
+        dist.destroy_process_group()
+    dist.init_process_group("mpiplus")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+    assert rpc.rpc_sync("worker0", torch.add, args=(torch.ones(1), 1)).item() == 2
+    rpc.shutdown()
+    dist.destroy_process_group()
+
+
+def checkpoints() -> None:
+    """By a process of torch's, which meets the others' at the exported address."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    dist.init_process_group("mpiplus")
+    kind = state_dict_saver.AsyncCheckpointerType.PROCESS
+    saved = state_dict_saver.async_save({"x": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind)
+    saved.result(timeout=60)
+    print("saved", Path("saved", ".metadata").exists())
+    dist.destroy_process_group()
+
+
 def in_slurm() -> None:
     print("slurm", *(os.environ.get(f"SLURM_{name}") for name in ("PROCID", "LOCALID", "NODEID")))
 
