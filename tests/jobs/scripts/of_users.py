@@ -68,6 +68,7 @@ def checkpoints() -> None:
     dist.init_process_group("mpiplus")
     kind = state_dict_saver.AsyncCheckpointerType.PROCESS
     saved = state_dict_saver.async_save({"x": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind)
+    assert not isinstance(saved, state_dict_saver.AsyncSaveResponse)
     saved.result(timeout=60)
     print("saved", Path("saved", ".metadata").exists())
     dist.destroy_process_group()
