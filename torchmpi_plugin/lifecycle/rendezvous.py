@@ -304,6 +304,12 @@ def _exported_by_us() -> bool:
     return bool(_exported) and all(os.environ.get(name) == _exported.get(name) for name in _VARIABLES)
 
 
+def _users(name: str) -> str:
+    """The value of a variable that is not ours; empty: it has none."""
+    value = os.environ.get(name, "")
+    return "" if value == _exported.get(name) else value
+
+
 def export_environment(communicator: Any, steps: Steps) -> None:
     """Set torchrun's variables where they are missing. Every rank of the new world calls this.
 
@@ -316,11 +322,10 @@ def export_environment(communicator: Any, steps: Steps) -> None:
     def open_store() -> tuple[str, int]:
         global _open_store  # noqa: PLW0603
         here = node.own_addresses(communicator.node_count == 1)[0]
-        if os.environ.get("MASTER_PORT") not in (None, "", _exported.get("MASTER_PORT")):
-            return here, int(os.environ["MASTER_PORT"])  # the user's stays
-        theirs = os.environ.get("MASTER_ADDR")
-        address = here if theirs in (None, "", _exported.get("MASTER_ADDR")) else theirs
-        _open_store = tcp_store.open_to_others(str(address), comm.Get_size(), default_pg_timeout)
+        if port := _users("MASTER_PORT"):
+            return here, int(port)
+        address = _users("MASTER_ADDR") or here
+        _open_store = tcp_store.open_to_others(address, comm.Get_size(), default_pg_timeout)
         return here, _open_store.port
 
     address, port = steps.take(lambda: open_store() if rank == 0 else ("", 0))[0]
@@ -334,5 +339,5 @@ def export_environment(communicator: Any, steps: Steps) -> None:
         "MASTER_PORT": port,
     }
     for name, value in values.items():
-        if not os.environ.get(name) or os.environ[name] == _exported.get(name):
+        if not _users(name):
             os.environ[name] = _exported[name] = str(value)
