@@ -203,16 +203,14 @@ void mpp_status_give(uint64_t number, const char *text);
 char *mpp_status_text(void);
 void mpp_free_text(char *text);
 
-/* The last calls of this process, by number from 1 on: when this rank came, when the last rank did and who that was,
- * and when it was complete. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. */
+/* The last calls of this process, by number from 1 on: when this rank came, when the last rank did, and when it
+ * was complete. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. */
 typedef struct mpp_record {
     uint64_t number;
     int64_t begun, last_came, complete;
-    int last_rank; /* in the group; -1: not to be seen */
 } mpp_record;
 void mpp_keep_records(uint64_t count);
-/* This thread begins a call, whose number it returns; the operations that it starts until it returns are that call's.
- */
+/* This thread begins a call, whose number it returns; what it starts until it returns is that call's. */
 uint64_t mpp_call_begins(void);
 void mpp_call_returns(int is_complete);
 int mpp_record_of(uint64_t number, mpp_record *record); /* 0: it is not kept any more */

@@ -42,7 +42,7 @@ uint64_t mpp_call_begins(void) {
     called.begun = now_ns();
     called.number = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
     mpp_record *r = record_at(called.number);
-    if (r) *r = (mpp_record){.number = called.number, .begun = called.begun, .last_rank = -1};
+    if (r) *r = (mpp_record){.number = called.number, .begun = called.begun};
     return called.number;
 }
 
@@ -116,10 +116,7 @@ static void forget_missing(mpp_activity *a) {
 void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
     mpp_activity *a = op->group->activity;
     mpp_record *r = record_of(op);
-    if (r && came > r->last_came) {
-        r->last_came = came;
-        r->last_rank = rank;
-    }
+    if (r && came > r->last_came) r->last_came = came;
     if (!a || rank == a->rank) return;
     add_waiting(&a->late[rank], op->begun, came);
     add_waiting(&a->waited, op->begun, came);
