@@ -94,9 +94,9 @@ void mpp_note_start(mpp_op *op) {
     mpp_activity *a = op->group->activity;
     mpp_note_of_call call = mpp_noted;
     mpp_noted.kind = 0;
-    op->is_noted = 1;
-    if (!a) return;
     if (!call.kind) call = (mpp_note_of_call){MPP_ONE_SIDED, -1, 0};
+    op->noted_as = call.kind;
+    if (!a) return;
     add(&a->calls[call.kind], 1);
     add(&a->bytes[call.kind], call.bytes);
     atomic_store_explicit(&a->kind, call.kind, memory_order_relaxed);
@@ -106,6 +106,11 @@ void mpp_note_start(mpp_op *op) {
     int others = atomic_load_explicit(&a->under_way, memory_order_relaxed);
     if (!others) put(&a->busy_since, op->begun > get(&a->ended) ? op->begun : get(&a->ended));
     atomic_store_explicit(&a->under_way, others + 1, memory_order_relaxed);
+}
+
+void mpp_note_hand_over(mpp_op *op) {
+    mpp_activity *a = op->group->activity;
+    if (a && op->noted_as) atomic_fetch_add_explicit(&a->hand_overs[op->noted_as], 1, memory_order_relaxed);
 }
 
 static void forget_missing(mpp_activity *a) {
@@ -126,7 +131,7 @@ void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
 void mpp_note_completion(mpp_op *op) {
     mpp_activity *a = op->group->activity;
     mpp_record *r = record_of(op);
-    if (!op->is_noted || (!a && !r)) return;
+    if (!op->noted_as || (!a && !r)) return;
     int64_t now = now_ns();
     if (r) r->complete = now;
     if (!a) return;
@@ -139,7 +144,7 @@ void mpp_note_completion(mpp_op *op) {
 
 void mpp_note_missing(mpp_op *active, int64_t now) {
     for (mpp_op *op = active; op; op = op->next) {
-        mpp_activity *a = op->is_noted ? op->group->activity : NULL;
+        mpp_activity *a = op->noted_as ? op->group->activity : NULL;
         if (!a || a->looked == now || !op->arrived || mpp_is_closed(op->group)) continue;
         a->looked = now; /* for whom its later operations wait is seen when their turn comes */
         forget_missing(a);

@@ -20,7 +20,7 @@ struct mpp_activity {
     mpp_activity *next; /* under the lock of status.c, as `about` and the life of all this */
     char *about;        /* members of a JSON object: its name and its ranks */
     int rank, size;
-    _Atomic uint64_t calls[MPP_CALL_KINDS], bytes[MPP_CALL_KINDS];
+    _Atomic uint64_t calls[MPP_CALL_KINDS], bytes[MPP_CALL_KINDS], hand_overs[MPP_CALL_KINDS];
     _Atomic int kind, peer;       /* of the last call; peer: a rank or root, -1: none */
     _Atomic uint64_t length;      /* of its data, in bytes */
     _Atomic int64_t begun, ended; /* when it began, and when one was complete last: CLOCK_MONOTONIC, ns */
@@ -58,6 +58,8 @@ static inline uint64_t mpp_sum_of(const size_t *values, int count) {
     return sum;
 }
 
+/* Who waits for it has given the core away: asleep, or by a yield that cost a slice of time. Not under the lock. */
+void mpp_note_hand_over(mpp_op *op);
 /* All under the lock. `came`: when a rank has made this call, once all have. */
 void mpp_note_start(mpp_op *op);
 void mpp_note_arrival(mpp_op *op, int rank, int64_t came);

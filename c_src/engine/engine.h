@@ -52,7 +52,7 @@ struct mpp_op {
     int notify;   /* report completion through mpp_next_completed */
     int wake;     /* and wake the thread that asks; else the report waits until that thread wakes up by itself */
     int queued;   /* stands in the list of completed operations */
-    int is_noted; /* among the group's calls: activity.h */
+    int noted_as; /* its kind among the group's calls, activity.h; 0: it is none of them */
     int failure;
     int mpi_error;
     int source;

@@ -97,7 +97,7 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
         }
         if (polls == 0) continue;
         if (nap_ns) mpp_sleep(nap_ns);
-        else mpp_yield();
+        if (nap_ns || mpp_yield()) mpp_note_hand_over(op);
     }
     atomic_fetch_sub(&mpp_progress.waiters, 1);
     if (mpp_count_sleepers(0)) { /* they are to move what this thread leaves */

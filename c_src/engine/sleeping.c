@@ -18,16 +18,17 @@ enum { SLICE_NS = 700000, SHORTEST_HOLD_NS = 50000000, LONGEST_HOLD_NS = 1000000
 
 static _Atomic int64_t wanted_until, hold_ns;
 
-void mpp_yield(void) {
+int mpp_yield(void) {
     int64_t before = now_ns();
     sched_yield();
     int64_t now = now_ns(), hold = atomic_load_explicit(&hold_ns, memory_order_relaxed);
-    if (now - before < SLICE_NS) return;
+    if (now - before < SLICE_NS) return 0;
     int again = now - atomic_load_explicit(&wanted_until, memory_order_relaxed) < 2 * hold;
     hold = again ? 2 * hold : SHORTEST_HOLD_NS;
     if (hold > LONGEST_HOLD_NS) hold = LONGEST_HOLD_NS;
     atomic_store_explicit(&hold_ns, hold, memory_order_relaxed);
     atomic_store_explicit(&wanted_until, now + hold, memory_order_relaxed);
+    return 1;
 }
 
 int mpp_core_is_wanted(int64_t now) { return now < atomic_load_explicit(&wanted_until, memory_order_relaxed); }

@@ -5,7 +5,7 @@
 #include "engine/engine.h"
 
 /* Gives the core to whoever wants it, and learns from how long that takes. */
-void mpp_yield(void);
+int mpp_yield(void); /* whether that cost a slice of time */
 /* Whether a yield gives the core away for a time slice, as of late: then who waits is to sleep, since who sleeps gets
  * the core soon once it is woken. `now`: by the monotonic clock. */
 int mpp_core_is_wanted(int64_t now);

@@ -93,17 +93,18 @@ static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
     return under_way ? ns + now - atomic_load_explicit(&a->busy_since, memory_order_relaxed) : ns;
 }
 
-/* The figures of a group: of each kind of call the number and the bytes, then ns in calls and ns of waiting for others;
- * `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
+/* The figures of a group: of each kind of call the number, the bytes and how often who waited for it gave the core away,
+ * then ns in calls and ns of waiting for others; `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
 int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     const mpp_activity *a = ((mpp_group *)handle)->activity;
     if (!a) return 0;
     for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
-        figures[2 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
-        figures[2 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
+        figures[3 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
+        figures[3 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
+        figures[3 * kind + 2] = atomic_load_explicit(&a->hand_overs[kind], memory_order_relaxed);
     }
-    figures[2 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
-    figures[2 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited.ns, memory_order_relaxed);
+    figures[3 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
+    figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited.ns, memory_order_relaxed);
     for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r].ns, memory_order_relaxed);
     return 1;
 }

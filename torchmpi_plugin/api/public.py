@@ -136,8 +136,9 @@ def statistics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         group: a group of the mpiplus backend; the world if None.
 
     Returns:
-        ``rank`` and ``size`` of the group; ``operations``: by the name of the call its number of ``calls`` and their
-        ``bytes``; ``seconds_in_calls`` in which operations were under way, from the call until they were complete;
+        ``rank`` and ``size`` of the group; ``operations``: by the name of the call its number of ``calls``, their
+        ``bytes``, and ``hand_overs``: how often this rank gave its core away while it waited for them, asleep or to who
+        else wants it; ``seconds_in_calls`` in which operations were under way, from the call until they were complete;
         ``seconds_waiting``: those of them from this rank's call to the last rank's; ``seconds_waited_for``: by rank of
         the world those from this rank's call to that one's. It does not matter how a program waits, and what several
         operations wait for at a time counts once.
@@ -156,8 +157,8 @@ def prometheus(group: dist.ProcessGroup | None = None) -> str:
         group: a group of the mpiplus backend; the world if None.
 
     Returns:
-        Counters ``mpiplus_calls_total``, ``mpiplus_bytes_total``, ``mpiplus_seconds_in_calls_total``,
-        ``mpiplus_seconds_waiting_total`` and ``mpiplus_seconds_waited_for_total``.
+        Counters ``mpiplus_calls_total``, ``mpiplus_bytes_total``, ``mpiplus_hand_overs_total``,
+        ``mpiplus_seconds_in_calls_total``, ``mpiplus_seconds_waiting_total`` and ``mpiplus_seconds_waited_for_total``.
 
     Raises:
         TypeError: a group of another backend.

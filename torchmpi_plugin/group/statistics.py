@@ -53,14 +53,18 @@ def of(group: Counted) -> dict[str, Any]:
 
 def _figures(handle: int, ranks: Sequence[int]) -> dict[str, Any]:
     lib, ffi, kinds = engine.start().lib, engine.start().ffi, len(_bridge.CALLS)
-    figures: Any = ffi.new("uint64_t[]", 2 * kinds + 2)
+    figures: Any = ffi.new("uint64_t[]", 3 * kinds + 2)
     late: Any = ffi.new("int64_t[]", len(ranks))
     lib.mpp_group_statistics(handle, figures, late)
-    called = {name: (int(figures[2 * kind]), int(figures[2 * kind + 1])) for kind, name in enumerate(_bridge.CALLS)}
+    columns = ("calls", "bytes", "hand_overs")
+    called = {
+        name: {column: int(figures[3 * kind + at]) for at, column in enumerate(columns)}
+        for kind, name in enumerate(_bridge.CALLS)
+    }
     return {
-        "operations": {name: {"calls": calls, "bytes": size} for name, (calls, size) in called.items() if calls},
-        "seconds_in_calls": _NS * figures[2 * kinds],
-        "seconds_waiting": _NS * figures[2 * kinds + 1],
+        "operations": {name: found for name, found in called.items() if found["calls"]},
+        "seconds_in_calls": _NS * figures[3 * kinds],
+        "seconds_waiting": _NS * figures[3 * kinds + 1],
         "seconds_waited_for": {rank: _NS * late[at] for at, rank in enumerate(ranks) if late[at]},
     }
 
@@ -186,11 +190,11 @@ def as_text(name: str, found: dict[str, Any]) -> str:
     """Figures of a group in Prometheus' text format."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'group="{escaped}",rank="{found["rank"]}"'
-    lines = ["# TYPE mpiplus_calls_total counter"]
-    operations = found["operations"].items()
-    lines += [f'mpiplus_calls_total{{{labels},operation="{name}"}} {one["calls"]}' for name, one in operations]
-    lines.append("# TYPE mpiplus_bytes_total counter")
-    lines += [f'mpiplus_bytes_total{{{labels},operation="{name}"}} {one["bytes"]}' for name, one in operations]
+    lines: list[str] = []
+    for figure in ("calls", "bytes", "hand_overs"):
+        lines.append(f"# TYPE mpiplus_{figure}_total counter")
+        for name, one in found["operations"].items():
+            lines.append(f'mpiplus_{figure}_total{{{labels},operation="{name}"}} {one[figure]}')
     for figure in ("seconds_in_calls", "seconds_waiting"):
         lines.append(f"# TYPE mpiplus_{figure}_total counter")
         lines.append(f"mpiplus_{figure}_total{{{labels}}} {found[figure]:.6f}")
