@@ -193,8 +193,8 @@ def as_text(name: str, found: dict[str, Any]) -> str:
     lines: list[str] = []
     for figure in ("calls", "bytes", "hand_overs"):
         lines.append(f"# TYPE mpiplus_{figure}_total counter")
-        for name, one in found["operations"].items():
-            lines.append(f'mpiplus_{figure}_total{{{labels},operation="{name}"}} {one[figure]}')
+        for operation, one in found["operations"].items():
+            lines.append(f'mpiplus_{figure}_total{{{labels},operation="{operation}"}} {one[figure]}')
     for figure in ("seconds_in_calls", "seconds_waiting"):
         lines.append(f"# TYPE mpiplus_{figure}_total counter")
         lines.append(f"mpiplus_{figure}_total{{{labels}}} {found[figure]:.6f}")
