@@ -93,8 +93,8 @@ static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
     return under_way ? ns + now - atomic_load_explicit(&a->busy_since, memory_order_relaxed) : ns;
 }
 
-/* The figures of a group: of each kind of call the number, the bytes and how often who waited for it gave the core away,
- * then ns in calls and ns of waiting for others; `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
+/* The figures of a group: of each kind of call the number, the bytes and the hand-overs, then ns in calls and ns of
+ * waiting for others; `late`: of each rank the ns that it was waited for. 0: the group is not counted. */
 int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     const mpp_activity *a = ((mpp_group *)handle)->activity;
     if (!a) return 0;
