@@ -203,16 +203,24 @@ void mpp_status_give(uint64_t number, const char *text);
 char *mpp_status_text(void);
 void mpp_free_text(char *text);
 
-/* The last calls of this process, by number from 1 on: when this rank came, when the last rank did, and when it
- * was complete. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. */
+/* The last calls of this process, by number from 1 on: when this rank came, when the last rank did, and which, when it
+ * was complete, and when it was asked for. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. What follows is
+ * for the timeline: timeline/ring.py reads this from a file, and `kind` is one of its numbers, 0: none. */
 typedef struct mpp_record {
     uint64_t number;
-    int64_t begun, last_came, complete;
+    int64_t begun, last_came, complete, asked;
+    uint64_t sequence, bytes;
+    int kind, last, peer, unused; /* ranks of the group; peer: -1: none */
 } mpp_record;
 void mpp_keep_records(uint64_t count);
+/* From now on in this memory, for ever: a power of two of them. Returns the number of the next call; 0: no memory. */
+uint64_t mpp_keep_records_at(uintptr_t where, uint64_t places);
 /* This thread begins a call, whose number it returns; what it starts until it returns is that call's. */
 uint64_t mpp_call_begins(void);
 void mpp_call_returns(int is_complete);
+/* What this thread's call is, and whether it returns when it is complete. */
+void mpp_call_is(int kind, uint64_t sequence, int is_awaited);
+void mpp_call_asked_for(uint64_t number);
 int mpp_record_of(uint64_t number, mpp_record *record); /* 0: it is not kept any more */
 
 /* waiting */

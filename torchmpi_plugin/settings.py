@@ -107,6 +107,12 @@ def _file(text: str) -> str:
     return text
 
 
+def _directory(text: str) -> str:
+    if text and os.path.exists(text) and not os.path.isdir(text):
+        raise ValueError
+    return text
+
+
 COLLECTIVES = Setting(
     "MPIPLUS_COLLECTIVES",
     "auto",
@@ -203,6 +209,13 @@ SUMMARY = Setting(
     "`1`: when the world ends, rank 0 prints [who has waited for whom](status.md#who-was-slow); a file gets the "
     "figures as well.",
 )
+TIMELINE = Setting(
+    "MPIPLUS_TIMELINE",
+    "",
+    "a directory, which need not be there yet",
+    _directory,
+    "Where each rank records its last calls, for a [timeline](timeline.md).",
+)
 INTEGRATIONS = Setting(
     "MPIPLUS_INTEGRATIONS",
     "",
@@ -214,7 +227,7 @@ INTEGRATIONS = Setting(
 #: Those that users set.
 SETTINGS: tuple[Setting[Any], ...] = (
     *(COLLECTIVES, ASYNC_PROGRESS, TUNING, REPRODUCIBLE, WIRE_DTYPE, CUDA),
-    *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, REPLACE, STATUS, SUMMARY, INTEGRATIONS),
+    *(EXIT_GRACE, ABORT_ON_EXCEPTION, WATCHDOG, REPLACE, STATUS, SUMMARY, TIMELINE, INTEGRATIONS),
 )
 
 #: Says what COLLECTIVES says, and goes with the next release.

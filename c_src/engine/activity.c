@@ -10,10 +10,11 @@ _Thread_local mpp_note_of_call mpp_noted;
 
 typedef struct {
     uint64_t mask;
-    mpp_record records[];
+    mpp_record *records;
 } record_list;
 
 static _Atomic(record_list *) record_store;
+static _Atomic uint64_t last_number;
 static _Thread_local struct {
     uint64_t number; /* 0: it is not kept */
     int64_t begun;
@@ -22,27 +23,33 @@ static _Thread_local struct {
 /* The call of this number, or where it would be; NULL: none is kept. */
 static mpp_record *record_at(uint64_t number) {
     record_list *kept = atomic_load_explicit(&record_store, memory_order_acquire);
-    return number && kept ? &kept->records[number & kept->mask] : NULL;
+    return number && kept && !mpp_in_child() ? &kept->records[number & kept->mask] : NULL;
 }
 
-/* A longer ring takes the place of a shorter one, to which others may be writing: that is never freed. */
+/* A ring takes the place of a shorter one, to which others may be writing: that is never freed. */
+static int keep_at(mpp_record *records, uint64_t places) {
+    record_list *kept = records ? malloc(sizeof *kept) : NULL;
+    if (kept) *kept = (record_list){places - 1, records};
+    if (kept) atomic_store(&record_store, kept);
+    return kept != NULL;
+}
+
+uint64_t mpp_keep_records_at(uintptr_t where, uint64_t places) {
+    return keep_at((mpp_record *)where, places) ? atomic_load(&last_number) + 1 : 0;
+}
+
 void mpp_keep_records(uint64_t count) {
     const record_list *kept = atomic_load(&record_store);
     uint64_t places = 1;
     while (places < 2 * count) places *= 2; /* calls that fail take a number too */
-    if (kept && kept->mask + 1 >= places) return;
-    record_list *longer = calloc(1, sizeof *longer + (size_t)places * sizeof(mpp_record));
-    if (!longer) return;
-    longer->mask = places - 1;
-    atomic_store(&record_store, longer);
+    if (!kept || kept->mask + 1 < places) keep_at(calloc((size_t)places, sizeof(mpp_record)), places);
 }
 
 uint64_t mpp_call_begins(void) {
-    static _Atomic uint64_t last;
     called.begun = now_ns();
-    called.number = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+    called.number = atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1;
     mpp_record *r = record_at(called.number);
-    if (r) *r = (mpp_record){.number = called.number, .begun = called.begun};
+    if (r) *r = (mpp_record){.number = called.number, .begun = called.begun, .last = -1, .peer = -1};
     return called.number;
 }
 
@@ -52,6 +59,19 @@ void mpp_call_returns(int is_complete) {
         r->complete = now_ns(); /* it took no operation */
     called.number = 0;
     called.begun = 0;
+}
+
+void mpp_call_is(int kind, uint64_t sequence, int is_awaited) {
+    mpp_record *r = record_at(called.number);
+    if (!r) return;
+    r->kind = kind;
+    r->sequence = sequence;
+    if (is_awaited) r->asked = r->begun;
+}
+
+void mpp_call_asked_for(uint64_t number) {
+    mpp_record *r = record_at(number);
+    if (r && r->number == number && !r->asked) r->asked = now_ns();
 }
 
 int mpp_record_of(uint64_t number, mpp_record *record) {
@@ -96,6 +116,11 @@ void mpp_note_start(mpp_op *op) {
     mpp_noted.kind = 0;
     if (!call.kind) call = (mpp_note_of_call){MPP_ONE_SIDED, -1, 0};
     op->noted_as = call.kind;
+    mpp_record *r = record_of(op);
+    if (r) {
+        r->bytes += call.bytes;
+        r->peer = call.peer;
+    }
     if (!a) return;
     add(&a->calls[call.kind], 1);
     add(&a->bytes[call.kind], call.bytes);
@@ -121,7 +146,10 @@ static void forget_missing(mpp_activity *a) {
 void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
     mpp_activity *a = op->group->activity;
     mpp_record *r = record_of(op);
-    if (r && came > r->last_came) r->last_came = came;
+    if (r && came > r->last_came) {
+        r->last_came = came;
+        r->last = rank;
+    }
     if (!a || rank == a->rank) return;
     add_waiting(&a->late[rank], op->begun, came);
     add_waiting(&a->waited, op->begun, came);
@@ -134,6 +162,7 @@ void mpp_note_completion(mpp_op *op) {
     if (!op->noted_as || (!a && !r)) return;
     int64_t now = now_ns();
     if (r) r->complete = now;
+    if (r && op->source >= 0) r->peer = op->source;
     if (!a) return;
     int left = atomic_load_explicit(&a->under_way, memory_order_relaxed) - 1;
     put(&a->ended, now);

@@ -2,8 +2,8 @@
  * the engine's lock nor Python's, so it answers while ranks are stuck. For stacks it sends the process the signal for
  * which Python's faulthandler, in a handler written in C, writes them to a file.
  *
- * A request is a line: "status", "stacks", "dump" or "others ...", which Python takes apart. The answer goes until the
- * end of the connection. Only the owner of the process and root get one. */
+ * A request is a line: "status", "stacks", "dump", "timeline" or "others ...", which Python takes apart. The answer
+ * goes until the end of the connection. Only the owner of the process and root get one. */
 #define _GNU_SOURCE
 #include "group/status.h"
 
@@ -191,7 +191,7 @@ static void write_stacks(FILE *out) {
         fwrite(piece, 1, (size_t)got, out);
 }
 
-/* What only Python can do: ask ranks on other nodes through the job's store, and write the flight recorder's trace. */
+/* What only Python can do: ask ranks on other nodes through the job's store, and read the flight recorder. */
 static void write_pythons_answer(FILE *out, const char *request) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -257,7 +257,8 @@ static void answer(int connection) {
     if (!out) return;
     if (!strcmp(request, "status\n")) write_status(out);
     if (!strcmp(request, "stacks\n")) write_stacks(out);
-    if (!strcmp(request, "dump\n") || !strncmp(request, "others ", 7)) write_pythons_answer(out, request);
+    if (!strcmp(request, "dump\n") || !strcmp(request, "timeline\n") || !strncmp(request, "others ", 7))
+        write_pythons_answer(out, request);
     if (!fclose(out)) send_all(connection, text, length);
     free(text);
 }

@@ -59,24 +59,6 @@ static int note_activity(const call *c) {
     return is_noted;
 }
 
-/* Whether code is the user's, by the name of its file; -1: an exception. Others' is the same few functions. */
-static int is_users(PyObject *code) {
-    static PyObject *others[64];
-    PyObject **known = &others[(uintptr_t)code >> 5 & 63];
-    if (*known == code) return 0;
-    PyObject *file = PyObject_GetAttr(code, interned.file);
-    if (!file) return -1;
-    int users = 1;
-    for (Py_ssize_t i = 0; users && i < PyTuple_Size(bridge_state.not_the_users); i++)
-        if (PyUnicode_Tailmatch(file, PyTuple_GetItem(bridge_state.not_the_users, i), 0, PY_SSIZE_T_MAX, -1)) users = 0;
-    Py_DECREF(file);
-    if (users) return 1;
-    PyObject *before = *known;
-    *known = shared(code);
-    Py_XDECREF(before);
-    return 0;
-}
-
 /* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
  * would have to be counted from the function's first. */
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
@@ -85,7 +67,7 @@ PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
     Py_XINCREF(frame);
     while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
-        int users = is_users(code);
+        int users = mpp_is_users(code);
         if (users > 0) at = PyObject_GetAttr(frame, interned.instruction);
         if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
             back = PyObject_GetAttr(frame, interned.back);
@@ -223,6 +205,7 @@ static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
     int is_notified;
     PyObject *work = own(c, op, &is_notified);
     if (!work) return NULL;
+    mpp_note_work(work, entry);
     if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (is_notified) return work;
     PyObject *done = c->sync ? PyObject_CallMethodObjArgs(work, interned.wait, NULL) : watch(work);
@@ -262,6 +245,7 @@ static PyObject *start(call *c) {
     uintptr_t op;
     if (!entry) return mpp_engine->call_returns(0), NULL;
     count(c, entry);
+    mpp_note_site(c, mpp_is_message(c) ? c->group->messages : c->group->sequence);
     int is_started = c->function ? call_function(c, &op) : call_engine(c, &op);
     mpp_engine->call_returns(is_started && !op);
     if (is_started && op) work = incomplete_work(c, entry, op);
@@ -389,6 +373,7 @@ static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is 
 PyObject *mpp_wait_for(PyObject *module, PyObject *work) {
     (void)module;
     PyObject *type = (PyObject *)Py_TYPE(work);
+    if (type == bridge_state.pending) mpp_note_asked_for(work);
     int is_over =
         bridge_state.is_ready &&
         (type == bridge_state.work || (type == bridge_state.pending && bridge_state.is_watched && wait_a_slice(work)));

@@ -203,6 +203,8 @@ static PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, NULL},
     {"disconnect", disconnect, METH_NOARGS, "Let Python see to every call from now on."},
     {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
+    {"set_timeline", mpp_set_timeline, METH_O,
+     "What numbers the calls for a timeline, or None: timeline/recording.py."},
     {"start", mpp_start_operation, METH_VARARGS,
      "Start an operation on operands, and make its Work: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,
@@ -229,7 +231,8 @@ static int intern_names(void) {
                {&interned.error, "_error"},        {&interned.caller, "caller"},
                {&interned.wait, "wait"},           {&interned.lock, "_lock"},
                {&interned.file, "co_filename"},    {&interned.back, "f_back"},
-               {&interned.instruction, "f_lasti"}, {&interned.second_halves, "second_halves"}};
+               {&interned.instruction, "f_lasti"}, {&interned.second_halves, "second_halves"},
+               {&interned.call, "_call"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
     return 1;

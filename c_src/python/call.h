@@ -120,7 +120,7 @@ typedef struct {
     PyObject *calls, *last, *current, *append, *opts_word;
     PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *extension, *started, *tensors, *keep;
     PyObject *finish, *then, *future, *error, *caller, *wait, *lock, *second_halves;
-    PyObject *file, *instruction, *back;
+    PyObject *file, *instruction, *back, *call;
 } mpp_interned;
 extern mpp_interned interned;
 
@@ -138,6 +138,13 @@ enum { NO_OPTIONS = -1 };
  * read: 1; or 0, without an exception, where Python is to see to the call. */
 int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
+
+/* timeline.c: which of the program's calls this is, for the timeline; nothing without one. */
+int mpp_is_users(PyObject *code);
+PyObject *mpp_set_timeline(PyObject *module, PyObject *function);
+void mpp_note_site(const call *c, uint64_t sequence);
+void mpp_note_work(PyObject *work, PyObject *entry);
+void mpp_note_asked_for(PyObject *work);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_start_operation(PyObject *module, PyObject *args);

@@ -44,19 +44,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
-    "status": ("names", "settings", "node", "engine"),
+    "timeline": ("errors", "operations", "settings", "tensors", "mpi", "engine"),
+    "status": ("names", "settings", "node", "engine", "timeline"),
     "diagnosis": (
         *("errors", "names", "operations", "settings", "torch_internals"),
-        *("node", "tensors", "store", "engine", "status"),
+        *("node", "tensors", "store", "engine", "timeline", "status"),
     ),
     "group": (
         *("errors", "names", "operations", "settings", "torch_internals"),
-        *("node", "tensors", "mpi", "store", "communicator", "engine", "diagnosis"),
+        *("node", "tensors", "mpi", "store", "communicator", "engine", "timeline", "diagnosis"),
     ),
     "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "diagnosis", "group"),
     "lifecycle": (
         *(GROUND, "node", "launchers", "tensors", "mpi", "store", "communicator", "engine"),
-        *("status", "diagnosis", "group", "api"),
+        *("timeline", "status", "diagnosis", "group", "api"),
     ),
     "jobs": ("names", "settings", "node", "launchers"),
     "dist": ("errors", "names", "node", "launchers"),
@@ -64,7 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "integrations": ("names", "settings", "launchers"),
     "cli": (
         *("flavours", "names", "operations", "options", "settings"),
-        *("node", "launchers", "mpi", "communicator", "jobs"),
+        *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),
     ),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
 }

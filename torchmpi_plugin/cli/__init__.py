@@ -4,8 +4,9 @@ Subcommands are imported only when they are asked for.
 
 A subcommand is a click command of its own name, and a line in ``SUBCOMMANDS``.
 
-Uses ``jobs``, ``launchers``, ``mpi``, ``node`` and ``communicator``; the command ``status`` is in the layer of its
-name. Start with ``run/command.py``; ``started.py`` is what ``run`` and ``info`` share.
+Uses ``jobs``, ``launchers``, ``mpi``, ``node``, ``timeline`` and ``communicator``; the commands ``status`` and
+``timeline`` are in the layers of their names. Start with ``run/command.py``; ``started.py`` is what ``run`` and
+``info`` share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ SUBCOMMANDS = {
     "info": "torchmpi_plugin.cli.info.command",
     "run": "torchmpi_plugin.cli.run.command",
     "status": "torchmpi_plugin.status.command",
+    "timeline": "torchmpi_plugin.timeline.command",
 }
 
 

@@ -119,6 +119,11 @@ class Communicator:
         finally:
             group.Free()
 
+    @property
+    def clock_tag(self) -> int:
+        """The last of the tags, of which the C group has the others: for messages that compare clocks."""
+        return int(self.tags.first + self.largest_tag + self._lib.MPP_OWN_TAGS)
+
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
         return self._places[rank].node_rank
@@ -148,7 +153,7 @@ class Communicator:
             rank,
             size,
             self.largest_tag + 1,
-            self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS,
+            self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS - 1,
             self._is_crowded(len(cpus_here)),
         )
         self._set_inline_progress(len(cpus_here))

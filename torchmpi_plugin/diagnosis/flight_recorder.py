@@ -111,7 +111,8 @@ class Recorder:
         self._dumping, self._dumped = threading.Lock(), False
         engine.start().lib.mpp_keep_records(entries)
 
-    def _entries(self) -> list[Entry]:
+    def entries(self) -> list[Entry]:
+        """What is kept, the oldest first."""
         # Not the comparing of calls under DETAIL, whose name says more than an operation's.
         return [entry for entry in (Entry(*one) for one in list(self._ring)) if " " not in entry.operation]
 
@@ -125,7 +126,7 @@ class Recorder:
             frames: with the places they were called from.
             only_active: without what is complete.
         """
-        entries = self._entries()
+        entries = self.entries()
         groups = list(dict.fromkeys(entry.subject for entry in entries))
         rows = [
             self._row(number, groups.index(entry.subject), entry, frames)

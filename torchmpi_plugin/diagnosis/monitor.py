@@ -46,6 +46,9 @@ class World(Protocol):
     def rank(self) -> int:
         """This process in it."""
 
+    def size(self) -> int:
+        """How many ranks it has."""
+
 
 #: Of the groups that are open and somebody holds, by their names.
 diagnoses: weakref.WeakValueDictionary[str, Describes] = weakref.WeakValueDictionary()
@@ -97,12 +100,14 @@ class Monitor:
     Args:
         store: the world's.
         connection: to the same store, which nobody else uses for long: a call waits for whatever else waits on it.
-        rank: this process in the world.
+        rank, size, node: this process in the world, and its node there.
         elsewhere: the ranks on other nodes.
         secret: what only the ranks of this world know.
     """
 
-    def __init__(self, store: Store, connection: Store, rank: int, elsewhere: list[int], secret: str) -> None:
+    def __init__(
+        self, store: Store, connection: Store, rank: int, size: int, node: int, elsewhere: list[int], secret: str
+    ) -> None:
         self._store = store
         self._connection = connection
         self._elsewhere = elsewhere
@@ -110,7 +115,7 @@ class Monitor:
         self._stop = threading.Event()
         self._seal = Seal(secret)
         self._inbox = Inbox(connection, self._seal)
-        self._of_node = NodeAnswers(connection, rank)
+        self._of_node = NodeAnswers(connection, rank, size, node)
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
@@ -147,6 +152,8 @@ class Monitor:
         number, request = engine.status_request()
         if request == "dump":
             engine.give_status(number, written_trace())
+        elif request == "timeline":
+            engine.give_status(number, self._of_node.last_operations())
         elif request:
             engine.give_status(number, json.dumps(self._ask_elsewhere(request)))
 
@@ -177,12 +184,15 @@ monitor: Monitor | None = None
 _world: World | None = None
 
 
-def start(world: World, store: Store, connection: Store, elsewhere: list[int], secret: str) -> None:
+def start(world: World, store: Store, connection: Store, node: int, elsewhere: list[int], secret: str) -> None:
     """Answer for this process, until ``world`` ends: see :class:`Monitor`."""
     global monitor, _world
     if _world is not None:
         stop(_world)
-    monitor, _world = Monitor(store, connection, world.rank(), elsewhere, secret), world
+    monitor, _world = (
+        Monitor(store, connection, world.rank(), world.size(), node, elsewhere, secret),
+        world,
+    )
 
 
 def answers_for(group: World) -> bool:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch.distributed import Store
 
 from ..node import node
 from ..status import calls
 from ..status.files import RankSocket, all_sockets
-from . import flight_recorder, questions
+from . import flight_recorder, last_operations, questions
 from .questions import Answers
 
 #: For stacks; faulthandler has them at once, unless a rank is stopped.
@@ -48,20 +48,25 @@ class NodeAnswers:
 
     Args:
         store: a connection that nobody else uses for long.
-        rank: this process in the world.
+        rank, size, node: this process in the world, and its node there.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, node: int) -> None:
         self._store = store
-        self._rank = rank
+        self._rank, self._size, self._node = rank, size, node
 
     def kinds(self) -> dict[str, Answers]:
         """What answers each kind of question."""
         return {
             "status": lambda number, ranks: self._of_node("status", calls.MEMORY_SECONDS, number, ranks),
             "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
-            "dump": self._own_trace,
+            "dump": lambda _, ranks: self._own(written_trace, ranks),
+            "timeline": lambda _, ranks: self._own(self.last_operations, ranks),
         }
+
+    def last_operations(self) -> str:
+        """Those of this rank."""
+        return last_operations.as_text(self._rank, self._size, self._node)
 
     def _of_node(self, request: str, seconds: float, number: int, ranks: Sequence[int]) -> Mapping[int, str]:
         if not questions.is_first(self._store, request, number, node.identity()):
@@ -75,8 +80,6 @@ class NodeAnswers:
             for each in sockets
         }
 
-    def _own_trace(self, _: int, ranks: Sequence[int]) -> Mapping[int, str]:
-        """Its own only: writing takes each rank's Python anyway."""
-        if self._rank not in ranks:
-            return {}
-        return {self._rank: _message(os.getpid(), written_trace())}
+    def _own(self, told: Callable[[], str], ranks: Sequence[int]) -> Mapping[int, str]:
+        """Of this rank only: it takes each rank's Python anyway."""
+        return {self._rank: _message(os.getpid(), told())} if self._rank in ranks else {}

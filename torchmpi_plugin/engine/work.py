@@ -188,6 +188,8 @@ class PendingWork(Work):
     number = 0
     #: Of a message the other rank; -1: any.
     peer: int | None = None
+    #: The call's number, where there is a timeline.
+    _call = 0
     #: When it was called, by time.monotonic.
     started = 0.0
     #: The thread whose call made it and goes on; 0 once the operation is on its own.

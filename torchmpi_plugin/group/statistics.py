@@ -18,6 +18,7 @@ from ..diagnosis import monitor
 from ..engine import activity, engine
 from ..errors import attempt
 from ..mpi import runtime
+from ..timeline import ending
 
 _NS = 1e-9
 #: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.
@@ -113,6 +114,8 @@ def _collect(group: Counted) -> None:
     is_world, wanted = monitor.answers_for(group), settings.SUMMARY.value()  # type: ignore[arg-type]
     for handle in list(_counted) if is_world else [group.communicator.handle]:
         _count_no_more(handle)
+    if is_world:
+        ending.end(group)
     if wanted and is_world:
         _report(group, wanted)
 

@@ -54,7 +54,8 @@ def adopt(group: Group) -> None:
     checkin = group.checkin.connected_anew()
     group.serves_store = group.rank() == 0 and group.size() > 1
     if group.size() > 1:
-        monitor.start(group, group.get_group_store(), checkin.store, _elsewhere(group), group.communicator.secret)
+        node, secret = group.communicator.place.node_rank, group.communicator.secret
+        monitor.start(group, group.get_group_store(), checkin.store, node, _elsewhere(group), secret)
 
 
 def _elsewhere(group: Group) -> list[int]:

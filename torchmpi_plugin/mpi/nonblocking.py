@@ -18,12 +18,12 @@ _kept: list[Any] = []
 Check = Callable[[], None]
 
 
-def wait(request: Any, buffers: tuple[Any, ...], check: Check) -> None:
+def wait(request: Any, buffers: tuple[Any, ...], check: Check, pause: float = _POLL_SECONDS) -> None:
     """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then."""
     try:
         while not _is_complete(request):
             check()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
     except BaseException:
         _kept.append((request, buffers))
         raise

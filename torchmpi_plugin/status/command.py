@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -44,8 +45,21 @@ _ALL, _EVERY = "all", "2"
     help="Print the Python stacks of all ranks, or of these: 0,2.",
 )
 @click.option("--dump", is_flag=True, help="Have each rank write its flight recorder's trace, on its node.")
+@click.option(
+    "--timeline",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the last operations of all ranks there, as mpiplus timeline does.",
+)
 def status(
-    *, job: str | None, watch: str | None, interval: float, as_json: bool, stacks: str | None, dump: bool
+    *,
+    job: str | None,
+    watch: str | None,
+    interval: float,
+    as_json: bool,
+    stacks: str | None,
+    dump: bool,
+    timeline: Path | None,
 ) -> None:
     """Show what the ranks of a running job do: mpiplus status [JOB]
 
@@ -53,15 +67,15 @@ def status(
     what each is doing, for how long, whom it waits for. Ranks that need a look come first. It answers while ranks are
     stuck, and works however the job was started. The exit code is 1 where there is no such job.
     """
-    if watch and (as_json or stacks or dump):
-        raise click.UsageError("--watch goes with none of --json, --stacks and --dump")
+    if watch and (as_json or stacks or dump or timeline):
+        raise click.UsageError("--watch goes with none of --json, --stacks, --dump and --timeline")
     jobs = _jobs()
     if job is None and watch and _named(jobs, watch):
         job, watch = watch, _EVERY
     if job is None and stacks and _named(jobs, stacks):
         job, stacks = stacks, _ALL
     seconds = _seconds(watch)
-    if job is None and len(jobs) > 1 and (watch or stacks or dump):
+    if job is None and len(jobs) > 1 and (watch or stacks or dump or timeline):
         raise click.ClickException(f"there are several jobs: name one of {', '.join(jobs)}")
     if job is None and len(jobs) != 1:
         _list(jobs, as_json)
@@ -73,6 +87,8 @@ def status(
         _show(sockets, "stacks", STACKS_SECONDS, _numbers(stacks))
     elif dump:
         _show(sockets, "dump", PYTHON_SECONDS, None)
+    elif timeline:
+        _draw(sockets, timeline)
     elif as_json:
         ranks = ask_job(sockets)
         about = {"job": sockets[0].job, "attention": attention_of(ranks)}
@@ -81,6 +97,20 @@ def status(
         _watch(job, seconds)
     else:
         click.echo(screen_of(*_twice(sockets, interval)))
+
+
+def _draw(sockets: Sequence[RankSocket], file: Path) -> None:
+    from ..timeline import command, operations, rows
+
+    recorded = []
+    for told in ask_words(sockets, "timeline", PYTHON_SECONDS, None):
+        try:
+            recorded.append(rows.answered(told.text))
+        except (ValueError, KeyError, TypeError):
+            click.echo(f"rank {told.rank}: {told.problem or 'gave an answer that was cut off'}", err=True)
+    if not recorded:
+        raise click.ClickException("no rank has answered")
+    command.write(operations.of(recorded), file)
 
 
 def _jobs() -> dict[str, list[RankSocket]]:

@@ -19,6 +19,7 @@ from ...jobs.writing import say
 from ...launchers.batch import allocated_ranks
 from ...launchers.layout import parse_nodes, read_hostfile
 from ...launchers.variables import Launch
+from ...timeline.command import directory_of, draw, drawable
 from ..started import is_shell_step, speaks, started_by
 from .counts import NODES, PER_NODE, NodeRange
 from .logs import SHOWN_LAYOUT, files_of, parse_ranks
@@ -32,7 +33,17 @@ _POSITIVE = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 _NEED_A_LAUNCHER = (
-    *("stdout", "stderr", "timeout", "hosts", "log_dir", "local_ranks_filter", "max_restarts", "attempt_timeout"),
+    *(
+        "stdout",
+        "stderr",
+        "timeout",
+        "hosts",
+        "log_dir",
+        "local_ranks_filter",
+        "max_restarts",
+        "attempt_timeout",
+        "timeline",
+    ),
 )
 
 
@@ -100,6 +111,13 @@ class Numbers(NamedTuple):
 @click.option("--launcher", metavar="PROGRAM", help="mpirun, mpiexec or srun to use, if not the one that is found.")
 @click.option("--mpi-args", metavar="ARGUMENTS", multiple=True, help='For mpirun, as in --mpi-args "--mca btl tcp".')
 @click.option("--summary", is_flag=True, help="Say at the end of the world who has waited for whom.")
+@click.option(
+    "--timeline",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=drawable,
+    help="Write there who called what when: .json, .json.gz for Perfetto.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
 @click.option("--node-rank", "--node_rank", type=int, hidden=True)
 @click.option("--master-addr", "--master_addr", hidden=True)
@@ -152,6 +170,8 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
         raise click.ClickException(str(error)) from None
     if result.message:
         tell(result.message)
+    if given["timeline"]:
+        draw(given["timeline"])
     sys.exit(result.returncode)
 
 
@@ -165,6 +185,7 @@ def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobS
 
     env = {name.upper(): given[name] for name in ("master_addr", "master_port")}
     env[settings.SUMMARY.name] = "1" if given["summary"] else None
+    env[settings.TIMELINE.name] = str(directory_of(given["timeline"])) if given["timeline"] else None
     same = ("hosts", "hostfile", "map_by", "grace", "launcher", "verbose", "prefix", "max_restarts")
     spec = JobSpec(
         argv,

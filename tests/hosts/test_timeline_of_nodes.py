@@ -1,0 +1,34 @@
+"""A timeline of two nodes that share no files: on one clock, with the calls of both."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mpi_installations import Installation, run_limited
+from network import Hosts, launch
+from patience import patient
+from trace_rules import check
+
+from torchmpi_plugin.timeline import operations, rows, trace
+
+STRAGGLER = Path(__file__).parents[2] / "docs/examples/straggler.py"
+
+
+def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
+    """Pretended nodes have one clock, so what is measured is the error."""
+    command = ["sh", "-c", f'MPIPLUS_TIMELINE={tmp_path}/$(hostname) exec "$@"', "sh", sys.executable, str(STRAGGLER)]
+    words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
+    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, 120)
+    assert code == 0, output
+    job = operations.in_directory(tmp_path / "node1")
+    assert [each["host"] for each in job.ranks] == ["node1", "node1", "node2", "node2"], output
+    clocks = rows.read(next((tmp_path / "node1").glob("*.0.json"))).clocks
+    assert len(clocks) == 2 and all(abs(each["offset"]) <= each["error"] for each in clocks), clocks
+    assert max(abs(each["offset"]) for each in clocks) < patient(50_000), clocks
+    assert job.errors[1] == max(each["error"] for each in clocks) < patient(100_000), clocks
+    trace.write(job, tmp_path / "t.json")
+    events = check(tmp_path / "t.json")
+    waits = [event for event in events if event["name"] == "waits for rank 1"]
+    assert {event["pid"] for event in waits} == {1, 2}
+    assert sum(event["dur"] for event in waits) > 0.9e6 * 3 * 4 * 0.02

@@ -1,0 +1,51 @@
+"""`mpiplus run --timeline` and `mpiplus status --timeline`: what ranks did, also those that were killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import test_status
+from job_runs import SCRIPTS, Job
+from launch_runs import ended, launch, mpiplus
+from trace_rules import Event, check
+
+STRAGGLER = Path(__file__).parents[2] / "docs/examples/straggler.py"
+
+
+def seconds(events: list[Event], name: str) -> float:
+    return 1e-6 * sum(event["dur"] for event in events if event["ph"] == "X" and event["name"] == name)
+
+
+def test_a_straggler(job: Job) -> None:
+    """DDP waits for rank 1, at the line of its backward(); and the ranks' files are gone."""
+    outcome = ended(mpiplus(job, "run", "-n", 3, "--timeline", "t.json", STRAGGLER), 0)
+    assert "of 3 of 3 ranks" in outcome.stderr
+    events = check(job.directory / "t.json")
+    assert seconds(events, "waits for rank 1") > 0.9 * 2 * 4 * 0.02
+    slices = [event for event in events if event["ph"] == "X" and "args" in event]
+    backward = next(n for n, line in enumerate(STRAGGLER.read_text().splitlines(), 1) if "backward()" in line)
+    of_ddp = [e for e in slices if e["args"].get("at") == f"{STRAGGLER}:{backward}" and e["name"] == "all_reduce"]
+    assert len(of_ddp) >= 3 * 12 and of_ddp[-1]["args"]["op"] == "SUM" and of_ddp[-1]["args"]["dtype"] == "float32"
+    assert sum(event["name"] == "message" and event["ph"] == "s" for event in events) == 3 * 12
+    assert any(event["name"] == "complete, not yet asked for" for event in events)
+    assert not (job.directory / "t.json.calls").exists()
+
+
+def test_ranks_that_are_killed(job: Job) -> None:
+    """They leave what they had: the calls before, and one that others wait in."""
+    outcome = launch(job, 3, "recorded_and_killed.py", options=("--timeline", "t.json"))
+    assert outcome.code not in (0, None)
+    events = check(job.directory / "t.json")
+    done = [event for event in events if event["name"] == "all_reduce"]
+    assert [sum(event["tid"] == rank for event in done) for rank in (1, 2, 3)] == [50] * 3
+    assert sum(event["name"] == "barrier (not complete)" for event in events) == 2
+
+
+def test_of_a_running_job(job: Job) -> None:
+    """However it was started."""
+    command = job.installation.command(test_status.RANKS, [str(SCRIPTS / "asked.py"), "sleeps"])
+    with test_status.running(job, command) as environment:
+        done = test_status.asked(environment, "--timeline", job.directory / "t.json")
+        assert done.returncode == 0 and "of 3 of 3 ranks" in done.stderr, done.stderr
+        events = check(job.directory / "t.json")
+        assert any(event["name"].endswith("(not complete)") for event in events), events

@@ -1,0 +1,125 @@
+"""Timelines of jobs that nobody ran: what is drawn of their ranks' files, and how fast."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import made_up_calls
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from made_up_calls import STEP_NS, about, all_reduces, leave
+from patience import patient
+from trace_rules import check
+
+from torchmpi_plugin.cli import main
+from torchmpi_plugin.timeline import operations, rows, trace
+
+ALL_REDUCE = [{"name": "all_reduce", "op": "SUM"}]
+
+
+def test_who_waits_for_whom(tmp_path: Path) -> None:
+    """Names, times, arrows and counters; the ring has dropped nothing."""
+    for rank in range(3):
+        leave(tmp_path, about(rank, 3), all_reduces(rank, 3, 30), ALL_REDUCE)
+    done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
+    assert (done.exit_code, "90 operations of 3 of 3 ranks" in done.output) == (0, True), done.output
+    events = check(tmp_path / "t.json")
+    waits = [event for event in events if event["name"].startswith("waits for")]
+    assert len(waits) == 60
+    assert {event["name"] for event in waits if event["tid"] == 1} == {"waits for rank 1", "waits for rank 2"}
+    assert sum(event["dur"] for event in waits if event["name"] == "waits for rank 1") == pytest.approx(
+        10 * (500 + 499.8)
+    )
+    assert sum(event["name"] == "complete, not yet asked for" for event in events) == 45
+    (first,) = [event for event in events if event["name"] == "all_reduce" and event["tid"] == 1][:1]
+    assert first["args"] == {
+        **{"number": 1, "bytes": 4096, "dtype": "float32", "op": "SUM", "group": "default_pg"},
+        "at": "/train.py:7",
+    }
+    assert sum(event["ph"] == "s" and event["name"] == "last to come" for event in events) == 60
+    moved = [e["args"]["bytes/s"] for e in events if e["ph"] == "C" and e["name"] == "bytes/s of rank 2"]
+    assert sum(moved) * 1e-3 == 30 * 4096
+
+
+def test_overlapping_operations_and_one_that_hangs(tmp_path: Path) -> None:
+    """Two under way at a time need a second track; what is not complete lasts to the end, and says so."""
+    ring = np.zeros(8, rows.ROW)
+    ring["number"] = ring["sequence"] = range(8)
+    ring["begun"], ring["kind"], ring["peer"], ring["last"] = 1000 * ring["number"], ring["number"] > 0, -1, -1
+    ring["complete"] = ring["begun"] + 1500
+    ring["complete"][7], ring["last_came"][6] = 0, 6500
+    ring["last"][6] = 1
+    leave(tmp_path, about(0, 2), ring, [{"name": "broadcast"}])
+    trace.write(operations.in_directory(tmp_path), tmp_path / "t.json")
+    events = check(tmp_path / "t.json")
+    assert [e["ts"] for e in events if e["name"] == "broadcast (not complete)"] == [6.0]
+    assert {e["tid"] for e in events if e["name"].startswith("broadcast")} == {1, 2}
+    assert [(e["ts"], e["dur"]) for e in events if e["name"] == "waits for rank 1"] == [(5.0, 0.5)]
+
+
+def test_messages(tmp_path: Path) -> None:
+    """A receive waits until the message is sent, and an arrow goes from there."""
+    for rank, kind in enumerate(("send", "recv")):
+        ring = np.zeros(4, rows.ROW)
+        ring["number"] = ring["sequence"] = range(4)
+        ring["begun"] = 10_000 * ring["number"] + (4000 if rank == 0 else 0)
+        ring["complete"] = ring["begun"] + (1000 if rank == 0 else 6000)
+        ring["kind"], ring["peer"] = ring["number"] > 0, 1 - rank
+        leave(tmp_path, about(rank, 2), ring, [{"name": kind}])
+    trace.write(operations.in_directory(tmp_path), tmp_path / "t.json")
+    events = check(tmp_path / "t.json")
+    assert [e["dur"] for e in events if e["name"] == "waits for rank 0"] == [4.0] * 3
+    starts = [e["ts"] for e in events if e["ph"] == "s"]
+    assert starts == [e["ts"] for e in events if e["ph"] == "f"] == [4.0, 14.0, 24.0]
+
+
+def test_clocks_of_nodes(tmp_path: Path) -> None:
+    """A node's clock is an hour ahead and gains 1 ms in the 30 ms between the measurements."""
+    ahead = 3600 * 10**9
+    clock = [
+        {"clock": 1, "at": 0, "offset": ahead, "error": 7000},
+        {"clock": 1, "at": 30 * STEP_NS, "offset": ahead + STEP_NS, "error": 9000},
+    ]
+    for rank in range(2):
+        ring = all_reduces(rank, 2, 30)
+        for name in ("begun", "complete", "asked"):
+            ring[name][1:31] += (ahead + ring[name][1:31] // 30) * (rank == 1)
+        leave(tmp_path, about(rank, 2, 1), ring, ALL_REDUCE, *(clock if rank == 0 else []))
+    job = operations.in_directory(tmp_path)
+    assert job.errors == {0: 0, 1: 9000}
+    assert len(job.begun) == 60
+    assert np.abs(job.begun[30:] - job.begun[:30] - np.where(np.arange(1, 31) % 2, 500_000, -499_900)).max() < 1000
+    assert set(job.last.tolist()) == {0, 1}
+
+
+def test_a_ring_that_is_full(tmp_path: Path) -> None:
+    """It has the last calls, and what is not there any more is said."""
+    ring = np.zeros(rows.PLACES, rows.ROW)
+    ring["number"] = np.where(np.arange(rows.PLACES) < 100, rows.PLACES, 0) + np.arange(rows.PLACES)
+    ring["begun"] = ring["sequence"] = ring["number"]
+    ring["complete"], ring["kind"] = ring["begun"] + 1, 1
+    leave(tmp_path, about(0, 1), ring, ALL_REDUCE)
+    done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
+    assert "99 calls before them are not recorded any more" in done.output, done.output
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
+    assert done.exit_code == 1 and "has no calls of ranks" in done.output
+    done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.txt")])
+    assert done.exit_code == 2 and "must end with .json" in done.output
+
+
+@pytest.mark.timeout(patient(200))
+def test_sixty_four_ranks(tmp_path: Path) -> None:
+    """With 10,000 operations each: read, and written, in 20 s of a core."""
+    for rank in range(64):
+        leave(tmp_path, about(rank, 64, 16), all_reduces(rank, 64, 10_000), ALL_REDUCE)
+    begun = time.process_time()
+    job = operations.in_directory(tmp_path)
+    trace.write(job, tmp_path / "t.json")
+    assert time.process_time() - begun < 20
+    assert len(job.begun) == 640_000 and job.errors[3] is None
+    assert made_up_calls.STEP_NS // 2 >= job.waits.max() > 400_000

@@ -1,0 +1,75 @@
+"""``mpiplus timeline``: what the ranks of a job have recorded, as a file to look at."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from .operations import Job
+
+
+def drawable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse, before a job runs, a name that no file can be written for."""
+    if file is None:
+        return None
+    if file.suffix not in (".json", ".gz"):
+        raise click.BadParameter(f"{file} must end with .json or .json.gz", context, parameter)
+    if not file.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no directory {file.absolute().parent}", context, parameter)
+    return file
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), callback=drawable)
+def timeline(*, directory: Path, file: Path) -> None:
+    """Draw what a job's ranks have recorded: mpiplus timeline DIRECTORY FILE
+
+    DIRECTORY is that of MPIPLUS_TIMELINE, whose latest job is taken, however it has ended. FILE gets a trace that
+    ui.perfetto.dev and chrome://tracing open (.json, .json.gz).
+    """
+    from . import operations
+
+    try:
+        write(operations.in_directory(directory), file)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def write(job: Job, file: Path) -> None:
+    """Write the job as the file's name says, and tell what it lacks."""
+    from . import trace
+
+    trace.write(job, file)
+    size = max((each["size"] for each in job.ranks), default=0)
+    lines = [f"{file}: {len(job.begun)} operations of {len(job.ranks)} of {size} ranks"]
+    if job.dropped:
+        lines.append(f"  {sum(job.dropped.values())} calls before them are not recorded any more")
+    errors = {node: error for node, error in job.errors.items() if error != 0}
+    lines += [
+        f"  clock of node {node}: " + ("not compared" if error is None else f"within {error / 1000:.0f} us")
+        for node, error in sorted(errors.items())
+    ]
+    click.echo("\n".join(lines), err=True)
+
+
+def directory_of(file: Path) -> Path:
+    """Where the ranks of ``mpiplus run --timeline FILE`` record, which is beside it."""
+    return file.absolute().with_name(f"{file.name}.calls")
+
+
+def draw(file: Path) -> None:
+    """Write what they have recorded, and remove the directory; say so where that is not possible."""
+    from . import operations
+
+    directory = directory_of(file)
+    try:
+        write(operations.in_directory(directory), file)
+        shutil.rmtree(directory)
+    except (OSError, ValueError) as error:
+        where = f"rank 0's node may have some in {directory}: mpiplus timeline {directory} {file.name}"
+        click.echo(f"mpiplus run: no timeline: {error}; {where}", err=True)

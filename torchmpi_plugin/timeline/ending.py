@@ -1,0 +1,103 @@
+"""The begin and the end of a world's recording: clocks are compared, and the files of other nodes come to rank 0's."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import attempt
+from . import clocks, recording
+from .clocks import key
+from .rows import ROW
+
+log = logging.getLogger("torchmpi_plugin")
+
+#: How long rank 0 waits for the other nodes, to compare clocks and to get their files.
+_CLOCK_SECONDS, _FILE_SECONDS = 5.0, 20.0
+#: A store takes no more than 8 MiB at a time.
+_PIECE = 4 << 20
+
+
+def begin(world: Any) -> None:
+    """A world begins: see :func:`recording.start`."""
+    communicator = world.communicator
+    digest = hashlib.sha256(communicator.secret.encode()).hexdigest()[:8]
+    job = f"{os.environ.get('MASTER_PORT', '0')}-{digest}"
+    recording.start(world.rank(), world.size(), communicator.place.node_rank, job)
+    _compare_clocks(world, "begin")
+
+
+def end(world: Any) -> None:
+    """It ends, and with it the recording; what fails here costs the timeline a part."""
+    recorded = recording.current
+    if recorded is None:
+        return
+    _compare_clocks(world, "end")
+    recorded.close()
+    recording.current = None
+    if world.communicator.node_count > 1:
+        attempt("the timeline lacks other nodes", lambda: _collect(world, recorded.text), None)
+
+
+def _compare_clocks(world: Any, when: str) -> None:
+    recorded, communicator = recording.current, world.communicator
+    if recorded is None or communicator.node_count == 1:
+        return
+    store = world.get_group_store()
+    found: dict[int, clocks.Offset] = {}
+    attempt(
+        "the timeline's clocks were not compared",
+        lambda: found.update(clocks.measure(store, communicator, when, _CLOCK_SECONDS)),
+        None,
+    )
+    for node, offset in found.items():
+        recorded.say({"clock": node, **offset._asdict()})
+
+
+def _collect(world: Any, text: Path) -> None:
+    """Through the store, where rank 0's files are not seen from here; else they are in its directory as it is."""
+    store, communicator = world.get_group_store(), world.communicator
+    away = [r for r in range(world.size()) if communicator.node_of(r) != communicator.node_of(0)]
+    if world.rank() in away:
+        is_shared = text.with_name(f"{text.name.split('.')[0]}.0.json").exists()
+        _send(store, world.rank(), b"" if is_shared else text.read_bytes(), b"" if is_shared else _used(text))
+    if world.rank() != 0:
+        return
+    until = time.monotonic() + _FILE_SECONDS
+    while away and time.monotonic() < until:
+        for rank in [rank for rank in away if store.check([key("files", rank)])]:
+            away.remove(rank)
+            lines, rows = (_receive(store, rank, part) for part in ("text", "rows"))
+            if lines:
+                path = text.with_name(f"{text.name.split('.')[0]}.{rank}.json")
+                path.write_bytes(lines)
+                path.with_suffix(".calls").write_bytes(rows)
+        time.sleep(0.02)
+    if away:
+        log.warning("mpiplus: the timeline lacks the calls of %d rank(s) on other nodes: %s", len(away), away[:16])
+
+
+def _used(text: Path) -> bytes:
+    """The ring, without what was never written to."""
+    ring = text.with_suffix(".calls").read_bytes()
+    return ring.rstrip(b"\0").ljust(-(-len(ring.rstrip(b"\0")) // ROW.itemsize) * ROW.itemsize, b"\0")
+
+
+def _send(store: Any, rank: int, text: bytes, rows: bytes) -> None:
+    for part, given in (("text", text), ("rows", rows)):
+        packed = zlib.compress(given, 1)
+        pieces = [packed[at : at + _PIECE] for at in range(0, len(packed), _PIECE)]
+        for number, piece in enumerate(pieces):
+            store.set(key("files", rank, part, number), piece)
+        store.set(key("files", rank, part), str(len(pieces)))
+    store.set(key("files", rank), "")
+
+
+def _receive(store: Any, rank: int, part: str) -> bytes:
+    pieces = range(int(store.get(key("files", rank, part))))
+    return zlib.decompress(b"".join(store.get(key("files", rank, part, number)) for number in pieces))

@@ -1,0 +1,98 @@
+"""What a rank keeps of its calls: the format of its two files. Imports neither torch nor MPI.
+
+``JOB.RANK.calls`` is a ring of records of fixed length, ``mpp_record`` of c_src/shim.h, which C writes to.
+``JOB.RANK.json`` has a JSON object a line: first of all the rank; then, as they come, groups, kinds of calls, and
+measurements of a node's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: As ``mpp_record`` of c_src/shim.h.
+ROW = np.dtype(
+    [
+        ("number", "u8"),
+        *((name, "i8") for name in ("begun", "last_came", "complete", "asked")),
+        *((name, "u8") for name in ("sequence", "bytes")),
+        *((name, "i4") for name in ("kind", "last", "peer", "unused")),
+    ]
+)
+#: How many calls are kept: a power of two. 4.5 MiB.
+PLACES = 1 << 16
+
+
+@dataclass
+class Recorded:
+    """What one rank has recorded."""
+
+    about: dict[str, Any]  # its rank and process, and the epoch: what to add to its clock for ns since 1970
+    rows: np.ndarray[Any, Any]
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
+    kinds: dict[int, dict[str, Any]] = field(default_factory=dict)
+    clocks: list[dict[str, Any]] = field(default_factory=list)  # node, at, offset and error, in ns of rank 0's clock
+
+    @property
+    def dropped(self) -> int:
+        """How many of its calls are not in the ring any more."""
+        return 0 if not len(self.rows) else int(self.rows["number"][0]) - self.about.get("first", 1)
+
+
+def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
+    """From the text and the ring. A line that was cut off is left out, as is a call that had only begun.
+
+    Raises:
+        ValueError: the text has no line about the rank.
+    """
+    objects: list[dict[str, Any]] = []
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError):
+            objects.append(json.loads(line))
+    if not objects or "rank" not in objects[0]:
+        raise ValueError("these are no calls of a rank")
+    rows = rows[(rows["kind"] > 0) & (rows["number"] >= objects[0].get("first", 1))]
+    found = Recorded(objects[0], rows[np.argsort(rows["number"])])
+    for each in objects[1:]:
+        if "group" in each:
+            found.groups[each["group"]] = each
+        elif "kind" in each:
+            found.kinds[each["kind"]] = each
+        elif "clock" in each:
+            found.clocks.append(each)
+    return found
+
+
+def answered(text: str) -> Recorded:
+    """What a running rank has answered: see ``diagnosis/last_operations.py``.
+
+    Raises:
+        ValueError: it has no rows, or was cut off.
+    """
+    lines, _, last = text.strip().rpartition("\n")
+    return parse(lines, np.array([tuple(row) for row in json.loads(last)["rows"]], ROW))
+
+
+def jobs_in(directory: Path) -> dict[str, list[Path]]:
+    """The text files of the ranks by job, the latest job last."""
+    jobs: dict[str, list[Path]] = {}
+    for path in sorted(directory.glob("*.*.json"), key=lambda path: path.stat().st_mtime):
+        if path.with_suffix(".calls").exists():
+            job = path.name.split(".")[0]
+            jobs[job] = [*jobs.pop(job, []), path]
+    return jobs
+
+
+def read(path: Path) -> Recorded:
+    """The rank whose text file this is.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    ring = path.with_suffix(".calls").read_bytes()
+    return parse(path.read_text(), np.frombuffer(ring[: len(ring) // ROW.itemsize * ROW.itemsize], ROW))
