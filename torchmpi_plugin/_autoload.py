@@ -1,4 +1,4 @@
-"""What runs at ``import torch``: register two names, import nothing, start nothing; frameworks where they are named.
+"""Code of ``import torch``: register two names, import nothing, start nothing; frameworks where they are named.
 
 torch turns an exception in here into a broken ``import torch`` for every program of the environment, so
 whatever goes wrong becomes one warning and an unregistered backend.

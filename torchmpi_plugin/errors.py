@@ -30,7 +30,7 @@ def attempt(what: str, report: Callable[[], T], otherwise: T) -> T:
 
 
 class RankFailedError(DistBackendError):
-    """What a rank did has failed, there and therefore everywhere.
+    """A rank's failure, there and therefore everywhere.
 
     Attributes:
         ranks: the ranks that failed, by their global ranks; none where it is not known which.

@@ -70,7 +70,7 @@ class Library:
 
     @property
     def flavour(self) -> Flavour:
-        """Whose launchers fit."""
+        """The MPI flavour whose launchers fit."""
         return flavour_of(self.vendor)
 
     @property

@@ -1,4 +1,4 @@
-"""How things are called. Imports nothing: ``import torch`` runs through it."""
+"""Names of things. Imports nothing: ``import torch`` runs through it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Operation(NamedTuple):
 
     @property
     def reduces(self) -> bool:
-        """Whether it computes, by an operation that is an argument."""
+        """True if it computes, by an operation that is an argument."""
         return "op" in self.roles.split()
 
 

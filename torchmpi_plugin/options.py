@@ -1,4 +1,4 @@
-"""What a user may say about a group beyond torch's own arguments."""
+"""A user's options for a group beyond torch's own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build of mpiplus takes for granted of the builds on other nodes, as one number.
+"""The properties that a build of mpiplus takes for granted of the builds on other nodes, as one number.
 
 It stands for all that ranks tell each other: over MPI (tags, agreements between nodes, pieces of long operations), in
 shared memory (counters, slots), and over the store. CONTRIBUTING.md says when to raise it.
@@ -18,7 +18,7 @@ UNKNOWN = 0
 
 
 class Build(NamedTuple):
-    """What a rank says of its mpiplus."""
+    """A rank's words about its mpiplus."""
 
     protocol: int
     version: str
@@ -39,7 +39,7 @@ def this(node: str) -> Build:
 
 
 def disagreement(builds: Sequence[Build]) -> str:
-    """What is to be said of ranks with these builds, by rank; nothing if they understand each other."""
+    """Return a warning about ranks with these builds, by rank; nothing if they understand each other."""
     if len({build.protocol for build in builds}) < 2:
         return ""
     kinds: dict[tuple[int, str], list[int]] = {}

@@ -33,7 +33,7 @@ class Setting(Generic[T]):
     meaning: str  # what it does, in Markdown
 
     def value(self, environment: Mapping[str, str] | None = None) -> T:
-        """What it is.
+        """Return its value.
 
         Args:
             environment: where to look; None: this process's.

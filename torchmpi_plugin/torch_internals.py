@@ -1,4 +1,4 @@
-"""What of torch's inside mpiplus uses: names with an underscore, frames walked, functions replaced. All of it.
+"""All that mpiplus uses of torch's inside: names with an underscore, frames walked, functions replaced.
 
 A new torch release is looked at here first: NEEDS says what is used, since which torch, and what for, and
 ``tests/unit/test_torch_internals.py`` names what a release has dropped. Imports nothing when it is imported itself:
@@ -134,7 +134,7 @@ def check() -> None:
 
 
 def misfit() -> str:
-    """What to tell the user of a torch that mpiplus does not fit."""
+    """Return a message to the user of a torch that mpiplus does not fit."""
     from importlib.metadata import version as version_of
 
     return (
@@ -157,13 +157,13 @@ def calling_frame(local: str, function: str = "") -> dict[str, Any] | None:
 
 
 def device_backends() -> dict[str, str]:
-    """Which backend each kind of device gets in the group that torch is making; empty where none is made."""
+    """Return which backend each kind of device gets in the group that torch is making; empty where none is made."""
     found = calling_frame("backend_config")
     return {} if found is None else dict(found["backend_config"].get_device_backend_map())
 
 
 def uses_torchcomms() -> bool:
-    """Whether torchcomms is to make all groups, by a switch of torch 2.13's."""
+    """Return whether torchcomms is to make all groups, by a switch of torch 2.13's."""
     enabled = getattr(import_module("torch.distributed.distributed_c10d"), "_use_torchcomms_enabled", None)
     return enabled is not None and bool(enabled())
 
@@ -180,7 +180,7 @@ def rendezvous_handlers() -> dict[str, Any]:
 
 
 def has_python_backends() -> bool:
-    """Whether c10d's Backend can be subclassed in Python."""
+    """Return whether c10d's Backend can be subclassed in Python."""
     return version() >= BACKENDS_IN_PYTHON
 
 
@@ -215,7 +215,7 @@ def unwrapped(backend: Any) -> Any:
 
 
 def checks_for_nan() -> bool:
-    """Whether torch attaches its check for NaN to new groups."""
+    """Return whether torch attaches its check for NaN to new groups."""
     return os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1"
 
 
@@ -262,7 +262,7 @@ def coalescing_block(gone: Callable[[], None]) -> Any:
 
 
 def is_over(block: Any) -> bool:
-    """Whether a coalescing block has ended, although its generator may still be referred to."""
+    """Return whether a coalescing block has ended, although its generator may still be referred to."""
     if block is None:
         return False
     generator = block()
@@ -286,7 +286,7 @@ def answer_timeouts() -> None:
 
 
 def has_windows() -> bool:
-    """Whether c10d knows of one-sided communication."""
+    """Return whether c10d knows of one-sided communication."""
     return version() >= BACKENDS_IN_PYTHON
 
 
@@ -296,7 +296,7 @@ def window_class() -> Any:
 
 
 def window_attributes(mapped: bool) -> Any:
-    """What c10d says of a rank's memory in a window: whether it can be mapped."""
+    """Return what c10d says of a rank's memory in a window: whether it can be mapped."""
     attributes, kinds = find(f"{_C10D}:WindowAttr")(), find(f"{_C10D}:WindowAccessType")
     attributes.access_type = kinds.UNIFIED if mapped else kinds.SEPARATE
     return attributes
@@ -306,19 +306,19 @@ def window_attributes(mapped: bool) -> Any:
 
 
 def shares_elements(tensor: Any) -> bool:
-    """Whether several elements of a tensor are known to lie at one address."""
+    """Return whether several elements of a tensor are known to lie at one address."""
     import torch
 
     return torch._debug_has_internal_overlap(tensor) == 1
 
 
 def is_zero_tensor(tensor: Any) -> bool:
-    """Whether it is a tensor of zeros that has no memory: forward-mode AD makes them."""
+    """Return whether it is a tensor of zeros that has no memory: forward-mode AD makes them."""
     return bool(tensor._is_zerotensor())
 
 
 def are_fake(types: Iterable[type]) -> bool:
-    """Whether torch's FakeTensor, which has a shape and no elements, is among some types."""
+    """Return whether torch's FakeTensor, which has a shape and no elements, is among some types."""
     module = sys.modules.get("torch._subclasses.fake_tensor")  # torch imports it late
     return module is not None and any(issubclass(each, module.FakeTensor) for each in types)
 
@@ -330,7 +330,7 @@ def _keys_of_wrappers() -> tuple[Any, ...]:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Whether torch's dispatcher has to take the tensor apart before a kernel can use it."""
+    """Return whether torch's dispatcher has to take the tensor apart before a kernel can use it."""
     found = find("torch._C:_dispatch_keys")(tensor)
     return any(found.has(key) for key in _keys_of_wrappers())
 
@@ -366,7 +366,7 @@ def operator_event(name: str, tensors: list[Any], said: dict[str, Any]) -> Any:
 
 
 def ending(event: Any) -> Callable[[], None]:
-    """What ends a profiler's event from any thread, while the profiler is there: torch frees its events as it stops."""
+    """Return what ends a profiler's event from any thread, as long as the profiler is there and has its events."""
     future = find("torch.futures:Future")()
     event._call_end_callbacks_on_future(future)
     return lambda: future.set_result(None)

@@ -15,7 +15,7 @@ C10D = "torch._C._distributed_c10d"
 
 
 def operators_tell_the_reduction() -> bool:
-    """Whether Python can read the ReduceOp that an operator is given. torch 2.8 cannot, which lacks this as well."""
+    """Return whether Python can read an operator's ReduceOp. torch 2.8 cannot, which lacks this as well."""
     import torch
 
     return hasattr(torch.library, "get_kernel")
@@ -72,19 +72,19 @@ def group_of_operator(group: Any) -> Any:
 
 
 def is_group(argument: Any) -> bool:
-    """Whether an operator's argument is a process group."""
+    """Return whether an operator's argument is a process group."""
     import torch
 
     return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
 
 
 def register_work(tensor: Any, work: Any) -> None:
-    """What ``wait_tensor`` of a functional collective's result waits for."""
+    """Return what ``wait_tensor`` of a functional collective's result waits for."""
     find(f"{C10D}:_register_work")(tensor, work)
 
 
 def hides_from_modes() -> bool:
-    """Whether this thread's calls are not to be seen by the TorchDispatchModes that it has entered."""
+    """Return whether this thread's calls are not to be seen by the TorchDispatchModes that it has entered."""
     import torch
 
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)

@@ -111,7 +111,7 @@ _FIELDS = {
 
 
 def _begin(group: ProcessGroupMPI, operator: str, schema: Any, arguments: Sequence[Any]) -> Any:
-    """What an operator's kernel does for a group of ours: the Work."""
+    """Call, as an operator's kernel, a group of ours; return the Work."""
     method = FORMS[OPERATORS[operator]]
     opts = None if method.options is None else method.options()
     operands = []

@@ -114,7 +114,7 @@ def _prefix(
     opts.reduceOp = op
 
     def allreduce(ours: ProcessGroupMPI, tensors: list[torch.Tensor], opts: Any) -> Any:
-        """What torch's dispatcher takes for its own all_reduce, where a tensor has no memory of its own."""
+        """Reduce as torch's dispatcher does by its own all_reduce, where a tensor has no memory of its own."""
         tensor = single(tensors, name)
         how = starting.reduction(ours, tensor.dtype, opts.reduceOp, name)
         buffer, finish = writable(tensor, name, load=True)
@@ -130,7 +130,7 @@ def _prefix(
 
 
 def statistics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What this rank's operations on a group have taken since it was made.
+    """Return what this rank's operations on a group have taken since it was made.
 
     Args:
         group: a group of the mpiplus backend; the world if None.

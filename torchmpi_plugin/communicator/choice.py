@@ -1,4 +1,4 @@
-"""Whose collectives a group has: mpiplus's own, those of the MPI library, or each where it is faster."""
+"""A group's choice of collectives: mpiplus's own, those of the MPI library, or each where it is faster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 
 class Choice(NamedTuple):
-    """What all ranks of a group do."""
+    """A choice that all ranks of a group share."""
 
     own: bool  # collectives of our own, at least for some calls
     only_short: bool = False  # of our own where the data is short enough to be sent with the comparison of the calls
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
                 lib.mpp_group_own_up_to(group, getattr(lib, kind), longest)
 
     def describe(self, nodes: int) -> str:
-        """How the collectives of a group on so many nodes go."""
+        """Describe the collectives of a group on so many nodes."""
         if not self.own:
             return "MPI's collectives"
         own = "shared memory" + (", and messages of our own between nodes" if nodes > 1 else "")

@@ -29,7 +29,7 @@ log = logging.getLogger("torchmpi_plugin")
 
 
 class Member(NamedTuple):
-    """What a rank tells the others of its group."""
+    """A rank's message to the others of its group."""
 
     process: peers.Process  # its process
     cpus: list[int]  # where that may run
@@ -186,7 +186,7 @@ class Communicator:
             )
 
     def _is_crowded(self, cpus: int) -> bool:
-        """Whether the node has fewer cores than ranks: those of the world, of which a group may be a small part."""
+        """Return whether the node has fewer cores than ranks: those of the world, not of the group alone."""
         Communicator._crowded = Communicator._crowded or self.place.local_size > cpus
         return Communicator._crowded
 
@@ -197,7 +197,7 @@ class Communicator:
             self._lib.mpp_set_inline(settings.PROGRESS_OF.index(settings.ASYNC_PROGRESS.value()), Communicator._share)
 
     def _map(self, pid: int, offered: Share | None) -> bool:
-        """Whether this rank can have the file in its memory."""
+        """Return whether this rank can have the file in its memory."""
         assert offered is not None
         try:
             if self._descriptor < 0:
@@ -241,12 +241,12 @@ class Communicator:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the group's collectives go over shared memory, or at least the short ones."""
+        """True if the group's collectives go over shared memory, or at least the short ones."""
         return self._choice.own
 
     @property
     def has_own_collectives(self) -> bool:
-        """Whether none of the group's collectives is MPI's."""
+        """True if none of the group's collectives is MPI's."""
         return self._choice.own_for_all
 
     def describe(self) -> str:

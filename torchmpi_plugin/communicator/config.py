@@ -1,4 +1,4 @@
-"""What a rank was asked for of a group: in its options, and in variables where those say nothing."""
+"""Configuration of a group on one rank: from its options, and from variables where those say nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GroupConfig(NamedTuple):
-    """What the group is to be like; those of its rank 0 count."""
+    """Properties of a group; those that its rank 0 was given count."""
 
     collectives: str  # whose: "own", "mpi" or "auto"
     reproducible: bool  # sums have the same bits wherever the ranks are, which takes collectives of our own
@@ -59,7 +59,7 @@ def group_config(collectives: str | None, reproducible: bool | None, wire_dtype:
 
 
 def disagreement(configs: Sequence[GroupConfig]) -> str:
-    """What to tell of ranks that were asked for different things, by rank; nothing if they agree."""
+    """Return a warning about ranks that were asked for different things, by rank; nothing if they agree."""
     ranks: dict[GroupConfig, list[int]] = {}
     for rank, config in enumerate(configs):
         ranks.setdefault(config, []).append(rank)

@@ -1,4 +1,4 @@
-"""How CUDA tensors travel: staged through host memory, or handed to MPI itself.
+"""The path of CUDA tensors: staged through host memory, or handed to MPI itself.
 
 Which MPI calls an operation makes depends on it, so all ranks must take the same path. They agree once, when the world
 is made; subgroups are parts of it.

@@ -1,4 +1,4 @@
-"""What a group costs in memory: as the C code has taken it, also for a group that is only thought of.
+"""Memory of a group: as the C code has taken it, also for a group that is only thought of.
 
 Imports neither torch nor MPI, so that ``mpiplus info`` is quick.
 """
@@ -64,7 +64,7 @@ def attach(
 
 
 def of_group(lib: Lib, ffi: FFI, group: int, segment: int, choice: Choice = OWN) -> Footprint:
-    """That of a C group with so many bytes of shared memory, for what goes over that."""
+    """Return the bytes of a C group with so many bytes of shared memory, for what goes over that."""
     own, later = ffi.new("size_t *"), ffi.new("size_t *")
     lib.mpp_group_bytes(group, own, later)
     return Footprint(segment if choice.own else 0, own[0], 0 if choice.only_short else later[0])
@@ -73,7 +73,7 @@ def of_group(lib: Lib, ffi: FFI, group: int, segment: int, choice: Choice = OWN)
 def of_layout(
     lib: Lib, ffi: FFI, places: Sequence[Place], reproducible: bool = False, choice: Choice = OWN
 ) -> list[Footprint]:
-    """That of a group with shared memory and ranks in these places, by node: made without its segment, and given back.
+    """Measure a group with shared memory and ranks in these places, by node: made without its segment, and given back.
 
     Raises:
         MemoryError: there is no memory for it.

@@ -1,4 +1,4 @@
-"""Who is in a new group: its members check in over torch's store, and MPI makes their communicator."""
+"""Members of a new group: they check in over torch's store, and MPI makes their communicator."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _members(entries: list[list[str]], doing: str) -> list[int]:
 
 
 def _build(entry: list[str]) -> protocol.Build:
-    """What a member has said of its build, in words that only grow from one to the next."""
+    """Return a member's words about its build, which only grow from one build to the next."""
     if len(entry) < 3:
         return protocol.Build(protocol.UNKNOWN, "of an older version", "a node that does not say its name")
     return protocol.Build(*json.loads(entry[2])[:3])

@@ -22,7 +22,7 @@ SHORT_SLOT = 4 << 10
 
 
 class Word(NamedTuple):
-    """What a rank says of a new group before it is made.
+    """A rank's message about a new group before it is made.
 
     Attributes:
         known: the communicator that it could be on; empty: none.
@@ -47,7 +47,7 @@ class Shared:
 
 
 class Tags(NamedTuple):
-    """Where a group has its messages.
+    """A communicator and the first tag of a group's messages on it.
 
     Attributes:
         comm: the communicator; None: one of its own, which is to be made.
@@ -77,7 +77,7 @@ class Kin:
         self._is_making = False
 
     def word(self, rank: int) -> Word:
-        """What this rank, which will be ``rank``, says; :meth:`made` follows when its part in making it is over."""
+        """Return the words of this rank, which will be ``rank``; :meth:`made` follows once its part is over."""
         # Who has the same communicator under the same rank is in a group with the same ranks: all of them say so.
         shared = self.shared
         known = shared.name if shared is not None and shared.comm.Get_rank() == rank else ""
@@ -97,7 +97,7 @@ class Kin:
         return Word(known, shared.places - 1)
 
     def tags(self, words: Sequence[Word]) -> Tags:
-        """Where the group of these words, by rank, has its messages: the same on all ranks."""
+        """Return the place of a group's messages from these words, by rank: the same on all ranks."""
         first = words[0]
         if first.place and all(word.known == first.known for word in words):
             return Tags(self._all[first.known].comm, first.place * TAGS, True)

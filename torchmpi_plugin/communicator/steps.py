@@ -20,7 +20,7 @@ _LATE_SECONDS = 1.0  # for the other ranks that wait to say so
 
 
 class Steps:
-    """What the ranks do while a group is made.
+    """Steps of the ranks while a group is made.
 
     Args:
         checkin: of these ranks; tells at the deadline who did not come.

@@ -26,7 +26,7 @@ _warned: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a file says."""
+    """The content of a tuning file."""
 
     #: by operation, the bytes of the longest call for which mpiplus's collectives are taken, MPI's for longer ones; 0:
     #: MPI's for all, None: mpiplus's for all, as for an operation that is not named
@@ -47,7 +47,7 @@ class Tuning:
 
 
 def read(path: Path) -> Tuning:
-    """What a file says.
+    """Return the content of a file.
 
     Raises:
         ValueError: it cannot be read, or is not such a file, or one of another version.
@@ -86,7 +86,7 @@ def _wrong(path: Path, what: str) -> ValueError:
 
 
 def own_up_to(path: str, nodes: int, mpi: str) -> dict[str, int] | None:
-    """What the file says of a group on so many nodes under that MPI; None, with a warning, where it says nothing of it.
+    """Return the file's limits for a group on so many nodes under that MPI; None, with a warning, where it has none.
 
     Returns:
         As ``choice.Choice`` has it.

@@ -1,4 +1,4 @@
-"""What is known about this process before ``init_process_group``; looking it up initialises nothing."""
+"""Facts about this process before ``init_process_group``; looking them up initialises nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def running_mpi() -> Any:
 
 
 def by_mpi(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether MPI runs already, or an MPI launcher (rather than torchrun or nobody) started this process."""
+    """Return whether MPI runs already, or an MPI launcher (rather than torchrun or nobody) started this process."""
     return running_mpi() is not None or launchers.started_by_mpi(environment)
 
 

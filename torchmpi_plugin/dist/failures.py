@@ -1,4 +1,4 @@
-"""What came of a piece of work on one rank, in a form that travels: errors go the way of values."""
+"""The outcome of a piece of work on one rank, in a form that travels: errors go the way of values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Attempt(NamedTuple):
 
     @classmethod
     def failed(cls, error: BaseException) -> Attempt:
-        """What becomes of an exception."""
+        """Turn an exception into an outcome."""
         return cls(None, error, Message(False, Failure.of(error).dumps().encode()))
 
     @classmethod

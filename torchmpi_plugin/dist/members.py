@@ -42,7 +42,7 @@ class Members(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where a tensor must be that this group sends."""
+        """The device that a tensor must be on which this group sends."""
         types = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         return torch.device("cpu" if "cpu" in types else types[0])
 
@@ -52,12 +52,12 @@ class Members(NamedTuple):
 
 
 def initialized() -> bool:
-    """Whether there is a default group."""
+    """Return whether there is a default group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def is_outside(group: object) -> bool:
-    """Whether ``group`` is what torch gives to those who are not in a group."""
+    """Return whether ``group`` is what torch gives to those who are not in a group."""
     return group == dist.GroupMember.NON_GROUP_MEMBER
 
 

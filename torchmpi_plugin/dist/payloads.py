@@ -20,7 +20,7 @@ INLINE = HEAD - _LENGTHS.size
 
 
 class Message(NamedTuple):
-    """What one rank sends."""
+    """The message of one rank."""
 
     ok: bool  # whether the payload is a value, and not an error
     payload: bytes  # pickled, or a failure's text

@@ -1,4 +1,4 @@
-"""Who am I, and how many are we: answers without side effects, before and after initialisation."""
+"""Rank and size of a process: answers without side effects, before and after initialisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()
 
 
 def place(group: dist.ProcessGroup | None = None) -> Place:
-    """Where this process is among the nodes of ``group``."""
+    """Return the place of this process among the nodes of ``group``."""
     found = dist.group.WORLD if group is None else group
     assert found is not None
     if members.is_outside(found):
@@ -106,7 +106,7 @@ def get_local_rank(group: dist.ProcessGroup | None = None) -> int:
 
 
 def get_local_world_size(group: dist.ProcessGroup | None = None) -> int:
-    """How many of the group's ranks are on this node; otherwise as :func:`get_local_rank`. From Composer.
+    """Return how many of the group's ranks are on this node; otherwise as :func:`get_local_rank`. From Composer.
 
     Example::
 
@@ -129,7 +129,7 @@ def get_node_rank(group: dist.ProcessGroup | None = None) -> int:
 
 
 def is_available() -> bool:
-    """Whether torch was built with torch.distributed. From Composer.
+    """Return whether torch was built with torch.distributed. From Composer.
 
     Example::
 
@@ -139,7 +139,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the default group exists. From Composer.
+    """Return whether the default group exists. From Composer.
 
     Example::
 
@@ -149,7 +149,7 @@ def is_initialized() -> bool:
 
 
 def is_distributed(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether there is an initialised group of more than one rank.
+    """Return whether there is an initialised group of more than one rank.
 
     From Axolotl, whose own initialises torch.distributed when asked; this one never does.
 
@@ -161,7 +161,7 @@ def is_distributed(group: dist.ProcessGroup | None = None) -> bool:
 
 
 def is_main_process(local: bool = False, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether this is rank 0 of the group, or with ``local`` the first of its ranks on this node.
+    """Return whether this is rank 0 of the group, or with ``local`` the first of its ranks on this node.
 
     From Axolotl; its ``is_local_main_process`` is ``is_main_process(local=True)`` here.
 

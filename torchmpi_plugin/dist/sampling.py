@@ -1,4 +1,4 @@
-"""Which samples this rank takes."""
+"""The samples that this rank takes."""
 
 from __future__ import annotations
 

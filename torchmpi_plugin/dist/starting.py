@@ -20,7 +20,7 @@ _GPU, _CPU = ("gpu", "cuda"), ("cpu",)
 
 
 def _wants_gpu(device: Any) -> tuple[bool, int | None]:
-    """What a name, a torch.device or one of Composer's Device objects says; and the GPU's number, if it has one."""
+    """Return the kind and GPU's number, if any, of a name, a torch.device or one of Composer's Device objects."""
     kind, _, number = str(getattr(device, "name", None) or device).lower().partition(":")
     if kind in _GPU and (number.isdigit() or not number):
         return True, int(number) if number else None

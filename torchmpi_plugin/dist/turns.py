@@ -121,7 +121,7 @@ def run_local_rank_zero_first(group: dist.ProcessGroup | None = None) -> Iterato
 
 
 class zero_only:  # noqa: N801 - a function's name, like the original's
-    """What only the main rank does: ``with zero_only() as main:`` or ``@zero_only()``.
+    """A block that only the main rank executes: ``with zero_only() as main:`` or ``@zero_only()``.
 
     Python cannot skip the body of a with statement, so the block runs everywhere and is told whether this is
     the main rank; Axolotl's ran everywhere without a word. As a decorator the function is called on the main

@@ -1,4 +1,4 @@
-"""What is changed in a framework when it is imported, and only where it is as expected."""
+"""Changes to a framework when it is imported, and only where it is as expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True)
 class Integration:
-    """What is changed in one framework."""
+    """Changes to one framework."""
 
     distribution: str  # the framework, as it is installed
     module: str  # which of its modules is changed

@@ -49,7 +49,7 @@ def replace(names: Collection[str]) -> None:
 
 
 def meant(backend: str | None, names: Collection[str]) -> str | None:
-    """What a name means: ``gloo``, ``cpu:gloo,cuda:nccl``, or None."""
+    """Parse a name: ``gloo``, ``cpu:gloo,cuda:nccl``, or None."""
     if backend is None:
         return BACKEND if "default" in names else None
     parts = [part.rpartition(":") for part in str(backend).split(",")]

@@ -28,7 +28,7 @@ FAST_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 1.0, 60.0
 
 
 class Restarts(NamedTuple):
-    """What the user wants."""
+    """The user's conditions for another attempt."""
 
     most: int = 0  # how often to start again
     on: frozenset[str] = frozenset({_ANY})  # after which ends: of KINDS, or exit codes, or any
@@ -52,7 +52,7 @@ def parse_restart_on(text: str) -> frozenset[str]:
 
 
 def kind_of(result: JobResult) -> str:
-    """How an attempt ended, of KINDS; empty where another one would make no difference."""
+    """Return the kind of an attempt's end, of KINDS; empty where another one would make no difference."""
     ending = result.ending
     if not result.returncode or ending is None or ending.signalled:
         return ""
@@ -69,7 +69,7 @@ def kind_of(result: JobResult) -> str:
 
 
 def is_worth_another(kind: str, code: int, on: frozenset[str]) -> bool:
-    """Whether the user wants another attempt after such an end."""
+    """Return whether the user wants another attempt after such an end."""
     if str(code) in on:
         return bool(kind)
     return kind in on or (_ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))

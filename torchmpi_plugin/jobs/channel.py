@@ -1,4 +1,4 @@
-"""What the launcher and the supervisors say to each other: frames on one TCP connection per rank."""
+"""Messages between the launcher and the supervisors: frames on one TCP connection per rank."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Channel(asyncio.Protocol):
         self.send(MESSAGE, json.dumps(message).encode())
 
     def is_silent(self) -> bool:
-        """Whether the other kernel no longer answers: the node is cut off or dead."""
+        """Return whether the other kernel no longer answers: the node is cut off or dead."""
         connection = self._transport.get_extra_info("socket") if self._transport is not None else None
         return connection is not None and silence.is_silent(connection)
 

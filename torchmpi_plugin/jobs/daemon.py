@@ -22,7 +22,7 @@ class Daemon:
         self._process = _parent_of(guard)
 
     def has_died(self) -> bool:
-        """Whether the guard has lost its parent, though it lives."""
+        """Return whether the guard has lost its parent, though it lives."""
         now = _parent_of(self._guard)
         return bool(self._process and now and now != self._process)
 

@@ -33,7 +33,7 @@ class ErrorFile:
         return {VARIABLE: str(self._path)}
 
     def message(self) -> str:
-        """What the program has written, as one line or few; empty: nothing, or nothing that is understood."""
+        """Return what the program has written, as one line or few; empty: nothing, or nothing that is understood."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             with self._path.open("rb") as file:
                 written = json.loads(file.read(_LARGEST))

@@ -1,4 +1,4 @@
-"""How a job ended: which rank failed first, and the words for it."""
+"""The end of a job: which rank failed first, and the words for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_ending(record: RankRecord) -> str:
-    """How a rank ended, in words."""
+    """Describe the end of a rank."""
     if record.signal:
         hint = " (by somebody, or the kernel where memory ran out)" if record.signal == signal.SIGKILL else ""
         return f"killed by {signal_name(record.signal)}{hint}"
@@ -54,7 +54,7 @@ def find_first(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ra
 
 
 def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
-    """What is told about the rank that failed first."""
+    """Describe the rank that failed first."""
     code = record.left_with or record.code or 1
     if record.ended_by_mpi and launcher_code and not record.left_with:
         code = launcher_code
@@ -101,7 +101,7 @@ def result_of(ending: Ending, launcher: str, verbose: bool = False) -> JobResult
 
 
 def _left_behind(ending: Ending) -> Iterator[str]:
-    """What the job has left: ranks that may still run, output that nobody has read."""
+    """Describe what the job has left: ranks that may still run, output that nobody has read."""
     by_node: dict[tuple[str, bool], list[int]] = {}
     for record in ending.records:
         if record.silent:
@@ -146,7 +146,7 @@ def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
 
 
 def _result_of_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
-    """Where no rank is known to have failed."""
+    """Describe an end where no rank is known to have failed."""
     code = ending.launcher_code or 0
     left = _left_early(ending)
     if left:

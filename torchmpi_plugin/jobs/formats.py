@@ -9,7 +9,7 @@ FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size", "
 
 
 def torch_variables(fields: Mapping[str, int], nodes: int) -> dict[str, str]:
-    """What torchrun too would set for a rank with these fields, a job on so many nodes being one group."""
+    """Return torchrun's variables of a rank with these fields, a job on so many nodes being one group."""
     values = {name: fields[name] for name in FIELDS if name != "attempt"}
     values |= {"group_rank": fields["node_rank"], "group_world_size": nodes}
     values |= {"role_rank": fields["rank"], "role_world_size": fields["world_size"]}

@@ -1,4 +1,4 @@
-"""What mpirun starts for each rank: a guard, and a supervisor that runs the user's program.
+"""The program that mpirun starts for each rank: a guard, and a supervisor that runs the user's program.
 
 The guard is the process that mpirun knows. It does nothing but wait and pass signals on. The supervisor has left
 mpirun's process group, so it outlives the SIGKILL with which mpirun ends a job, and can still read and send what
@@ -23,7 +23,7 @@ VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it list
 
 
 def attachment() -> bytes:
-    """What :func:`.job.run_job` was given for rank 0, of which this is the program. It can be read once."""
+    """Return what :func:`.job.run_job` was given for rank 0, of which this is the program. It can be read once."""
     with open(int(os.environ.pop(settings.ATTACHMENT)), "rb") as file:
         return file.read()
 

@@ -1,4 +1,4 @@
-"""What a rank writes to stderr once Ctrl-C has come, without the traceback of the KeyboardInterrupt."""
+"""A rank's stderr once Ctrl-C has come, without the traceback of the KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interrupted:
         self._is_traceback = False
 
     def without_traceback(self, data: bytes) -> bytes:
-        """What of the data, and of what was kept, is to be shown now."""
+        """Return what is to be shown now of the data, and of what was kept."""
         return b"".join(self._next(line) for line in data.splitlines(keepends=True))
 
     def _next(self, line: bytes) -> bytes:
@@ -36,6 +36,6 @@ class Interrupted:
         return b"" if line.startswith(_KIND) else shown
 
     def rest(self) -> bytes:
-        """What is left at the end: a traceback that was cut off."""
+        """Return what is left at the end: a traceback that was cut off."""
         shown, self._held = self._held, b""
         return shown

@@ -59,7 +59,7 @@ class Member:
             self.channel.say(dismissed=True)
 
     def kill(self, secret: str) -> None:
-        """What is left of a silent one, if it is on this node: a supervisor that was stopped, and its program."""
+        """Describe what is left of a silent one on this node: a supervisor that was stopped, and its program."""
         if self.identity != node.identity():
             return
         import psutil

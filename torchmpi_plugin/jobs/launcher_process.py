@@ -69,7 +69,7 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         self._changed()
 
     def end_in(self, seconds: float) -> None:
-        """When to tell it to end, unless that was to come earlier; it is killed some seconds later."""
+        """Set the time to tell it to end, unless that was to come earlier; it is killed some seconds later."""
         self._terminate.set(seconds)
 
     def _end(self) -> None:

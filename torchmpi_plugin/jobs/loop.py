@@ -1,4 +1,4 @@
-"""What the launcher and the supervisors need of asyncio and it does not have."""
+"""Additions to asyncio for the launcher and the supervisors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _outside() -> Iterator[None]:
 
 
 def raise_into(over: asyncio.Future[Any]) -> None:
-    """What one of the loop's calls raises is raised where ``over`` is awaited; asyncio alone would log it."""
+    """Raise what one of the loop's calls raises where ``over`` is awaited; asyncio alone would log it."""
 
     def failed(_: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         if not over.done():

@@ -1,4 +1,4 @@
-"""What is known of a job that has ended, and what run_job returns."""
+"""The result of a job that has ended, as run_job returns it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankFailure:
 
 @dataclass
 class RankRecord:
-    """What the launcher knows about one rank."""
+    """The launcher's knowledge of one rank."""
 
     rank: int
     node: str = ""
@@ -66,7 +66,7 @@ def _is_complaint(line: str) -> bool:
 
 @dataclass
 class Ending:
-    """What the launcher knows when everything has ended."""
+    """The launcher's knowledge when everything has ended."""
 
     records: list[RankRecord]  # of all ranks
     #: the ranks whose programs have ended, or have said that they are about to, the first first
@@ -83,7 +83,7 @@ class Ending:
 
 
 class JobResult(NamedTuple):
-    """How a job ended, for users."""
+    """The end of a job, for users."""
 
     #: 0; the code of the rank that failed first; 124 past the time limit; 70 where a rank left with 0 and mpirun ended
     #: the others for it; mpirun's own.

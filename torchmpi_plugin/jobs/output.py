@@ -34,7 +34,7 @@ class LineBuffer:
         return data[:end]
 
     def flush(self) -> bytes:
-        """What is not a line, or not yet: a prompt, say."""
+        """Return what is not a line, or not yet: a prompt, say."""
         data, self._pending = self._pending, b""
         return data
 
@@ -43,7 +43,7 @@ class LineBuffer:
 
 
 class Terminal:
-    """Where the output of all ranks comes together.
+    """The place where the output of all ranks comes together.
 
     Attributes:
         hidden: ranks of which nothing is shown.

@@ -1,4 +1,4 @@
-"""Which signals are passed on, and how a loop gets them for a while."""
+"""Signals that are passed on, and how a loop gets them for a while."""
 
 from __future__ import annotations
 

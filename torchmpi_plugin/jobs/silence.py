@@ -1,4 +1,4 @@
-"""Whether the other end of a connection has fallen silent, where the kernel would wait for a quarter of an hour.
+"""A test for a connection whose other end has fallen silent, where the kernel would wait for a quarter of an hour.
 
 Keepalive does not run while data is under way that nobody has acknowledged, and TCP_USER_TIMEOUT would also end the
 connection to a launcher that was stopped (Ctrl-Z), whose kernel answers, but takes nothing.
@@ -17,7 +17,7 @@ _FIELDS = struct.Struct("=2xBB52xI")
 
 
 def is_silent(connection: socket.socket) -> bool:
-    """Whether the other kernel has not answered for long, though it was asked."""
+    """Return whether the other kernel has not answered for long, though it was asked."""
     with contextlib.suppress(OSError, AttributeError, struct.error):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FIELDS.size)
         repeated, asked, last_answer = _FIELDS.unpack(info)

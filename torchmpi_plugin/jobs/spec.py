@@ -1,4 +1,4 @@
-"""What a user wants run: the description of a job, made once and read by all that start and watch it."""
+"""The description of a job as a user wants it, made once and read by all that start and watch it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JobSpec:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How many ranks go where.
+        """The number of ranks on each node.
 
         Raises:
             ValueError: the numbers do not go together, or several ranks would write to one file.
@@ -66,7 +66,7 @@ class JobSpec:
         return {**os.environ, **self.env}
 
     def for_supervisors(self) -> dict[str, Any]:
-        """What the supervisors of all ranks are told."""
+        """Return the settings that the supervisors of all ranks get."""
         names = ("stdout", "stderr", "grace", "attempt", "error_file")
         told = {name: getattr(self, name) for name in names}
         others = {} if self.layout.here else inherited(self.environment())

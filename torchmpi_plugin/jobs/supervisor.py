@@ -61,7 +61,7 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
 
 
 def _master(contact: Mapping[str, Any]) -> dict[str, str]:
-    """Where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now."""
+    """Return where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now."""
     here = contact["addresses"] == [node.LOOPBACK]
     return {"MASTER_ADDR": node.own_addresses(here)[0], "MASTER_PORT": str(node.free_port())}
 

@@ -36,7 +36,7 @@ class Tracebacks:
         self._others: dict[int, list[int]] = {}  # by the first: who is yet to be named
 
     def without_the_known(self, rank: int, data: bytes) -> bytes:
-        """What of the data, and of what was held, is to be shown now."""
+        """Return what is to be shown now of the data, and of what was held."""
         return b"".join(self._next(rank, self._ranks[rank], line) for line in data.splitlines(keepends=True))
 
     def _next(self, rank: int, of: _Rank, line: bytes) -> bytes:
@@ -58,7 +58,7 @@ class Tracebacks:
 
     @staticmethod
     def _end(of: _Rank, line: bytes = b"") -> bytes:
-        """What was held, with the line after it: no traceback goes on here."""
+        """Return what was held, with the line after it: no traceback goes on here."""
         shown, of.held, of.before = of.held + line, b"", b""
         of.is_inside = of.is_left_out = False
         return shown
@@ -75,7 +75,7 @@ class Tracebacks:
         return b"" if of.is_left_out else shown
 
     def others(self) -> str:
-        """Who has written what a rank wrote before, since the last time; a line for each, or nothing."""
+        """Return who has written what a rank wrote before, since the last time; a line for each, or nothing."""
         others, self._others = self._others, {}
         return "".join(
             f"mpiplus run: {describe_ranks(sorted({*ranks}))}: the same error as rank {first}'s above\n"
@@ -83,7 +83,7 @@ class Tracebacks:
         )
 
     def released(self, at_once: bool) -> dict[int, bytes]:
-        """What was held already when this was called before, or all, to be shown now, by the rank."""
+        """Return what was held already when this was called before, or all, to be shown now, by the rank."""
         old = {rank: self._end(of) for rank, of in self._ranks.items() if of.held and (of.is_old or at_once)}
         for of in self._ranks.values():
             of.is_old = True
@@ -91,5 +91,5 @@ class Tracebacks:
 
     @property
     def holding(self) -> bool:
-        """Whether anything is held."""
+        """True if anything is held."""
         return any(of.held for of in self._ranks.values())

@@ -54,7 +54,7 @@ class Writer:
             self._thread.start()
 
     def is_full(self, was_full: bool) -> bool:
-        """Whether the ranks should wait, as they did, or did not, until now."""
+        """Return whether the ranks should wait, as they did, or did not, until now."""
         return self.waiting > (_LOW_BYTES if was_full else _FULL_BYTES)
 
     def check(self) -> None:

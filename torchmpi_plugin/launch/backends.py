@@ -1,4 +1,4 @@
-"""Which backend is meant where nobody names one."""
+"""The backend that is meant where nobody names one."""
 
 from __future__ import annotations
 

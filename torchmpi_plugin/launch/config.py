@@ -1,4 +1,4 @@
-"""What a distributed function is started with."""
+"""Settings that a distributed function is started with."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MISSING = (None, "", "???")  # omegaconf's MISSING is the last
 
 
 def missing(value: Any) -> bool:
-    """Whether the user has left a field open."""
+    """Return whether the user has left a field open."""
     return value in _MISSING
 
 
 def job_size() -> int | None:
-    """How many ranks the job has that this process is part of; None where nobody has launched it."""
+    """Return how many ranks the job has that this process is part of; None where nobody has launched it."""
     if initialized() and dist.get_world_size() > 1:
         return dist.get_world_size()
     here = before_init.find()

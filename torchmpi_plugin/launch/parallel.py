@@ -133,7 +133,7 @@ def parallel_group_info() -> ParallelGroups:
 
 
 def parallelism_is_initialized() -> bool:
-    """Whether the groups exist.
+    """Return whether the groups exist.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What travels to the ranks: a function of the caller's, and what it is called with."""
+"""The payload for the ranks: a function of the caller's, and its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank runs that ``launch_subprocesses`` has started."""
+"""The program of a rank that ``launch_subprocesses`` has started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _was_told(error: BaseException) -> bool:
-    """Whether another rank has failed, and not this one."""
+    """Return whether another rank has failed, and not this one."""
     if not isinstance(error, RankFailedError) or not error.ranks:
         return False
     return runtime.mpi().COMM_WORLD.Get_rank() not in error.ranks

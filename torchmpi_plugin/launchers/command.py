@@ -27,7 +27,7 @@ _TORCH = {*OF_SCRIPTS[1:5], *OF_SCRIPTS.node_rank}
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ranks on other nodes take over from the launcher's environment."""
+    """Return the variables that ranks on other nodes take over from the launcher's environment."""
     return {
         name: value
         for name, value in environment.items()
@@ -57,12 +57,12 @@ def most_on_a_node(layout: Layout) -> int:
 
 
 def tells_of_deaths(mpi_args: Sequence[str]) -> bool:
-    """Whether MPI tells the other ranks of the end of a process, as with Open MPI's ULFM, and not MPICH's launcher."""
+    """Return whether MPI tells ranks of the end of another: Open MPI's ULFM does, MPICH's launcher does not."""
     return "-with-ft ulfm" in " ".join(mpi_args).replace("=", " ")
 
 
 def asks_for_recovery(mpi_args: Sequence[str]) -> bool:
-    """Whether the user has MPI let the others go on after the death of a rank (ULFM), and wants no end of the job."""
+    """Return whether the user wants the others to go on after the death of a rank (ULFM), and no end of the job."""
     text = " ".join(mpi_args).replace("=", " ")
     return any(option in text for option in ("-with-ft ulfm", "-enable-recovery", "-disable-auto-cleanup"))
 

@@ -1,4 +1,4 @@
-"""Whether the launcher that started this process belongs to the MPI library.
+"""A test whether the launcher that started this process belongs to the MPI library.
 
 One that does not gives N jobs of one rank each instead of one job of N, silently, or ends them in MPI_Init.
 """
@@ -49,7 +49,7 @@ def check(library: Library) -> None:
 
 
 def explain(launch: Launch, library: Library) -> str:
-    """What to do where a launcher's ranks are each alone to MPI, or would be."""
+    """Return an advice where a launcher's ranks are each alone to MPI, or would be."""
     ranks = "1 rank" if launch.size == 1 else f"{launch.size} ranks"
     started = f"{launch.launcher} started {ranks} ({launch.variable}={launch.size})"
     loaded = f"mpi4py has loaded {library.name} ({library.path})"

@@ -1,4 +1,4 @@
-"""Which nodes a job runs on, and how many ranks each gets."""
+"""The nodes that a job runs on, and the number of ranks on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Node(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How many ranks, and where."""
+    """Numbers of ranks by node."""
 
     ranks: int  # all of them
     per_node: int | None  # how many on each node, if the user wants a certain number

@@ -69,7 +69,7 @@ def probe_library(environment: Mapping[str, str] | None = None) -> Library:
 
 
 def identify(text: str) -> tuple[str, str] | None:
-    """Whose launcher says this of itself on ``--version``, and in which line."""
+    """Return whose launcher says this of itself on ``--version``, and in which line."""
     marks = [(mark, flavour.name) for flavour in FLAVOURS for mark in flavour.marks]
     for mark, family in (*marks, ("slurm", SLURM)):
         for line in text.splitlines():
@@ -91,7 +91,7 @@ def _ask(program: str) -> tuple[str, str] | None:
 
 
 def _misfit(found: tuple[str, str] | None, library: Library) -> str:
-    """Why a launcher does not fit the library; empty if it does."""
+    """Return why a launcher does not fit the library; empty if it does."""
     if found is None:
         return "does not say whose it is"
     family, line = found

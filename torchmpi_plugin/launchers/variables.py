@@ -1,4 +1,4 @@
-"""Which launcher started this process, as which rank, as its environment variables tell."""
+"""The launcher that started this process, and the rank it gave, as environment variables tell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .table import LAUNCHERS, OF_MPI, OF_SCRIPTS, PREFIXES, SCRIPT, SLURM, Kind
 
 
 class Launch(NamedTuple):
-    """What a launcher tells of the job that this process is part of."""
+    """A launcher's words about the job that this process is part of."""
 
     launcher: str
     size: int
@@ -26,7 +26,7 @@ def number(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 def spawned(environment: Mapping[str, str]) -> bool:
-    """Whether multiprocessing started this process (``mp.spawn``), and not in a rank: to be one of its own ranks."""
+    """Return whether multiprocessing (``mp.spawn``) started this process, outside of a rank, to be a rank itself."""
     return multiprocessing.parent_process() is not None and settings.RANK_PROCESS not in environment
 
 
@@ -51,7 +51,7 @@ def variables_of(launch: Launch) -> Kind:
 
 
 def started_by_mpi(environment: Mapping[str, str] | None = None, size: int | None = None) -> bool:
-    """Whether a launcher that MPI knows (or should know) started this process.
+    """Return whether a launcher that MPI knows (or should know) started this process.
 
     Args:
         environment: with the launcher's variables; this process's if None.
@@ -84,7 +84,7 @@ def who_am_i(environment: Mapping[str, str]) -> Identity | None:
 
 
 def slurms_word(rank: int) -> str:
-    """Why several processes may have this rank: a batch script's own variables of Slurm's; empty if that is not why."""
+    """Return why several processes may have this rank (a batch script's variables of Slurm's); empty if not so."""
     launch, me = detect(), who_am_i(os.environ)
     if launch is None or me is None or os.environ.get(SLURM.rank) != str(rank):
         return ""

@@ -35,7 +35,7 @@ _DOING = "init_process_group: making an MPI world of processes that MPI did not 
 
 
 def needed(size: int) -> bool:
-    """Whether these processes are several, and no launcher has told MPI so."""
+    """Return whether these processes are several, and no launcher has told MPI so."""
     return size > 1 and not launchers.started_by_mpi(size=size) and not runtime.initialized()
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger("torchmpi_plugin")
 
 
 def _is_shared() -> bool:
-    """Whether the group that torch is making has other backends too."""
+    """Return whether the group that torch is making has other backends too."""
     backends = torch_internals.device_backends()
     rendezvous.refuse_shared(backends)
     return len(set(backends.values())) > 1
@@ -126,7 +126,7 @@ def _begin(group: ProcessGroupMPI) -> None:
 
 
 def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
-    """What the ranks of a world agree on, once."""
+    """Agree with all ranks of a world, once, on what is the same for them."""
     try:
         cuda_path.choose(steps, cuda, comm.place.local_rank)
         rendezvous.export_environment(comm, steps)
@@ -137,7 +137,7 @@ def _agree(comm: Communicator, steps: Steps, cuda: str | None) -> None:
 
 
 def _in_api_mode(group: ProcessGroupMPI, shared: bool, options: Options | None) -> Any:
-    """What torch gets: see docs/api-modes.md."""
+    """Return what torch gets: see docs/api-modes.md."""
     if not torch_internals.has_python_backends():
         dispatcher.attach(group)
         return group

@@ -1,4 +1,4 @@
-"""How ranks find each other: ``mpi://``, and ``env://`` where mpirun has set none of torch's variables."""
+"""The rendezvous of ranks: ``mpi://``, and ``env://`` where mpirun has set none of torch's variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Rendezvous = Iterator[tuple[Store, int, int]]
 
 
 class Request(NamedTuple):
-    """What the running ``init_process_group`` was asked for."""
+    """Arguments of the running ``init_process_group``."""
 
     backend: str
     options: Any
@@ -78,7 +78,7 @@ def _request() -> Request:
 
 
 class Given(NamedTuple):
-    """What the user says, in arguments of ``init_process_group`` or else in variables; None where nothing."""
+    """The user's words, in arguments of ``init_process_group`` or else in variables; None where there are none."""
 
     rank: int | None
     size: int | None
@@ -122,7 +122,7 @@ def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Give
 
 
 def check_arguments(doing: str, timeout: timedelta) -> None:
-    """What is wrong on this rank is an error here, before anybody waits for it.
+    """Raise what is wrong on this rank here, before anybody waits for it.
 
     Raises:
         ValueError: a variable of ours or of the flight recorder, or a timeout that cannot be.
@@ -178,7 +178,7 @@ def _others(handler: Rendezvous) -> Rendezvous:
 
 
 def _check_ranks(given: Given, options: Any, timeout: timedelta) -> None:
-    """What torch would wait for in vain: all that it needs is there, but it cannot be."""
+    """Refuse what torch would wait for in vain: all that it needs is there, but it cannot be."""
     rank, size = given.rank, given.size
     if rank is None or size is None:
         return
@@ -300,7 +300,7 @@ _exported: dict[str, str] = {
 
 
 def _exported_by_us() -> bool:
-    """Whether torch's variables are what an earlier init of ours left there."""
+    """Return whether torch's variables are what an earlier init of ours left there."""
     return bool(_exported) and all(os.environ.get(name) == _exported.get(name) for name in _VARIABLES)
 
 

@@ -113,7 +113,7 @@ def _watch_for_sys_exit() -> None:
 
 
 class _Exit(SystemExit):
-    """What sys.exit raises: a SystemExit that notes when the interpreter ends with it.
+    """The exception that sys.exit raises: a SystemExit that notes when the interpreter ends with it.
 
     Only then is its code asked for with no call of Python's under way. One that is caught, or that ends a thread, says
     nothing of how the program will end. (C sees the real exit code, but only after mpi4py has finalised MPI, if that is
@@ -122,7 +122,7 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:
-        """What was given to sys.exit."""
+        """The argument of sys.exit."""
         given = vars(self)["given"] if "given" in vars(self) else (self.args[0] if self.args else None)
         try:
             sys._getframe(1)
@@ -141,7 +141,7 @@ _Exit.__module__ = "builtins"
 
 
 def _others_go_on() -> bool:
-    """Whether ranks are left that a failure of this one would hang, or hang it in MPI_Finalize."""
+    """Return whether ranks are left that a failure of this one would hang, or hang it in MPI_Finalize."""
     left = world.checkin
     if left is None or left.size == 1 or not _aborts():
         return left is None and runtime.doubt != "" and _aborts()
@@ -232,7 +232,7 @@ def at_exit() -> None:
 
 
 def _outlive_python(kept: Any) -> None:
-    """What is used while this process waits in MPI_Finalize, after Python's end: rank 0's store, by the others."""
+    """Keep beyond Python's end what the wait in MPI_Finalize needs: rank 0's store, for the others."""
     if kept is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 

@@ -1,4 +1,4 @@
-"""Whether the MPI library takes addresses in a CUDA device's memory, by its own word. Needs no torch.
+"""A test whether the MPI library takes addresses in a CUDA device's memory, by its own word. Needs no torch.
 
 A wrong yes ends in a crash of the job, so whoever acts on one tries it first (see :mod:`cuda_path`); a wrong no costs
 speed only.
@@ -30,7 +30,7 @@ class Support(NamedTuple):
 
 
 def support_of(module: Any, environment: Mapping[str, str]) -> Support:
-    """Whether the library behind an initialised ``mpi4py.MPI`` takes them: see :func:`detect`."""
+    """Return whether the library behind an initialised ``mpi4py.MPI`` takes them: see :func:`detect`."""
     support = detect(ctypes.CDLL(module.__file__), str(module.Get_library_version()), environment)
     return unless_ucx_lacks_cuda(support, Path("/proc/self/maps").read_text()) if support.aware else support
 
@@ -89,7 +89,7 @@ def _ask_as_mpich(library: ctypes.CDLL) -> Support | None:
 
 
 def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
-    """What the user wants of :data:`settings.CUDA_PATHS`, and where that was said.
+    """Return the user's choice of :data:`settings.CUDA_PATHS`, and where that was made.
 
     Raises:
         ValueError: something else.
@@ -104,7 +104,7 @@ def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, 
 
 
 def path(support: Support, wanted: str, place: str) -> tuple[bool, str]:
-    """Whether MPI is to be handed CUDA tensors, and why; still to be tried if so."""
+    """Return whether MPI is to be handed CUDA tensors, and why; still to be tried if so."""
     if wanted != "auto":
         return wanted == "direct", f"{place} says {wanted}"
     if support.aware is None:

@@ -1,4 +1,4 @@
-"""Which ranks MPI knows to be dead, and what ULFM (User Level Failure Mitigation) does with what is left of them."""
+"""Ranks that MPI knows to be dead, and what ULFM (User Level Failure Mitigation) does with what is left of them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def failed_ranks(comm: Any, listen: bool = False) -> list[int]:
 
 
 def is_process_failure(code: int) -> bool:
-    """Whether an MPI error means that a process has died, or that another rank has seen one die."""
+    """Return whether an MPI error means that a process has died, or that another rank has seen one die."""
     mpi = runtime.mpi()
     return mpi.Get_error_class(code) in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
 
 
 def supported(comm: Any) -> bool:
-    """Whether this MPI can tell who has died, and go on without them."""
+    """Return whether this MPI can tell who has died, and go on without them."""
     try:
         comm.Get_failed().Free()
     except (NotImplementedError, runtime.mpi().Exception):

@@ -57,7 +57,7 @@ def load() -> Any:
 
 
 def _under_mpichs_name() -> bool:
-    """Whether there is an MPICH under another name, as Debian's, and mpi4py's wheel will now find it."""
+    """Return whether there is an MPICH under another name, as Debian's, and mpi4py's wheel will now find it."""
     if os.environ.get("MPI4PY_MPIABI", "mpich") not in ("mpich", "impi"):
         return False
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What MPICH and its process manager say to each other, where MPI_Init or MPI_Finalize cannot do it alone."""
+"""Messages between MPICH and its process manager, where MPI_Init or MPI_Finalize cannot do it alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ connection = -1
 
 
 def by_slurm(environment: Mapping[str, str]) -> bool:
-    """Whether ``srun --mpi=pmi2`` started this process."""
+    """Return whether ``srun --mpi=pmi2`` started this process."""
     return "PMI_FD" in environment and "SLURM_PROCID" in environment
 
 
@@ -37,7 +37,7 @@ def memory_of_zeros() -> Iterator[None]:
 
 
 def finalize(environment: Mapping[str, str]) -> bool:
-    """What MPI_Finalize says to the process manager, where it cannot be called itself; waits for all ranks' ends.
+    """Say to the process manager what MPI_Finalize says, where it cannot be called itself; wait for all ranks' ends.
 
     Returns:
         False: this process manager speaks another language than PMI-1, or has gone.

@@ -84,7 +84,7 @@ def library() -> Any:
 
 
 def initialized() -> bool:
-    """Whether MPI has been started in this process. Loads the library at most."""
+    """Return whether MPI has been started in this process. Loads the library at most."""
     return bool(library().Is_initialized())
 
 
@@ -189,7 +189,7 @@ def _check_world(module: Any) -> None:
 
 
 def progress_allowed(module: Any) -> bool:
-    """Whether a thread of ours may call MPI while the user's threads do something else."""
+    """Return whether a thread of ours may call MPI while the user's threads do something else."""
     return bool(module.Query_thread() >= module.THREAD_SERIALIZED)
 
 
@@ -220,7 +220,7 @@ def warn_of_thread_level(level: int) -> None:
 
 @functools.cache
 def _is_multiple() -> bool:
-    """Whether any thread may call MPI; asked once, for the program may finalize MPI before we are at the end."""
+    """Return whether any thread may call MPI; asked once, for the program may finalize MPI before we are at the end."""
     return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
 
 
@@ -334,7 +334,7 @@ def _load_shim(module: Any) -> Shim:
 
 
 def is_owner() -> bool:
-    """Whether MPI is ours to finalize, after all of Python."""
+    """Return whether MPI is ours to finalize, after all of Python."""
     return _we_finalize
 
 
@@ -407,7 +407,7 @@ def _set_constants(module: Any, lib: Lib) -> None:
 
 
 def _status_source_offset(module: Any) -> int:
-    """Where MPI_SOURCE lies in this library's MPI_Status: set it and look."""
+    """Find where MPI_SOURCE lies in this library's MPI_Status: set it and look."""
     size = module._sizeof(module.Status)
     status = module.Status()
     mark = 0x5AC3B1

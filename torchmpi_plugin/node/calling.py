@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.1
 
 
 def proof(secret: str, role: bytes, address: Sequence[object], challenges: bytes) -> bytes:
-    """That one in this role, on a connection to this address, knows the secret."""
+    """Return a proof that one in this role, on a connection to this address, knows the secret."""
     called = f" {address[0]} {address[1]} ".encode()
     return hmac.digest(secret.encode(), role + called + challenges, "sha256")
 

@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open. Imports neither torch nor MPI."""
+"""The limits of open files and connections of a process. Imports neither torch nor MPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def allow(connections: int) -> None:
 
 
 def scarcity() -> str:
-    """What is to be said before MPI starts, which may end the process without a word of who it is; empty: enough."""
+    """Return a warning before MPI starts, which may end the process without saying who it is; empty: enough."""
     allow(0)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     why = f"only {most} files may be open (`ulimit -n`), which may be too few to start MPI; allow {_FEW} or more"

@@ -16,7 +16,7 @@ _RES_INIT = 1
 
 
 def why_unknown(name: str) -> str:
-    """Why ``name`` cannot be resolved on this node; empty if it can."""
+    """Return why ``name`` cannot be resolved on this node; empty if it can."""
     until = time.monotonic() + _RESOLVE_SECONDS
     while True:
         try:

@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Place(NamedTuple):
-    """Where a rank is."""
+    """The place of a rank."""
 
     local_rank: int
     local_size: int
@@ -49,12 +49,12 @@ def identity() -> str:
 
 
 def own_addresses(one_node: bool) -> list[str]:
-    """Where the ranks of a job may find this node, the likeliest first; ``one_node``: all of them are on it."""
+    """Return where the ranks of a job may find this node, the likeliest first; ``one_node``: all of them are on it."""
     return [LOOPBACK] if one_node else addresses()
 
 
 def addresses(of_all_interfaces: bool = False) -> list[str]:
-    """Where other nodes may find this one, the likeliest first."""
+    """Return where other nodes may find this one, the likeliest first."""
     name = socket.gethostname()
     found: list[str] = []
     with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ def free_port() -> int:
 
 
 def is_local(name: str) -> bool:
-    """Whether a node's name means this machine."""
+    """Return whether a node's name means this machine."""
     own = socket.gethostname()
     return name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 

@@ -1,4 +1,4 @@
-"""Whether other ranks' processes are still there, as far as this node's table of processes tells."""
+"""A test whether other ranks' processes are still there, as far as this node's table of processes tells."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def if_visible(process: Process) -> Process | None:
 
 
 def has_ended(process: Process | None) -> bool:
-    """Whether the process is known to be no more; a zombie counts as gone."""
+    """Return whether the process is known to be no more; a zombie counts as gone."""
     if process is None:
         return False
     fields = stat(process.pid)

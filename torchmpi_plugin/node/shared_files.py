@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What others need to map a file: its descriptor in its owner, to tell it by, and its length."""
+    """A file that others map: its descriptor in its owner, to tell it by, and its length."""
 
     descriptor: int
     device: int

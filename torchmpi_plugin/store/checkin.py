@@ -1,4 +1,4 @@
-"""Who has come, over torch's store: for the moments when MPI cannot be asked with a deadline."""
+"""Presence of ranks, over torch's store: for the moments when MPI cannot be asked with a deadline."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class CheckIn:
             length = _LOOK_EVERY
 
     def _list_with(self, value: str, what: str, until: float) -> list[str]:
-        """What rank 0 has said: not to a meeting of this name long ago, of which a store that outlived it may know."""
+        """Return what rank 0 has said now, not to an earlier meeting of this name that the store may still know."""
         while True:
             values: list[str] = json.loads(self._store.get(self._key(what, _ALL)))
             if values[self.rank : self.rank + 1] == [value]:
@@ -245,7 +245,7 @@ class CheckIn:
         self.briefly(lambda: self._say("waiting", report), None)
 
     def reports(self) -> dict[int, Report] | None:
-        """What the ranks that wait, or waited long, said last; None if the store does not answer."""
+        """Return what the ranks that wait, or waited long, said last; None if the store does not answer."""
         if self._asking is not None:
             self._asking.join(2)  # on a busy machine an answer may be just late
         return self.briefly(lambda: {rank: Report(*what) for rank, what in self._heard("waiting").items()}, None, 2)

@@ -31,14 +31,14 @@ _ENOUGH = 8
 
 
 class Endpoint(NamedTuple):
-    """Where the user wants the store; an address of ``""`` and a port of 0 leave it open."""
+    """The address where the user wants the store; an address of ``""`` and a port of 0 leave it open."""
 
     address: str
     port: int
 
 
 class _Process(NamedTuple):
-    """Who takes part."""
+    """The ranks that take part."""
 
     rank: int
     node: str
@@ -99,7 +99,7 @@ class Members:
         self._comm = duplicates.of(base, timeout)
 
     def introduce(self, rank: int) -> list[_Process]:
-        """Who they are, with this one as ``rank``.
+        """Return who they are, with this one as ``rank``.
 
         Raises:
             DistBackendError: ranks that do not come or were given twice.
@@ -114,7 +114,7 @@ class Members:
         return everybody
 
     def all_gather(self, mine: Any) -> list[Any]:
-        """What each rank brings, as JSON has it: ranks of another build of mpiplus must be able to read it."""
+        """Return what each rank brings, as JSON has it: ranks of another build of mpiplus must be able to read it."""
         return [json.loads(text) for text in nonblocking.all_gather(self._comm, json.dumps(mine).encode(), self._check)]
 
     def barrier(self) -> None:
@@ -196,7 +196,7 @@ def _is_busy(error: Exception) -> bool:
 
 
 def port_in_use(port: int | None) -> str:
-    """What to do where somebody else listens on the port of the job's store."""
+    """Return an advice where somebody else listens on the port of the job's store."""
     return (
         f"port {port} on {socket.gethostname()} (MASTER_PORT, or init_method's) is in use: by another job, or by a "
         f"process of this one that has rank 0 as well. Give each job a port of its own, or none (mpirun and mpiplus "

@@ -26,7 +26,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure."""
+    """Settings of a measurement."""
 
     backends: Sequence[str]  # what torch.distributed runs on, the one of interest first
     raw: Sequence[str]  # what of plain MPI calls to measure: RAW, NONBLOCKING

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write what; rank 0 does."""
+    """Files that rank 0 writes, and what goes into each."""
 
     json: Path | None  # every number
     plot: Path | None  # the picture

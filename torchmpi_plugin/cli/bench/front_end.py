@@ -51,7 +51,7 @@ class EmptyGroup(dist.ProcessGroup):
         return []  # from torch 2.15 on, its flight recorder would look for a backend for each
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
-        """Who it is."""
+        """Return the name of this backend."""
         return _NAME
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""What plain messages reach between two nodes, beside which the operations are to be seen."""
+"""Latency and bandwidth of plain messages between two nodes, beside which the operations are to be seen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
 
 
 def _calls(comm: MPI.Intracomm, peer: int) -> dict[str, Call]:
-    """What rank 0 and the other one do."""
+    """Return the calls that rank 0 makes, or the other one, by name."""
     other = peer if comm.rank == 0 else 0
     ball = [bytearray(_SMALL), MPI.BYTE]
     # Written to: untouched zeros are one page of the kernel's, always in the cache.

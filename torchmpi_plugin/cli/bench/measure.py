@@ -20,7 +20,7 @@ _MAX_CALLS = 100_000
 
 
 class Ranks(Protocol):
-    """What the timer needs from the ranks that measure together."""
+    """The ranks that measure together, as the timer needs them."""
 
     def synchronise(self) -> None:
         """Return on no rank before every rank has called."""

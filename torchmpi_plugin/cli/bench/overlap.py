@@ -1,4 +1,4 @@
-"""How far an asynchronous all_reduce gets by itself while the caller does something else."""
+"""Progress of an asynchronous all_reduce while the caller does something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mpiplus bench`` has measured as a picture. Needs matplotlib, which is an extra."""
+"""Measurements of ``mpiplus bench`` as a picture. Needs matplotlib, which is an extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mpiplus bench`` finds, as plain data."""
+"""Results of ``mpiplus bench``, as plain data."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Link:
-    """What plain messages between two ranks reach."""
+    """Latency and bandwidth of plain messages between two ranks."""
 
     ranks: tuple[int, int]  # the two
     hosts: tuple[str, str]  # where each of them is; the same name twice if all ranks are on one node

@@ -24,7 +24,7 @@ CONTESTANTS = ("own", "mpi")
 
 
 def why_not(nodes: Sequence[str]) -> str:
-    """Why there is nothing to compare; empty if there is."""
+    """Return why there is nothing to compare; empty if there is something."""
     if len(set(nodes)) == 1:
         return (
             "--tune compares collectives between nodes, and all ranks are on one: start it on those that it is for, "

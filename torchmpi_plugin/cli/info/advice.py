@@ -1,4 +1,4 @@
-"""What is wrong, and what is known to hurt, each with its cure."""
+"""Problems and known slow set-ups, each with its cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group of all ranks costs in memory, and whether there is as much: as a communicator would find it."""
+"""Memory of a group of all ranks, and whether there is as much: as a communicator would find it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import machine
 
 
 def own_report() -> dict[str, Any]:
-    """What rank 0 has to know of this rank."""
+    """Return what rank 0 has to know of this rank."""
     try:
         wanted, problem = group_config(None, None)._asdict(), ""
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the MPI library says of itself once it is initialised."""
+"""Facts that the MPI library gives once it is initialised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ABIS = {"openmpi": "Open MPI's", "mpich": "MPICH's", "mpiabi": "the MPI-5 stand
 
 
 def describe(module: Any, library: Library) -> dict[str, Any]:
-    """What an initialised ``mpi4py.MPI`` says besides."""
+    """Return what an initialised ``mpi4py.MPI`` says besides."""
     levels = [getattr(module, f"THREAD_{name}") for name in _LEVELS]
     return {
         "vendor": library.vendor,
@@ -29,7 +29,7 @@ def describe(module: Any, library: Library) -> dict[str, Any]:
 
 
 def _cuda(module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
+    """Return whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
     support = cuda_aware.support_of(module, environment)
     try:
         direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, environment))

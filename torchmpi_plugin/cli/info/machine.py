@@ -1,4 +1,4 @@
-"""What can be told of this node and this environment without MPI."""
+"""Facts about this node and this environment that need no MPI."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_launcher(name: str) -> bool:
-    """Whether a launcher sets this variable for itself, by its name."""
+    """Return whether a launcher sets this variable for itself, by its name."""
     return _OF_LAUNCHERS.fullmatch(name) is not None
 
 
@@ -106,7 +106,7 @@ def shared_memory() -> dict[str, Any]:
 
 
 def _cma() -> dict[str, Any]:
-    """Whether a process may read another's memory, with which MPI copies long messages once rather than twice."""
+    """Return whether a process may read another's memory, by which MPI copies long messages once, not twice."""
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether each rank can talk to each other one, with deadlines only: no collective, which one bad link would hang."""
+"""A test of each pair of ranks with deadlines only: no collective, which one bad link would hang."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _NEED_A_LAUNCHER = (
 
 
 class Numbers(NamedTuple):
-    """How many ranks: all of them, or with ``nnodes`` those of each node."""
+    """Numbers of ranks: of all of them, or with ``nnodes`` of those on each node."""
 
     nproc: int
     nnodes: int | None
@@ -237,7 +237,7 @@ def program_command(program: str, arguments: Sequence[str], module: bool, comman
 
 
 def _module_exists(top: str) -> bool:
-    """Whether ``python -m`` would find a module or package, which also looks in the working directory."""
+    """Return whether ``python -m`` would find a module or package, which also looks in the working directory."""
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.util.find_spec(top) is not None
@@ -248,7 +248,7 @@ def _module_exists(top: str) -> bool:
 
 
 def wanted_ranks(nproc: int | None, per_node: int | None, nnodes: int | None) -> int | None:
-    """How many ranks the options name; None where they leave it open."""
+    """Return the number of ranks that the options name; None where they leave it open."""
     number = nproc or per_node
     return number * (nnodes or 1) if number else None
 
@@ -266,7 +266,7 @@ def in_place(wanted: int | None, environment: Mapping[str, str]) -> Launch | Non
 
 
 def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes: int | None) -> list[str]:
-    """What to tell a user whose launcher has started more ranks, or fewer, than the options name."""
+    """Return an advice to a user whose launcher has started more ranks, or fewer, than the options name."""
     wanted = wanted_ranks(nproc, per_node, nnodes)
     if wanted is None or wanted == launch.size:
         return []
@@ -282,7 +282,7 @@ def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes
 
 
 def ineffective(given: Mapping[str, Any]) -> list[str]:
-    """What to tell a user whose options would need a launcher of our own."""
+    """Return an advice to a user whose options would need a launcher of our own."""
     names = [f"--{name.replace('_', '-')}" for name in _NEED_A_LAUNCHER if given.get(name)]
     if not names:
         return []
@@ -293,7 +293,7 @@ def ineffective(given: Mapping[str, Any]) -> list[str]:
 def count_ranks(
     nproc: int | None, per_node: int | None, nnodes: int | None, hosts: str | None, hostfile: str | None
 ) -> Numbers:
-    """How many ranks the options ask for.
+    """Return the number of ranks that the options ask for.
 
     Raises:
         click.UsageError: they do not say, or contradict each other.
@@ -322,7 +322,7 @@ def _warn(lines: Sequence[str]) -> None:
 def contradictions(
     ranks: int, node_rank: int | None, master_addr: str | None, world_size: int | None, standalone_with_hosts: bool
 ) -> list[str]:
-    """What to tell a user of torchrun or Composer whose options mean something else, or nothing, with MPI."""
+    """Return warnings to a user of torchrun or Composer whose options mean something else, or nothing, with MPI."""
     lines = []
     if node_rank is not None:
         lines.append(

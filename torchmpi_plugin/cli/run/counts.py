@@ -21,7 +21,7 @@ class _PerNode(click.IntRange):
 
 
 class NodeRange(NamedTuple):
-    """How many nodes a job may have."""
+    """Bounds of a job's number of nodes."""
 
     least: int
     most: int

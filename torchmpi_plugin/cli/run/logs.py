@@ -1,4 +1,4 @@
-"""Where the ranks' output goes with ``mpiplus run --log-dir``, and whose is shown."""
+"""Files for the ranks' output with ``mpiplus run --log-dir``, and the ranks whose output is shown."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _refuse(context: click.Context, option: click.Parameter, value: object) -> N
 
 
 def no_effect(given: Mapping[str, object]) -> list[str]:
-    """What to tell a user who gives options that change nothing."""
+    """Return a warning to a user who gives options that change nothing."""
     return [
         f"--{name.replace('_', '-')} has no effect: {reason}"
         for name, reason in _WITHOUT_EFFECT.items()

@@ -1,4 +1,4 @@
-"""What ``mpiplus run --max-restarts`` and ``--nnodes MIN:MAX`` ask for, from the words of the command line."""
+"""The options ``--max-restarts`` and ``--nnodes MIN:MAX`` of ``mpiplus run``, from the words of the command line."""
 
 from __future__ import annotations
 

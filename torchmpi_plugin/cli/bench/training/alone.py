@@ -77,7 +77,7 @@ class AloneGroup(EmptyGroup):
     reduce_scatter_single = _reduce_scatter_base = _scatter  # type: ignore[assignment]
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
-        """Who it is."""
+        """Return the name of this backend."""
         return _NAME
 
 

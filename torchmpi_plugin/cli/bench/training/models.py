@@ -139,7 +139,7 @@ def _numbers(dice: torch.Generator, _: int, dtype: torch.dtype) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and on what."""
+    """A network, and the data it is trained on."""
 
     name: str  # of the network
     make: Callable[[], nn.Module]  # a new network

@@ -1,4 +1,4 @@
-"""What ``mpiplus bench --train`` finds: shares of a step, as plain data and as a table."""
+"""Results of ``mpiplus bench --train``: shares of a step, as plain data and as a table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Trained:
 
     @property
     def over_alone(self) -> float:
-        """How many times as long a step takes as one alone: the median of the turns."""
+        """Ratio of a step's time to that of one alone: the median of the turns."""
         pairs = zip(self.step.seconds, self.alone.seconds, strict=True)
         return statistics.median(step / alone for step, alone in pairs)
 
@@ -80,7 +80,7 @@ class Trained:
 
     @property
     def overlap_is_clear(self) -> bool:
-        """Whether steps are alike enough to tell what an all_reduce adds to them."""
+        """True if steps are alike enough to tell what an all_reduce adds to them."""
         all_reduce = self._all_reduce_seconds
         return all_reduce is not None and len(self.step.seconds) >= _FEWEST_TURNS and self.spread < all_reduce
 

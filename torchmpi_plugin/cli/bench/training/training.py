@@ -57,7 +57,7 @@ class RefusedError(Exception):
 
 
 class _Ranks:
-    """What the timer of steps asks of the session."""
+    """The session, as the timer of steps needs it."""
 
     def __init__(self, session: Session) -> None:
         self.synchronise, self.slowest = session.synchronise, session.slowest
@@ -139,7 +139,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
 
 
 def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype) -> Call:
-    """What DDP asks of the group in one step, all at once."""
+    """Return a call that makes the all_reduces of DDP's buckets in one step, all at once."""
     buckets = [torch.empty(length, dtype=dtype, device="cpu").fill_(0) for length in lengths]
 
     def call() -> None:

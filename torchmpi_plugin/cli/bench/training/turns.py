@@ -14,7 +14,7 @@ from ..measure import Call, Ranks, calls_per_block
 
 
 class Usage(NamedTuple):
-    """What the operating system counts of a process with all its threads, as differences or means."""
+    """Counters of the operating system for a process with all its threads, as differences or means."""
 
     cpu_seconds: float  # processor time, that of the kernel on its behalf included
     voluntary: float  # context switches because a thread waited for something
@@ -22,7 +22,7 @@ class Usage(NamedTuple):
 
 
 class CountingRanks(Ranks, Protocol):
-    """What the timer needs from the ranks that measure together."""
+    """The ranks that measure together, as the timer needs them."""
 
     def means(self, values: Sequence[float]) -> list[float]:
         """Return the mean over all ranks of each of ``values``, on every rank."""

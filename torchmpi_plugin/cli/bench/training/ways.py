@@ -30,7 +30,7 @@ _BOTH = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a network is trained."""
+    """A network with its dtype and group, ready to be trained."""
 
     task: Task  # which network
     dtype: torch.dtype  # of its parameters and data
