@@ -78,7 +78,7 @@ readme() { # name seconds
     limited "$2" bash -euo pipefail -c "$command"
 }
 
-docs_environment() { environment docs mkdocs mkdocs-material 'mkdocstrings[python]' ruff; }
+docs_environment() { environment docs mkdocs mkdocs-material 'mkdocstrings[python]' ruff plotly; }
 
 stage_docs() { # the site, with warnings as errors; and what the pages say, with every block of code that they have
     local bin

@@ -18,15 +18,16 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe
 
 
 class Page:
-    """One tab; what its console says of errors is in ``errors``."""
+    """One tab; what its console says of errors is in ``errors``, and what it has asked for in ``requests``."""
 
     def __init__(self, to: int, back: int, seconds: float) -> None:
         self._to, self._back, self._seconds = to, back, seconds
         self._number, self._read, self._session = 0, b"", None
         self.errors: list[str] = []
+        self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -54,6 +55,8 @@ class Page:
         parameters = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(parameters["exceptionDetails"]))
+        elif event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
         elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,10 @@ def drawable(context: click.Context, parameter: click.Parameter, file: Path | No
     """Refuse, before a job runs, a name that no file can be written for."""
     if file is None:
         return None
-    if file.suffix not in (".json", ".gz"):
-        raise click.BadParameter(f"{file} must end with .json or .json.gz", context, parameter)
+    if file.suffix not in (".json", ".gz", ".html"):
+        raise click.BadParameter(f"{file} must end with .json, .json.gz or .html", context, parameter)
+    if file.suffix == ".html" and importlib.util.find_spec("plotly") is None:
+        raise click.BadParameter("a page needs plotly: pip install 'torchmpi-plugin[report]'", context, parameter)
     if not file.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no directory {file.absolute().parent}", context, parameter)
     return file
@@ -30,7 +33,7 @@ def timeline(*, directory: Path, file: Path) -> None:
     """Draw what a job's ranks have recorded: mpiplus timeline DIRECTORY FILE
 
     DIRECTORY is that of MPIPLUS_TIMELINE, whose latest job is taken, however it has ended. FILE gets a trace that
-    ui.perfetto.dev and chrome://tracing open (.json, .json.gz).
+    ui.perfetto.dev and chrome://tracing open (.json, .json.gz), or is a page to look at (.html, which needs plotly).
     """
     from . import operations
 
@@ -42,9 +45,11 @@ def timeline(*, directory: Path, file: Path) -> None:
 
 def write(job: Job, file: Path) -> None:
     """Write the job as the file's name says, and tell what it lacks."""
-    from . import trace
-
-    trace.write(job, file)
+    if file.suffix == ".html":
+        from .page import write as draw_all
+    else:
+        from .trace import write as draw_all
+    draw_all(job, file)
     size = max((each["size"] for each in job.ranks), default=0)
     lines = [f"{file}: {len(job.begun)} operations of {len(job.ranks)} of {size} ranks"]
     if job.dropped:

@@ -116,7 +116,7 @@ class Numbers(NamedTuple):
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=drawable,
-    help="Write there who called what when: .json, .json.gz for Perfetto.",
+    help="Write there who called what when: .json, .json.gz for Perfetto, or an .html page.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
 @click.option("--node-rank", "--node_rank", type=int, hidden=True)

@@ -1,0 +1,135 @@
+"""A job as one page of HTML, with plotly and its script in it, so that it needs no network. Imports plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from .operations import Job, Numbers
+
+#: So many of the longest slices of a kind are drawn: more and a browser takes minutes.
+_MOST = 5_000
+_PARTS = 100
+_COLOURS = {"waits": "#d62728", "moves": "#1f77b4", "complete, not yet asked for": "#c7c7c7"}
+_TITLES = (
+    *("Ranks over time (ms): drag to zoom", "Waited for a rank, all others together (s)"),
+    *("Seconds by operation and size", "Share of time in communication"),
+    "Bytes a second of what moves: median by size",
+)
+
+
+def write(job: Job, path: Path) -> None:
+    """Write the page."""
+    ranks = len(job.ranks)
+    figure = make_subplots(5, 1, subplot_titles=_TITLES, vertical_spacing=0.07, row_heights=[0.4, *[0.15] * 4])
+    for row, traces in enumerate((_timeline, _waited_for, _by_size, _shares, _bandwidth), 1):
+        for trace in traces(job):
+            figure.add_trace(trace, row, 1)
+    figure.update_layout(title=_title(job), barmode="stack", height=1500 + 20 * min(ranks, 100), hovermode="closest")
+    ticks = {"title": "rank", "dtick": max(1, ranks // 16)}
+    figure.update_yaxes(**ticks, autorange="reversed", row=1, col=1)
+    figure.update_xaxes(**ticks, row=2, col=1)
+    figure.update_xaxes(title="ms", row=4, col=1)
+    figure.update_xaxes(title="bytes", type="log", row=5, col=1)
+    figure.update_yaxes(type="log", row=5, col=1)
+    figure.write_html(path, include_plotlyjs=True, config={"displaylogo": False, "responsive": True})
+
+
+def _title(job: Job) -> str:
+    errors = [error for error in job.errors.values() if error is not None]
+    clocks = f"within {max(errors) / 1000:.0f} us" if len(errors) == len(job.errors) else "not all compared"
+    dropped = sum(job.dropped.values())
+    title = f"{len(job.begun)} operations of {len(job.ranks)} ranks; clocks of nodes {clocks}"
+    return title + (f"; {dropped} calls before them are not recorded any more" if dropped else "")
+
+
+def _ms(times: Numbers) -> Numbers:
+    return times / 1e6
+
+
+def _timeline(job: Job) -> Iterator[Any]:
+    """A line for each slice, one trace for all of a kind: with gaps, which is much faster than one trace each."""
+    end = np.maximum(job.complete, job.asked)
+    names = np.array([kind["name"] for kind in job.kinds] or [""])[job.kind]
+    for part, begin, until in zip(
+        _COLOURS, (job.begun, job.came, job.complete), (job.came, job.complete, end), strict=True
+    ):
+        longest = np.argsort(begin - until, kind="stable")[:_MOST]
+        longest = longest[until[longest] > begin[longest]]
+        points = _ms(np.stack([begin[longest], until[longest], until[longest]], 1) - job.start)
+        points[:, 2] = np.nan
+        texts = [
+            f"{names[at]} {job.sequence[at]} of {job.bytes[at]} bytes, {part}"
+            + (f" for rank {job.last[at]}" if part == "waits" else "")
+            for at in longest.tolist()
+        ]
+        more = " (the longest)" if len(longest) == _MOST else ""
+        lines = {"x": points.ravel(), "y": np.repeat(job.rank[longest], 3), "text": np.repeat(texts, 3)}
+        look = {"mode": "lines", "line": {"color": _COLOURS[part], "width": 8}, "hoverinfo": "text+x"}
+        yield go.Scatter(**lines, **look, name=part + more)
+
+
+def _waited_for(job: Job) -> Iterator[Any]:
+    known = job.last >= 0
+    seconds = np.bincount(job.last[known], job.waits[known] / 1e9, len(job.ranks))
+    yield go.Bar(x=np.arange(len(seconds)), y=seconds, marker_color=_COLOURS["waits"], showlegend=False)
+
+
+def _sizes(job: Job) -> Numbers:
+    """The power of two that is not less."""
+    return 2 ** np.ceil(np.log2(np.maximum(job.bytes, 1))).astype("i8")
+
+
+def _by_size(job: Job) -> Iterator[Any]:
+    names = np.array([kind["name"] for kind in job.kinds] or [""])[job.kind]
+    labels = np.array([f"{name}, {size}" for name, size in zip(names, _sizes(job).tolist(), strict=True)])
+    different, which = np.unique(labels, return_inverse=True)
+    for part, spent in (("waits", job.waits), ("moves", job.complete - job.came)):
+        seconds = np.bincount(which, spent / 1e9, len(different))
+        yield go.Bar(x=different, y=seconds, marker_color=_COLOURS[part], showlegend=False, name=part)
+
+
+def _shares(job: Job) -> Iterator[Any]:
+    """In each of so many parts of the time, of all ranks: that in which an operation was under way, and waited."""
+    edges = np.linspace(job.start, max(int(job.complete.max(initial=0)), job.start + 1), _PARTS + 1)
+    for name, until in (("in communication", job.complete), ("waiting", job.came)):
+        spent = sum(
+            (_covered(job.begun[job.rank == rank], until[job.rank == rank], edges) for rank in np.unique(job.rank)),
+            np.zeros(_PARTS),
+        )
+        share = spent / np.diff(edges) / max(1, len(job.ranks))
+        colour = _COLOURS["moves" if until is job.complete else "waits"]
+        yield go.Scatter(x=_ms(edges[:-1] - job.start), y=share, name=name, line={"color": colour, "shape": "hv"})
+
+
+def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
+    """For how long in each part one of them was under way, at least."""
+    order = np.argsort(begun)
+    begun, until = begun[order], np.maximum.accumulate(until[order]) if len(order) else until
+    free = np.concatenate([[0], until[:-1]]) if len(until) else until
+    begun = np.maximum(begun, free)
+    done = np.concatenate([[0], np.cumsum(np.maximum(until - begun, 0))])
+    at = np.searchsorted(until, edges, "right")
+    partly = np.clip(edges - np.append(begun, np.inf)[at], 0, None) if len(begun) else 0 * edges
+    return np.diff(done[at] + np.where(np.isfinite(partly), partly, 0))
+
+
+def _bandwidth(job: Job) -> Iterator[Any]:
+    names, sizes, spent = (
+        np.array([kind["name"] for kind in job.kinds] or [""])[job.kind],
+        _sizes(job),
+        job.complete - job.came,
+    )
+    for name in np.unique(names):
+        mine = (names == name) & (spent > 0) & (job.bytes > 0) & ~job.is_open
+        points = [
+            (size, float(np.median((job.bytes / spent)[mine & (sizes == size)]) * 1e9))
+            for size in np.unique(sizes[mine])
+        ]
+        if points:
+            yield go.Scatter(x=[x for x, _ in points], y=[y for _, y in points], name=str(name), mode="lines+markers")
