@@ -26,13 +26,13 @@ class Calls:
     largest_tag: int
     #: The ranks compare what they call, before each operation.
     compares: bool
-    #: Each call is to be read by Python.
+    #: Each call is to come through Python.
     python_only: bool
     #: How many collectives were begun: the same on all ranks.
     sequence: int
     #: How many messages.
     messages: int
-    #: Of collectives and messages, how many C has read without Python.
+    #: Of collectives and messages, how many began without Python.
     in_c: int
     #: Of operations that are given none, in seconds.
     timeout: float
@@ -66,24 +66,8 @@ def connect(
 def disconnect() -> None: ...
 def set_watched(is_watched: bool) -> None: ...
 def set_timeline(kind_of: Callable[..., int] | None) -> None: ...
-def start(
-    group: Any,
-    calls: Calls,
-    operation: str,
-    function: Callable[..., int],
-    operands: tuple[Any, ...],
-    sync: bool,
-    peer: int | None,
-    tensors: list[Any],
-    opts: Any,
-    finish: Callable[[], None] | None,
-    keep: Any,
-    then: Callable[[], int] | None,
-    inputs: tuple[Any, ...],
-    outputs: tuple[Any, ...],
-    counted: bool,
-    extension: float,
-) -> Any: ...
+def start_plain(method: Method, operands: tuple[Any, ...], *how: Any) -> Any: ...
+def start_function(*call: Any) -> Any: ...
 def wait_for(work: Any) -> bool: ...
 def user_frames() -> list[tuple[CodeType, int]]: ...
 def view(tensor: Any) -> tuple[int, int] | None: ...

@@ -13,7 +13,7 @@ class Operation(NamedTuple):
         name: in errors, and of what is recorded. Two methods of one name are one operation.
         method: c10d's, which torch's front end calls, and of which this one is written in Python.
         options: c10d's type of its last argument; empty: it has none.
-        start: the function of c_src/shim.h that C starts it with, without "mpp_"; empty: it begins in Python.
+        start: the function of c_src/shim.h that C starts it with, without "mpp_"; empty: it consists of others.
         roles: its tensors, written and read, or both in one; then "root" and "op", if it has them. "*": the parts of
             all ranks in one tensor; "/": the same in parts of given sizes; "[]": a tensor for each rank, or several;
             "[root]": one for each rank, from the root alone; "@": a message, with a peer or from anyone.
@@ -54,6 +54,7 @@ _TO_LISTS = "output_tensors: lists, input_tensors: list, opts"
 _TO_LIST = "output_tensors: list, input_tensor: tensor"
 _FROM_LISTS = "output_tensors: list, input_tensors: lists, opts"
 _LISTS = "output_tensors: list, input_tensors: list"
+_OWN = ("tensors: list, opts",)
 
 
 def _of_others(ranks: int) -> float:
@@ -126,7 +127,7 @@ ROWS = (
         (_TO_LISTS, f"{_TO_LIST}, root, timeout"),
     ),
     Operation(
-        *("gather_single", "gather_single", "GatherOptions", "", "out*+in root"),
+        *("gather_single", "gather_single", "GatherOptions", "exchange", "out*[root]+in root"),
         *((_GATHER,), "", ("gather_into_tensor",)),
         operator=None,
         recorded="gather",
@@ -151,8 +152,8 @@ ROWS = (
 )
 #: Functions of mpiplus's own, which c10d has no method for.
 OWN = (
-    Operation(*("scan", "scan", "", "", "inout op", ()), operator=None, equal_counts=True),
-    Operation(*("exscan", "exscan", "", "", "inout op", ()), operator=None, equal_counts=True),
+    Operation(*("scan", "scan", "AllreduceOptions", "scan", "inout op", _OWN), operator=None, equal_counts=True),
+    Operation(*("exscan", "exscan", "AllreduceOptions", "exscan", "inout op", _OWN), operator=None, equal_counts=True),
 )
 #: By name; of two methods the first.
 BY_NAME = {row.name: row for row in (*reversed(ROWS), *OWN)}

@@ -1,9 +1,10 @@
 /* From the operands of a call to the engine and back: counted, recorded, started, made a Work.
  *
- * `Method` stands in a class in place of a method written in Python, and reads the operands itself, without a line of
- * Python. It keeps that method: whatever is not plain (another kind of tensor, wrong arguments, a profiler, a group
- * that is broken or collects operations) it hands over to it, so errors and their words are in one place. The method in
- * Python makes operands of what it is given, and calls mpp_start_operation.
+ * `Method` is a method of a group, and reads the operands itself, without a line of Python. Where that cannot be done
+ * (another kind of tensor, another form of the arguments, wrong ones) it calls a function of Python's, which makes
+ * plain tensors of what it is given, and comes back by mpp_start_plain; or says what is wrong. Where the group or the
+ * thread is special (a profiler, a group that is broken or collects operations, CUDA tensors) Python is asked before an
+ * operation begins, and told of its Work.
  *
  * Rules: a call counts only when nothing can keep it from being started; no Python code runs between that and the
  * operation's entry in the registry, whose owner it is from then on; the GIL is free while the engine is at work. */
@@ -11,22 +12,18 @@
 
 #include "engine/pause.h"
 
-enum { MOST_FRAMES = 16, QUIET_BYTES = 65536 };
+enum { QUIET_BYTES = 65536 };
 
 mpp_bridge_state bridge_state;
 mpp_interned interned;
 
 /* ---- what is noted of a call ---- */
 
-static PyObject *shared(PyObject *object) {
-    Py_INCREF(object);
-    return object;
-}
-
 static PyObject *peer_of(const call *c) { return mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
 
 /* Borrowed: what a Work has of these. */
 static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
+static PyObject *results_of(const call *c) { return c->results ? c->results : c->out.tensors; }
 static PyObject *kept_of(const call *c) { return c->keep ? c->keep : c->in.tensors ? c->in.tensors : Py_None; }
 
 static int is_new_collective(const call *c) { return !mpp_is_message(c) && !c->is_counted; }
@@ -59,28 +56,6 @@ static int note_activity(const call *c) {
     return is_noted;
 }
 
-/* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
- * would have to be counted from the function's first. */
-PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    PyObject *frames = PyList_New(0), *frame = bridge_state.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
-    Py_XINCREF(frame);
-    while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
-        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
-        int users = mpp_is_users(code);
-        if (users > 0) at = PyObject_GetAttr(frame, interned.instruction);
-        if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
-            back = PyObject_GetAttr(frame, interned.back);
-        Py_XDECREF(at);
-        Py_DECREF(code);
-        Py_DECREF(frame);
-        frame = back;
-        if (!back) Py_CLEAR(frames);
-    }
-    Py_XDECREF(frame);
-    return frames;
-}
-
 static int record(PyObject *entry) {
     PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
@@ -91,7 +66,7 @@ static int record(PyObject *entry) {
     return done != NULL;
 }
 
-/* flight_recorder.of_pending() */
+/* With its Work, and who has called it. */
 static int record_pending(PyObject *entry, PyObject *work) {
     PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
@@ -118,17 +93,10 @@ static int does_without(const call *c) {
 }
 
 static PyObject *complete_work(const call *c) {
-    if (does_without(c)) return shared(Py_None);
+    if (!c->is_special && does_without(c)) return shared(Py_None);
     PyObject *work = PyObject_CallNoArgs(bridge_state.work);
-    if (work && PyObject_SetAttr(work, interned.tensors, c->out.tensors)) Py_CLEAR(work);
+    if (work && PyObject_SetAttr(work, interned.tensors, results_of(c))) Py_CLEAR(work);
     return work;
-}
-
-/* Steals the value. */
-static int set(PyObject *work, PyObject *name, PyObject *value) {
-    int is_set = value && !PyObject_SetAttr(work, name, value);
-    Py_XDECREF(value);
-    return is_set;
 }
 
 static PyObject *this_thread(void) { return PyLong_FromUnsignedLong(PyThread_get_thread_ident()); }
@@ -150,7 +118,7 @@ static int describe(PyObject *work, const call *c, PyObject *handle) {
            set(work, interned.number, PyLong_FromUnsignedLongLong(number)) && set(work, interned.peer, peer_of(c)) &&
            set(work, interned.opts, shared(opts_of(c))) && set(work, interned.limit, PyFloat_FromDouble(g->timeout)) &&
            set(work, interned.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
-           set(work, interned.tensors, shared(c->out.tensors)) && set(work, interned.keep, shared(kept_of(c))) &&
+           set(work, interned.tensors, shared(results_of(c))) && set(work, interned.keep, shared(kept_of(c))) &&
            set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
            (!c->finish || set(work, interned.finish, shared(c->finish))) &&
            (!c->then || (set(work, interned.then, shared(c->then)) && announce_second_half(c))) &&
@@ -165,6 +133,7 @@ static PyObject *own(const call *c, uintptr_t op, int *is_notified) {
     PyObject *handle = PyLong_FromUnsignedLongLong(op), *work = PyObject_CallNoArgs(bridge_state.pending);
     int is_owned = handle && work && describe(work, c, handle) && !PyDict_SetItem(bridge_state.registry, handle, work);
     if (!is_owned) {
+        Py_INCREF(results_of(c));
         Py_INCREF(c->out.tensors);
         Py_INCREF(kept_of(c));
         Py_XINCREF(c->then);
@@ -254,36 +223,88 @@ static PyObject *start(call *c) {
     return work;
 }
 
-/* ---- Method: a method of a group ---- */
-
 static int is_unset(const PyObject *member) { return !member || member == Py_None; }
 
-/* Whether C may begin something for this group now. */
-static calls_object *ready_calls(PyObject *self) { /* a new reference */
-    PyObject *found = bridge_state.is_ready ? PyObject_GetAttr(self, interned.calls) : NULL;
-    if (!found) return PyErr_Clear(), NULL;
-    calls_object *g = (calls_object *)found;
-    if ((PyObject *)Py_TYPE(found) == bridge_state.calls && !g->python_only && !g->compares && is_unset(g->broken) &&
-        is_unset(g->coalescing) && g->subject && PyList_Size(g->extensions) == 0)
-        return g;
+static calls_object *calls_of(PyObject *self) { /* a new reference; NULL, without an exception: it is no group */
+    PyObject *found = PyObject_GetAttr(self, interned.calls);
+    if (found && (PyObject *)Py_TYPE(found) == bridge_state.calls) return (calls_object *)found;
     PyErr_Clear();
-    Py_DECREF(found);
+    Py_XDECREF(found);
     return NULL;
 }
 
-/* Whether a profiler, or a TorchDispatchMode, is to see the calls of this thread. */
-static int is_watched_by_torch(void) {
-    PyObject *answer = PyObject_CallNoArgs(bridge_state.is_profiled);
-    int yes = answer != Py_False;
+static int is_special(const calls_object *g) {
+    PyObject *profiled = bridge_state.is_ready ? PyObject_CallNoArgs(bridge_state.is_profiled) : NULL;
+    int is_plain = profiled == Py_False && !g->python_only && !g->compares && is_unset(g->broken) &&
+                   is_unset(g->coalescing) && PyList_Size(g->extensions) == 0;
+    Py_XDECREF(profiled);
+    if (!is_plain) PyErr_Clear();
+    return !is_plain;
+}
+
+/* Whether a TorchDispatchMode is to see the calls of this thread. */
+static int has_modes(void) {
+    PyObject *answer = PyObject_CallNoArgs(bridge_state.modes);
+    int yes = !answer || PyLong_AsLong(answer) != 0;
     Py_XDECREF(answer);
-    if (answer && !yes) {
-        answer = PyObject_CallNoArgs(bridge_state.modes);
-        yes = !answer || PyLong_AsLong(answer) != 0;
-        Py_XDECREF(answer);
-    }
     if (yes) PyErr_Clear();
     return yes;
 }
+
+/* ---- calls of which Python is told: prepare() and follow() of group/starting.py ---- */
+
+static PyObject *or_none(PyObject *object) { return object ? object : Py_None; }
+
+static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL : given; }
+
+static PyObject *lengths_of(const call *c) {
+    Py_ssize_t count = c->lengths ? 2 * c->group->size : 0;
+    PyObject *all = PyList_New(count);
+    for (Py_ssize_t i = 0; all && i < count; i++) PyList_SetItem(all, i, PyLong_FromSize_t(c->lengths[i]));
+    return all;
+}
+
+/* What Python says of the call, a tuple that is to live until it has begun; NULL: it is not to begin. */
+static PyObject *prepare(call *c) {
+    const mpp_method *m = c->method;
+    PyObject *said = PyObject_CallFunction(
+        bridge_state.prepare, "OOONOOOiNnKO", c->self, c->name, or_none(m ? m->start_name : NULL), peer_of(c),
+        opts_of(c), or_none(c->in.tensors), results_of(c), c->root, lengths_of(c), (Py_ssize_t)c->a.count,
+        (unsigned long long)(m && m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
+    unsigned long long staging;
+    PyObject *function, *arguments, *keep;
+    if (said && !PyArg_ParseTuple(said, "KOOOOpd", &staging, &function, &arguments, &c->then, &keep, &c->is_counted,
+                                  &c->extension))
+        Py_CLEAR(said);
+    if (!said) return NULL;
+    c->staging = staging;
+    c->then = unless_none(c->then);
+    if (c->then) { /* in two halves */
+        c->function = function;
+        c->arguments = arguments;
+        c->keep = keep;
+    }
+    return said;
+}
+
+static PyObject *follow(const call *c, PyObject *work) {
+    PyObject *done =
+        work ? PyObject_CallFunctionObjArgs(bridge_state.follow, c->self, c->name, work, results_of(c), NULL) : NULL;
+    if (work && !done) Py_CLEAR(work);
+    Py_XDECREF(done);
+    return work;
+}
+
+static PyObject *run(call *c) {
+    c->is_special = c->is_special || is_special(c->group) || (c->device && c->device != Py_None);
+    if (!c->is_special) return note_activity(c) ? start(c) : NULL;
+    PyObject *said = prepare(c);
+    PyObject *work = said ? follow(c, start(c)) : NULL;
+    Py_XDECREF(said);
+    return work;
+}
+
+/* ---- Method: a method of a group ---- */
 
 /* torch calls barrier(opts=...): the arguments as if it were not named. NULL: other names. */
 static PyObject *unnamed(PyObject *args, PyObject *named) {
@@ -299,83 +320,54 @@ static PyObject *unnamed(PyObject *args, PyObject *named) {
 
 PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     const mpp_method *m = (const mpp_method *)self;
-    PyObject *all = PyTuple_Size(args) ? unnamed(args, named) : NULL, *work = NULL;
-    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .peer = NO_PEER, .root = -1};
-    int is_read = all && (c.group = ready_calls(c.self)) && !is_watched_by_torch() && mpp_read_call(&c, m, all);
-    if (is_read && note_activity(&c)) {
-        c.group->in_c++;
-        work = start(&c);
+    PyObject *all = PyTuple_Size(args) && bridge_state.is_ready ? unnamed(args, named) : NULL, *work = NULL;
+    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .method = m, .peer = NO_PEER, .root = -1};
+    int is_read =
+        all && (c.group = calls_of(c.self)) && !c.group->python_only && !has_modes() && mpp_read_call(&c, m, all);
+    if (is_read) {
+        work = run(&c);
+        c.group->in_c += !c.is_special;
     }
     mpp_forget(&c);
     Py_XDECREF(all);
     return is_read ? work : PyObject_Call(m->python, args, named);
 }
 
-/* ---- operands that Python has made: group/starting.py ---- */
+/* ---- calls that come from Python ---- */
 
-static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL : given; }
-
-PyObject *mpp_start_operation(PyObject *module, PyObject *args) {
+/* Of a method with `Plain`s for tensors, the results being put in place by `finish`: the Work; NotImplemented, if the
+ * operands do not go together. */
+PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     (void)module;
-    call c = {.peer = NO_PEER, .bytes = SIZE_MAX};
-    PyObject *peer;
-    if (!PyArg_ParseTuple(args, "OO!OOO!pOO!OOOOO!O!pd", &c.self, bridge_state.calls, &c.group, &c.name, &c.function,
-                          &PyTuple_Type, &c.arguments, &c.sync, &peer, &PyList_Type, &c.out.tensors, &c.opts, &c.finish,
-                          &c.keep, &c.then, &PyTuple_Type, &c.in.shapes, &PyTuple_Type, &c.out.shapes, &c.is_counted,
-                          &c.extension))
+    PyObject *method, *operands, *work = NULL;
+    call c = {.peer = NO_PEER, .root = -1, .is_plain = 1};
+    if (!PyArg_ParseTuple(args, "O!O!OOOO|O", bridge_state.method, &method, &PyTuple_Type, &operands, &c.finish,
+                          &c.keep, &c.results, &c.lists, &c.factor))
         return NULL;
+    const mpp_method *m = c.method = (const mpp_method *)method;
+    c.self = PyTuple_GetItem(operands, 0);
+    c.name = m->name;
     c.finish = unless_none(c.finish);
-    c.then = unless_none(c.then);
-    if (peer != Py_None) c.peer = (int)PyLong_AsLong(peer);
-    return PyErr_Occurred() ? NULL : start(&c);
+    c.keep = unless_none(c.keep);
+    c.results = unless_none(c.results);
+    if (c.self && (c.group = calls_of(c.self)))
+        work = mpp_read_call(&c, m, operands) ? run(&c) : shared(Py_NotImplemented);
+    if (work && c.results && work != Py_NotImplemented && !set(work, interned.lists, shared(c.lists))) Py_CLEAR(work);
+    mpp_forget(&c);
+    return work;
 }
 
-/* ---- Work.wait ---- */
-
-static int is_none(PyObject *work, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(work, name);
-    int none = value == Py_None;
-    if (!value) PyErr_Clear();
-    Py_XDECREF(value);
-    return none;
-}
-
-/* Of a Work whose result needs nothing more done than to be there. */
-static int can_finish(PyObject *work) {
-    PyObject *finished = PyObject_GetAttr(work, interned.finished);
-    int open = finished == Py_False && is_none(work, interned.finish) && is_none(work, interned.then) &&
-               is_none(work, interned.future) && is_none(work, interned.error);
-    Py_XDECREF(finished);
-    return open && !PyErr_Occurred();
-}
-
-static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is well */
-    if (!can_finish(work)) return 0;
-    PyObject *handle = PyObject_GetAttr(work, interned.handle);
-    uintptr_t op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
-    int state = MPP_PENDING;
-    if (op && !PyErr_Occurred()) {
-        mpp_note_wait(op);
-        PyThreadState *gil = PyEval_SaveThread();
-        state = mpp_engine->wait(op, MPP_SLICE_NS);
-        PyEval_RestoreThread(gil);
-    }
-    /* Not reported to the background too, and nobody has asked for a future meanwhile: from here to the end no other
-     * thread of Python runs. */
-    int done = state == MPP_DONE && can_finish(work) && set(work, interned.finished, shared(Py_True)) &&
-               set(work, interned.keep, shared(Py_None));
-    if (done && PyDict_DelItem(bridge_state.registry, handle)) PyErr_Clear();
-    if (!done) PyErr_Clear();
-    Py_XDECREF(handle);
-    return done;
-}
-
-PyObject *mpp_wait_for(PyObject *module, PyObject *work) {
+/* Of mpiplus's own, by a function of C's that Python has found. `is_special`: Python is asked before. */
+PyObject *mpp_start_function(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *type = (PyObject *)Py_TYPE(work);
-    if (type == bridge_state.pending) mpp_note_asked_for(work);
-    int is_over =
-        bridge_state.is_ready &&
-        (type == bridge_state.work || (type == bridge_state.pending && bridge_state.is_watched && wait_a_slice(work)));
-    return shared(is_over ? Py_True : Py_False);
+    call c = {.peer = NO_PEER, .root = -1, .bytes = SIZE_MAX};
+    PyObject *peer, *tensors, *shapes, *work = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO!pOO!O!OOp", &c.self, &c.name, &c.function, &PyTuple_Type, &c.arguments, &c.sync,
+                          &peer, &PyList_Type, &tensors, &PyTuple_Type, &shapes, &c.opts, &c.keep, &c.is_special))
+        return NULL;
+    if (peer != Py_None) c.peer = (int)PyLong_AsLong(peer);
+    c.out = (tensor_args){shared(tensors), shared(shapes)};
+    if (!PyErr_Occurred() && (c.group = calls_of(c.self))) work = c.is_special ? run(&c) : start(&c);
+    mpp_forget(&c);
+    return work;
 }

@@ -89,6 +89,7 @@ static int method_traverse(PyObject *self, visitproc visit, void *arg) {
 static int method_clear(PyObject *self) {
     Py_CLEAR(((mpp_method *)self)->python);
     Py_CLEAR(((mpp_method *)self)->name);
+    Py_CLEAR(((mpp_method *)self)->start_name);
     return 0;
 }
 
@@ -96,16 +97,17 @@ static void method_free(PyObject *self) { free_object(self, method_clear); }
 
 /* Method(python, operation, start, roles): operations.py says what the latter are. */
 static PyObject *method_new(PyTypeObject *type, PyObject *args, PyObject *named) {
-    PyObject *python, *name;
-    const char *start, *roles;
+    PyObject *python, *name, *start_name;
+    const char *roles;
     if (named && PyDict_Size(named)) return PyErr_SetString(PyExc_TypeError, "Method takes no names"), NULL;
-    if (!PyArg_ParseTuple(args, "OUss", &python, &name, &start, &roles)) return NULL;
+    if (!PyArg_ParseTuple(args, "OUUs", &python, &name, &start_name, &roles)) return NULL;
+    const char *start = PyUnicode_AsUTF8AndSize(start_name, NULL);
+    if (!start) return NULL;
     mpp_method *m = (mpp_method *)PyType_GenericAlloc(type, 0);
     if (!m) return NULL;
-    Py_INCREF(python);
-    Py_INCREF(name);
-    m->python = python;
-    m->name = name;
+    m->python = shared(python);
+    m->name = shared(name);
+    m->start_name = shared(start_name);
     if (!mpp_find_method(m, start, roles)) {
         Py_DECREF(m);
         return PyErr_Format(PyExc_ValueError, "C has no way for %s of %s", start, roles), NULL;
@@ -151,6 +153,32 @@ static PyType_Spec method_spec = {
     .slots = method_slots,
 };
 
+/* ---- who calls ---- */
+
+enum { MOST_FRAMES = 16 };
+
+/* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
+ * would have to be counted from the function's first. */
+PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    PyObject *frames = PyList_New(0), *frame = bridge_state.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
+    Py_XINCREF(frame);
+    while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
+        int users = mpp_is_users(code);
+        if (users > 0) at = PyObject_GetAttr(frame, interned.instruction);
+        if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
+            back = PyObject_GetAttr(frame, interned.back);
+        Py_XDECREF(at);
+        Py_DECREF(code);
+        Py_DECREF(frame);
+        frame = back;
+        if (!back) Py_CLEAR(frames);
+    }
+    Py_XDECREF(frame);
+    return frames;
+}
+
 /* ---- the module ---- */
 
 static PyObject *view(PyObject *module, PyObject *tensor) {
@@ -160,29 +188,29 @@ static PyObject *view(PyObject *module, PyObject *tensor) {
     return Py_BuildValue("KL", (unsigned long long)((uintptr_t)v.data + v.byte_offset), (long long)v.ndim);
 }
 
-/* connect(entries, capsule, types, samples, operations, objects): see call_path.py. Without a capsule, or operations by
- * number, every call goes through Python. */
+/* connect(entries, capsule, types, samples, operations, objects): see call_path.py. Without a capsule every tensor goes
+ * through Python. */
 static PyObject *connect(PyObject *module, PyObject *args) {
     (void)module;
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_bridge_state told = bridge_state;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!OO!O!)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
-                          &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
-                          &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder, &PyDict_Type,
-                          &told.registry, &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type,
-                          &told.front_end))
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!OO!O!OOO)", &address, &capsule, &PyTuple_Type, &types,
+                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
+                          &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
+                          &PyDict_Type, &told.registry, &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type,
+                          &told.front_end, &told.plain, &told.prepare, &told.follow))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
-    int has_tensors = capsule != Py_None;
     mpp_engine = entries;
-    if (has_tensors && !mpp_know_tensors(capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,     told.pending,  told.lock,  told.is_profiled,   told.modes,    told.activity,
-                        told.recorder, told.registry, told.watch, told.not_the_users, told.front_end};
+    if (!mpp_know_tensors(capsule, types, samples, operations)) return NULL;
+    PyObject *kept[] = {told.work,      told.pending,  told.lock,     told.is_profiled, told.modes,
+                        told.activity,  told.recorder, told.registry, told.watch,       told.not_the_users,
+                        told.front_end, told.plain,    told.prepare,  told.follow};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
-    told.is_ready = (char)has_tensors;
+    told.is_ready = 1;
     bridge_state = told;
     Py_RETURN_NONE;
 }
@@ -201,12 +229,12 @@ static PyObject *disconnect(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, NULL},
-    {"disconnect", disconnect, METH_NOARGS, "Let Python see to every call from now on."},
+    {"disconnect", disconnect, METH_NOARGS, "Let every call come through Python from now on."},
     {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
     {"set_timeline", mpp_set_timeline, METH_O,
      "What numbers the calls for a timeline, or None: timeline/recording.py."},
-    {"start", mpp_start_operation, METH_VARARGS,
-     "Start an operation on operands, and make its Work: group/starting.py."},
+    {"start_plain", mpp_start_plain, METH_VARARGS, "Start an operation on plain tensors: group/operands.py."},
+    {"start_function", mpp_start_function, METH_VARARGS, "Start an operation of mpiplus's own: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,
      "The calls of the user's program that led here: code, instruction, ..."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
@@ -231,6 +259,7 @@ static int intern_names(void) {
                {&interned.error, "_error"},        {&interned.caller, "caller"},
                {&interned.wait, "wait"},           {&interned.lock, "_lock"},
                {&interned.file, "co_filename"},    {&interned.back, "f_back"},
+               {&interned.lists, "_lists"},        {&interned.root_tensor, "rootTensor"},
                {&interned.instruction, "f_lasti"}, {&interned.second_halves, "second_halves"},
                {&interned.call, "_call"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -289,6 +318,7 @@ PyMODINIT_FUNC PyInit__bridge(void) {
     PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
     PyObject *method = calls ? PyType_FromSpec(&method_spec) : NULL;
     bridge_state.calls = calls;
+    bridge_state.method = method;
     if (!method || !add_constants(module) || PyModule_AddObject(module, "Method", method)) goto failed;
     Py_INCREF(calls);
     if (PyModule_AddObject(module, "Calls", calls)) goto failed;

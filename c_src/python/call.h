@@ -24,12 +24,12 @@ typedef struct {
     PyObject_HEAD unsigned long long handle;
     int rank, size, largest_tag;
     char compares;               /* what the ranks call, first of all */
-    char python_only;            /* each call is to be read by Python */
+    char python_only;            /* each call is to come through Python */
     unsigned long long sequence; /* of collectives: the same on all ranks */
     unsigned long long messages;
-    unsigned long long in_c;       /* of both, how many C has read without Python */
+    unsigned long long in_c;       /* of both, how many began without Python */
     double timeout;                /* in seconds */
-    PyObject *broken, *coalescing; /* None, or why C is not to read anything */
+    PyObject *broken, *coalescing; /* None, or why Python is to be asked before each call */
     PyObject *extensions;          /* the same, if not empty */
     PyObject *subject, *last;      /* for the flight recorder: the group, and the last collective's entry */
 } calls_object;
@@ -47,16 +47,25 @@ typedef struct {
 } operand;
 
 typedef struct call call;
+typedef struct mpp_method mpp_method;
 typedef uintptr_t starter(const call *c, int64_t wait_ns);
 typedef int reader(call *c, PyObject *args);
 struct call { /* what it refers to is borrowed, but for the group, tensors, shapes and lists */
     PyObject *self, *name;
+    const mpp_method *method; /* NULL: a function of Python's */
     calls_object *group;
     PyObject *opts;
     int sync, is_counted, peer, root, tag; /* is_counted: by the comparison of calls that came before */
     tensor_args out, in;            /* the results, and what they are made of; without the latter: of themselves */
     PyObject *finish, *keep, *then; /* as engine/work.py says; NULL: none */
-    double extension;               /* of the deadline */
+    PyObject *results;              /* the Work's tensors where these are not what C is given; or NULL */
+    PyObject *lists;                /* in how many its future has them; NULL: in one */
+    PyObject *device;               /* of its tensors; NULL: there are none, None: host memory */
+    PyObject *factor;               /* of a PREMUL_SUM; or NULL */
+    uintptr_t staging;
+    int is_plain;     /* Python has made the operands: of their types at least */
+    int is_special;   /* Python is asked before it begins, and told of its Work */
+    double extension; /* of the deadline */
     operand a, b;
     mpp_reduction how;
     uintptr_t *addresses; /* two lists of a group's size each: of what is sent, and of what is received */
@@ -67,14 +76,26 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     PyObject *function, *arguments; /* in place of that, and of the operands, where Python has made these; or NULL */
 };
 
+static inline PyObject *shared(PyObject *object) { /* a new reference */
+    Py_INCREF(object);
+    return object;
+}
+
+static inline int set(PyObject *work, PyObject *name, PyObject *value) { /* steals the value */
+    int is_set = value && !PyObject_SetAttr(work, name, value);
+    Py_XDECREF(value);
+    return is_set;
+}
+
 static inline int mpp_is_message(const call *c) { return c->peer != NO_PEER; }
 
-/* patience.c: how long a call waits for its operation in C; told of messages that are begun, and of waits for one. */
+/* patience.c: how long a call waits for its operation in C; told of messages that are begun. */
 int64_t mpp_patience(const call *c);
 void mpp_note_message(const call *c, uintptr_t op);
-void mpp_note_wait(uintptr_t op);
 
-/* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. `place` is that of the options. */
+/* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. A tensor is one of torch's, dense
+ * and in host memory, or a `Plain` of Python's, which says where a tensor's numbers are. `place` is that of the
+ * options. */
 extern const mpp_entries *mpp_engine;
 int mpp_view(PyObject *tensor, dl_tensor *view);
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
@@ -83,11 +104,12 @@ void mpp_forget(call *c);                 /* all that is not borrowed */
 Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
 PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
-int mpp_read_single(PyObject *argument, tensor_args *s, operand *o);
+int mpp_read_single(call *c, PyObject *argument, tensor_args *s, operand *o);
 int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which);
 void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length);
 int mpp_read_options(call *c, PyObject *args, Py_ssize_t place);
 int mpp_as_int(PyObject *number, int *value);
+int mpp_as_long(PyObject *number, int64_t *value);
 int mpp_read_root(call *c);
 int mpp_read_reduction(call *c, const dtype_info *type);
 
@@ -104,11 +126,12 @@ int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 
 /* What the bridge was told of Python's side (bridge_module.c); all zero before. */
 typedef struct {
-    PyObject *calls, *work, *pending, *lock;  /* types */
-    PyObject *is_profiled;                    /* of this thread: a function */
+    PyObject *calls, *method, *plain, *work, *pending, *lock; /* types */
+    PyObject *is_profiled;                                    /* of this thread: a function */
     PyObject *modes;                          /* how many TorchDispatchModes it has entered: a function */
     PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
     PyObject *watch;                          /* a method of the engine's */
+    PyObject *prepare, *follow;               /* of what is special: functions of starting.py */
     PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
     PyObject *front_end;                      /* code that does without a Work for what is complete */
     char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
@@ -120,18 +143,19 @@ typedef struct {
     PyObject *calls, *last, *current, *append, *opts_word;
     PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *extension, *started, *tensors, *keep;
     PyObject *finish, *then, *future, *error, *caller, *wait, *lock, *second_halves;
-    PyObject *file, *instruction, *back, *call;
+    PyObject *file, *instruction, *back, *lists, *root_tensor, *call;
 } mpp_interned;
 extern mpp_interned interned;
 
 /* A method of a group. */
-typedef struct {
-    PyObject_HEAD PyObject *python; /* the method that this stands for */
+struct mpp_method {
+    PyObject_HEAD PyObject *python; /* what makes plain tensors of others, or says what is wrong */
     PyObject *name;                 /* of the operation */
+    PyObject *start_name;
     starter *start;
     reader *read;
     int operands, has_root, reduces; /* of c10d's arguments so many come before the options */
-} mpp_method;
+};
 enum { NO_OPTIONS = -1 };
 
 /* methods.c: what Python's table of operations says of a method, 0: C does not know these; and how its arguments are
@@ -147,7 +171,8 @@ void mpp_note_work(PyObject *work, PyObject *entry);
 void mpp_note_asked_for(PyObject *work);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
-PyObject *mpp_start_operation(PyObject *module, PyObject *args);
+PyObject *mpp_start_plain(PyObject *module, PyObject *args);
+PyObject *mpp_start_function(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
 

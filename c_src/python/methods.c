@@ -1,8 +1,8 @@
 /* The methods of c10d that C can carry out from the call to the Work: how their arguments are read, and what is
  * started.
  *
- * Python's table of operations (operations.py) names a function and roles of operands for each; the methods in group/
- * make operands of all other tensors. */
+ * Python's table of operations (operations.py) names a function and roles of operands for each; group/operands.py makes
+ * plain tensors of all others. */
 #include <string.h>
 
 #include "python/call.h"
@@ -21,25 +21,24 @@ static int read_nothing(call *c, PyObject *args) { return (void)args, mpp_make_t
 
 /* Of one tensor only number 0 can be meant; Python knows the words for others. */
 static int names_only_tensor(const call *c) {
-    static PyObject *root_tensor;
     int number;
-    if (!root_tensor && !(root_tensor = PyUnicode_InternFromString("rootTensor"))) return PyErr_Clear(), 0;
-    PyObject *given = PyObject_GetAttr(c->opts, root_tensor);
+    PyObject *given = PyObject_GetAttr(c->opts, interned.root_tensor);
+    if (!given) PyErr_Clear();
     int is_only = mpp_as_int(given, &number) && number == 0;
     Py_XDECREF(given);
     return is_only;
 }
 
 static int read_one(call *c, PyObject *args) {
-    if (!mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
     c->bytes = c->a.bytes;
-    return c->root < 0 || names_only_tensor(c);
+    return c->root < 0 || c->results || names_only_tensor(c);
 }
 
 /* Output `b`, input `a`. */
 static int read_pair(call *c, PyObject *args) {
-    return mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->b) &&
-           mpp_read_single(PyTuple_GetItem(args, 2), &c->in, &c->a) && c->a.type == c->b.type;
+    return mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b) &&
+           mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) && c->a.type == c->b.type;
 }
 
 static int read_whole_and_own(call *c, PyObject *args) {
@@ -55,7 +54,7 @@ static int is_apart_from_list(const call *c, const operand *o, int is_written) {
 }
 
 static int read_list_and_own(call *c, PyObject *args) {
-    if (!mpp_read_single(PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
     return mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 1)), &c->out, &c->a.type, 0) &&
            c->lengths[c->group->rank] == c->a.bytes && is_apart_from_list(c, &c->a, 0);
 }
@@ -70,7 +69,7 @@ static int read_own_and_whole(call *c, PyObject *args) {
 }
 
 static int read_own_and_list(call *c, PyObject *args) {
-    if (!mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->b) || !mpp_make_lists(c)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b) || !mpp_make_lists(c)) return 0;
     c->a.type = c->b.type;
     if (!mpp_read_list(c, mpp_only_list_of(PyTuple_GetItem(args, 2)), &c->in, &c->a.type, 0)) return 0;
     if (!is_apart_from_list(c, &c->b, 1)) return 0;
@@ -103,20 +102,33 @@ static void only_for_root(call *c, int which) {
     c->lengths[which * c->group->size + c->root] = c->a.bytes;
 }
 
-static int read_roots_list_and_own(call *c, PyObject *args) {
-    if (!mpp_read_single(PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
-    if (!read_list_of_root(c, PyTuple_GetItem(args, 1), &c->out, &c->a, 1)) return 0;
+static int send_to_root(call *c) {
     only_for_root(c, 0);
-    if (!c->out.tensors) { /* nothing comes here: the Work's tensor is the one sent */
-        Py_INCREF(c->in.tensors);
-        Py_INCREF(c->in.shapes);
-        c->out = c->in;
-    }
+    if (!c->out.tensors) /* nothing comes here: the Work's tensor is the one sent */
+        c->out = (tensor_args){shared(c->in.tensors), shared(c->in.shapes)};
     return is_exchange_apart(c);
 }
 
+static int read_roots_list_and_own(call *c, PyObject *args) {
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
+    return read_list_of_root(c, PyTuple_GetItem(args, 1), &c->out, &c->a, 1) && send_to_root(c);
+}
+
+/* The others' output is not looked at. */
+static int read_roots_whole_and_own(call *c, PyObject *args) {
+    int size = c->group->size;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
+    if (c->root == c->group->rank) {
+        if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b) || c->a.type != c->b.type) return 0;
+        if (c->b.count != c->a.count * (size_t)size) return 0;
+        mpp_fill_rows(c, 1, c->b.address, c->a.bytes);
+    }
+    c->bytes = c->a.bytes;
+    return send_to_root(c);
+}
+
 static int read_own_and_roots_list(call *c, PyObject *args) {
-    if (!mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->a) || !mpp_make_lists(c)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a) || !mpp_make_lists(c)) return 0;
     if (!read_list_of_root(c, PyTuple_GetItem(args, 2), &c->in, &c->a, 0)) return 0;
     only_for_root(c, 1);
     return is_exchange_apart(c) && (c->in.tensors || mpp_make_tensor_args(&c->in, 0));
@@ -134,8 +146,8 @@ static int read_splits(call *c, PyObject *sizes, const operand *o, int which) {
     if (given != ranks) return 0;
     int64_t total = 0;
     for (int r = 0; r < ranks; r++) {
-        int rows;
-        if (!mpp_as_int(mpp_item_of(sizes, r), &rows) || rows < 0) return 0;
+        int64_t rows;
+        if (!mpp_as_long(mpp_item_of(sizes, r), &rows) || rows < 0 || rows > o->rows) return 0;
         total += rows;
         c->addresses[which * ranks + r] = o->address + at;
         c->lengths[which * ranks + r] = (size_t)rows * row;
@@ -171,7 +183,7 @@ static int read_tagged(call *c, PyObject *args, int has_peer) {
     if (given > tag &&
         (!mpp_as_int(PyTuple_GetItem(args, tag), &c->tag) || c->tag < 0 || c->tag > c->group->largest_tag))
         return 0;
-    if (!mpp_read_single(PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
     c->bytes = c->a.bytes;
     return 1;
 }
@@ -201,6 +213,7 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
                    {"out+in*", 2, read_own_and_whole},
                    {"out+in[]", 2, read_own_and_list},
                    {"out[root]+in", 2, read_roots_list_and_own},
+                   {"out*[root]+in", 2, read_roots_whole_and_own},
                    {"out+in[root]", 2, read_own_and_roots_list},
                    {"out/+in/", 4, read_rows},
                    {"out[]+in[]", 2, read_lists},

@@ -1,15 +1,15 @@
 /* What the methods of c10d are given, as the engine takes it: tensors as memory, options as numbers.
  *
- * Whatever is not plain here, be it an error or another kind of tensor, is left to the methods in Python: they know
- * the words for it. So nothing in this file raises. */
+ * Whatever is not plain here, be it an error or another kind of tensor, is left to Python, which makes a `Plain` of
+ * each tensor (tensors/arguments.py), or knows the words for what is wrong. So nothing in this file raises. */
 #include "python/call.h"
 
-enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32 };
+enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32, OTHERS = 128 };
 
 const mpp_entries *mpp_engine;
 static const dl_exchange *exchange;
-static PyObject *tensor_types; /* a tuple: no subclasses, which may be anything */
-static dtype_info dtypes[KINDS][WIDTHS];
+static PyObject *tensor_types;                           /* a tuple: no subclasses, which may be anything */
+static dtype_info dtypes[KINDS][WIDTHS], others[OTHERS]; /* by DLPack's numbers; of Plains */
 static struct {
     char is_there, is_average;
     int code;             /* enum mpp_redop */
@@ -20,7 +20,7 @@ static PyObject *dtype_attribute, *is_neg, *is_conj, *storage_offset, *async_op,
 
 int mpp_view(PyObject *tensor, dl_tensor *view) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(tensor_types); i++)
-        if ((PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i))
+        if (exchange && (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i))
             return exchange->view(tensor, view) ? (PyErr_Clear(), 0) : 1;
     return 0;
 }
@@ -100,10 +100,43 @@ static int is_of_its_dtype(PyObject *tensor, const dl_tensor *view, const dtype_
     return its == type->dtype;
 }
 
+static const dtype_info *type_of_plain(PyObject *dtype, size_t size, int code) {
+    for (int i = 0; i < OTHERS; i++) {
+        if (!others[i].dtype) others[i] = (dtype_info){.dtype = shared(dtype), .size = size, .code = code};
+        if (others[i].dtype == dtype) return &others[i];
+    }
+    return NULL;
+}
+
+static int is_on(call *c, PyObject *device) { /* where the call's other tensors are */
+    if (!c->device) c->device = device;
+    int is_same = PyObject_RichCompareBool(c->device, device, Py_EQ);
+    if (is_same < 0) PyErr_Clear();
+    return is_same > 0;
+}
+
+/* Plain((tensor, address, elements, bytes of each, rows, dtype, its number, (shape, dtype), device or None)) */
+static int read_plain(call *c, PyObject *plain, tensor_args *s, int i, operand *o) {
+    PyObject *of[9];
+    for (int k = 0; k < 9; k++) of[k] = PyTuple_GetItem(plain, k);
+    o->address = (uintptr_t)PyLong_AsUnsignedLongLong(of[1]);
+    o->count = PyLong_AsSize_t(of[2]);
+    size_t size = PyLong_AsSize_t(of[3]);
+    o->rows = PyLong_AsLongLong(of[4]);
+    o->type = type_of_plain(of[5], size, (int)PyLong_AsLong(of[6]));
+    if (PyErr_Occurred()) PyErr_Clear(), o->type = NULL;
+    if (!o->type || !is_on(c, of[8])) return 0;
+    o->bytes = o->count * size;
+    PyList_SetItem(s->tensors, i, shared(of[0]));
+    PyTuple_SetItem(s->shapes, i, shared(of[7]));
+    return 1;
+}
+
 /* `object` becomes number `i` of these. */
-static int read_tensor(PyObject *object, tensor_args *s, int i, operand *o) {
+static int read_tensor(call *c, PyObject *object, tensor_args *s, int i, operand *o) {
     dl_tensor view;
-    if (!mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
+    if ((PyObject *)Py_TYPE(object) == bridge_state.plain) return read_plain(c, object, s, i, o);
+    if (!is_on(c, Py_None) || !mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
     o->type = info_of(&view);
     if (!o->type || !o->type->dtype || !is_of_its_dtype(object, &view, o->type)) return 0;
     if (!count_elements(&view, &o->count)) return 0;
@@ -128,6 +161,7 @@ int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors) {
 }
 
 Py_ssize_t mpp_length_of(PyObject *list) { /* -1: it is neither a list nor a tuple */
+    if ((PyObject *)Py_TYPE(list) == bridge_state.plain) return -1;
     return PyList_Check(list) ? PyList_Size(list) : PyTuple_Check(list) ? PyTuple_Size(list) : -1;
 }
 
@@ -136,10 +170,10 @@ PyObject *mpp_item_of(PyObject *list, Py_ssize_t i) { /* borrowed */
 }
 
 /* The one tensor of an argument that is a list of one, or the tensor itself. */
-int mpp_read_single(PyObject *argument, tensor_args *s, operand *o) {
+int mpp_read_single(call *c, PyObject *argument, tensor_args *s, operand *o) {
     Py_ssize_t length = mpp_length_of(argument);
     if (length >= 0 && length != 1) return 0;
-    return mpp_make_tensor_args(s, 1) && read_tensor(length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
+    return mpp_make_tensor_args(s, 1) && read_tensor(c, length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
 }
 
 PyObject *mpp_only_list_of(PyObject *argument) {
@@ -154,7 +188,7 @@ int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info 
     if (mpp_length_of(argument) != size || !mpp_make_tensor_args(s, size)) return 0;
     for (int r = 0; r < size; r++) {
         operand o;
-        if (r >= mpp_length_of(argument) || !read_tensor(mpp_item_of(argument, r), s, r, &o)) return 0;
+        if (r >= mpp_length_of(argument) || !read_tensor(c, mpp_item_of(argument, r), s, r, &o)) return 0;
         if (!*type) *type = o.type;
         if (o.type != *type) return 0;
         c->addresses[which * size + r] = o.address;
@@ -184,16 +218,21 @@ int mpp_read_options(call *c, PyObject *args, Py_ssize_t place) {
     if (PyTuple_Size(args) != place + 1) return 0;
     c->opts = PyTuple_GetItem(args, place);
     PyObject *is_async = PyObject_GetAttr(c->opts, async_op);
-    if (!is_async) return PyErr_Clear(), 0;
+    if (!is_async) return PyErr_Clear(), c->is_plain; /* a barrier's in an older torch; it is waited for all the same */
     c->sync = is_async == Py_False;
     int known = c->sync || is_async == Py_True;
     Py_DECREF(is_async);
     return known;
 }
 
+int mpp_as_long(PyObject *number, int64_t *value) {
+    *value = number ? PyLong_AsLongLong(number) : -1;
+    return *value == -1 && PyErr_Occurred() ? (PyErr_Clear(), 0) : 1;
+}
+
 int mpp_as_int(PyObject *number, int *value) {
-    long long wide = number ? PyLong_AsLongLong(number) : -1;
-    if (wide == -1 && PyErr_Occurred()) return PyErr_Clear(), 0;
+    int64_t wide;
+    if (!mpp_as_long(number, &wide)) return 0;
     *value = (int)wide;
     return *value == wide;
 }
@@ -205,7 +244,15 @@ int mpp_read_root(call *c) {
     return known;
 }
 
+static int read_premul_sum(call *c, const dtype_info *type) {
+    double factor = PyFloat_AsDouble(c->factor);
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    c->how = (mpp_reduction){.dtype = type->code, .op = MPP_SUM, .has_premul = 1, .premul = factor, .divisor = 1};
+    return type->code >= 0 && type->code != MPP_BOOL && mpp_engine->reduction_supported(type->code, MPP_SUM);
+}
+
 int mpp_read_reduction(call *c, const dtype_info *type) {
+    if (c->factor) return read_premul_sum(c, type);
     PyObject *op = PyObject_GetAttr(c->opts, reduce_op);
     Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
     Py_XDECREF(op);
@@ -262,10 +309,6 @@ static int know_dtypes(PyObject *samples) {
 }
 
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyObject *numbers) {
-    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (!exchange) return 0;
-    if (exchange->major != DL_MAJOR || !exchange->view)
-        return PyErr_Format(PyExc_RuntimeError, "DLPack %u shows no tensors to C", exchange->major), 0;
     Py_INCREF(types);
     tensor_types = types;
     dtype_attribute = PyUnicode_InternFromString("dtype");
@@ -276,5 +319,10 @@ int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyOb
     reduce_op = PyUnicode_InternFromString("reduceOp");
     root_rank = PyUnicode_InternFromString("rootRank");
     if (!dtype_attribute || !is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
-    return know_operations(numbers) && know_dtypes(samples);
+    if (!know_operations(numbers) || capsule == Py_None) return capsule == Py_None && !PyErr_Occurred();
+    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!exchange) return 0;
+    if (exchange->major != DL_MAJOR || !exchange->view)
+        return PyErr_Format(PyExc_RuntimeError, "DLPack %u shows no tensors to C", exchange->major), 0;
+    return know_dtypes(samples);
 }

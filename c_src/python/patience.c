@@ -1,4 +1,4 @@
-/* How long a call that is to be asynchronous polls before a Work is made.
+/* How long a call that is to be asynchronous polls before a Work is made; and the wait for a Work.
  *
  * torch's recv() is irecv() and wait() to a group, and send() likewise. Polling for the message before a Work is made
  * saves half of the call where wait() follows at once, and holds up whoever has something else to do: so only where it
@@ -34,9 +34,59 @@ void mpp_note_message(const call *c, uintptr_t op) {
     last_message.begun = now_ns();
 }
 
-void mpp_note_wait(uintptr_t op) {
+static void note_wait(uintptr_t op) {
     if (!op || op != last_message.op) return;
     last_message.op = 0;
     if (now_ns() - last_message.begun >= 2 * PATIENCE_NS) last_message.waited_for = 0;
     else if (last_message.waited_for < SURE) last_message.waited_for++;
+}
+
+/* ---- Work.wait ---- */
+
+static int is_none(PyObject *work, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(work, name);
+    int none = value == Py_None;
+    if (!value) PyErr_Clear();
+    Py_XDECREF(value);
+    return none;
+}
+
+/* Of a Work whose result needs nothing more done than to be there. */
+static int can_finish(PyObject *work) {
+    PyObject *finished = PyObject_GetAttr(work, interned.finished);
+    int open = finished == Py_False && is_none(work, interned.finish) && is_none(work, interned.then) &&
+               is_none(work, interned.future) && is_none(work, interned.error);
+    Py_XDECREF(finished);
+    return open && !PyErr_Occurred();
+}
+
+static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is well */
+    if (!can_finish(work)) return 0;
+    PyObject *handle = PyObject_GetAttr(work, interned.handle);
+    uintptr_t op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
+    int state = MPP_PENDING;
+    if (op && !PyErr_Occurred()) {
+        note_wait(op);
+        PyThreadState *gil = PyEval_SaveThread();
+        state = mpp_engine->wait(op, MPP_SLICE_NS);
+        PyEval_RestoreThread(gil);
+    }
+    /* Not reported to the background too, and nobody has asked for a future meanwhile: from here to the end no other
+     * thread of Python runs. */
+    int done = state == MPP_DONE && can_finish(work) && set(work, interned.finished, shared(Py_True)) &&
+               set(work, interned.keep, shared(Py_None));
+    if (done && PyDict_DelItem(bridge_state.registry, handle)) PyErr_Clear();
+    if (!done) PyErr_Clear();
+    Py_XDECREF(handle);
+    return done;
+}
+
+PyObject *mpp_wait_for(PyObject *module, PyObject *work) {
+    (void)module;
+    PyObject *type = (PyObject *)Py_TYPE(work);
+    if (type == bridge_state.pending) mpp_note_asked_for(work);
+    int is_over =
+        bridge_state.is_ready &&
+        (type == bridge_state.work || (type == bridge_state.pending && bridge_state.is_watched && wait_a_slice(work)));
+    return shared(is_over ? Py_True : Py_False);
 }

@@ -1,16 +1,13 @@
-"""Calls that C reads and calls that Python reads: which are which, and that both make the same operands of them."""
+"""Calls that begin in C, and calls that come through Python: which are which, and what both leave and tell."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,20 +15,14 @@ import torch
 import torch.distributed as dist
 from cases import Case
 from groups import RANKS, only_up_to
-from hypothesis import given, settings
-from hypothesis import seed as with_seed
 from operation_table import API_MODE, MOVEMENT, REDUCTION, TABLE, of_kind
-from sampling import seed, share
+from sampling import share
 from started import run_case
 from test_operations import groups_for, rows
-from test_random_arguments import CALLS, PARTS, ROWS, random_calls, right_calls, wrong_calls
 
-from torchmpi_plugin import operations, torch_internals
-from torchmpi_plugin.diagnosis import flight_recorder
+from torchmpi_plugin import torch_internals
 from torchmpi_plugin.diagnosis.frames import line_of
 from torchmpi_plugin.engine.work import Work
-from torchmpi_plugin.group import call_path
-from torchmpi_plugin.group.process_group import ProcessGroupMPI
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
@@ -39,8 +30,7 @@ pytestmark = [
     pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"),
 ]
 #: Of several c10d calls, or of none that C knows.
-some_calls = settings(random_calls, max_examples=max(25, CALLS // 4))
-_NOT_IN_C = ("sparse", "coalesced", "monitored", "scan")
+_NOT_IN_C = ("sparse", "coalesced", "monitored")
 IN_C = [
     operation
     for operation in (TABLE["barrier"], *of_kind(MOVEMENT, REDUCTION))
@@ -141,134 +131,6 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 
     assert begun_in_c(mine, collected) == 0
     assert begun_in_c(mine, lambda: dist.all_reduce(tensor, group=mine)) == 1
-
-
-# ---- the two are the same ----
-
-_TAIL = "uintptr_t, int64_t"
-#: Functions that start operations, in the order of c_src/ops.def.
-FUNCTIONS = {
-    "send": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",
-    "recv": f"uintptr_t, uintptr_t, size_t, int, int, {_TAIL}",
-    "exchange": f"uintptr_t, uintptr_t *, size_t *, uintptr_t *, size_t *, int, {_TAIL}",
-    "barrier": "uintptr_t, int64_t",
-    "broadcast": f"uintptr_t, uintptr_t, size_t, int, {_TAIL}",
-    "allreduce": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
-    "reduce_to": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, int, {_TAIL}",
-    "allgather": f"uintptr_t, uintptr_t, uintptr_t, size_t, {_TAIL}",
-    "allgather_list": f"uintptr_t, uintptr_t, uintptr_t *, size_t *, {_TAIL}",
-    "reduce_scatter": f"uintptr_t, uintptr_t *, uintptr_t, size_t *, int, mpp_reduction *, {_TAIL}",
-    "scan": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
-    "exscan": f"uintptr_t, uintptr_t, uintptr_t, size_t, mpp_reduction *, {_TAIL}",
-}
-
-
-class Operands:
-    """Stands before the engine: notes the operands of what is started, and starts nothing."""
-
-    def __init__(self, group: Any) -> None:
-        self._lib, self._ffi, self._size = group._lib, group._ffi, group.size()
-        self.found: list[tuple[Any, ...]] = []
-        ffi, address = self._ffi, self._lib.mpp_entries_address()
-        length = ffi.cast("size_t *", address)[0]
-        self._table = ffi.new("uintptr_t[]", ffi.unpack(ffi.cast("uintptr_t *", address), length // 8))
-        self._callbacks = [
-            ffi.callback(f"uintptr_t({types})", functools.partial(self._note, name))
-            for name, types in FUNCTIONS.items()
-        ]
-        for i, callback in enumerate(self._callbacks):
-            self._table[1 + i] = int(ffi.cast("uintptr_t", callback))
-
-    def mpp_entries_address(self) -> int:
-        """For C: the engine's functions, of which some are these."""
-        return int(self._ffi.cast("uintptr_t", self._table))
-
-    def __getattr__(self, name: str) -> Any:
-        """For Python."""
-        short = name.removeprefix("mpp_")
-        return functools.partial(self._note, short) if short in FUNCTIONS else getattr(self._lib, name)
-
-    def _note(self, name: str, *operands: Any) -> int:
-        self.found.append((name, *map(self._plain, operands[:-1])))  # how long to poll may differ
-        return 0
-
-    def _plain(self, value: Any) -> Any:
-        if not isinstance(value, self._ffi.CData):
-            return value if isinstance(value, list) else int(value)
-        if "mpp_reduction" not in self._ffi.typeof(value).cname:
-            return self._ffi.unpack(value, self._size)
-        return value.dtype, value.op, value.has_premul, value.premul, value.divisor
-
-
-def operands_of(group: Any, call: Callable[[], object]) -> list[tuple[Any, ...]]:
-    """What is started, on what, by a call of a method: nothing is, but for its being counted and recorded."""
-    noted, engine, entries = Operands(group), group._engine, []
-    known = SimpleNamespace(lib=noted, _registry=engine._registry, watch=engine.watch)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flight_recorder, "current", SimpleNamespace(append=entries.append))
-        patch.setattr(group, "_lib", noted)
-        call_path.connect.__wrapped__(known)
-        try:
-            call()
-        finally:
-            call_path.connect.__wrapped__(engine)
-    return [*noted.found, *((entry[1], *entry[4:7]) for entry in entries)]
-
-
-@with_seed(seed())
-@some_calls
-@given(right_calls())
-def test_both_make_the_same_operands(all_groups, call: dict[str, Any]) -> None:
-    """Of each method's call that an operation consists of; and the operation's result is right."""
-    group, operation = all_groups.get(call["family"]), call["operation"]
-    if group is None or group.size < operation.min_size or operation not in IN_C:
-        return
-    wrong = []
-
-    def compared(method: Any) -> Callable[..., Any]:
-        def operation(self: Any, *arguments: Any, **named: Any) -> Any:
-            made, before = [], self._calls.in_c
-            for python_only in (False, True):
-                with through_python(self, python_only):
-                    made.append(operands_of(self, lambda: method(self, *arguments, **named)))
-            if made[0] != made[1] and self._calls.in_c > before:  # else Python has made copies both times
-                wrong.append((method.__name__, *made))
-            return method(self, *arguments, **named)
-
-        return operation
-
-    case = Case(group, *(call[part] for part in PARTS[2:]))
-    with pytest.MonkeyPatch.context() as patch:
-        for row in operations.ROWS:
-            for name in (row.method, row.newer, *row.aliases) if row.start else ():
-                if name:
-                    patch.setattr(ProcessGroupMPI, name, compared(getattr(ProcessGroupMPI, name)))
-        problems = list(run_case(operation, case))
-    assert problems == wrong == [], f"{operation} {case}"
-
-
-def outcome(function: Callable[..., Any], arguments: list[Any]) -> tuple[type, str]:
-    try:
-        function(*arguments)
-    except Exception as error:
-        return type(error), re.sub(r"0x[0-9a-f]+", "0x", str(error))
-    return type(None), ""
-
-
-@with_seed(seed())
-@some_calls
-@given(wrong_calls())
-def test_errors_are_the_same(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
-    name, offender, wrong = call
-    if all_groups["world"].rank != offender:
-        return
-    function, right, _ = ROWS[name]
-    arguments = [wrong.get(place, argument) for place, argument in enumerate(right(offender))]
-    group = all_groups["world"].process_group
-    with through_python(group):
-        expected = outcome(function, arguments)
-    assert outcome(function, arguments) == expected
-    assert RANKS == 1 or expected[0] is not type(None)  # alone, one wrong list may fit another
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..diagnosis.comparison import Call
-from ..group import starting
+from ..group import call_path
 from ..group import statistics as counted
-from ..group.dispatching import through_dispatcher
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import runtime
-from ..tensors.arguments import ArgumentError, single, writable
+from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import AVG, kind_of
 from .backend import group_of
 
@@ -111,18 +109,8 @@ def _prefix(
     ours, opts = resolve(group), dist.AllreduceOptions()
     if kind_of(op) == AVG:
         raise ArgumentError(f"{name}: AVG makes no sense for a prefix; take SUM, and divide by the number of its ranks")
-    opts.reduceOp = op
-
-    def allreduce(ours: ProcessGroupMPI, tensors: list[torch.Tensor], opts: Any) -> Any:
-        """Reduce as torch's dispatcher does by its own all_reduce, where a tensor has no memory of its own."""
-        tensor = single(tensors, name)
-        how = starting.reduction(ours, tensor.dtype, opts.reduceOp, name)
-        buffer, finish = writable(tensor, name, load=True)
-        operands = buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), how
-        call, function = Call(tensor, [buffer.numel()], opts.reduceOp), getattr(ours._lib, f"mpp_{name}")
-        return starting.collective(ours, name, function, operands, call, tensors, opts, not async_op, finish, buffer)
-
-    work = through_dispatcher(allreduce)(ours, [tensor], opts)
+    opts.reduceOp, opts.asyncOp = op, async_op
+    work = call_path.OWN[name](ours, [tensor], opts)
     if async_op:
         return work
     work.wait()

@@ -39,54 +39,61 @@ def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
 
 
 class Call(NamedTuple):
-    """What must agree between the ranks.
+    """A call as C has read it.
 
     Attributes:
-        tensor: one of its tensors: their dtype must be the same, in some groups their kind of device too.
-        counts: their numbers of elements, where those are the same on every rank.
-        op, root: of a reduction, of a rooted operation.
-        send, receive: bytes to and from each rank: what one sends the other must expect.
-        as_messages: so that host memory on one rank and a device's on another go together in any group.
+        group, operation: of which group, and its name.
+        start: the name of the function of C's that starts it; None: it is one of mpiplus's own.
+        peer: of a message; -1: any.
+        inputs, outputs: its tensors; None: what it reads is what it writes.
+        root: -1: none.
+        lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
+        elements: of its tensor, where there is one.
+        how: the address of the ``mpp_reduction``; 0: it reduces nothing.
+        keep: the memory that C was given, by group/operands.py.
     """
 
-    tensor: torch.Tensor | None = None
-    counts: Sequence[int] = ()
-    op: Any = None
-    root: int | None = None
-    send: Sequence[int] = ()
-    receive: Sequence[int] = ()
-    as_messages: bool = False
+    group: Any
+    operation: str
+    start: str | None
+    peer: int | None
+    opts: Any
+    inputs: list[torch.Tensor] | None
+    outputs: list[torch.Tensor]
+    root: int
+    lengths: list[int]
+    elements: int
+    how: int
+    keep: Any
 
-    def describe(self, operation: str, with_device: bool) -> str:
-        """One line, equal on ranks that agree.
+    def signature(self, mixes_devices: bool) -> tuple[str, torch.Tensor]:
+        """One line, equal on ranks that agree; and that with the bytes to and from each rank, as bytes.
 
         Args:
-            with_device: host memory on one rank and a device's on another do not go together.
+            mixes_devices: host memory on one rank and a device's on another go together.
         """
-        text = operation if self.op is None else f"{operation} ({kind_of(self.op).name})"
-        if self.counts:
-            even = len({*self.counts}) == 1
-            counts = str(self.counts[0]) if even else ", ".join(map(str, self.counts))
-            text += f" of {counts}" + (f" x {len(self.counts)}" if even and len(self.counts) > 1 else "")
-        elif self.tensor is not None:
-            text += " of"
-        if self.tensor is not None:
-            text += f" {str(self.tensor.dtype).removeprefix('torch.')}"
-            if with_device and not self.tensor.is_cpu:
-                text += f" on {self.tensor.device.type}"
-        return text if self.root is None else f"{text} with root {self.root}"
-
-
-def record(text: str, call: Call, size: int) -> torch.Tensor:
-    """What this rank is about to call, as bytes; as many on each of ``size`` ranks."""
-    head = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-    lengths = [*(call.send or [0] * size), *(call.receive or [0] * size)]
-    return torch.cat(
-        [
-            torch.frombuffer(bytearray(head), dtype=torch.uint8),
-            torch.tensor(lengths, dtype=torch.int64, device="cpu").view(torch.uint8),
-        ]
-    )
+        size, text = self.group.size(), self.operation
+        first, second, counts = self.lengths[:size], self.lengths[size:], [self.elements]
+        tensors = self.outputs if self.how or self.start == "exchange" else self.inputs or self.outputs
+        if self.how:
+            text += f" ({kind_of(self.opts.reduceOp).name})"
+        if self.start == "allgather_list":
+            first, second, counts = [self.elements * tensors[0].element_size()] * size, first, []
+        elif self.start == "exchange":
+            counts = []
+        elif first:
+            first, second, counts = [], [], first
+        if tensors and self.start:
+            even = len({*counts}) == 1
+            text += f" of {counts[0] if even else ', '.join(map(str, counts))}".rstrip()
+            text += f" x {len(counts)}" if even and len(counts) > 1 else ""
+            text += f" {str(tensors[0].dtype).removeprefix('torch.')}"
+            if not (tensors[0].is_cpu or mixes_devices or self.start == "exchange"):
+                text += f" on {tensors[0].device.type}"
+        text += "" if self.root < 0 else f" with root {self.root}"
+        head = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+        lengths = torch.tensor([*(first or [0] * size), *(second or [0] * size)], dtype=torch.int64, device="cpu")
+        return text, torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), lengths.view(torch.uint8)])
 
 
 def disagreement(everybody: torch.Tensor) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _bridge, operations, torch_internals
+from .. import operations, torch_internals
 from ..engine import engine
 from ..status import files
 from .frames import line_of
@@ -83,16 +83,6 @@ def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
     if len(tensors) == 1:
         return ((tensors[0].shape, tensors[0].dtype),)
     return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-
-
-def tensors_in(kept: Any) -> Sequence[torch.Tensor]:
-    """The tensors of what an operation keeps for its input: one, or a list with gaps."""
-    return [kept] if isinstance(kept, torch.Tensor) else [tensor for tensor in kept if tensor is not None]
-
-
-def of_pending(entry: tuple[Any, ...], work: Any) -> tuple[Any, ...]:
-    """The entry of an operation that was not complete at once."""
-    return (*entry, weakref.ref(work), _bridge.user_frames())
 
 
 class Recorder:

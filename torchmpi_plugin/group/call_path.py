@@ -1,8 +1,7 @@
-"""What C reads itself: which methods of a group it does so for, and what it needs to be told for it.
+"""The methods of a group that C carries out (python/bridge.c), and what it is told once for that.
 
-From torch's call to the engine and back no line of Python runs (python/bridge.c) for dense tensors in host memory,
-where torch shows its tensors to C (DLPack's table of functions, from torch 2.10 on). For everything else, and for every
-error, C calls the methods that are written in Python, which make operands for it.
+From torch's call to the engine and back no line of Python runs for dense tensors in host memory, where torch shows its
+tensors to C (DLPack's table of functions, from torch 2.10 on). Of everything else ``operands.py`` makes such tensors.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from ..engine import activity, profiling
 from ..engine.engine import Engine
 from ..engine.work import PendingWork, Work
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
-from . import forms
-from .dispatching import through_dispatcher
+from ..tensors.operands import Plain
+from . import coalesced, forms, starting
+from .operands import Method
 
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
 
-def install(group_class: type, functions: dict[str, Any]) -> None:
-    """Make c10d's methods of functions: they take all of its forms, and are read by C where torch shows C its tensors.
+#: Functions of mpiplus's own that are carried out as methods of c10d are: they take a group first.
+OWN = {row.name: Method(row).in_c for row in operations.OWN}
 
-    Args:
-        functions: by the names of the methods; perhaps others too.
-    """
-    methods = {name: forms.taking_all(name, through_dispatcher(functions[name])) for name in forms.FORMS}
-    if torch_internals.tensor_exchange() is not None:
-        rows = [row for row in operations.ROWS if row.start]
-        methods |= {row.method: _bridge.Method(methods[row.method], row.name, row.start, row.roles) for row in rows}
+
+def install(group_class: type) -> None:
+    """Give a class of groups c10d's methods, which take all of its forms, under all their names."""
+    methods: dict[str, Any] = {row.method: Method(row).in_c for row in operations.ROWS if row.start}
+    methods |= coalesced.METHODS
     for name in (*methods, *forms.ALIASES):
         setattr(group_class, name, methods[forms.ALIASES.get(name, name)])
 
@@ -58,7 +56,7 @@ def connect(engine: Engine) -> None:
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(activity), vars(flight_recorder)),
         *(engine._registry, engine.watch, frames.NOT_THE_USERS),
-        _front_end(),
+        *(_front_end(), Plain, starting.prepare, starting.follow),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)
@@ -78,4 +76,4 @@ def _operations() -> dict[int, tuple[int, bool]]:
         if kind != PREMUL_SUM:
             options.reduceOp = kind
             found[hash(options.reduceOp)] = code, kind == AVG
-    return found if len(found) == len(OPERATIONS) - 1 else {}
+    return found

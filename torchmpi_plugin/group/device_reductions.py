@@ -24,12 +24,16 @@ from ..tensors import device
 from ..tensors.arguments import blocks_of
 from ..tensors.dtypes import MPI_OPERATIONS
 from .group import ProcessGroupMPI as Group
-from .starting import Halves, stage
 
 #: Shorter tensors are staged: two rounds of messages and their kernels cost more than the copies. At 1 MiB they did on
 #: an H200, from 4 MiB on no longer. The same on all ranks.
 smallest_bytes = 2 << 20
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
+
+
+#: An operation in two halves, of which the first is an exchange: C's function for that and its operands; what begins
+#: the second half, when the first one is complete, and returns C's handle, 0 if it is complete; tensors that must live.
+Halves = tuple[Callable[..., int], tuple[Any, ...], Callable[[], int], Any]
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -45,6 +49,11 @@ _KERNELS_OF_BOOL = (
     *(torch.bitwise_or, torch.bitwise_and, torch.bitwise_and, torch.bitwise_or),
     *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
 )
+
+
+def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:
+    """C's handle of the staging of an operation on ``tensor``; what only ``moves`` MPI may do on the device."""
+    return device.stage(group._lib, group._ffi, tensor, moves and group._direct, group._communicator.place.local_rank)
 
 
 def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
@@ -158,7 +167,9 @@ def _begin(
                 combine(sources, result, how, spaces)
                 send = [result if r in wanted and r != rank else None for r in range(size)]
                 receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
-                staging = stage(group, result, moves=True)  # after what is queued on the device's current stream
+                staging = (
+                    0 if result.is_cpu else stage(group, result, moves=True)
+                )  # after what is queued on the device's current stream
                 return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
@@ -170,4 +181,4 @@ def _begin(
             group.second_halves.discard(then)
 
     operands = *blocks_of(blocks), *blocks_of(sources), *call, later_tag
-    return Halves(lib.mpp_exchange_to_reduce, operands, then, (received, blocks, result))
+    return lib.mpp_exchange_to_reduce, operands, then, (received, blocks, result)

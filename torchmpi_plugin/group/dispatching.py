@@ -8,9 +8,8 @@ which comes back here, with the tensors from inside, just before a kernel would 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,38 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from .. import torch_internals
-from ..tensors.arguments import WithoutMemoryError
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def through_dispatcher(method: Method) -> Method:
-    """Let a method of a group take tensors without memory of their own. It must raise before it starts anything."""
+def through_dispatcher(group: Any, name: str, method: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """Carry out a method on tensors without memory of their own, which it has refused.
 
-    @functools.wraps(method)
-    def guarded(self: Any, *operands: Any, **named: Any) -> Any:
-        try:
-            return method(self, *operands, **named)
-        except WithoutMemoryError:
-            if not hasattr(dist.ProcessGroup, method.__name__):
-                raise
-        return _dispatch(self, method, operands, named)  # not in the handler: errors are to show one cause only
-
-    return cast(Method, guarded)
-
-
-def _dispatch(group: Any, method: Callable[..., Any], operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    Args:
+        name: of c10d's method.
+        method: takes the group and the operands, with the tensors that are inside.
+    """
     kind: Any = dist.ProcessGroup  # the stubs do not know this constructor
     stand_in = kind(group.rank(), group.size())
 
     def call(tensors: Sequence[torch.Tensor]) -> Any:
         """The group's method, with these in place of the caller's, which are as many and in the same order."""
         given = iter(tensors)
-        in_place = tree_map(lambda leaf: next(given) if isinstance(leaf, torch.Tensor) else leaf, (operands, named))
-        return method(group, *in_place[0], **in_place[1])
+        in_place = tree_map(lambda leaf: next(given) if isinstance(leaf, torch.Tensor) else leaf, operands)
+        return method(group, *in_place)
 
     with _Returning(stand_in, call) as returning:
-        result = getattr(stand_in, method.__name__)(*operands, **named)
+        result = getattr(stand_in, name)(*operands)
     # None: it never came to a kernel, as with tensors that only pretend to be some.
     return result if returning.work is None else returning.work
 

@@ -6,7 +6,6 @@ module. The table is compared with the documentation of torch's own methods by `
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -143,9 +142,12 @@ def _method(options: Any, *texts: str) -> Method:
     return Method(options, tuple(forms))
 
 
-FORMS = {
-    row.method: _method(getattr(c10d, row.options) if row.options else None, *row.forms) for row in operations.ROWS
-}
+def method_of(row: operations.Operation) -> Method:
+    """What the table says of a method."""
+    return _method(getattr(c10d, row.options) if row.options else None, *row.forms)
+
+
+FORMS = {row.method: method_of(row) for row in operations.ROWS}
 #: Other names of some of them.
 ALIASES = {name: row.method for row in operations.ROWS for name in (row.newer, *row.aliases) if name}
 
@@ -224,19 +226,6 @@ def read(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[A
     raise TypeError(f"{name}(): incompatible function arguments: ({', '.join(given)}). It takes {forms}")
 
 
-def taking_all(name: str, method: Any) -> Any:
-    """A method that takes the first form, as one that takes all."""
-
-    @functools.wraps(method)
-    def operation(self: Any, *arguments: Any, **named: Any) -> Any:
-        if self._show_to_modes is not None and modes():
-            return self._show_to_modes(self, name, *read(name, arguments, named))
-        return method(self, *read(name, arguments, named))
-
-    operation.first_form = method  # type: ignore[attr-defined]
-    return operation
-
-
 def first_form(group_class: type, name: str) -> Any:
-    """A method of a class of groups without what :func:`taking_all` has put around it."""
+    """A method of a class of groups in the first form, which no TorchDispatchMode is to see."""
     return getattr(group_class, name).first_form

@@ -30,7 +30,7 @@ from ..mpi import runtime
 from ..store.checkin import CheckIn
 from ..tensors.arguments import check_timeout
 from ..tensors.device import types as device_types
-from . import call_path, failures
+from . import failures
 from .registration import Registration
 
 log = logging.getLogger("torchmpi_plugin")
@@ -60,6 +60,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
     supports_coalescing = supports_abort_hooks = True
     #: Of NCCL, in both its names, and of torchcomms.
     supports_time_estimate = _supports_time_estimate = supports_completion_hooks = supports_reconfigure = False
+    #: Tells C of the engine.
+    _connect: Callable[[engine.Engine], None]
     #: Lets the group's operations run torch's hooks; None where torch has none.
     run_hooks: Callable[[Any], None] | None = None
     #: Gives a group what torch's hooks are attached to; None where torch has none.
@@ -86,7 +88,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._name, self._description = name, ""
         self._store, self._checkin, self._communicator = store, checkin, communicator
         self._engine = engine.start()
-        call_path.connect(self._engine)
+        self._connect(self._engine)
         self._lib, self._ffi = self._engine.lib, self._engine.ffi
         self._handle = communicator.handle
         #: What starting an operation takes of the group, in C.
@@ -102,10 +104,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._direct = cuda_path.current.direct
         #: Of torch, that collects operations now. It does not say when an exception has ended it.
         self._coalescing_block: Any = None
-        self._reductions: dict[Any, Any] = {}
         #: Second halves of operations, still to be begun: the group is needed for them.
         self.second_halves: set[Callable[[], int]] = set()
-        self.begun = 0  # collectives whose operands Python has read
         #: For windows: how many there were, and what the group has registered.
         self._next_window = self.next_registration = 0
         self.registrations: list[Registration] = []

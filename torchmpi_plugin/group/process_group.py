@@ -1,13 +1,12 @@
-"""The methods of :class:`ProcessGroupMPI`: plain functions that take the group, each family in a file of its own.
+"""The methods of :class:`ProcessGroupMPI`: operations, and functions that take the group.
 
-Each method checks the arguments and makes operands of them, which ``starting.py`` hands over to C, and returns a Work.
-With ``asyncOp`` false the operation is complete when it returns. Each is written for one form of its arguments, the one
-that torch itself calls; ``forms.py`` makes that of all others, and ``call_path.py`` gives methods their other names.
+C carries each of them out (``call_path.py``, python/bridge.c). It takes one form of the arguments, the one that torch
+itself calls, and plain tensors; ``forms.py`` and ``operands.py`` make that of all others. A method returns a Work. With
+``asyncOp`` false the operation is complete when it returns.
 
-- ``exchanging.py``: barrier, broadcast, all_gather, gather, scatter, all_to_all
-- ``reducing.py``: all_reduce, reduce, reduce_scatter; ``sparse.py`` and ``device_reductions.py`` beside it
-- ``several.py``: several tensors for a rank
-- ``messages.py``: send, recv, and exchanges made of messages
+- ``starting.py``: what Python has to say of a call before it begins; ``refused.py``: what is wrong with one
+- ``coalesced.py``: operations that consist of others; ``several.py``: several tensors for a rank
+- ``sparse.py``, ``device_reductions.py``: reductions that are not C's
 - ``windows.py``: one-sided communication; ``splitting.py``: groups made of the group's ranks
 - ``ending.py``: the end of a group; ``failures.py``: what becomes of operations that fail
 """
@@ -17,17 +16,13 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from .. import torch_internals
-from ..operations import ROWS
-from . import call_path, ending, exchanging, messages, reducing, splitting, starting, windows
+from . import call_path, ending, splitting, windows
 from .group import ProcessGroupMPI
 
 __all__ = ["ProcessGroupMPI"]
 
-_functions = {**vars(exchanging), **vars(messages), **vars(reducing)}
-for _row in ROWS:
-    if "@" not in _row.roles:  # all ranks call it
-        _functions[_row.method] = starting.telling_of_no_memory(_functions[_row.method])
-call_path.install(ProcessGroupMPI, _functions)
+call_path.install(ProcessGroupMPI)
+ProcessGroupMPI._connect = staticmethod(call_path.connect)
 for _method in (
     *(ending.shutdown, splitting.split_group, splitting.merge_remote_group, splitting.shrink),
     *(windows.new_window, windows.allocate_tensor, windows.supports_tensor_alloc),

@@ -10,6 +10,8 @@ import torch
 from ..tensors import arguments, device
 from ..tensors.arguments import ArgumentError, Finish, NoTensorsError, check, readable
 from ..tensors.dtypes import PREMUL_SUM, kind_of
+from .group import ProcessGroupMPI as Group
+from .starting import reduction
 
 
 def _check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: str) -> None:
@@ -49,8 +51,8 @@ def copied(buffer: torch.Tensor, others: Sequence[torch.Tensor], operation: str,
     return arguments.all_of([finish, copy])
 
 
-def check_together(tensors: Sequence[torch.Tensor], op: Any) -> None:
-    """Tensors of a rank that one all_reduce is to make one of.
+def joined(group: Group, tensors: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+    """The tensors of a rank reduced to one, still to be reduced with those of others. AVG divides by the ranks only.
 
     Raises:
         TypeError, ValueError: they are not alike, or not in host memory.
@@ -61,11 +63,7 @@ def check_together(tensors: Sequence[torch.Tensor], op: Any) -> None:
     if kind_of(op) == PREMUL_SUM:
         raise ArgumentError(f"all_reduce: PREMUL_SUM takes one tensor per rank, not {len(tensors)}")
 
-
-def joined(group: Any, tensors: Sequence[torch.Tensor], how: Any) -> torch.Tensor:
-    """The tensors of a rank reduced to one, still to be reduced with those of others. AVG divides by the ranks only."""
-    ffi = group._ffi
-    reduced = ffi.new("mpp_reduction *", how[0])
+    ffi, reduced = group._ffi, reduction(group, tensors[0].dtype, op, "all_reduce")
     reduced.divisor = 1
     sources = [readable(tensor.detach()) for tensor in tensors]
     joint = torch.empty_like(sources[0], memory_format=torch.contiguous_format)

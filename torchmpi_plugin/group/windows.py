@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from .. import torch_internals
-from ..diagnosis.comparison import Call
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
@@ -133,7 +132,6 @@ class Window:
                 f"put: elements {begin} to {end} are not in the tensor of rank {dst_rank}, which has "
                 f"{peer.shape.numel()}"
             )
-        starting.begin(group, "put")
         source = arguments.readable(tensor.detach())
         start: Any = _copy
         operands: tuple[Any, ...]
@@ -142,7 +140,7 @@ class Window:
         else:
             start, length, where = group._lib.mpp_put, arguments.bytes_of(source), begin * tensor.element_size()
             operands = registration.handle, source.data_ptr(), length, dst_rank, where
-        return starting.start(group, "put", start, operands, not async_op, [tensor], opts, None, source, dst_rank)
+        return starting.start(group, "put", start, operands, not async_op, [tensor], opts, source, dst_rank)
 
     def signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
         """Add one to the signals that ``peer_rank`` can wait for; what this rank has put there comes before it."""
@@ -209,10 +207,8 @@ def _register(group: Group, window: int, tensor: torch.Tensor) -> Registration:
 def _tell(group: Group, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
     everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
-    operands, keep = (mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0), (mine, everybody)
-    starting.collective(
-        group, "tensor_register", group._lib.mpp_allgather, operands, Call(), [], None, True, None, keep
-    )
+    operands, keep = (group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0), (mine, everybody)
+    starting.start(group, "tensor_register", group._lib.mpp_allgather, operands, True, [], None, keep)
     return everybody
 
 
@@ -230,7 +226,7 @@ def _check_agreement(group: Group, records: list[Record]) -> None:
 def _deregister(group: Group, registration: Registration) -> None:
     """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
     name = "tensor_deregister"
-    starting.collective(group, name, group._lib.mpp_barrier, (), Call(), [], None, True)
+    starting.start(group, name, group._lib.mpp_barrier, (group._handle,), True, [])
     others = [rank for rank in range(group.size()) if rank != group.rank()]
     works = [_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
     works += [_wait_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
@@ -248,17 +244,15 @@ def _deregister(group: Group, registration: Registration) -> None:
 
 
 def _signal(group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any) -> Work:
-    starting.begin(group, name)
     operands = registration.handle, peer, kind
-    return starting.start(group, name, group._lib.mpp_signal, operands, sync, [], opts, None, registration, peer)
+    return starting.start(group, name, group._lib.mpp_signal, operands, sync, [], opts, registration, peer)
 
 
 def _wait_signal(
     group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any
 ) -> Work:
-    starting.begin(group, name)
     operands = registration.handle, peer, kind
-    work = starting.start(group, name, group._lib.mpp_wait_signal, operands, sync, [], opts, None, registration, peer)
+    work = starting.start(group, name, group._lib.mpp_wait_signal, operands, sync, [], opts, registration, peer)
     if not work.finished:
         registration.waits.add(work)
     return work

@@ -6,7 +6,6 @@ All of it raises on the rank that made the mistake, before anything is sent.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -68,7 +67,12 @@ def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     if tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantized"
         raise NotDenseError(f"{operation}: expected a dense tensor, not a {kind} one; pass its parts")
-    if not (_has_memory(tensor) or torch_internals.is_zero_tensor(tensor)):
+    try:  # of a storage that was freed only the tensor's offset is left
+        address = tensor.data_ptr()
+        has_memory = address != tensor.storage_offset() * tensor.element_size() or not tensor.numel()
+    except RuntimeError:  # what torch.func makes of a tensor, also where it has no elements
+        has_memory = False
+    if not (has_memory or torch_internals.is_zero_tensor(tensor)):
         raise WithoutMemoryError(
             f"{operation}: the tensor (a {type(tensor).__name__} of shape {tuple(tensor.shape)}) has no memory of its "
             f"own. Was its storage freed, as untyped_storage().resize_(0) does? Pass one that has its elements"
@@ -76,24 +80,11 @@ def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     return tensor
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie somewhere; of a storage that was freed only the tensor's offset is left."""
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # what torch.func makes of a tensor, also where it has no elements
-        return False
-    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()
-
-
-def _is_in_order(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in order in memory: itself where they are, else a copy."""
-    if torch_internals.is_zero_tensor(tensor):
+    if not tensor.data_ptr() and torch_internals.is_zero_tensor(tensor):
         return tensor.detach().clone()  # contiguous() would leave it without memory
-    if _is_in_order(tensor):
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
@@ -108,9 +99,9 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
         ValueError: several elements lie at one address.
         RuntimeError: a tensor of zeros that torch keeps without memory, as forward-mode AD makes them.
     """
-    if torch_internals.is_zero_tensor(tensor):
+    if not tensor.data_ptr() and torch_internals.is_zero_tensor(tensor):
         raise RuntimeError(f"{operation}: the result cannot be written to an immutable ZeroTensor; pass a .clone()")
-    if _is_in_order(tensor):
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor, None
     if torch_internals.shares_elements(tensor):
         raise ArgumentError(
@@ -118,7 +109,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
             f"pass a .clone()"
         )
     target = tensor.detach()
-    buffer = readable(target) if load else target.new_empty(target.shape)
+    buffer = target.resolve_conj().resolve_neg().contiguous() if load else target.new_empty(target.shape)
     return buffer, functools.partial(device.copy, buffer, target)
 
 
@@ -148,13 +139,6 @@ def blocks_of(tensors: Sequence[torch.Tensor | None]) -> Blocks:
     """Contiguous tensors, one per rank; None where there is none."""
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     return addresses, [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
-
-
-def rows_of(tensor: torch.Tensor, counts: Sequence[int]) -> Blocks:
-    """Parts of a contiguous tensor, of so many elements each, one after the other."""
-    size = tensor.element_size()
-    lengths = [count * size for count in counts]
-    return list(itertools.accumulate(lengths[:-1], initial=tensor.data_ptr())), lengths
 
 
 def check_root(root: int, size: int, operation: str) -> int:

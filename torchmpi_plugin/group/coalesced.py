@@ -1,0 +1,116 @@
+"""Operations that consist of others, one for each tensor, and become one Work."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..engine.coalesced import CoalescedWork
+from ..engine.work import Work
+from ..tensors import arguments, overlaps
+from ..tensors.arguments import NoTensorsError, WithoutMemoryError, check
+from ..tensors.overlaps import Memory
+from . import forms
+from .dispatching import through_dispatcher
+from .group import ProcessGroupMPI as Group
+from .operands import Method
+from .starting import reduction, tell_of_no_memory
+
+Tensors = list[torch.Tensor]
+
+
+def _each(
+    group: Group, method: str, calls: Sequence[tuple[Any, ...]], memories: Sequence[Memory], bound: bool = False
+) -> list[Work]:
+    """A method's calls, with the memory of their results where that is settled.
+
+    Args:
+        bound: a group with hooks of torch's runs them for each.
+    """
+    one: Method = getattr(Group, method).__wrapped__
+    if not memories:
+        return [getattr(group, method)(*call) if bound else one.first_form(group, *call) for call in calls]
+    return [one.start(group, call, memory) for call, memory in zip(calls, memories, strict=True)]
+
+
+def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedWork:
+    """``allreduce`` of each tensor, as one Work."""
+    name = "all_reduce_coalesced"
+    if not tensors:
+        raise NoTensorsError(f"{name}: the list of tensors is empty")
+    for tensor in tensors:
+        reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
+    memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
+    return CoalescedWork(_each(group, "allreduce", [([each], opts) for each in tensors], memories), list(tensors))
+
+
+def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``allgather`` of each input: ``output_lists[rank][i]`` receives that rank's ``inputs[i]``."""
+    name = "all_gather_coalesced"
+    arguments.check_count(len(output_lists), group.size(), "the output lists", name)
+    for outputs in output_lists:
+        arguments.check_count(len(outputs), len(inputs), "each output list", name)
+    columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+    for tensor in itertools.chain(inputs, *columns):
+        check(tensor, name)
+    memories = overlaps.results_of_all(columns, name)
+    sources = inputs if memories else overlaps.inputs_of_all(inputs, columns)
+    calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
+    works = _each(group, "allgather", calls, memories)
+    return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
+
+
+def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
+    arguments.check_count(len(outputs), len(inputs), "the output list", name)
+    for tensor in (*outputs, *inputs):
+        check(tensor, name)
+    results = [[output] for output in outputs]
+    memories = overlaps.results_of_all(results, name)
+    sources = inputs if memories else overlaps.inputs_of_all(inputs, results)
+    calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
+    return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))
+
+
+def all_gather_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``all_gather_single`` of each pair, as one Work."""
+    return _pairs(group, "_allgather_base", outputs, inputs, opts, "all_gather_into_tensor_coalesced")
+
+
+def reduce_scatter_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``reduce_scatter_single`` of each pair, as one Work."""
+    return _pairs(group, "_reduce_scatter_base", outputs, inputs, opts, "reduce_scatter_tensor_coalesced")
+
+
+def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
+    """In all forms, of all tensors; and where torch has no memory for one, the others learn so."""
+    name = method.__name__
+
+    def first_form(group: Group, *operands: Any) -> Any:
+        before = group._calls.sequence
+        try:
+            return method(group, *operands)
+        except WithoutMemoryError:
+            if not hasattr(dist.ProcessGroup, name):
+                raise
+        except torch.OutOfMemoryError:
+            tell_of_no_memory(group, name, before, len(operands[-2]))
+            raise
+        return through_dispatcher(group, name, first_form, operands)
+
+    @functools.wraps(method)
+    def operation(group: Any, *given: Any, **named: Any) -> Any:
+        if group._show_to_modes is not None and forms.modes():
+            return group._show_to_modes(group, name, *forms.read(name, given, named))
+        return first_form(group, *forms.read(name, given, named))
+
+    operation.first_form = first_form  # type: ignore[attr-defined]
+    return operation
+
+
+_ALL = allreduce_coalesced, allgather_coalesced, all_gather_single_coalesced, reduce_scatter_single_coalesced
+METHODS = {method.__name__: _taking_all(method) for method in _ALL}
