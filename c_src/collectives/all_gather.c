@@ -40,17 +40,25 @@ static char *inbox_of(const shm_op *s, uint64_t chunk, int rank) {
     return c->inbox + (number * ring + (size_t)((s->first + chunk) % ring)) * c->inbox_bytes;
 }
 
+/* Long messages leave, and arrive, in the user's memory; the others in a slot and in the inbox. */
+static int is_long(const shm_op *s) { return s->chunk_bytes > mpp_channel_of(s)->inbox_bytes; }
+
+static char *received_at(const shm_op *s, uint64_t chunk, int rank) {
+    return is_long(s) ? mpp_shm_out_block(s, rank, chunk * s->chunk_bytes) : inbox_of(s, chunk, rank);
+}
+
 static void send_blocks(shm_op *s, uint64_t chunk) {
     const mpp_topology *t = mpp_topology_of(s);
     int me = s->op.group->rank, place = mpp_channel_of(s)->rank;
     size_t length = mpp_chunk_length(s, s->lengths[me], chunk);
+    const char *block = is_long(s) && length ? mpp_shm_in(s, chunk * s->chunk_bytes) : mpp_own_slot(s, chunk);
     for (int i = 1; i < t->count; i++) {
         int node = mpp_other_node(t, i), node_before = mpp_other_node(t, t->count - i);
-        mpp_pipeline_send(s, chunk, mpp_own_slot(s, chunk), length, mpp_peer_rank(s, node, place));
+        mpp_pipeline_send(s, chunk, block, length, mpp_peer_rank(s, node, place));
         for (int p = place; p < mpp_local_count(t, node_before); p += mpp_channel_of(s)->size) {
             int sender = t->members[t->first[node_before] + p];
-            mpp_pipeline_recv(s, chunk, inbox_of(s, chunk, sender), mpp_chunk_length(s, s->lengths[sender], chunk),
-                              sender);
+            size_t theirs = mpp_chunk_length(s, s->lengths[sender], chunk);
+            if (theirs) mpp_pipeline_recv(s, chunk, received_at(s, chunk, sender), theirs, sender);
         }
     }
 }
@@ -64,7 +72,9 @@ static void read_blocks_internode(shm_op *s, uint64_t chunk) {
         char *out = length ? mpp_shm_out_block(s, r, offset) : NULL;
         if (!length || out == mpp_shm_in(s, offset)) continue;
         int is_here = t->node_of[r] == t->here;
-        memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : inbox_of(s, chunk, r), length);
+        if (!is_long(s))
+            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : inbox_of(s, chunk, r), length);
+        else if (is_here) memcpy(out, mpp_shm_in(s, offset), length);
     }
 }
 
@@ -80,7 +90,9 @@ static int between_nodes(shm_op *s, size_t longest) {
         s->read = read_table;
         return 1;
     }
-    s->chunk_bytes = mpp_channel_of(s)->inbox_bytes;
+    size_t message = mpp_long_message(s, longest);
+    s->chunk_bytes = message ? message : mpp_channel_of(s)->inbox_bytes;
+    if (message) s->write = NULL;
     s->read = read_blocks_internode;
     return mpp_use_pipeline(s, &pipelined);
 }

@@ -6,10 +6,13 @@
 
 /* ---- between nodes ---- */
 
-/* A node's piece of this leader's part. */
+/* A node's piece of this leader's part: of a reduce between two nodes all of it, so that the other one sends once. */
 static mpp_stretch leaders_piece_of(const shm_op *s, uint64_t chunk, int node) {
     const mpp_topology *t = mpp_topology_of(s);
-    return mpp_piece_of_leader(t, mpp_chunk_length(s, s->bytes, chunk), mpp_channel_of(s)->rank, node, t->count);
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    int leader = mpp_channel_of(s)->rank;
+    if (!mpp_reduces_one_way(s)) return mpp_piece_of_leader(t, length, leader, node, t->count);
+    return mpp_piece_of_leader(t, t->node_of[s->root] == node ? length : 0, leader, 0, 1);
 }
 
 static void send_sums(shm_op *s, uint64_t chunk) {
@@ -47,7 +50,7 @@ static int between_nodes(shm_op *s) {
     if (mpp_piggyback_by_halves(s, s->bytes, (lines + nodes - 1) / nodes * CACHE_LINE))
         return mpp_use_pipeline(s, s->route);
     if (reads) s->read = mpp_read_from_leaders;
-    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, mpp_most_of_sums(s));
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, mpp_most_of_sums(s) / (mpp_reduces_one_way(s) ? nodes : 1));
     return mpp_use_pipeline(s, &pipelined);
 }
 

@@ -82,9 +82,10 @@ static int between_nodes(shm_op *s) {
         if (reads) s->read = mpp_read_from_first;
         return 1;
     }
-    /* A piece is at most one message that needs no answer. */
+    /* A piece is one message, at most. */
     size_t pieces = (size_t)mpp_topology_of(s)->leaders_per_node * (size_t)(mpp_topology_of(s)->count - 1);
-    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, pieces * MPP_EAGER);
+    size_t message = mpp_long_message(s, s->bytes / pieces);
+    s->chunk_bytes = mpp_internode_chunk(s, s->bytes, pieces * (message ? message : MPP_EAGER));
     if (mpp_goes_directly(s)) s->write = NULL;
     else if (reads) s->read = root_node(s) == mpp_topology_of(s)->here ? read_from_root_here : mpp_read_from_leaders;
     return mpp_use_pipeline(s, &pipelined);

@@ -9,7 +9,7 @@
 static int is_one_way(const shm_op *s) {
     int is_even = s->lengths != NULL;
     for (int r = 1; r < s->op.group->size && is_even; r++) is_even = s->lengths[r] == s->lengths[0];
-    return !is_even && (s->lengths || s->call.kind == MPP_BROADCAST);
+    return !is_even && (s->lengths || s->call.kind == MPP_BROADCAST || mpp_reduces_one_way(s));
 }
 
 /* How often nodes say how far they are, in chunks. They may be ahead by four times as much: 4 MiB or so, shared by
@@ -91,6 +91,20 @@ mpp_stretch mpp_piece_of_leader(const mpp_topology *t, size_t length, int leader
     if (begin > length) begin = length;
     if (end > length) end = length;
     return (mpp_stretch){begin, end - begin};
+}
+
+int mpp_reduces_one_way(const shm_op *s) {
+    return s->element && !s->lengths && s->root >= 0 && mpp_topology_of(s)->count == 2;
+}
+
+/* The next message leaves while the last one waits for its answer, and a rank that has lost its core holds up the
+ * others once for all of it. Between two nodes, and with shorter ones, messages that need no answer were faster. */
+size_t mpp_long_message(const shm_op *s, size_t bytes) {
+    enum { MOST = 4 << 20, LEAST = 2 << 20, IN_CHUNK = 8 << 20 };
+    size_t others = (size_t)mpp_topology_of(s)->count - 1;
+    size_t length = bytes / 8 < IN_CHUNK / others ? bytes / 8 : IN_CHUNK / others;
+    if (mpp_topology_of(s)->most_per_node > 1 || others < 2 || length < LEAST) return 0;
+    return (length < MOST ? length : MOST) / CACHE_LINE * CACHE_LINE;
 }
 
 size_t mpp_internode_chunk(const shm_op *s, size_t bytes, size_t most) {

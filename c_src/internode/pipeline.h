@@ -36,7 +36,7 @@ static inline char *mpp_own_slot(const shm_op *s, uint64_t chunk) {
 }
 
 /* No other rank on this node reads the data, so they travel from and to the user's memory, or where that is staged: a
- * staging's piece has whole chunks. (An all_gather would not gain by that: on two nodes it took longer.) */
+ * staging's piece has whole chunks. (An all_gather gains by that in long messages only.) */
 static inline int mpp_goes_directly(const shm_op *s) { return mpp_channel_of(s)->size == 1; }
 
 /* Memory until the chunk is complete. */
@@ -66,6 +66,10 @@ static inline int mpp_peer_rank(const shm_op *s, int node, int place) {
  * nothing lies in slots, and chunks may be longer than these: their messages are fewer. But there are eight chunks at
  * least, as their phases overlap. */
 size_t mpp_internode_chunk(const shm_op *s, size_t bytes, size_t most);
+/* The length of one message, where a rank gets so many bytes from each other one, and long ones are better; else 0. */
+size_t mpp_long_message(const shm_op *s, size_t bytes);
+/* Whether the sums of one node go to the other, which has the root: two thirds of the bytes. */
+int mpp_reduces_one_way(const shm_op *s);
 
 /* Nothing is sent or received where there are no bytes. */
 void mpp_pipeline_send(shm_op *s, uint64_t chunk, const void *buffer, size_t bytes, int rank);

@@ -219,6 +219,11 @@ def _reduced(group: Group, rank: int, nbytes: int, wide: int, root: int | None) 
     node, nodes = group.node_of[rank], group.nodes
     if group.on_node[node].index(rank) >= group.leaders_per_node:
         return Sent()
+    if nodes == 2 and root is not None:  # one of them sends everything
+        chunks = math.ceil(nbytes / chunk_bytes(group, "reduce", nbytes, wide))
+        to = int(node != group.node_of[root])
+        part = nbytes / group.leaders_per_node * _sums(group, node, wide)
+        return Sent(chunks * to + _paces(group, rank, chunks), to * part)
     chunks = math.ceil(nbytes / chunk_bytes(group, "all_reduce", nbytes, wide))
     piece = nbytes / (group.leaders_per_node * nodes)
     wanted_by = _takers(group, node, root)
@@ -324,16 +329,27 @@ def steps(group: Group, operation: str, nbytes: int, wide: int = 1) -> int:
     return levels(group.nodes) + _ends_with_shares(operation, piggyback)
 
 
+def _long_message(group: Group, nbytes: int) -> int:
+    """Where a rank gets so many bytes from each other one: pipeline.c, mpp_long_message."""
+    if max(map(len, group.on_node)) > 1 or group.nodes < 3:
+        return 0
+    length = min(nbytes // 8, (8 << 20) // (group.nodes - 1))
+    return min(length, 4 << 20) // LINE * LINE if length >= 2 << 20 else 0
+
+
 def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60, wide: int = 1) -> int:
     """How much one chunk carries of a tensor of so many bytes, or of each block. ``wide`` as in `counts`."""
     if operation == "all_gather":
-        return group.inbox
+        return _long_message(group, nbytes) or group.inbox
     usual, most = group.slot, min(EAGER * group.nodes, 4 * group.slot // wide) // LINE * LINE
     if operation == "reduce_scatter":
         usual = group.slot // group.ranks_per_slot // LINE * LINE
         most = max(usual, most // group.ranks // LINE * LINE)
+    if operation == "reduce" and group.nodes == 2:
+        most //= 2
     if operation == "broadcast":
-        most = EAGER * group.leaders_per_node * (group.nodes - 1) or usual
+        pieces = group.leaders_per_node * (group.nodes - 1)
+        most = (_long_message(group, nbytes // max(1, pieces)) or EAGER) * pieces or usual
     eighth = nbytes // 8 // LINE * LINE if max(map(len, group.on_node)) == 1 else 0
     return min(max(usual, eighth), most)
 
@@ -343,7 +359,7 @@ def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root
         return _broadcast(group, rank, nbytes, root)
     if operation == "all_gather":
         others = group.nodes - 1
-        return Sent(others * math.ceil(nbytes / group.inbox), others * nbytes)
+        return Sent(others * math.ceil(nbytes / chunk_bytes(group, "all_gather", nbytes)), others * nbytes)
     if operation == "reduce_scatter":
         return _reduce_scattered(group, rank, nbytes, wide)
     return _reduced(group, rank, nbytes, wide, root if operation == "reduce" else None)

@@ -1,4 +1,4 @@
-"""Sums among nodes with one rank each, whose chunks may be longer than slots: at the borders of their lengths."""
+"""Among nodes with one rank each chunks may be longer than slots: at the borders of their lengths."""
 
 import itertools
 
@@ -88,3 +88,32 @@ def test_blocks_of_all_lengths(shim_of_all_ranks, nodes, dtype, in_place):
         for counts in ([count] * nodes, [count * rank // (nodes - 1) for rank in range(nodes)]):
             check_blocks(ranks, COUNTS[dtype], ranks.reduction(dtype), counts, in_place)
     close(ranks)
+
+
+#: Of a rank's data to each other one, from where it goes in long messages, and how many ranks do that.
+LONG, FEW_NODES = 16 << 20, 5
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "all_gather"])
+@pytest.mark.parametrize("nodes", [2, 3, FEW_NODES, FEW_NODES + 1])
+def test_long_messages(shim_of_all_ranks, nodes, operation):
+    """From one border on; between two nodes, and many, never."""
+    ranks = Ranks(shim_of_all_ranks, nodes, SLOTS, 64 << 10, list(range(nodes)))
+    root, share = nodes - 1, nodes - 1 if operation == "broadcast" else 1
+    for nbytes, is_long in ((share * LONG - 1, False), (share * LONG + 5, 2 < nodes <= FEW_NODES)):
+        block = np.random.default_rng(nodes).integers(0, 255, nbytes, np.uint8)
+        if operation == "broadcast":
+            outs = [block.copy() if rank == root else np.zeros(nbytes, np.uint8) for rank in range(nodes)]
+            ranks.of_all(
+                lambda rank, group: ranks.lib.mpp_broadcast(group, outs[rank].ctypes.data, nbytes, root, 0, ASYNC)
+            )
+            assert all((out == block).all() for out in outs)
+        else:
+            ins = [block ^ np.uint8(rank) for rank in range(nodes)]
+            outs = [np.zeros((nodes, nbytes), np.uint8) for _ in ins]
+            ranks.of_all(lambda rank, group: ranks.lib.mpp_allgather(
+                group, ins[rank].ctypes.data, outs[rank].ctypes.data, nbytes, 0, ASYNC))  # fmt: skip
+            assert all((out[rank] == ins[rank]).all() for out in outs for rank in range(nodes))
+        longest = max(length for *_, length in ranks.messages())
+        assert (longest > 1 << 20) == is_long, (nbytes, longest)
+    ranks.close()
