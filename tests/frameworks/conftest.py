@@ -11,6 +11,12 @@ import pytest
 from framework_runs import Launchers
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSpeed compiles for minutes: once for all tests."""
+    return tmp_path_factory.mktemp("extensions")
+
+
 @pytest.fixture
-def launchers(tmp_path: Path) -> Launchers:
-    return Launchers(tmp_path)
+def launchers(tmp_path: Path, compiled: Path) -> Launchers:
+    return Launchers(tmp_path, compiled)

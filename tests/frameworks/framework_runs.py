@@ -22,12 +22,12 @@ SECONDS = patient(240)
 class Launchers:
     """Start a script on two ranks: mpirun, and torchrun for the same on gloo."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, compiled: Path) -> None:
         found, _ = find_installations()
         if not found:
             pytest.fail(no_mpi_message(), pytrace=False)
         self._installation = found[0]
-        self._directory = directory
+        self._directory, self._compiled = directory, compiled
 
     def mpirun(self, script: Path, *arguments: str, **variables: str) -> Outcome:
         command = self._installation.command(RANKS, [str(script), *arguments])
@@ -49,5 +49,5 @@ class Launchers:
 
     def _environment(self, variables: dict[str, str]) -> dict[str, str]:
         # Each rank one thread; no tensor of a framework's goes anywhere; what DeepSpeed compiles stays here.
-        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_EXTENSIONS_DIR": str(self._directory)}
+        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_EXTENSIONS_DIR": str(self._compiled)}
         return {**self._installation.full_environment(), **own, **variables}

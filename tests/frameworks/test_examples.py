@@ -9,13 +9,16 @@ import pytest
 from framework_runs import Launchers, Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "frameworks"
-#: Each script, and what it is a script for: a distribution, or "torch".
+#: Each script, perhaps with arguments, and what it is a script for: a distribution, or "torch".
 SCRIPTS = {
     "accelerate_train": "accelerate",
     "transformers_trainer": "transformers",
     "lightning_trainer": "lightning",
     "lightning_fabric": "lightning",
     "deepspeed_zero": "deepspeed",
+    "deepspeed_zero 0 discover": "deepspeed",
+    "deepspeed_zero 1": "deepspeed",
+    "deepspeed_zero 3": "deepspeed",
     "ignite_train": "pytorch-ignite",
     "torchmetrics_accuracy": "torchmetrics",
     "fsdp2_checkpoint": "torch",
@@ -36,17 +39,20 @@ def result(outcome: Outcome, backend: str) -> tuple[float, float, str]:
 
 
 def test_every_example_is_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {script.split()[0] for script in SCRIPTS}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.timeout(600)
 def test_as_on_gloo(launchers: Launchers, script: str) -> None:
-    ours = launchers.mpirun(EXAMPLES / f"{script}.py").came_to_an_end().says_not("Traceback", "leaves .* as it is")
+    name, *arguments = script.split()
+    path = EXAMPLES / f"{name}.py"
+    ours = launchers.mpirun(path, *(["mpiplus", *arguments] if arguments else []))
+    ours.came_to_an_end().says_not("Traceback", "leaves .* as it is")
     if ours.code != 0:
         ours.problem("the example failed")
     first, last, rest = result(ours, "mpiplus")
     assert last < first, "it learns nothing"
     # Its exit code does not count: processes with gloo's threads may end with abort(), without mpiplus too.
-    gloo = result(launchers.torchrun(EXAMPLES / f"{script}.py", "gloo"), "gloo")
+    gloo = result(launchers.torchrun(path, "gloo", *arguments), "gloo")
     assert (first, last, rest) == (pytest.approx(gloo[0], rel=1e-4), pytest.approx(gloo[1], rel=1e-3), gloo[2])

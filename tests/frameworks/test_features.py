@@ -22,7 +22,6 @@ FEATURES = {
     "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
     "torch_geometric: a GCN under DDP": ("geometric",),
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
-    **{f"deepspeed: ZeRO {stage}": ("deepspeed_stages", str(stage)) for stage in range(4)},
 }
 
 

@@ -64,13 +64,18 @@ def compared(results: dict[str, str], test: str) -> str:
     return "as on gloo" if outcome == "passed" else outcome
 
 
+def command(script: str) -> str:
+    name, *arguments = script.split()
+    return " ".join([f"docs/examples/frameworks/{name}.py", *arguments])
+
+
 def more_row(framework: str, what: str, outcome: str) -> str:
     return f"| {framework} | {version(framework)} | {what} | {outcome} |"
 
 
 def page(results: dict[str, str]) -> str:
     rows = [
-        f"| {SCRIPTS[name]} | {version(SCRIPTS[name])} | `docs/examples/frameworks/{name}.py` | "
+        f"| {SCRIPTS[name]} | {version(SCRIPTS[name])} | `{command(name)}` | "
         f"{compared(results, f'test_as_on_gloo[{name}]')} |"
         for name in SCRIPTS
     ]

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO, stage 2, on mpiplus: mpirun -n 2 python deepspeed_zero.py"""
+"""DeepSpeed's ZeRO on mpiplus, stage 2 or another: mpirun -n 2 python deepspeed_zero.py [BACKEND [STAGE [discover]]]"""
 
 import sys
 
@@ -8,14 +8,16 @@ import torch.distributed as dist
 from torch import nn
 
 BACKEND = sys.argv[1] if len(sys.argv) > 1 else "mpiplus"
+STAGE = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 CONFIG = {
     "train_micro_batch_size_per_gpu": 16,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},  # DeepSpeed's own is compiled when used
-    "zero_optimization": {"stage": 2},
+    "zero_optimization": {"stage": STAGE},
     "bf16": {"enabled": True},
 }
 
-deepspeed.init_distributed(dist_backend=BACKEND, auto_mpi_discovery=False)  # mpiplus asks MPI itself
+# mpiplus asks MPI itself, so DeepSpeed need not.
+deepspeed.init_distributed(dist_backend=BACKEND, auto_mpi_discovery="discover" in sys.argv)
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
