@@ -22,12 +22,12 @@ COMPARING = " (comparing the calls)"
 
 
 def wanted() -> bool:
-    """Whether the user asked this rank for it."""
+    """Return whether the user asked this rank for it."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
 
 
 def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
-    """What of a call is equal on ranks that agree, as far as the tensors it returns tell.
+    """Return what of a call is equal on ranks that agree, as far as the tensors it returns tell.
 
     Shapes are not: (2, 3) and (6,) go together, and the parts of an all_gather may differ in length.
     """
@@ -97,7 +97,7 @@ class Call(NamedTuple):
 
 
 def disagreement(everybody: torch.Tensor) -> str:
-    """What the records of all ranks, a row each, say against each other; nothing where they agree."""
+    """Return how the records of all ranks, a row each, differ; nothing where they agree."""
     texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
     lengths = everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64)
     return _different_calls(texts) or _different_lengths(lengths)

@@ -1,4 +1,4 @@
-"""Why an operation takes so long: who has come, who has gone, and what the others are doing."""
+"""Reasons why an operation takes so long: who has come, who has gone, and what the others are doing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Located(Protocol):
 
 
 class Examined(Protocol):
-    """What is asked of a group; :class:`Group` has it."""
+    """A group, as the diagnosis needs it; :class:`Group` has it."""
 
     @property
     def group_name(self) -> str:
@@ -69,7 +69,7 @@ class Examined(Protocol):
 
     @property
     def communicator(self) -> Located:
-        """Where its ranks' processes are."""
+        """The places of its ranks' processes."""
 
     def rank(self) -> int:
         """This process's."""
@@ -81,13 +81,13 @@ class Examined(Protocol):
         """The rank in the world."""
 
     def has_arrived(self, call: PendingWork, rank: int) -> bool:
-        """Whether ``rank`` is known to have come."""
+        """Return whether ``rank`` is known to have come."""
 
     def is_through(self, call: PendingWork, rank: int) -> bool:
-        """Whether ``rank`` is known to have done all of its part."""
+        """Return whether ``rank`` is known to have done all of its part."""
 
     def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Whether :meth:`has_arrived` knows."""
+        """Return whether :meth:`has_arrived` knows."""
 
     def break_off(self, why: str) -> None:
         """No operation can follow."""
@@ -97,7 +97,7 @@ class Examined(Protocol):
 
 
 class _Answer(NamedTuple):
-    """What a rank says of itself, and its last call in this group."""
+    """A rank's words about itself, and its last call in this group."""
 
     words: str
     call: Report | None
@@ -174,7 +174,7 @@ class Diagnosis:
         return DistBackendError(f"{text}, which left this group without taking part; look for what ended it")
 
     def _may_end_the_job(self, leaving: set[int]) -> bool:
-        """Whether to wait a little: a rank on its way out may have failed, and say so better than this one can."""
+        """Return whether to wait a little: a rank on its way out may have failed, and say so better."""
         self._leaving = {rank: self._leaving.get(rank, time.monotonic()) for rank in leaving}
         return any(time.monotonic() - noticed < _LEAVING_GRACE for noticed in self._leaving.values())
 
@@ -260,7 +260,7 @@ class Diagnosis:
         return "; ".join(parts)
 
     def _different_calls(self, reports: dict[int, Report]) -> str:
-        """Who calls what under the number of this rank's call; nothing where all agree."""
+        """Return who calls what under the number of this rank's call; nothing where all agree."""
         mine = reports[self._group.rank()]
         callers: dict[str, list[int]] = {}
         for rank, report in sorted(reports.items()):
@@ -274,7 +274,7 @@ class Diagnosis:
         return ", ".join([*calls[:_ENOUGH], *more])
 
     def _ask(self, ranks: list[int]) -> dict[int, _Answer | None]:
-        """What they do; None of those that do not answer, which cannot."""
+        """Return what they do; None of those that do not answer, which cannot."""
         asking = monitor.monitor
         asked = {self._group.global_rank(rank): rank for rank in ranks if rank >= 0}
         if asking is None or not asked:
@@ -292,7 +292,7 @@ class Diagnosis:
 
     @staticmethod
     def _in_words(ranks: list[int], answers: dict[int, _Answer | None]) -> str:
-        """What ``_ask`` has heard of ``ranks``."""
+        """Return what ``_ask`` has heard of ``ranks``."""
         heard = {rank: answers[rank] for rank in ranks if rank in answers}
         silent = [rank for rank, answer in heard.items() if answer is None]
         parts = [f"rank {rank} {answer.words}" for rank, answer in heard.items() if answer is not None]

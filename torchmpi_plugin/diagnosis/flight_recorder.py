@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
-    """What is kept of tensors: not the tensors, which would keep their memory."""
+    """Describe tensors: the tensors themselves would keep their memory."""
     if len(tensors) == 1:
         return ((tensors[0].shape, tensors[0].dtype),)
     return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
@@ -102,7 +102,7 @@ class Recorder:
         engine.start().lib.mpp_keep_records(entries)
 
     def entries(self) -> list[Entry]:
-        """What is kept, the oldest first."""
+        """Return what is kept, the oldest first."""
         # Not the comparing of calls under DETAIL, whose name says more than an operation's.
         return [entry for entry in (Entry(*one) for one in list(self._ring)) if " " not in entry.operation]
 
@@ -205,7 +205,7 @@ class Recorder:
 
 
 def _times_of(call: int) -> tuple[int, int | None, int | None]:
-    """When this rank came, when the last one had, and when the call was complete: in ns since the epoch."""
+    """Return when this rank came, when the last one had, and when the call was complete: in ns since the epoch."""
     lib, ffi = engine.start().lib, engine.start().ffi
     record: Any = ffi.new("mpp_record *")
     lib.mpp_record_of(call, record)
@@ -255,7 +255,7 @@ current: Recorder | None = None
 
 
 def entries_wanted() -> int:
-    """How many the user wants to be kept.
+    """Return how many the user wants to be kept.
 
     Raises:
         ValueError: that is no number.

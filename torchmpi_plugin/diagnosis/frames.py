@@ -1,4 +1,4 @@
-"""Where the user's program is: its own frames, without those of torch and of mpiplus."""
+"""Frames of the user's program, without those of torch and of mpiplus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def end_tracebacks_at_the_user() -> None:
 
 
 def _is_refusal(value: BaseException) -> bool:
-    """Whether mpiplus has raised it, in words that begin with an operation, as none do that come of a mistake in it."""
+    """Return whether mpiplus has raised it, in words that begin with an operation; its own mistakes do not."""
     innermost = [it.tb_frame.f_code.co_filename for it in _entries(value.__traceback__)[-1:]]
     return bool(re.match(r"\w+(\([^)]*\))?: ", str(value))) and any(
         file.startswith(NOT_THE_USERS[0]) for file in innermost

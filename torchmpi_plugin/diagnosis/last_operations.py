@@ -1,4 +1,4 @@
-"""What the flight recorder keeps, as a timeline reads it: for ``mpiplus status --timeline``."""
+"""Records of the flight recorder, as a timeline reads them: for ``mpiplus status --timeline``."""
 
 from __future__ import annotations
 

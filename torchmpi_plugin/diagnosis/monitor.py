@@ -1,4 +1,4 @@
-"""What this process is doing, told to other ranks that ask: so that an error can say more than "rank 2 is late".
+"""Answers about this process to other ranks that ask: so that an error can say more than "rank 2 is late".
 
 A thread looks once a second whether somebody has asked, through torch's store, and answers on behalf of a
 main thread that computes, sleeps or waits elsewhere. A rank that does not answer is stopped, dead or cut off.
@@ -30,7 +30,7 @@ SPOKEN_WITHIN = 4.5
 
 
 class Describes(Protocol):
-    """What tells a group's last call."""
+    """A group that tells its last call."""
 
     def last_call(self) -> Report | None:
         """The last collective that was begun, whether it is complete or not."""
@@ -41,13 +41,13 @@ class World(Protocol):
 
     @property
     def diagnosis(self) -> Describes:
-        """What tells its last call."""
+        """The part of it that tells its last call."""
 
     def rank(self) -> int:
         """This process in it."""
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return how many ranks it has."""
 
 
 #: Of the groups that are open and somebody holds, by their names.
@@ -61,7 +61,7 @@ def _last_calls() -> dict[str, Report]:
 
 
 def _place() -> str:
-    """Where the main thread is in the user's program."""
+    """Return where the main thread is in the user's program."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     frame = next(frames.of_user(innermost), None)
     if frame is None:
@@ -126,7 +126,7 @@ class Monitor:
             has_store = has_store and self._answer_others()
 
     def _answer_others(self) -> bool:
-        """Whether the store is still there: without it the world is at its end."""
+        """Return whether the store is still there: without it the world is at its end."""
         try:
             has_mail = self._inbox.has_mail()
         except RuntimeError:
@@ -169,7 +169,7 @@ class Monitor:
         self._store.set(_DUMP, "1")
 
     def ask(self, ranks: list[int]) -> dict[int, str]:
-        """What ``ranks`` of the world say: see :func:`_answer`. Those that do not answer in time are left out."""
+        """Ask ``ranks`` of the world: see :func:`_answer`. Those that do not answer in time are left out."""
         return questions.ask(self._store, self._seal, "describe", ranks, ANSWER_WITHIN)
 
     def stop(self) -> None:
@@ -196,7 +196,7 @@ def start(world: World, store: Store, connection: Store, node: int, elsewhere: l
 
 
 def answers_for(group: World) -> bool:
-    """Whether ``group`` is the world that :func:`start` was called with."""
+    """Return whether ``group`` is the world that :func:`start` was called with."""
     return _world is group
 
 

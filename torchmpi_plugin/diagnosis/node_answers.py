@@ -22,7 +22,7 @@ _STACKS_SECONDS = 2.5
 
 
 def written_trace() -> str:
-    """Where this rank has just written the trace of its flight recorder, or why it has not."""
+    """Write the trace of this rank's flight recorder; say where, or why not."""
     try:
         return flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
     except Exception as error:
@@ -44,7 +44,7 @@ def _neighbours(ranks: Sequence[int]) -> list[RankSocket]:
 
 
 class NodeAnswers:
-    """What the ranks of this node answer.
+    """The answers of this node's ranks.
 
     Args:
         store: a connection that nobody else uses for long.
@@ -56,7 +56,7 @@ class NodeAnswers:
         self._rank, self._size, self._node = rank, size, node
 
     def kinds(self) -> dict[str, Answers]:
-        """What answers each kind of question."""
+        """Return what answers each kind of question."""
         return {
             "status": lambda number, ranks: self._of_node("status", calls.MEMORY_SECONDS, number, ranks),
             "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),

@@ -59,7 +59,7 @@ class Seal:
 
 
 def ask(store: Store, seal: Seal, kind: str, ranks: Sequence[int], seconds: float) -> dict[int, str]:
-    """What ``ranks`` answer. Those that do not in time are left out."""
+    """Return what ``ranks`` answer. Those that do not in time are left out."""
     number = store.add(_key(kind, "asked"), 1)
     seal.put(store, _key(kind, number, "ranks"), ",".join(map(str, ranks)))
     store.add(_ASKED, 1)
@@ -76,14 +76,14 @@ def ask(store: Store, seal: Seal, kind: str, ranks: Sequence[int], seconds: floa
 
 
 def _forget(store: Store, keys: Sequence[str]) -> None:
-    """Who watches a job asks every few seconds, for days."""
+    """Bound what is kept for one who watches a job, and asks every few seconds, for days."""
     with contextlib.suppress(RuntimeError, NotImplementedError):  # a store that cannot
         for key in keys:
             store.delete_key(key)
 
 
 def is_first(store: Store, kind: str, number: int, place: str) -> bool:
-    """Whether nobody in this place has said so of this question before: one rank of a node speaks for all."""
+    """Return whether nobody in this place has said so of this question before: one rank of a node speaks for all."""
     if store.add(_key(kind, number, "of", place), 1) > 1:
         return False
     _forget(store, [_key(kind, number - _REMEMBERED, "of", place)])
@@ -104,7 +104,7 @@ class Inbox:
         self._answered: defaultdict[str, int] = defaultdict(int)
 
     def has_mail(self) -> bool:
-        """Whether something was asked since the last time."""
+        """Return whether something was asked since the last time."""
         asked = int(self._store.get(_ASKED)) if self._store.check([_ASKED]) else 0
         has_more, self._seen = asked > self._seen, asked
         return has_more
@@ -122,7 +122,7 @@ class Inbox:
                     self._seal.put(self._store, _key(kind, number, rank), answer)
 
     def _question(self, key: str, until: float) -> list[int]:
-        """Which ranks are asked; none: who asks has ended, or is no rank of this world.
+        """Return which ranks are asked; none: who asks has ended, or is no rank of this world.
 
         ``until`` is that of all questions: of those asked while this rank was stopped, most are over.
         """

@@ -1,4 +1,4 @@
-"""What this process is doing: the last operation that it has called, and those that its threads wait for."""
+"""Activity of this process: the last operation that it has called, and those that its threads wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def waits(work: Pending | None) -> None:
 
 
 def is_waited_for(group: Owner) -> bool:
-    """Whether a thread has waited for an operation of ``group`` for a while."""
+    """Return whether a thread has waited for an operation of ``group`` for a while."""
     return any(work.group is group for work in list(waiting.values()))
 
 

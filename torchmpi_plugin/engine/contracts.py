@@ -1,4 +1,4 @@
-"""What the engine, a Work and its group ask of each other, without knowing each other's classes."""
+"""Contracts between the engine, a Work and its group, which do not know each other's classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Owner(Protocol):
 
     @property
     def label(self) -> str:
-        """How messages call the group."""
+        """The group's name in messages."""
 
     @property
     def group_name(self) -> str:
@@ -35,7 +35,7 @@ class Owner(Protocol):
 
     @property
     def sequence(self) -> int:
-        """How many collectives were begun."""
+        """The number of collectives that were begun."""
 
     @property
     def diagnosis(self) -> Judge:
@@ -61,7 +61,7 @@ class Pending(Protocol):
 
     @property
     def group(self) -> Owner:
-        """Whose operation it is."""
+        """The group whose operation it is."""
 
     @property
     def name(self) -> str:

@@ -108,7 +108,7 @@ class Engine:
             self.watch(work)
 
     def poll(self, work: Pending) -> bool:
-        """Whether ``work`` is complete, after a try to make it so where this thread may."""
+        """Return whether ``work`` is complete, after a try to make it so where this thread may."""
         if not work.finished and self.only_thread in (None, threading.get_ident()):
             self._try(work)
         return work.finished
@@ -284,7 +284,7 @@ def mpi_error_text(code: int) -> str:
 
 
 def status_request() -> tuple[int, str]:
-    """What somebody has asked the thread in C that Python is to answer, after the question's number; empty: nothing."""
+    """Return what the thread in C was asked and Python is to answer, after the question's number; empty: nothing."""
     lib, ffi = runtime.shim()
     request = ffi.new("char[]", lib.MPP_REQUEST)
     number = int(lib.mpp_status_wanted(request))
@@ -298,7 +298,7 @@ def give_status(number: int, text: str) -> None:
 
 
 def status_text() -> str:
-    """What the thread in C tells about this process, as JSON; empty without memory."""
+    """Return what the thread in C tells about this process, as JSON; empty without memory."""
     lib, ffi = runtime.shim()
     text = lib.mpp_status_text()
     if text == ffi.NULL:

@@ -1,4 +1,4 @@
-"""How long pending operations are given to complete at an end: the program's, a group's or a window's."""
+"""Time for pending operations to complete at an end: the program's, a group's or a window's."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _start() -> Callable[..., Any]:
 
 
 def is_wanted(tensors: list[torch.Tensor]) -> bool:
-    """Whether these may be that hook's: making such a future takes ten times as long, so others go without."""
+    """Return whether these may be that hook's: making such a future takes ten times as long, so others go without."""
     return len(tensors) == 1 and tensors[0].dtype == torch.float16
 
 

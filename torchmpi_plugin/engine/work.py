@@ -104,18 +104,18 @@ class Work(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation is over, for better or worse. Becomes True without any call."""
+        """Return whether the operation is over, for better or worse. Becomes True without any call."""
         if self.finished:
             return True
         self._check_process("is_completed()")
         return engine.start().poll(cast(Pending, self))
 
     def is_success(self) -> bool:
-        """Whether the operation is over and went well."""
+        """Return whether the operation is over and went well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Why the operation failed, if it has."""
+        """Return why the operation failed, if it has."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:

@@ -63,7 +63,7 @@ def connect(engine: Engine) -> None:
 
 
 def _front_end() -> tuple[CodeType, ...]:
-    """What calls a group for its user. It asks whether there is a Work, where the call was not to be asynchronous."""
+    """Return the callers of a group that ask whether there is a Work, where the call was not to be asynchronous."""
     codes = {inspect.unwrap(value).__code__ for value in vars(c10d).values() if type(value) is FunctionType}
     return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 

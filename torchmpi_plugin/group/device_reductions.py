@@ -57,7 +57,7 @@ def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:
 
 
 def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
-    """Whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
+    """Return whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
 
     What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged; and so is PREMUL_SUM:
     each rank has its own factor, which the one that combines the blocks does not know.
@@ -70,7 +70,7 @@ def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
 
 
 def spaces_for(target: torch.Tensor, ranks: int) -> list[torch.Tensor]:
-    """What :func:`combine` computes in, for as many sources: one tensor for each level of their tree."""
+    """Return what :func:`combine` computes in, for as many sources: a tensor for each level of their tree."""
     levels = max(1, (ranks - 1).bit_length())
     return [target.new_empty(target.shape, dtype=_WIDE.get(target.dtype, target.dtype)) for _ in range(levels)]
 

@@ -53,7 +53,7 @@ def _close_windows(group: Group) -> None:
 
 
 def _is_idle(group: Group) -> bool:
-    """Whether nothing is under way that may still complete, and that nobody is to be freed from."""
+    """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
     left = [work for work in group._engine.pending() if work.group is group]
     active = int(group._lib.mpp_group_active(group._handle)) + len(group.second_halves)
     return active == sum(work.abandoned for work in left) or activity.is_waited_for(group)

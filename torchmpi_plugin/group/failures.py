@@ -1,4 +1,4 @@
-"""What becomes of a group's operations that fail: the error."""
+"""The errors of a group's operations that fail."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
     _set_group_name = setGroupName
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group was made for."""
+        """Return what the group was made for."""
         return self._description
 
     group_desc = property(getGroupDesc)
@@ -206,36 +206,36 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        """Whether ``split_group`` works, whose members alone make the new group: from torch 2.15 on."""
+        """True if ``split_group`` works, whose members alone make the new group: from torch 2.15 on."""
         return torch_internals.has_python_backends()
 
     @property
     def supports_shrinking(self) -> bool:
-        """Whether ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
+        """True if ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
         if not torch_internals.has_python_backends() or runtime.forked:
             return False
         return mpi_failures.supported(self._communicator.comm)
 
     @property
     def supports_window(self) -> bool:
-        """Whether ``new_window`` works: from torch 2.15 on."""
+        """True if ``new_window`` works: from torch 2.15 on."""
         return torch_internals.has_windows()
 
     def comm_split_count(self) -> int:
-        """How many groups were split off; torch makes names of it."""
+        """Return how many groups were split off; torch makes names of it."""
         return self._splits
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """What NCCL wants of ranks that are in no part: nothing here."""
+        """Do what NCCL wants of ranks that are in no part: nothing here."""
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """What NCCL does for ``device_id=``: the group is connected already."""
+        """Do what NCCL does for ``device_id=``: the group is connected already."""
 
     # ---- what the layers above and below ask ----
 
     @property
     def label(self) -> str:
-        """How messages call the group."""
+        """The group's name in messages."""
         what = f" ({self._description})" if self._description not in ("", "undefined", self._name) else ""
         return f"group {self._name!r}{what}"
 
@@ -251,12 +251,12 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     @property
     def closed(self) -> bool:
-        """Whether the group was destroyed."""
+        """True if the group was destroyed."""
         return self._closed
 
     @property
     def sequence(self) -> int:
-        """How many collectives were begun: the same on all ranks that agree."""
+        """The number of collectives that were begun: the same on all ranks that agree."""
         return self._calls.sequence
 
     @property
@@ -269,15 +269,15 @@ class ProcessGroupMPI(dist.ProcessGroup):
         return self._global_ranks[rank]
 
     def has_arrived(self, call: PendingWork, rank: int) -> bool:
-        """Whether ``rank`` is known to have come to this operation."""
+        """Return whether ``rank`` is known to have come to this operation."""
         return int(self._lib.mpp_arrived(call.handle, rank)) > 0
 
     def is_through(self, call: PendingWork, rank: int) -> bool:
-        """Whether ``rank`` is known to have done all of its part in this operation."""
+        """Return whether ``rank`` is known to have done all of its part in this operation."""
         return int(self._lib.mpp_arrived(call.handle, rank)) > 1
 
     def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Whether :meth:`has_arrived` knows: only where all ranks share memory."""
+        """Return whether :meth:`has_arrived` knows: only where all ranks share memory."""
         return all(int(self._lib.mpp_arrived(call.handle, rank)) >= 0 for rank in range(self._size))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -363,7 +363,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._abort_hooks.pop(hook_id, None)
 
     def run_abort_hooks(self) -> None:
-        """What the hooks raise is logged: the failure itself is what the user must see."""
+        """Log what the hooks raise: the failure itself is what the user must see."""
         for hook_id, hook in list(self._abort_hooks.items()):
             try:
                 hook()

@@ -119,7 +119,7 @@ class Method:
         return self._again(group, given, operands) if work is NotImplemented else work
 
     def _again(self, group: Group, given: tuple[Any, ...], operands: Operands) -> Work:
-        """What C refuses is a PREMUL_SUM, whose factor only Python knows, or wrong."""
+        """Start a PREMUL_SUM, whose factor only Python knows; else the call is wrong."""
         if self._reduces and kind_of(given[-1].reduceOp) == PREMUL_SUM:
             work = _bridge.start_plain(self.in_c, *operands, premul_factor(given[-1].reduceOp))
             if work is not NotImplemented:

@@ -1,4 +1,4 @@
-"""What is wrong with a call that C refuses: the words for it, and nothing else. No operation begins here."""
+"""The words for what is wrong with a call that C refuses, and nothing else. No operation begins here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def explain(
     given: tuple[Any, ...],
     tensors_of: Callable[[Group, tuple[Any, ...]], tuple[Tensors, Tensors]],
 ) -> Exception:
-    """What is wrong with a method's arguments; ``tensors_of`` finds those that are written, and those that are read.
+    """Return what is wrong with a method's arguments; ``tensors_of`` finds those that are written, and read.
 
     Raises:
         ValueError, TypeError: what it is, where there are words for it.

@@ -26,7 +26,7 @@ _unfinished: list[Registration] = []
 
 
 class Record(NamedTuple):
-    """What a rank tells the others about its tensor.
+    """A rank's message to the others about its tensor.
 
     Attributes:
         number: the registration's, in the group, as far as this rank knows.
@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
     @classmethod
     def decoded(cls, row: torch.Tensor) -> Record:
-        """What a rank has encoded."""
+        """Decode a rank's message."""
         record = cls(*json.loads(bytes(row.tolist())))
         memory, counters = (None if share is None else Share(*share) for share in (record.memory, record.counters))
         return record._replace(memory=memory, counters=counters)

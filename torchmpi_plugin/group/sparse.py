@@ -24,7 +24,7 @@ def _gather(group: dist.ProcessGroup, tensor: torch.Tensor, shapes: list[list[in
 
 
 def are_meant(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call is one for this module, by the first of its tensors."""
+    """Return whether a call is one for this module, by the first of its tensors."""
     return bool(tensors) and isinstance(tensors[0], torch.Tensor) and tensors[0].layout is not torch.strided
 
 

@@ -1,4 +1,4 @@
-"""What Python has to say of a call before it begins, and what is told of its Work; and mpiplus's own operations.
+"""Python's part in a call before it begins, and in its Work; and mpiplus's own operations.
 
 C reads, counts, records and starts every call, and makes its Work (c_src/python/bridge.c). It asks :func:`prepare`
 where the group or the thread is special: it compares or collects calls, is out of step, has got more time, is profiled;
@@ -93,7 +93,7 @@ def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]
 
 
 def _on_device(call: Call) -> Halves | None:
-    """What reduces where the tensors lie; None: C does, in host memory, or there is nothing to reduce."""
+    """Return what reduces where the tensors lie; None: C does, in host memory, or there is nothing to do."""
     group, dtype = call.group, call.outputs[0].dtype
     if not call.how or not group._direct or call.start not in ("allreduce", "reduce_to", "reduce_scatter"):
         return None
@@ -119,7 +119,7 @@ def tell_of_no_memory(group: Group, operation: str, before: int, calls: int = 1)
 
 
 def _compare(call: Call) -> None:
-    """Where the user asked for it (``compares``): meet all ranks, and see that they are about to call the same.
+    """Meet all ranks, where the user asked for it (``compares``), and see that they are about to call the same.
 
     Raises:
         DistBackendError: on every rank, if they are not; says who calls what. The group stays usable.
@@ -139,7 +139,7 @@ def _compare(call: Call) -> None:
 
 
 def _mixes_devices(group: Group) -> bool:
-    """Whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
+    """Return whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
     return group.communicator.has_own_collectives and not group._direct
 
 

@@ -1,4 +1,4 @@
-"""What a group's operations have taken, as C counts them; and at the world's end who has waited for whom."""
+"""Figures of a group's operations, as C counts them; and at the world's end who has waited for whom."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY = "mpiplus/summary/{}"
 
 
 class Counted(Protocol):
-    """What is needed of a group."""
+    """A group, as the figures need it."""
 
     @property
     def communicator(self) -> Any:
@@ -37,7 +37,7 @@ class Counted(Protocol):
         """This process in it."""
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return how many ranks it has."""
 
     def global_rank(self, rank: int) -> int:
         """The rank in the world of one in the group."""

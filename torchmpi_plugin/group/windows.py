@@ -281,7 +281,7 @@ def new_window(group: Group, tensor: torch.Tensor | None = None) -> Window:
 
 
 def supports_tensor_alloc(group: Group, device: Any) -> bool:
-    """Whether ``allocate_tensor`` works there: on the CPU. A number is that of a CUDA device."""
+    """Return whether ``allocate_tensor`` works there: on the CPU. A number is that of a CUDA device."""
     return not isinstance(device, int) and torch.device(device).type == "cpu"
 
 

@@ -78,5 +78,5 @@ def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
 
 
 def is_current(group: Group) -> bool:
-    """Whether ``group`` is the world."""
+    """Return whether ``group`` is the world."""
     return monitor.answers_for(group)

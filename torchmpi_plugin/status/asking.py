@@ -1,4 +1,4 @@
-"""What the ranks of running jobs tell about themselves: this node's on their sockets, others' through one of these."""
+"""Questions to the ranks of running jobs: to this node's on their sockets, to others' through one of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_REQUEST = 200  # the C side has room for 255 bytes
 
 @dataclass
 class Rank:
-    """What is known of a rank."""
+    """Knowledge of one rank."""
 
     rank: int  # its number in the world
     answer: dict[str, Any] | None = None  # what it tells; None: nothing
@@ -38,7 +38,7 @@ class Told:
 
 
 def ask_job(sockets: Sequence[RankSocket]) -> list[Rank]:
-    """What all ranks of a job tell, those on other nodes too, by their numbers."""
+    """Ask all ranks of a job, those on other nodes too; return their answers by their numbers."""
     answers = ask_patiently(sockets, "status", MEMORY_SECONDS, PYTHON_SECONDS)
     found = {each.rank: _understood(_here(each, answers)) for each in sockets}
     size = max((int(rank.answer["world_size"]) for rank in found.values() if rank.answer), default=0)
@@ -51,7 +51,7 @@ def ask_job(sockets: Sequence[RankSocket]) -> list[Rank]:
 
 
 def ask_words(sockets: Sequence[RankSocket], request: str, seconds: float, ranks: Sequence[int] | None) -> list[Told]:
-    """What ranks of a job answer in words: ``stacks`` or ``dump``.
+    """Ask ranks of a job for words: ``stacks`` or ``dump``.
 
     Raises:
         ValueError: the job has no such rank.

@@ -1,4 +1,4 @@
-"""What the ranks of this node answer on their sockets. Imports neither torch nor MPI."""
+"""Connections to the sockets of this node's ranks. Imports neither torch nor MPI."""
 
 from __future__ import annotations
 

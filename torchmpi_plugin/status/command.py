@@ -183,7 +183,7 @@ def _show(sockets: Sequence[RankSocket], request: str, seconds: float, ranks: Se
 
 
 def _twice(sockets: Sequence[RankSocket], interval: float) -> tuple[list[Rank], list[Rank], float]:
-    """What the ranks tell, and what they told some time before."""
+    """Ask the ranks twice: return what they tell, and what they told some time before."""
     before, began = ask_job(sockets), time.monotonic()
     time.sleep(interval)
     return ask_job(sockets), before, time.monotonic() - began

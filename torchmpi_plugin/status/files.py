@@ -1,4 +1,4 @@
-"""Where the ranks of this user on this node answer ``mpiplus status``: sockets in a directory for this user alone.
+"""Sockets on which this user's ranks answer ``mpiplus status``, in a directory for this user alone.
 
 Not below TMPDIR, which batch systems set for each job: who asks could not find it. Imports neither torch nor MPI.
 """
@@ -31,7 +31,7 @@ class RankSocket(NamedTuple):
 
 
 def directory() -> Path:
-    """Where the sockets are."""
+    """Return where the sockets are."""
     return Path(os.environ.get(settings.STATUS_DIRECTORY) or _ROOT / f"mpiplus-{os.geteuid()}")
 
 
@@ -112,7 +112,7 @@ def socket_of(job: str, rank: int) -> Path:
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """What to bind or connect to for a socket with this path, which may be longer than the kernel takes.
+    """Return what to bind or connect to for a socket with this path, which the kernel may find too long.
 
     A long one is named through a descriptor of its directory, which is open only inside the context. The directory is
     not entered: other threads may rely on the working directory.

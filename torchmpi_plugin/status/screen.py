@@ -1,4 +1,4 @@
-"""What ``mpiplus status`` prints of the ranks' answers."""
+"""The screen of ``mpiplus status``, made of the ranks' answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job_line(name: str, ranks: Sequence[Rank]) -> str:
 
 
 def attention_of(ranks: Sequence[Rank]) -> list[str]:
-    """What is worth a look, the worst first: ranks that do not answer, that are stopped, that others wait for."""
+    """Return what is worth a look, the worst first: ranks that do not answer, are stopped, are waited for."""
     lines = [f"rank {rank.rank} {rank.problem}" for rank in ranks if rank.problem]
     for (group_name, late), waiting in _waited_for(ranks).items():
         who = describe_ranks([rank for rank, _ in waiting])

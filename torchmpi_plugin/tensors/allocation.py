@@ -22,7 +22,7 @@ _shares: dict[int, Share] = {}
 
 
 def wanted() -> bool:
-    """Whether the user lets processes share memory."""
+    """Return whether the user lets processes share memory."""
     return not settings.unshared()
 
 
@@ -66,7 +66,7 @@ def allocate(length: int) -> torch.Tensor:
 
 
 def share_of(tensor: torch.Tensor) -> Share | None:
-    """How others can map the memory that ``tensor`` lies in, if they can."""
+    """Return how others can map the memory that ``tensor`` lies in, if they can."""
     return _shares.get(tensor.untyped_storage().data_ptr())
 
 

@@ -199,7 +199,7 @@ def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: st
 
 
 def check_numel_pair(sent: int, received: int, operation: str) -> None:
-    """What a rank sends to itself must be what it expects from itself."""
+    """Check that what a rank sends to itself is what it expects from itself."""
     if sent != received:
         raise ArgumentError(f"{operation}: this rank sends itself {sent} elements but expects {received}")
 

@@ -31,7 +31,7 @@ DRIVER = "libcuda.so.1"
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is on a device that is driven by CUDA: torch calls those of ROCm by the same name."""
+    """Return whether the tensor is on a device that is driven by CUDA: torch calls those of ROCm by the same name."""
     return tensor.is_cuda and torch.version.hip is None
 
 
@@ -54,7 +54,7 @@ def _load(lib: Lib, ffi: FFI) -> None:
 
 
 def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, direct: bool, local_rank: int) -> int:
-    """What C wants for the next operation, whose tensors are on this one's device. C frees it with the operation.
+    """Return what C wants for the next operation, whose tensors are on this one's device. C frees it.
 
     Args:
         direct: MPI is given the device's addresses.

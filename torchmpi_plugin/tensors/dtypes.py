@@ -45,7 +45,7 @@ def premul_factor(op: Any) -> float:
 
 
 def describe_call(call: Any) -> str:
-    """What a rank called, from its ``mpp_call``."""
+    """Describe what a rank called, from its ``mpp_call``."""
     kind = _bridge.CALLS[call.kind]
     if kind == "barrier":
         return kind
@@ -65,7 +65,7 @@ def describe_call(call: Any) -> str:
 
 
 def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> str:
-    """How rank ``rank``'s call ``theirs`` differs from ``mine``, both an ``mpp_call``.
+    """Describe how rank ``rank``'s call ``theirs`` differs from ``mine``, both an ``mpp_call``.
 
     Args:
         expected: bytes that this rank's list has for that rank, -1 where there is no list.

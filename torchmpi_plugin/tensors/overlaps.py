@@ -41,7 +41,7 @@ def _meet(one: Span, other: Span) -> bool:
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Which of the tensors lie in the memory of another one, as far as their first and last elements tell."""
+    """Return which tensors lie in the memory of another one, as far as their first and last elements tell."""
     spans = [span_of(tensor) for tensor in tensors]
     if all(before[1] <= after[0] for before, after in itertools.pairwise(spans)):
         return []
