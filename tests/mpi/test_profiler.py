@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from groups import GROUP_TIMEOUT
 from torch.autograd.profiler import profile
+from trace_rules import check_slices
 
 from torchmpi_plugin.engine import profiling
 
@@ -58,6 +60,36 @@ def test_operations_that_outlive_the_profiler(world) -> None:
         dist.barrier()
         assert all(other == {number: [number]} for number, other in enumerate(others))
         assert [event.name for event in profiler.function_events or ()].count("mpiplus:recv") == len(works)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_event_overlaps_another_partly(world, tmp_path) -> None:
+    """Asynchronous operations, of DDP's too, are on tracks of their own, with sizes, dtype and ranks."""
+    layers = [torch.nn.Linear(100, 100) for _ in range(4)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.05)
+    large, file = torch.ones(1 << 20), tmp_path / f"{world.rank}.json"
+    for _ in range(2):  # DDP makes its buckets anew after the first step
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+            model(torch.ones(4, 100)).sum().backward()
+            time.sleep(0.1 * (world.rank == 1))  # so that rank 0's are under way when the function has ended
+            with torch.profiler.record_function("begins"):
+                works = [dist.all_reduce(large, async_op=True) for _ in range(3)]
+            dist.all_reduce(torch.ones(2))
+            torch.mm(torch.ones(200, 200), torch.ones(200, 200))
+            for work in works:
+                work.wait()
+    profiler.export_chrome_trace(str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    check_slices([event for event in events if event.get("cat") in ("user_annotation", "cpu_op")])
+    ours = [event for event in events if event["name"] == "mpiplus:all_reduce"]
+    moved = [event for event in ours if event["tid"] >= 2_000_000_000]
+    assert len(ours) >= 6 and (moved or world.rank != 0)
+    for event in ours:
+        told = event["args"]
+        assert told["dtype"] == "Float" and told["In msg nelems"] > 0, told
+        assert told["Process Group Ranks"] == str(list(range(world.size))), told
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert all(tracks[event["tid"]].startswith("mpiplus, asynchronous") for event in moved)
 
 
 CALLS = {

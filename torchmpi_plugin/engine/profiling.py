@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import operations, torch_internals
+from . import profile_tracks
 from .contracts import Begun
 
 #: Whether this thread is being profiled.
@@ -57,6 +58,8 @@ def _end_all_and_stop() -> Any:
 
 
 torch_internals.put(_STOP, _end_all_and_stop)
+_profile = torch.autograd.profiler.profile
+_profile.export_chrome_trace = profile_tracks.writing(_profile.export_chrome_trace)  # type: ignore[method-assign]
 
 
 def begin(operation: str) -> None:
