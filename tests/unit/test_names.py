@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -171,3 +172,18 @@ def test_names_are_made_of_words_that_were_agreed_on() -> None:
     """A new word is one of MPI's, of c10d's or of plain programming, and no picture; then it goes into the list."""
     new = nouns() - set(ALLOWED.read_text().split())
     assert new == set(), f"decide on these words, and if they are good add them to {ALLOWED.name}"
+
+
+HEADLESS = re.compile(r"(What|Whether|Who|Whom|Whose|Where|How|Why|When|That|Which)\b")
+
+
+def headless(text: str) -> list[str]:
+    """The docstrings that are clauses without a head, such as "What a rank encoded"."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [docstring for docstring in found if HEADLESS.match(docstring)]
+
+
+def test_docstrings_say_what_a_thing_is_or_does() -> None:
+    assert headless('"""Messages."""\ndef f():\n    """What a rank encoded."""') == ["What a rank encoded."]
+    assert [line for path in sorted(PACKAGE.rglob("*.py")) for line in headless(path.read_text())] == []

@@ -19,6 +19,8 @@ from ..errors import attempt
 _OURS = "mpiplus:"
 #: Of a track: no number of a thread.
 _FIRST_TRACK = 2_000_000_000
+#: A longer trace stays as it is: Python takes ten times its bytes to change it.
+_MOST_BYTES = 256 << 20
 
 Event = dict[str, Any]
 
@@ -36,7 +38,7 @@ def writing(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rewrite(path: Path) -> None:
-    text = path.read_text("utf-8")
+    text = path.read_text("utf-8") if path.stat().st_size <= _MOST_BYTES else ""
     if f'"{_OURS}' in text:
         trace = json.loads(text)
         if move(trace["traceEvents"]):

@@ -1,4 +1,4 @@
-"""What torch's profiler sees: for each operation the events that other backends' have, by which trace tools go.
+"""Events for torch's profiler: for each operation those that other backends' have, by which trace tools go.
 
 "mpiplus:all_reduce" begins with the call, and ends when the operation is complete, which for an asynchronous one is on
 another thread, or with the profiler: torch frees its events then, and an end that came later would be written to other
@@ -50,7 +50,7 @@ _stop: Callable[[], Any] = torch_internals.find(_STOP)
 
 
 def _end_all_and_stop() -> Any:
-    """What torch's profilers call to stop."""
+    """Return what torch's profilers call to stop."""
     with _lock:
         while _open:
             _open.pop()()
@@ -76,7 +76,7 @@ def describe(
     outputs: Sequence[torch.Tensor],
     group: Callable[[], dict[str, Any]],
 ) -> None:
-    """What the operation that has begun on this thread is about to do.
+    """Describe the operation that has begun on this thread.
 
     Args:
         group: what is to be said of its group.

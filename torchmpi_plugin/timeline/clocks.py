@@ -1,4 +1,4 @@
-"""How far the clocks of other nodes are from rank 0's: messages there and back, of which the fastest tells most."""
+"""Offsets of other nodes' clocks from rank 0's: messages there and back, of which the fastest tells most."""
 
 from __future__ import annotations
 

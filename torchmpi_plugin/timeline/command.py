@@ -63,7 +63,7 @@ def write(job: Job, file: Path) -> None:
 
 
 def directory_of(file: Path) -> Path:
-    """Where the ranks of ``mpiplus run --timeline FILE`` record, which is beside it."""
+    """Return where the ranks of ``mpiplus run --timeline FILE`` record, which is beside it."""
     return file.absolute().with_name(f"{file.name}.calls")
 
 

@@ -52,7 +52,7 @@ class Job:
 
     @property
     def start(self) -> int:
-        """When the first operation began."""
+        """The time at which the first operation began."""
         return int(self.begun.min(initial=2**62)) if len(self.begun) else 0
 
     @property
@@ -118,7 +118,7 @@ def _columns(job: Job, recorded: Recorded, first: Recorded, groups: dict[Any, in
 
 
 def _shift(job: Job, about: dict[str, Any], first: Recorded) -> Any:
-    """What a node's clock is ahead of rank 0's, by its own time: between two measurements it goes evenly."""
+    """Return how far a node's clock is ahead of rank 0's, by its own time: between two measurements evenly."""
     measured = [each for each in first.clocks if each["clock"] == about["node"]]
     if about["node"] == first.about["node"]:
         job.errors[about["node"]] = 0
@@ -149,7 +149,7 @@ def _of_kinds(job: Job, what: str) -> Numbers:
 
 
 def _join_collectives(job: Job) -> None:
-    """Where all ranks of a group have recorded a call, the last one is known by the clocks, whatever each has seen."""
+    """Find the last rank by the clocks where all ranks of a group have recorded a call, whatever each has seen."""
     if not job.kinds:
         return
     names = {name: number for number, name in enumerate(dict.fromkeys(kind["name"] for kind in job.kinds))}

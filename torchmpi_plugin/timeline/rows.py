@@ -1,4 +1,4 @@
-"""What a rank keeps of its calls: the format of its two files. Imports neither torch nor MPI.
+"""The format of a rank's two files of its calls. Imports neither torch nor MPI.
 
 ``JOB.RANK.calls`` is a ring of records of fixed length, ``mpp_record`` of c_src/shim.h, which C writes to.
 ``JOB.RANK.json`` has a JSON object a line: first of all the rank; then, as they come, groups, kinds of calls, and
@@ -30,7 +30,7 @@ PLACES = 1 << 16
 
 @dataclass
 class Recorded:
-    """What one rank has recorded."""
+    """The records of one rank."""
 
     about: dict[str, Any]  # its rank and process, and the epoch: what to add to its clock for ns since 1970
     rows: np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ class Recorded:
 
     @property
     def dropped(self) -> int:
-        """How many of its calls are not in the ring any more."""
+        """The number of its calls that are not in the ring any more."""
         return 0 if not len(self.rows) else int(self.rows["number"][0]) - self.about.get("first", 1)
 
 
@@ -69,7 +69,7 @@ def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
 
 
 def answered(text: str) -> Recorded:
-    """What a running rank has answered: see ``diagnosis/last_operations.py``.
+    """Parse the answer of a running rank: see ``diagnosis/last_operations.py``.
 
     Raises:
         ValueError: it has no rows, or was cut off.
