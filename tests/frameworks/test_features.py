@@ -22,6 +22,8 @@ FEATURES = {
     "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
     "torch_geometric: a GCN under DDP": ("geometric",),
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
+    "torchrec: embedding tables, one on each rank": ("recommender",),
+    "dmlcloud: a pipeline under DDP, and its metrics": ("dmlcloud_pipeline",),
 }
 
 
