@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/pause.h"
 #include "internode/internode.h"
 
 /* ---- summaries ---- */
@@ -27,6 +28,10 @@ static void set_mismatch(mpp_call_summary *of, const mpp_call_summary *from, int
 /* Of several calls that differ from the first one, a rank's without memory is the one to name. */
 static void merge(mpp_call_summary *mine, const mpp_call_summary *theirs) {
     mine->balance ^= theirs->balance;
+    if (theirs->came > mine->came) {
+        mine->came = theirs->came;
+        mine->last = theirs->last;
+    }
     if (theirs->most > mine->most) mine->most = theirs->most;
     int known = mine->mismatch && mine->call[1].kind == MPP_NO_MEMORY;
     for (int i = 0; i <= theirs->mismatch && !known; i++) {
@@ -46,7 +51,8 @@ static mpp_call_summary of_this_node(const shm_op *s) {
         mpp_call_summary one = {.number = s->first,
                                 .most = theirs->call[place].chunks,
                                 .balance = theirs->call[place].kind == MPP_EXCHANGE ? theirs->call[place].own : 0};
-        one.rank[0] = t->members[t->first[t->here] + r];
+        one.rank[0] = one.last = t->members[t->first[t->here] + r];
+        one.came = theirs->came[place];
         one.signature[0] = theirs->signature[place];
         one.call[0] = theirs->call[place];
         if (r) merge(&all, &one);
@@ -59,7 +65,8 @@ static mpp_call_summary of_this_node(const shm_op *s) {
 
 enum {
     SUMMARY = (sizeof(mpp_call_summary) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE,
-    MESSAGE = SUMMARY + MPP_PAYLOAD
+    MESSAGE = SUMMARY + MPP_PAYLOAD,
+    MESSAGE_NS = 100000 /* that a message may take, and is no wait for a rank */
 };
 
 /* The nodes [begin, end) that have one summary at this level, and include `node`. */
@@ -88,10 +95,12 @@ static void begin_level(shm_op *s) {
     int begin = begin_of(t->here, a->level), end = end_of(t, begin, a->level);
     int beside = begin ^ 1 << a->level, members = end_of(t, beside, a->level) - beside;
     a->awaited = -1;
+    a->is_late = 0;
     if (beside >= t->count) return;
     size_t offset = 0, length = 0;
     if (has_piggyback(s, mine)) s->route->span(s, begin, end, &offset, &length);
     memcpy(message, a->mine, sizeof *mine);
+    ((mpp_call_summary *)message)->came = now_ns() - mine->came;
     if (length) memcpy(message + SUMMARY, a->mine + SUMMARY + offset, length);
     a->sent_bytes = SUMMARY + length;
     int place = t->here - begin;
@@ -106,6 +115,8 @@ static void end_level(shm_op *s) {
     mpp_agreement *a = agreement_of(s);
     mpp_call_summary *mine = (mpp_call_summary *)a->mine, theirs;
     memcpy(&theirs, a->theirs, sizeof theirs);
+    /* A message that was there already tells of ranks that came before. */
+    theirs.came = a->is_late ? now_ns() - theirs.came - MESSAGE_NS : 0;
     merge(mine, &theirs);
     if (!has_piggyback(s, mine)) return;
     size_t offset, length;
@@ -131,7 +142,7 @@ const mpp_call_summary *mpp_agree(shm_op *s) {
     if (!a->asking) begin(s);
     while (a->level < levels) {
         if (a->awaited >= 0) {
-            if (!mpp_test_all(&s->op, &a->messages[a->awaited], 1) || s->op.failure) return NULL;
+            if (!mpp_test_all(&s->op, &a->messages[a->awaited], 1) || s->op.failure) return a->is_late = 1, NULL;
             end_level(s);
         }
         if (++a->level < levels) begin_level(s);

@@ -39,8 +39,8 @@ typedef struct {
     char *mine, *theirs; /* summary and payload */
     char *sent;          /* the same, of each level, until MPI is done with it */
     mpp_message *messages;
-    int count, awaited;
-    size_t sent_bytes; /* at this level */
+    int count, awaited, is_late; /* is_late: the awaited message was not there at once */
+    size_t sent_bytes;           /* at this level */
 } mpp_agreement;
 
 struct mpp_internode_state {

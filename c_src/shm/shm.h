@@ -19,8 +19,9 @@ typedef struct {
     uint64_t most;         /* chunks that the longest call takes */
     int32_t mismatch;      /* the two calls below do not agree */
     int32_t rank[2];       /* the ranks that made them */
+    int32_t last;          /* the rank that came last */
     uint64_t signature[2]; /* of each */
-    char pad[CACHE_LINE - 7 * sizeof(uint64_t)];
+    int64_t came;          /* when `last` did, by this node's clock; in a message how long ago that was, in ns */
     mpp_call call[2];
 } mpp_call_summary;
 

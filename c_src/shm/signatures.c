@@ -157,6 +157,8 @@ static int check_with_nodes(shm_op *s, mpp_channel *c) {
     if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
     if (!has_agreed(s, c)) return MPP_PENDING;
     s->checked = !all->mismatch;
+    /* mpp_note_calls has seen to the ranks here. */
+    if (c->topology->node_of[all->last] != c->topology->here) mpp_note_arrival(&s->op, all->last, all->came);
     if (s->checked) return MPP_PENDING;
     int other = all->signature[0] != s->signature ? 0 : 1;
     s->op.detail[0] = all->rank[other];

@@ -5,14 +5,26 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from mpi_installations import Installation, run_limited
-from network import Hosts, launch
+from network import Hosts, hosts, launch, missing
 from patience import patient
 from trace_rules import check
 
 from torchmpi_plugin.timeline import operations, rows, trace
 
 STRAGGLER = Path(__file__).parents[2] / "docs/examples/straggler.py"
+LATE = Path(__file__).parents[1] / "jobs/scripts/late.py"
+
+
+def test_waits_for_a_rank_of_another_node(installation: Installation, tmp_path: Path) -> None:
+    """Of three nodes the last one learns of the others by a message that has waited for theirs."""
+    if reason := missing():
+        pytest.skip(f"no nodes can be made here: {reason}")
+    with hosts(3, tmp_path) as made:
+        words = launch(made, installation.mpiexec, installation.vendor, 1, [sys.executable, str(LATE), "nodes"])
+        code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
+    assert code == 0 and output.count(" end\n") == 3, output
 
 
 def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:

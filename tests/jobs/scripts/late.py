@@ -6,7 +6,9 @@ The ways take turns, so that what else the machine does meets all of them.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +21,11 @@ import torchmpi_plugin
 from torchmpi_plugin.diagnosis import flight_recorder
 from torchmpi_plugin.engine import engine
 
-STEPS, LATE, WITHIN = 100, 0.02, 0.05
+STEPS, LATE = 30 if "nodes" in sys.argv else 100, 0.02
+#: How far the figures may be apart, and times: of another node's rank a message tells, when it is looked at.
+WITHIN, WITHIN_NS = (0.05, 1e6)
+if "nodes" in sys.argv:
+    WITHIN, WITHIN_NS = 0.3, 2e7 * float(os.environ.get("MPIPLUS_TEST_PATIENCE", "1"))
 
 
 def call(group: dist.ProcessGroup) -> None:
@@ -84,7 +90,7 @@ def main() -> None:
         for number in numbers:
             row = of_ranks[rank][number]
             last = max(one[number]["time_created_ns"] for one in of_ranks)
-            assert abs(row["time_discovered_started_ns"] - last) < 1e6, (way, row, last)
+            assert abs(row["time_discovered_started_ns"] - last) < WITHIN_NS, (way, row, last)
             assert row["time_created_ns"] <= row["time_discovered_started_ns"] <= row["time_discovered_completed_ns"]
         oracle = 1e-9 * sum(max(0, late - mine) for mine, late in zip(times[rank], times[1], strict=True))
         figures = torchmpi_plugin.statistics(group)
