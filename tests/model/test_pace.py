@@ -11,7 +11,7 @@ LAYOUTS = [(PAIR, 2, 9), (ONE_WAY, 1, 6), (ONE_WAY, 2, 9), (ONE_WAY, 3, 10), (TO
 
 # What was read of these when pace.py was last compared with it.
 COMPARED = {
-    "is_one_way": "bccd05592660",
+    "is_one_way": "396e6b5a5b90",
     "pace_period": "bf116d56c3d7",
     "keep_pace": "2e8c764f9b8a",
     "mpp_pipeline_start": "ff47d03eae30",
