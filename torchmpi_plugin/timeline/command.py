@@ -27,7 +27,7 @@ def drawable(context: click.Context, parameter: click.Parameter, file: Path | No
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), callback=drawable)
 def timeline(*, directory: Path, file: Path) -> None:
     """Draw what a job's ranks have recorded: mpiplus timeline DIRECTORY FILE
