@@ -89,12 +89,12 @@ class Page:
 def opened(profile: Path, seconds: float) -> Iterator[Page]:
     """A tab of a chromium of its own, whose third and fourth descriptors are the pipe."""
     assert CHROMIUM is not None
-    read, to = os.pipe()
-    back, write = os.pipe()
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]  # 3 and 4, where these are free: not for the pipes
+    (read, to), (back, write) = os.pipe(), os.pipe()
     command = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={profile} 3<&{read} 4>&{write} {read}<&- {write}>&-"
     with subprocess.Popen(["bash", "-c", command], pass_fds=(read, write), stderr=subprocess.DEVNULL) as process:
-        os.close(read)
-        os.close(write)
+        for descriptor in (read, write, *taken):
+            os.close(descriptor)
         try:
             yield Page(to, back, seconds)
         finally:

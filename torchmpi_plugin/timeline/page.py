@@ -44,7 +44,8 @@ def _title(job: Job) -> str:
     errors = [error for error in job.errors.values() if error is not None]
     clocks = f"within {max(errors) / 1000:.0f} us" if len(errors) == len(job.errors) else "not all compared"
     dropped = sum(job.dropped.values())
-    title = f"{len(job.begun)} operations of {len(job.ranks)} ranks; clocks of nodes {clocks}"
+    title = f"{len(job.begun)} operations of {len(job.ranks)} ranks"
+    title += f"; clocks of nodes {clocks}" if len(job.errors) > 1 else ""
     return title + (f"; {dropped} calls before them are not recorded any more" if dropped else "")
 
 
