@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -208,14 +209,24 @@ def stopped_between_nodes(directory: str) -> None:
     node.identity = lambda: f"node {ME}"
     victim = SIZE - 1
     pids, group = started()
-    given, got = torch.ones(1 << 24), torch.zeros(SIZE << 24)
-    if victim == ME:
-        work = dist.all_gather_into_tensor(got, given, group=group, async_op=True)
-        while got[0] == 0 and got[1 << 24] == 0:  # the first elements of the others' blocks
+    length, missing = 1 << 25, []
+    given, got = torch.ones(length), torch.zeros(SIZE * length)
+
+    def stop() -> None:
+        while got[0] == 0 and got[length] == 0:  # the first elements of the others' blocks
             pass
-        is_in_the_middle = not work.is_completed()
+        missing.append(min(got[length - 1], got[2 * length - 1]) == 0)  # and the last ones
         os.kill(os.getpid(), signal.SIGSTOP)
-        assert is_in_the_middle
+
+    if victim == ME:
+        # The call may move all of it before it returns.
+        threading.Thread(target=stop, daemon=True).start()
+        work = dist.all_gather_into_tensor(got, given, group=group, async_op=True)
+        while not missing:
+            time.sleep(0.01)
+        time.sleep(0.01)  # it is stopped here
+        del work
+        assert missing == [True]
     else:
         # By how far the comparison has got on who reports: it has not arrived, or was seen and does not answer.
         expected = rf"[Aa]rrived.*: rank {victim} \((gave no answer: )?stopped, dead"
