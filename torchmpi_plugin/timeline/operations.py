@@ -60,6 +60,10 @@ class Job:
         """Of each operation, for how long it waited for the last rank."""
         return self.came - self.begun
 
+    def of_kinds(self, what: str) -> Numbers:
+        """Of each operation what its kind says."""
+        return np.array([kind[what] for kind in self.kinds] or [0])[self.kind]
+
 
 #: Shorter waits have no arrow.
 _ARROW_NS = 10_000
@@ -143,18 +147,13 @@ def _close(job: Job) -> None:
     columns["last"] = np.where(is_known, columns["last"], -1)
 
 
-def _of_kinds(job: Job, what: str) -> Numbers:
-    """By operation."""
-    return np.array([kind[what] for kind in job.kinds] or [0])[job.kind]
-
-
 def _join_collectives(job: Job) -> None:
     """Find the last rank by the clocks where all ranks of a group have recorded a call, whatever each has seen."""
     if not job.kinds:
         return
     names = {name: number for number, name in enumerate(dict.fromkeys(kind["name"] for kind in job.kinds))}
     name = np.array([names[kind["name"]] for kind in job.kinds])[job.kind]
-    group, size = _of_kinds(job, "number"), np.array([len(kind["ranks"]) for kind in job.kinds])[job.kind]
+    group, size = job.of_kinds("number"), np.array([len(kind["ranks"]) for kind in job.kinds])[job.kind]
     order = np.lexsort((job.begun, job.sequence, name, group))
     order = order[~np.isin(name[order], [names.get(message, -1) for message in MESSAGES])]
     keys = np.stack([group[order], name[order], job.sequence[order]])
@@ -171,7 +170,7 @@ def _join_collectives(job: Job) -> None:
 def _join_messages(job: Job) -> None:
     """The n-th message from one rank to another is the n-th that is received there, unless tags change the order."""
     ends: dict[tuple[Any, ...], tuple[list[int], list[int]]] = {}
-    is_message = np.isin(_of_kinds(job, "name"), MESSAGES) if job.kinds else np.zeros(0, bool)
+    is_message = np.isin(job.of_kinds("name"), MESSAGES) if job.kinds else np.zeros(0, bool)
     for at in np.flatnonzero(is_message & (job.peer >= 0)).tolist():
         kind, rank, peer = job.kinds[job.kind[at]], int(job.rank[at]), int(job.peer[at])
         if rank in job.dropped or peer in job.dropped:

@@ -56,7 +56,7 @@ def _ms(times: Numbers) -> Numbers:
 def _timeline(job: Job) -> Iterator[Any]:
     """A line for each slice, one trace for all of a kind: with gaps, which is much faster than one trace each."""
     end = np.maximum(job.complete, job.asked)
-    names = np.array([kind["name"] for kind in job.kinds] or [""])[job.kind]
+    names = job.of_kinds("name")
     for part, begin, until in zip(
         _COLOURS, (job.begun, job.came, job.complete), (job.came, job.complete, end), strict=True
     ):
@@ -87,7 +87,7 @@ def _sizes(job: Job) -> Numbers:
 
 
 def _by_size(job: Job) -> Iterator[Any]:
-    names = np.array([kind["name"] for kind in job.kinds] or [""])[job.kind]
+    names = job.of_kinds("name")
     labels = np.array([f"{name}, {size}" for name, size in zip(names, _sizes(job).tolist(), strict=True)])
     different, which = np.unique(labels, return_inverse=True)
     for part, spent in (("waits", job.waits), ("moves", job.complete - job.came)):
@@ -122,7 +122,7 @@ def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
 
 def _bandwidth(job: Job) -> Iterator[Any]:
     names, sizes, spent = (
-        np.array([kind["name"] for kind in job.kinds] or [""])[job.kind],
+        job.of_kinds("name"),
         _sizes(job),
         job.complete - job.came,
     )

@@ -55,7 +55,7 @@ class _Threads:
         self.of: list[str] = [""] * len(job.begun)
         self.names: dict[tuple[int, int], str] = {}
         nodes = {each["rank"]: each["node"] for each in job.ranks}
-        groups = np.array([kind["number"] for kind in job.kinds] or [0])[job.kind]
+        groups = job.of_kinds("number")
         order = np.lexsort((-_end(job), job.begun, groups, job.rank))
         lanes: list[int] = []
         track, base = (-1, -1), 0
