@@ -189,10 +189,8 @@ def start(world: World, store: Store, connection: Store, node: int, elsewhere: l
     global monitor, _world
     if _world is not None:
         stop(_world)
-    monitor, _world = (
-        Monitor(store, connection, world.rank(), world.size(), node, elsewhere, secret),
-        world,
-    )
+    made = Monitor(store, connection, world.rank(), world.size(), node, elsewhere, secret)
+    monitor, _world = made, world
 
 
 def answers_for(group: World) -> bool:
