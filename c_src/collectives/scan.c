@@ -64,7 +64,9 @@ static uintptr_t by_mpi(mpp_group *g, int kind, uintptr_t in, uintptr_t out, siz
     c->out = (char *)out;
     c->finish = finish_scan;
     int convert = mpp_set_reduction(c, how);
-    size_t limit = mpp_call_limit(staging);
+    /* In the same pieces staged or not: as on a node, tensors on the host and on devices may be scanned together. */
+    c->place = MPP_ON_HOST;
+    size_t limit = mpp_staged_limit();
     if (convert && MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
     mpp_split(c, count, limit / mpp_dtype_size(c->mpi_dtype));
     if (convert && !mpp_new_scratch(c, count < c->per_call ? count : c->per_call)) return mpp_no_collective(c, g);

@@ -12,9 +12,9 @@ static size_t stage_bytes = (size_t)1 << 20;
 void mpp_set_stage_bytes(size_t bytes) { stage_bytes = bytes; }
 size_t mpp_get_stage_bytes(void) { return stage_bytes; }
 
-size_t mpp_call_limit(uintptr_t staging) {
-    return mpp_through_host(staging) && stage_bytes < mpp_chunk_limit ? stage_bytes : mpp_chunk_limit;
-}
+size_t mpp_staged_limit(void) { return stage_bytes < mpp_chunk_limit ? stage_bytes : mpp_chunk_limit; }
+
+size_t mpp_call_limit(uintptr_t staging) { return mpp_through_host(staging) ? mpp_staged_limit() : mpp_chunk_limit; }
 
 /* ---- making ---- */
 

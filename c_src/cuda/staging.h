@@ -57,6 +57,7 @@ struct mpp_staging {
 /* The most bytes that one MPI call takes, without a staging (NULL) or with one. It is the same on all ranks: they agree
  * on which operations are on CUDA tensors, and on whether those go directly. */
 size_t mpp_call_limit(uintptr_t staging);
+size_t mpp_staged_limit(void); /* of one whose data goes through host memory */
 
 /* Whether the operation's data goes through host memory: not where there is no staging, nor where it is direct. */
 static inline int mpp_through_host(uintptr_t staging) { return staging && !((const mpp_staging *)staging)->direct; }

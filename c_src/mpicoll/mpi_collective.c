@@ -83,6 +83,7 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
     if (!c) return NULL;
     c->op.discard = discard_buffers;
     c->kind = kind;
+    c->place = staging ? MPP_ON_DEVICE : MPP_ON_HOST;
     c->issue = issue;
     c->root = -1;
     c->calls = 1;
@@ -104,8 +105,7 @@ uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
 static int begin_agreement(mpi_collective *c) {
     const mpp_group *g = c->op.group;
     size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
-    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element,
-                                    c->op.staging ? MPP_ON_DEVICE : MPP_ON_HOST);
+    c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element, c->place);
     if (!c->op.agreement) return 0;
     c->op.arrived = mpp_arrived_to_compare;
     c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */

@@ -13,8 +13,8 @@ struct mpi_collective {
     int (*issue)(mpi_collective *);
     void (*finish)(mpi_collective *); /* may be NULL */
     mpi_handle request;
-    int kind;   /* enum mpp_call_kind, for the comparison of calls */
-    int agreed; /* all ranks call the same, or nobody compares */
+    int kind, place; /* enum mpp_call_kind, enum mpp_place: for the comparison of calls */
+    int agreed;      /* all ranks call the same, or nobody compares */
     int active, last_issued;
     size_t index, calls;
     const char *in;

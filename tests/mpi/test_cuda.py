@@ -21,6 +21,7 @@ from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, complete, run_case
 
+import torchmpi_plugin
 from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.communicator.steps import Steps
 from torchmpi_plugin.group import device_reductions, starting
@@ -235,9 +236,13 @@ def test_host_and_device_on_the_two_sides(all_groups, driver: Driver) -> None:
         assert torch.equal(received, numbers)
     if os.environ.get("MPIPLUS_COLLECTIVES") == "mpi-only":
         return  # between nodes collectives are cut up differently
-    tensor = torch.ones(100_000) if group.rank else on_device(driver, torch.ones(100_000))
-    dist.all_reduce(tensor)
-    assert tensor.unique().tolist() == [group.size]
+    for reduce, count, result in (
+        *((dist.all_reduce, count, group.size) for count in (5, 100_000)),
+        *((torchmpi_plugin.scan, count, group.rank + 1) for count in (5, 600_000)),  # in pieces
+    ):
+        tensor = torch.ones(count) if group.rank else on_device(driver, torch.ones(count))
+        reduce(tensor)
+        assert tensor.unique().tolist() == [result]
 
 
 @pytest.mark.parametrize("in_detail", [False, True])
