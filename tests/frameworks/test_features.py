@@ -24,6 +24,7 @@ FEATURES = {
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
     "torchrec: embedding tables, one on each rank": ("recommender",),
     "dmlcloud: a pipeline under DDP, and its metrics": ("dmlcloud_pipeline",),
+    "heat: its arrays over all ranks, and DDP between": ("heat_arrays",),
 }
 
 
