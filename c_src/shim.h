@@ -205,12 +205,12 @@ void mpp_free_text(char *text);
 
 /* The last calls of this process, by number from 1 on: when this rank came, when the last rank did, and which, when it
  * was complete, and when it was asked for. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. What follows is
- * for the timeline: timeline/ring.py reads this from a file, and `kind` is one of its numbers, 0: none. */
+ * for the timeline: timeline/rows.py reads this from a file, and `kind` is one of its numbers, 0: none. */
 typedef struct mpp_record {
     uint64_t number;
     int64_t begun, last_came, complete, asked;
     uint64_t sequence, bytes;
-    int kind, last, peer, unused; /* ranks of the group; peer: -1: none */
+    int kind, last, peer, tag; /* ranks of the group; peer: -1: none */
 } mpp_record;
 void mpp_keep_records(uint64_t count);
 /* From now on in this memory, for ever: a power of two of them. Returns the number of the next call; 0: no memory. */

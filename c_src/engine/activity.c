@@ -74,6 +74,14 @@ void mpp_call_asked_for(uint64_t number) {
     if (r && r->number == number && !r->asked) r->asked = now_ns();
 }
 
+void mpp_note_message_order(mpp_group *g, int tag) {
+    mpp_record *r = record_at(called.number);
+    uint64_t order = ++g->messages;
+    if (!r || r->number != called.number) return;
+    r->sequence = order;
+    r->tag = tag;
+}
+
 int mpp_record_of(uint64_t number, mpp_record *record) {
     const mpp_record *r = record_at(number);
     if (!r || r->number != number) return 0;

@@ -62,6 +62,8 @@ static inline uint64_t mpp_sum_of(const size_t *values, int count) {
 void mpp_note_hand_over(mpp_op *op);
 /* All under the lock. `came`: when a rank has made this call, once all have. */
 void mpp_note_start(mpp_op *op);
+/* This thread's call is a message, which has been queued. Under the lock, so that the order is that of the queue. */
+void mpp_note_message_order(mpp_group *g, int tag);
 void mpp_note_arrival(mpp_op *op, int rank, int64_t came);
 void mpp_note_completion(mpp_op *op);
 /* Who is missing in the operations that are under way, and have been since the last look. */

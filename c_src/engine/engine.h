@@ -95,6 +95,7 @@ struct mpp_group {
     mpp_group *also_listens;
     mpp_channel *channel;           /* NULL where not all ranks of a node share memory */
     struct message_op *receives;    /* operations with messages still to be matched, in program order */
+    uint64_t messages;              /* so many sends and receives have been queued */
     struct message_op *sends;       /* operations with messages still to be sent, in program order */
     struct mpi_collective *issuing; /* collectives with calls still to make, in program order */
     struct mpp_window *windows;

@@ -318,6 +318,7 @@ uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
     mpp_lock();
     if (!staging) mpp_add_send(m, buffer, bytes, peer);
     mpp_enter_sends(m);
+    mpp_note_message_order(m->op.group, tag);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
@@ -331,6 +332,7 @@ uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, in
     if (staging) mpp_stage_transfers(m);
     mpp_lock();
     mpp_enter_receives(m);
+    mpp_note_message_order(m->op.group, tag);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }

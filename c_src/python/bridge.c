@@ -174,7 +174,6 @@ static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
     int is_notified;
     PyObject *work = own(c, op, &is_notified);
     if (!work) return NULL;
-    mpp_note_work(work, entry);
     if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (is_notified) return work;
     PyObject *done = c->sync ? PyObject_CallMethodObjArgs(work, interned.wait, NULL) : watch(work);
@@ -219,6 +218,7 @@ static PyObject *start(call *c) {
     mpp_engine->call_returns(is_started && !op);
     if (is_started && op) work = incomplete_work(c, entry, op);
     else if (is_started && is_in_place(c) && record(entry)) work = complete_work(c);
+    if (work && work != Py_None) mpp_note_work(work, entry);
     Py_DECREF(entry);
     return work;
 }

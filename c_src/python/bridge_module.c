@@ -233,6 +233,7 @@ static PyMethodDef functions[] = {
     {"set_watched", set_watched, METH_O, "Whether a thread completes asynchronous operations."},
     {"set_timeline", mpp_set_timeline, METH_O,
      "What numbers the calls for a timeline, or None: timeline/recording.py."},
+    {"asked_for", mpp_asked_for, METH_O, "Somebody waits for a future of ours, for the timeline."},
     {"start_plain", mpp_start_plain, METH_VARARGS, "Start an operation on plain tensors: group/operands.py."},
     {"start_function", mpp_start_function, METH_VARARGS, "Start an operation of mpiplus's own: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,

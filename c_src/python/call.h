@@ -169,6 +169,7 @@ PyObject *mpp_set_timeline(PyObject *module, PyObject *function);
 void mpp_note_site(const call *c, uint64_t sequence);
 void mpp_note_work(PyObject *work, PyObject *entry);
 void mpp_note_asked_for(PyObject *work);
+PyObject *mpp_asked_for(PyObject *module, PyObject *future);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_start_plain(PyObject *module, PyObject *args);

@@ -84,7 +84,7 @@ static int wait_a_slice(PyObject *work) { /* whether it is complete, and all is 
 PyObject *mpp_wait_for(PyObject *module, PyObject *work) {
     (void)module;
     PyObject *type = (PyObject *)Py_TYPE(work);
-    if (type == bridge_state.pending) mpp_note_asked_for(work);
+    if (type == bridge_state.pending || type == bridge_state.work) mpp_note_asked_for(work);
     int is_over =
         bridge_state.is_ready &&
         (type == bridge_state.work || (type == bridge_state.pending && bridge_state.is_watched && wait_a_slice(work)));

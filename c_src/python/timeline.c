@@ -135,6 +135,12 @@ void mpp_note_work(PyObject *work, PyObject *entry) {
     if (kind_of && PyObject_SetAttr(work, interned.call, PyTuple_GetItem(entry, 7))) PyErr_Clear();
 }
 
+PyObject *mpp_asked_for(PyObject *module, PyObject *future) {
+    (void)module;
+    mpp_note_asked_for(future);
+    Py_RETURN_NONE;
+}
+
 void mpp_note_asked_for(PyObject *work) {
     PyObject *number = kind_of ? PyObject_GetAttr(work, interned.call) : NULL;
     if (number) mpp_engine->call_asked_for(PyLong_AsUnsignedLongLong(number));

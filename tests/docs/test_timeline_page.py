@@ -6,12 +6,14 @@ import base64
 from pathlib import Path
 
 import browser
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from made_up_calls import about, all_reduces, leave
+from made_up_calls import STEP_NS, about, all_reduces, leave
 from patience import patient
 
 from torchmpi_plugin.cli import main
+from torchmpi_plugin.timeline import rows
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium; on Debian: apt-get install chromium")
@@ -20,7 +22,12 @@ PLOT = "document.querySelector('.plotly-graph-div')"
 
 def test_the_page(tmp_path: Path) -> None:
     for rank in range(3):
-        leave(tmp_path, about(rank, 3), all_reduces(rank, 3, 3000), [{"name": "all_reduce", "op": "SUM"}])
+        ring = all_reduces(rank, 3, 3000)
+        steps = ring[3001:3100]
+        steps["number"], steps["kind"] = range(3001, 3100), rows.STEP
+        steps["sequence"], steps["begun"] = range(1, 100), 30 * STEP_NS * np.arange(1, 100) - STEP_NS // 5
+        reached = [{"messages": {"4096": 2000, "16384": 4000}, "with": 2}] if rank == 0 else []
+        leave(tmp_path, about(rank, 3), ring, [{"name": "all_reduce", "op": "SUM"}], *reached)
     file = tmp_path / "t.html"
     done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(file)])
     assert done.exit_code == 0, done.output
@@ -29,8 +36,12 @@ def test_the_page(tmp_path: Path) -> None:
         page.until(f"{PLOT}.querySelectorAll('path.js-line').length >= 5")
         waited = page.run(f"Array.from({PLOT}._fullData.filter(t => t.type == 'bar')[0].y)")
         assert waited == pytest.approx([2 * 0.5 - 0.0003, 2 * 0.5 - 0.0002, 2 * 0.5 - 0.0001], abs=1e-3), waited
-        share = page.run(f"Array.from({PLOT}._fullData.filter(t => t.name == 'in communication')[0].y)")
-        assert share[10:90] == pytest.approx([(2 * 0.7 + 0.2) / 3] * 80, rel=0.1)
+        shares = f"{PLOT}._fullData.filter(t => t.name == 'in communication')[0]"
+        assert page.run(f"Array.from({shares}.x)") == list(range(2, 100))
+        assert page.run(f"Array.from({shares}.y)") == pytest.approx([(2 * 0.7 + 0.2) / 3] * 98, rel=0.01)
+        of_kind = f"{PLOT}._fullData.filter(t => t.name == 'all_reduce')[0]"
+        rate, share = page.run(f"[{of_kind}.y[0], {of_kind}.text[0]]")
+        assert (rate, share) == (pytest.approx(4096 / 200e-6), "1% of plain messages")
         page.run(f"Plotly.relayout({PLOT}, {{'xaxis.range': [100, 105]}})")
         page.until(f"{PLOT}.layout.xaxis.range[0] == 100")
         page.until(f"{PLOT}.querySelector('path.js-line').getBoundingClientRect().width > 50")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import test_status
 from job_runs import SCRIPTS, Job
 from launch_runs import ended, launch, mpiplus
@@ -16,9 +17,11 @@ def seconds(events: list[Event], name: str) -> float:
     return 1e-6 * sum(event["dur"] for event in events if event["ph"] == "X" and event["name"] == name)
 
 
-def test_a_straggler(job: Job) -> None:
+@pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
+def test_a_straggler(job: Job, collectives: str) -> None:
     """DDP waits for rank 1, at the line of its backward(); and the ranks' files are gone."""
-    outcome = ended(mpiplus(job, "run", "-n", 3, "--timeline", "t.json", STRAGGLER), 0)
+    words = ("run", "-n", 3, "--timeline", "t.json", STRAGGLER)
+    outcome = ended(mpiplus(job, *words, environment={"MPIPLUS_COLLECTIVES": collectives}), 0)
     assert "of 3 of 3 ranks" in outcome.stderr
     events = check(job.directory / "t.json")
     assert seconds(events, "waits for rank 1") > 0.9 * 2 * 4 * 0.02
@@ -29,6 +32,21 @@ def test_a_straggler(job: Job) -> None:
     assert sum(event["name"] == "message" and event["ph"] == "s" for event in events) == 3 * 12
     assert any(event["name"] == "complete, not yet asked for" for event in events)
     assert not (job.directory / "t.json.calls").exists()
+
+
+def test_messages_that_cross(job: Job) -> None:
+    """Each arrow joins two calls of one length; and it is seen when a future was waited for."""
+    ended(launch(job, 2, "crossing.py", options=("--timeline", "t.json")), 0)
+    events = check(job.directory / "t.json")
+    ends: dict[int, list[set[int]]] = {}
+    for event in events:
+        if event["name"] == "message":
+            around = [e for e in events if e["ph"] == "X" and "args" in e and e["tid"] == event["tid"]]
+            around = [e for e in around if -0.01 <= event["ts"] - e["ts"] <= e["dur"] + 0.01]
+            ends.setdefault(event["id"], []).append({e["args"]["bytes"] for e in around})
+    assert len(ends) == 3 * 20 + 2 * 2 * 50
+    assert all(sent & received for sent, received in ends.values()), ends
+    assert seconds(events, "complete, not yet asked for") > 2 * 0.04
 
 
 def test_ranks_that_are_killed(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from made_up_calls import STEP_NS, about, all_reduces, leave
-from patience import patient
 from trace_rules import check
 
 from torchmpi_plugin.cli import main
@@ -59,20 +59,42 @@ def test_overlapping_operations_and_one_that_hangs(tmp_path: Path) -> None:
     assert [(e["ts"], e["dur"]) for e in events if e["name"] == "waits for rank 1"] == [(5.0, 0.5)]
 
 
+def messages(rank: int, *calls: tuple[str, int, int, int, float]) -> np.ndarray:
+    """A call a microsecond of name, tag, bytes, peer and number of us to its end, 0: it has none."""
+    ring = np.zeros(16, rows.ROW)
+    for at, (name, tag, size, peer, us) in enumerate(calls, 1):
+        begun = 1000 * at + 500 * rank
+        complete = int(us * 1000) + begun if us else 0
+        ring[at] = (at, begun, 0, complete, 0, at, size, ("send", "recv").index(name) + 1, -1, peer, tag)
+    return ring
+
+
+def sent(directory: Path) -> list[tuple[float, float]]:
+    """When the messages of a job begin and arrive, in us."""
+    trace.write(operations.in_directory(directory), directory / "t.json")
+    found = [event for event in check(directory / "t.json") if event["name"] == "message"]
+    return list(zip(*([e["ts"] for e in found if e["ph"] == end] for end in "sf"), strict=True))
+
+
 def test_messages(tmp_path: Path) -> None:
-    """A receive waits until the message is sent, and an arrow goes from there."""
-    for rank, kind in enumerate(("send", "recv")):
-        ring = np.zeros(4, rows.ROW)
-        ring["number"] = ring["sequence"] = range(4)
-        ring["begun"] = 10_000 * ring["number"] + (4000 if rank == 0 else 0)
-        ring["complete"] = ring["begun"] + (1000 if rank == 0 else 6000)
-        ring["kind"], ring["peer"] = ring["number"] > 0, 1 - rank
-        leave(tmp_path, about(rank, 2), ring, [{"name": kind}])
-    trace.write(operations.in_directory(tmp_path), tmp_path / "t.json")
-    events = check(tmp_path / "t.json")
-    assert [e["dur"] for e in events if e["name"] == "waits for rank 0"] == [4.0] * 3
-    starts = [e["ts"] for e in events if e["ph"] == "s"]
-    assert starts == [e["ts"] for e in events if e["ph"] == "f"] == [4.0, 14.0, 24.0]
+    """A receive waits until the message is sent, and an arrow goes from there, to the receive with the tag."""
+    kinds = [{"name": "send"}, {"name": "recv"}]
+    sends = [("send", 1, 8, 1, 1.0), ("send", 2, 80, 1, 1.0), ("send", 1, 16, 1, 1.0), ("send", 3, 24, 1, 1.0)]
+    leave(tmp_path, about(0, 2), messages(0, *sends), kinds)
+    receives = [("recv", 2, 80, 0, 9.0), ("recv", 1, 8, 0, 1.0), ("recv", 3, 24, 0, 9.0), ("recv", 1, 16, 0, 1.0)]
+    leave(tmp_path, about(1, 2), messages(1, *receives), kinds)
+    assert sent(tmp_path) == [(0.0, 1.5), (2.0, 3.5), (1.0, 1.0), (3.0, 3.0)]
+    waits = [e for e in check(tmp_path / "t.json") if e["name"] == "waits for rank 0"]
+    assert [(e["ts"], e["dur"]) for e in waits] == [(0.5, 0.5), (2.5, 0.5)]
+
+
+def test_messages_that_may_have_gone_elsewhere(tmp_path: Path) -> None:
+    """A receive from anybody that is not complete may have the first; where the lengths differ no pair is right."""
+    kinds = [{"name": "send"}, {"name": "recv"}]
+    leave(tmp_path, about(0, 2), messages(0, *[("send", tag, 8, 1, 1.0) for tag in (1, 1, 2, 2)]), kinds)
+    receives = [("recv", 1, 8, -1, 0.0), ("recv", 1, 8, 0, 9.0), ("recv", 2, 16, 0, 9.0), ("recv", 2, 8, 0, 9.0)]
+    leave(tmp_path, about(1, 2), messages(1, *receives), kinds)
+    assert sent(tmp_path) == []
 
 
 def test_clocks_of_nodes(tmp_path: Path) -> None:
@@ -112,14 +134,19 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "must end with .json" in done.output
 
 
-@pytest.mark.timeout(patient(200))
 def test_sixty_four_ranks(tmp_path: Path) -> None:
-    """With 10,000 operations each: read, and written, in 20 s of a core."""
-    for rank in range(64):
-        leave(tmp_path, about(rank, 64, 16), all_reduces(rank, 64, 10_000), ALL_REDUCE)
+    """Read and written at a speed that does not fall with the number of operations: that of Python's json, at least."""
+    seconds = []
+    for count in (500, 10_000):
+        for rank in range(64):
+            leave(tmp_path, about(rank, 64, 16), all_reduces(rank, 64, count), ALL_REDUCE)
+        begun = time.process_time()
+        job = operations.in_directory(tmp_path)
+        trace.write(job, tmp_path / f"{count}.json")
+        seconds.append((time.process_time() - begun) / count)
+        assert len(job.begun) == 64 * count and job.errors[3] is None
+        assert made_up_calls.STEP_NS // 2 >= job.waits.max() > 400_000
     begun = time.process_time()
-    job = operations.in_directory(tmp_path)
-    trace.write(job, tmp_path / "t.json")
-    assert time.process_time() - begun < 20
-    assert len(job.begun) == 640_000 and job.errors[3] is None
-    assert made_up_calls.STEP_NS // 2 >= job.waits.max() > 400_000
+    json.loads((tmp_path / "500.json").read_text())
+    assert max(seconds) < 1.5 * (time.process_time() - begun) / 500, seconds
+    check(tmp_path / "500.json")

@@ -38,8 +38,7 @@ def as_text(rank: int, size: int, node: int) -> str:
             words = str(key[2] or "").removeprefix("torch.")
             of = {"of": key[0], "name": key[1], "dtype": words, "op": "", "file": key[3], "line": key[4]}
             lines.append({"kind": kinds[key], **of})
-        sequence = entry.collective if entry.peer is None else entry.message
-        told = {"sequence": sequence, "kind": kinds[key], "unused": 0}
+        told = {"kind": kinds[key]} | ({"sequence": entry.collective} if entry.peer is None else {})
         rows.append([told[name] if name in told else int(getattr(record[0], name)) for name in ROW.names or ()])
     return "\n".join(json.dumps(line) for line in [*lines, {"rows": rows}])
 

@@ -28,6 +28,17 @@ def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
     return f"{operation} of {tuple(tensors[0].shape)} {str(tensors[0].dtype).removeprefix('torch.')}{more}"
 
 
+class _Future(torch.futures.Future[list[torch.Tensor]]):
+    """One that tells the timeline when Python waits for it. C++ does so unseen, as DDP's part there does."""
+
+    #: The number of the Work's call.
+    _call = 0
+
+    def wait(self) -> list[torch.Tensor]:
+        _bridge.asked_for(self)
+        return super().wait()
+
+
 # Of operations that were complete at once: who asks first makes the future.
 _asking = threading.RLock()
 
@@ -57,6 +68,8 @@ class Work(dist.Work):
     #: What resolves it: itself, but for one that C++ reads. None once somebody has taken it to do so.
     _promise: torch.futures.Future[list[torch.Tensor]] | TypedFuture | None = None
     _lock = _asking
+    #: The call's number, where there is a timeline.
+    _call = 0
 
     # ---- the c10d interface ----
 
@@ -136,7 +149,8 @@ class Work(dist.Work):
                 self._promise = TypedFuture(self._tensors)
                 self._future = self._promise.future
             else:
-                self._promise = self._future = torch.futures.Future(devices=devices)
+                self._promise = self._future = _Future(devices=devices)
+                self._future._call = self._call
             future = self._future
         self.resolve()
         return future
@@ -188,8 +202,6 @@ class PendingWork(Work):
     number = 0
     #: Of a message the other rank; -1: any.
     peer: int | None = None
-    #: The call's number, where there is a timeline.
-    _call = 0
     #: When it was called, by time.monotonic.
     started = 0.0
     #: The thread whose call made it and goes on; 0 once the operation is on its own.

@@ -1,10 +1,14 @@
-"""Offsets of other nodes' clocks from rank 0's: messages there and back, of which the fastest tells most."""
+"""Offsets of other nodes' clocks from rank 0's: messages there and back, of which the fastest tells most.
+
+And what plain messages reach, beside which the page shows operations.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..mpi import nonblocking, runtime
@@ -14,7 +18,9 @@ _ROUNDS, _ENOUGH_NS, _SECONDS = 100, 20_000, 0.5
 #: After so long the other side is not there any more.
 _LOST_SECONDS = 3.0
 _POLL_SECONDS = 0.005
-_END = -1
+_END = 0
+#: Of plain messages: bytes, of each size so many there and back; no further size after so long.
+_SIZES, _REACH_ROUNDS, _REACH_SECONDS = [1 << power for power in range(4, 25, 4)], 5, 0.1
 
 
 class Offset(NamedTuple):
@@ -25,33 +31,40 @@ class Offset(NamedTuple):
     error: int
 
 
-def measure(store: Any, communicator: Any, when: str, seconds: float) -> dict[int, Offset]:
+def measure(store: Any, communicator: Any, when: str, seconds: float, say: Callable[[dict[str, Any]], None]) -> None:
     """Called by all ranks that record: the first one of each other node and rank 0 exchange messages.
 
-    Returns:
-        On rank 0 what was found, by node; a node whose rank has not come within ``seconds`` is missing.
+    At the end rank 0 and one of them, or rank 1 where there is one node, find out what plain messages reach, too.
 
     Args:
         store: the world's, by which they find each other.
         communicator: the world's.
-        when: makes the names of this measurement's keys.
+        when: "begin" or "end", which makes the names of this measurement's keys.
+        seconds: for so long they wait for each other.
+        say: what rank 0 tells of what was found; nothing of a node whose rank has not come.
     """
-    comm, me = communicator.comm, communicator.comm.Get_rank()
+    comm, me, tag = communicator.comm, communicator.comm.Get_rank(), communicator.clock_tag
     firsts = {communicator.node_of(rank): rank for rank in reversed(range(comm.Get_size()))}
-    firsts.pop(communicator.node_of(0))
-    until = time.monotonic() + seconds
+    own = communicator.node_of(0)
+    del firsts[own]
+    if not firsts and when == "end" and comm.Get_size() > 1:
+        firsts = {own: 1}
+    until, has_reached = time.monotonic() + seconds, when != "end"
     if me in firsts.values():
         store.set(key(when, "here", me), "")
-        if _appears(store, key(when, "go", me), until):
-            _answer(comm, communicator.clock_tag)
-    found: dict[int, Offset] = {}
-    while me == 0 and len(found) < len(firsts) and time.monotonic() < until:
-        for node, rank in firsts.items():
-            if node not in found and store.check([key(when, "here", rank)]):
-                store.set(key(when, "go", rank), "")
-                found[node] = _ask(comm, rank, communicator.clock_tag)
+        if appears(store, key(when, "go", me), until):
+            _answer(comm, tag)
+    while me == 0 and firsts and time.monotonic() < until:
+        for node, rank in [each for each in firsts.items() if store.check([key(when, "here", each[1])])]:
+            store.set(key(when, "go", rank), "")
+            del firsts[node]
+            if node != own:
+                say({"clock": node, **_ask(comm, rank, tag)._asdict()})
+            if not has_reached:
+                has_reached = True
+                say({"messages": _reach(comm, rank, tag), "with": rank})
+            _move(comm, rank, tag, _END, False)
         time.sleep(_POLL_SECONDS)
-    return found
 
 
 def key(*parts: object) -> str:
@@ -59,7 +72,8 @@ def key(*parts: object) -> str:
     return "/".join(["mpiplus/timeline", *map(str, parts)])
 
 
-def _appears(store: Any, key: str, until: float) -> bool:
+def appears(store: Any, key: str, until: float) -> bool:
+    """Wait for a key of the store."""
     while not store.check([key]):
         if time.monotonic() > until:
             return False
@@ -77,29 +91,56 @@ def _ask(comm: Any, rank: int, tag: int) -> Offset:
         offset = Offset((sent + came) // 2, theirs - (sent + came) // 2, (came - sent) // 2)
         best = min(best, offset, key=lambda each: each.error)
         if time.monotonic() > until or (number >= _ROUNDS and best.error < _ENOUGH_NS):
-            break
-    _move(comm, rank, tag, _END, False)
-    return best
+            return best
+    raise AssertionError
+
+
+def _reach(comm: Any, rank: int, tag: int) -> dict[int, int]:
+    """By size in bytes the ns that a message takes one way: of some the fastest."""
+    reached: dict[int, int] = {}
+    until = time.monotonic() + _REACH_SECONDS
+    for size in _SIZES:
+        buffer = bytearray(size)
+        for _ in range(_REACH_ROUNDS if time.monotonic() < until else 0):
+            _move(comm, rank, tag, -size, False)
+            begun = time.monotonic_ns()
+            _transfer(comm, rank, tag, buffer, False)
+            _transfer(comm, rank, tag, buffer, True)
+            taken = (time.monotonic_ns() - begun) // 2
+            reached[size] = min(taken, reached.get(size, taken))
+    return reached
 
 
 def _answer(comm: Any, tag: int) -> None:
-    while _move(comm, 0, tag, 0, True) != _END:
-        _move(comm, 0, tag, time.monotonic_ns(), False)
+    """Rank 0's times with the time, and as many bytes as it asks for with the same."""
+    while (asked := _move(comm, 0, tag, 0, True)) != _END:
+        if asked > 0:
+            _move(comm, 0, tag, time.monotonic_ns(), False)
+            continue
+        buffer = bytearray(-asked)
+        _transfer(comm, 0, tag, buffer, True)
+        _transfer(comm, 0, tag, buffer, False)
 
 
 def _move(comm: Any, rank: int, tag: int, number: int, receives: bool) -> int:
-    """Send a number, or receive one.
+    """Send a number, or receive one."""
+    buffer = array("q", [number])
+    _transfer(comm, rank, tag, buffer, receives)
+    return buffer[0]
+
+
+def _transfer(comm: Any, rank: int, tag: int, buffer: Any, receives: bool) -> None:
+    """Send what is in the buffer, or receive into it.
 
     Raises:
         TimeoutError: the other rank is not there any more.
     """
-    until, buffer = time.monotonic() + _LOST_SECONDS, array("q", [number])
+    until = time.monotonic() + _LOST_SECONDS
 
     def check() -> None:
         if time.monotonic() > until:
             raise TimeoutError(f"rank {rank} does not answer")
 
     with runtime.exclusive():
-        request = (comm.Irecv if receives else comm.Isend)([buffer, runtime.mpi().INT64_T], rank, tag)
+        request = (comm.Irecv if receives else comm.Isend)([buffer, runtime.mpi().BYTE], rank, tag)
     nonblocking.wait(request, (buffer,), check, 0)
-    return buffer[0]

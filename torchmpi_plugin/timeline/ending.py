@@ -46,17 +46,12 @@ def end(world: Any) -> None:
 
 def _compare_clocks(world: Any, when: str) -> None:
     recorded, communicator = recording.current, world.communicator
-    if recorded is None or communicator.node_count == 1:
-        return
-    store = world.get_group_store()
-    found: dict[int, clocks.Offset] = {}
-    attempt(
-        "the timeline's clocks were not compared",
-        lambda: found.update(clocks.measure(store, communicator, when, _CLOCK_SECONDS)),
-        None,
-    )
-    for node, offset in found.items():
-        recorded.say({"clock": node, **offset._asdict()})
+    if recorded is not None:
+        attempt(
+            "the timeline's clocks were not compared",
+            lambda: clocks.measure(world.get_group_store(), communicator, when, _CLOCK_SECONDS, recorded.say),
+            None,
+        )
 
 
 def _collect(world: Any, text: Path) -> None:

@@ -35,6 +35,8 @@ class Job:
         arrows: from one operation to another by their places: the last to come to those that waited, and messages.
         errors: by node how wrong its clock may be, in ns; None: it was not compared.
         dropped: by rank how many of its calls are not recorded any more.
+        steps: by rank the numbers of its optimizer's steps, and when they were made.
+        reached: what plain messages reached: "messages" has ns by bytes, as text, "with" the other rank; or empty.
     """
 
     ranks: list[dict[str, Any]]
@@ -43,6 +45,8 @@ class Job:
     dropped: dict[int, int] = field(default_factory=dict)
     columns: dict[str, Numbers] = field(default_factory=dict)
     arrows: list[tuple[int, int]] = field(default_factory=list)
+    steps: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict)
+    reached: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Numbers:
         try:
@@ -84,7 +88,7 @@ def in_directory(directory: Path) -> Job:
 def of(recorded: Sequence[Recorded]) -> Job:
     """The job of these ranks."""
     recorded = sorted(recorded, key=lambda each: int(each.about["rank"]))
-    job = Job([each.about for each in recorded])
+    job = Job([each.about for each in recorded], reached=recorded[0].reached)
     groups: dict[Any, int] = {}
     parts = [_columns(job, each, recorded[0], groups) for each in recorded]
     job.columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -108,7 +112,8 @@ def _columns(job: Job, recorded: Recorded, first: Recorded, groups: dict[Any, in
         of_group = {"group": name, "ranks": ranks, "number": groups.setdefault((name, ranks), len(groups))}
         job.kinds.append({**kind, **of_group})
     found = found[found["kind"] < len(kinds)]
-    columns = {name: found[name].astype("i8") for name in ("begun", "complete", "asked", "sequence", "bytes", "number")}
+    same = ("begun", "complete", "asked", "sequence", "bytes", "tag")
+    columns = {name: found[name].astype("i8") for name in same}
     columns |= {"kind": kinds[found["kind"]], "came": found["last_came"], "rank": np.full(len(found), about["rank"])}
     for name in ("last", "peer"):
         columns[name] = np.full(len(found), -1)
@@ -116,6 +121,8 @@ def _columns(job: Job, recorded: Recorded, first: Recorded, groups: dict[Any, in
             mine = columns["kind"] == at
             columns[name][mine] = of_world[np.clip(found[name][mine], -1, len(of_world) - 2)]
     shift = _shift(job, about, first)
+    steps = recorded.steps["begun"].astype("i8")
+    job.steps[about["rank"]] = recorded.steps["sequence"], steps - shift(steps)
     for name in ("begun", "came", "complete", "asked"):
         columns[name] = np.where(columns[name] > 0, columns[name] - shift(columns[name]), 0)
     return columns
@@ -168,17 +175,29 @@ def _join_collectives(job: Job) -> None:
 
 
 def _join_messages(job: Job) -> None:
-    """The n-th message from one rank to another is the n-th that is received there, unless tags change the order."""
+    """The n-th message from one rank to another in a group with a tag is the n-th that is received there.
+
+    In the order in which they were queued, whichever thread called; messages from anybody have their sender by now. No
+    pair is made where that does not tell: of ranks whose first calls are not recorded; behind a receive from anybody
+    that is not complete, which may have taken a message; and from where the lengths differ.
+    """
     ends: dict[tuple[Any, ...], tuple[list[int], list[int]]] = {}
+    unknown: set[tuple[Any, ...]] = set()
     is_message = np.isin(job.of_kinds("name"), MESSAGES) if job.kinds else np.zeros(0, bool)
-    for at in np.flatnonzero(is_message & (job.peer >= 0)).tolist():
-        kind, rank, peer = job.kinds[job.kind[at]], int(job.rank[at]), int(job.peer[at])
-        if rank in job.dropped or peer in job.dropped:
-            continue
+    found = np.flatnonzero(is_message)
+    for at in found[np.argsort(job.sequence[found], kind="stable")].tolist():
+        kind, rank, peer, tag = job.kinds[job.kind[at]], *(int(job.columns[n][at]) for n in ("rank", "peer", "tag"))
+        receiver = kind["number"], rank, tag
         sends = kind["name"] == "send"
-        ends.setdefault((kind["number"], *((rank, peer) if sends else (peer, rank))), ([], []))[not sends].append(at)
-    for (_, source, _), (sent, received) in ends.items():
+        if not sends and job.is_open[at] and peer < 0:
+            unknown.add(receiver)
+        if peer < 0 or rank in job.dropped or peer in job.dropped or (not sends and receiver in unknown):
+            continue
+        ends.setdefault((*receiver[::2], *((rank, peer) if sends else (peer, rank))), ([], []))[not sends].append(at)
+    for (*_, source, _), (sent, received) in ends.items():
         for send, recv in zip(sent, received, strict=False):
+            if job.bytes[send] != job.bytes[recv]:
+                break
             if job.begun[send] > job.begun[recv]:
                 job.came[recv], job.last[recv] = job.begun[send], source
             if job.complete[recv] >= job.begun[send]:

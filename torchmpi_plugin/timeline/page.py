@@ -17,16 +17,20 @@ _MOST = 5_000
 _PARTS = 100
 _COLOURS = {"waits": "#d62728", "moves": "#1f77b4", "complete, not yet asked for": "#c7c7c7"}
 _TITLES = (
-    *("Ranks over time (ms): drag to zoom", "Waited for a rank, all others together (s)"),
-    *("Seconds by operation and size", "Share of time in communication"),
-    "Bytes a second of what moves: median by size",
+    "Ranks over time (ms): drag to zoom; when C++ began to wait for a future, as in DDP, is not seen",
+    *("Waited for a rank, all others together (s)", "Seconds by operation and size"),
 )
+_STEPS = "Share of time in communication, by steps of the optimizer"
+_NO_STEPS = "Share of time in communication, by hundredths of the time: of an optimizer no steps are known"
+_BANDWIDTH = "Bytes of a call by seconds while it moves: median by size"
 
 
 def write(job: Job, path: Path) -> None:
     """Write the page."""
     ranks = len(job.ranks)
-    figure = make_subplots(5, 1, subplot_titles=_TITLES, vertical_spacing=0.07, row_heights=[0.4, *[0.15] * 4])
+    common = _common_steps(job)
+    titles = (*_TITLES, _STEPS if len(common) else _NO_STEPS, f"{_BANDWIDTH}<br>{_reached_in_words(job)}")
+    figure = make_subplots(5, 1, subplot_titles=titles, vertical_spacing=0.07, row_heights=[0.4, *[0.15] * 4])
     for row, traces in enumerate((_timeline, _waited_for, _by_size, _shares, _bandwidth), 1):
         for trace in traces(job):
             figure.add_trace(trace, row, 1)
@@ -34,7 +38,7 @@ def write(job: Job, path: Path) -> None:
     ticks = {"title": "rank", "dtick": max(1, ranks // 16)}
     figure.update_yaxes(**ticks, autorange="reversed", row=1, col=1)
     figure.update_xaxes(**ticks, row=2, col=1)
-    figure.update_xaxes(title="ms", row=4, col=1)
+    figure.update_xaxes(title="step" if len(common) else "ms", row=4, col=1)
     figure.update_xaxes(title="bytes", type="log", row=5, col=1)
     figure.update_yaxes(type="log", row=5, col=1)
     figure.write_html(path, include_plotlyjs=True, config={"displaylogo": False, "responsive": True})
@@ -95,17 +99,33 @@ def _by_size(job: Job) -> Iterator[Any]:
         yield go.Bar(x=different, y=seconds, marker_color=_COLOURS[part], showlegend=False, name=part)
 
 
+def _common_steps(job: Job) -> Numbers:
+    """The numbers of the steps that all ranks have which have some; empty: no two of them."""
+    some = [numbers for numbers, _ in job.steps.values() if len(numbers)]
+    first, last = max((each[0] for each in some), default=0), min((each[-1] for each in some), default=0)
+    return np.arange(first, last + 1) if last > first else np.zeros(0, "i8")
+
+
 def _shares(job: Job) -> Iterator[Any]:
-    """In each of so many parts of the time, of all ranks: that in which an operation was under way, and waited."""
-    edges = np.linspace(job.start, max(int(job.complete.max(initial=0)), job.start + 1), _PARTS + 1)
-    for name, until in (("in communication", job.complete), ("waiting", job.came)):
-        spent = sum(
-            (_covered(job.begun[job.rank == rank], until[job.rank == rank], edges) for rank in np.unique(job.rank)),
-            np.zeros(_PARTS),
-        )
-        share = spent / np.diff(edges) / max(1, len(job.ranks))
-        colour = _COLOURS["moves" if until is job.complete else "waits"]
-        yield go.Scatter(x=_ms(edges[:-1] - job.start), y=share, name=name, line={"color": colour, "shape": "hv"})
+    """In each step, or part of the time, of all ranks: that in which an operation was under way, and waited."""
+    common = _common_steps(job)
+    edges = {
+        rank: times[np.isin(numbers, common)] if len(common) else _parts(job)
+        for rank, (numbers, times) in job.steps.items()
+        if len(numbers) or not len(common)
+    }
+    x = common[1:] if len(common) else _ms(_parts(job)[:-1] - job.start)
+    for name, until, part in (("in communication", job.complete, "moves"), ("waiting", job.came, "waits")):
+        shares = [
+            _covered(job.begun[mine], until[mine], own) / np.maximum(np.diff(own), 1)
+            for mine, own in ((job.rank == rank, own) for rank, own in edges.items())
+        ]
+        line = {"color": _COLOURS[part], "shape": "hvh" if len(common) else "hv"}
+        yield go.Scatter(x=x, y=np.mean(shares, axis=0), name=name, line=line)
+
+
+def _parts(job: Job) -> Numbers:
+    return np.linspace(job.start, max(int(job.complete.max(initial=0)), job.start + 1), _PARTS + 1)
 
 
 def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
@@ -120,17 +140,29 @@ def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
     return np.diff(done[at] + np.where(np.isfinite(partly), partly, 0))
 
 
+def _reached(job: Job) -> tuple[list[int], list[float]]:
+    """Of plain messages the sizes, and the bytes a second."""
+    sizes = [int(size) for size in job.reached.get("messages", {})]
+    return sizes, [size / ns * 1e9 for size, ns in zip(sizes, job.reached.get("messages", {}).values(), strict=True)]
+
+
+def _reached_in_words(job: Job) -> str:
+    if not job.reached:
+        return "Plain messages are measured when a job ends, so not here"
+    return f"Plain messages: rank 0 with {job.reached['with']} when the job ended, from Python, the fastest of 5"
+
+
 def _bandwidth(job: Job) -> Iterator[Any]:
-    names, sizes, spent = (
-        job.of_kinds("name"),
-        _sizes(job),
-        job.complete - job.came,
-    )
+    names, sizes, spent = job.of_kinds("name"), _sizes(job), job.complete - job.came
+    plain_sizes, plain = _reached(job)
     for name in np.unique(names):
         mine = (names == name) & (spent > 0) & (job.bytes > 0) & ~job.is_open
-        points = [
-            (size, float(np.median((job.bytes / spent)[mine & (sizes == size)]) * 1e9))
-            for size in np.unique(sizes[mine])
-        ]
-        if points:
-            yield go.Scatter(x=[x for x, _ in points], y=[y for _, y in points], name=str(name), mode="lines+markers")
+        x = np.unique(sizes[mine])
+        y = [float(np.median((job.bytes / spent)[mine & (sizes == size)]) * 1e9) for size in x]
+        shares = np.array(y) / np.interp(np.log(x), np.log(plain_sizes), plain) if plain else np.zeros(0)
+        texts = [f"{share:.0%} of plain messages" for share in shares]
+        if len(x):
+            yield go.Scatter(x=x, y=y, text=texts, name=str(name), mode="lines+markers")
+    line = {"color": "black", "dash": "dash"}
+    if plain:
+        yield go.Scatter(x=plain_sizes, y=plain, name="plain messages", mode="lines", line=line)

@@ -8,14 +8,17 @@ import mmap
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from .. import _bridge, operations, settings
 from ..engine import engine
 from ..tensors.dtypes import OPERATIONS
-from .rows import PLACES, ROW
+from .rows import PLACES, ROW, STEP
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -43,6 +46,8 @@ class Recording:
         self._subjects: list[Any] = []
         first = self._keep_in(self.text.with_suffix(".calls"))
         self.say({**about, "first": first, "epoch": time.time_ns() - time.monotonic_ns()})
+        self._steps, self._optimizer = 0, lambda: None
+        self._hook = register_optimizer_step_post_hook(self._note_step)
         _bridge.set_timeline(self._kind_of)
 
     @staticmethod
@@ -60,6 +65,17 @@ class Recording:
         if not first:
             raise MemoryError("no memory")
         return first
+
+    def _note_step(self, optimizer: Any, *_: Any) -> None:
+        """Of several optimizers the first one to make a step counts; no lock, as two threads' steps are no steps."""
+        if self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is optimizer:
+            self._steps += 1
+            lib = engine.start().lib
+            lib.mpp_call_begins()
+            lib.mpp_call_is(STEP, self._steps, 1)
+            lib.mpp_call_returns(1)
 
     def say(self, line: dict[str, Any]) -> None:
         """One more line of text."""
@@ -97,6 +113,7 @@ class Recording:
     def close(self) -> None:
         """Nothing more is recorded; what was is in the files."""
         _bridge.set_timeline(None)
+        self._hook.remove()
         self._lines.close()
 
 

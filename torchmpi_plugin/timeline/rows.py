@@ -21,11 +21,13 @@ ROW = np.dtype(
         ("number", "u8"),
         *((name, "i8") for name in ("begun", "last_came", "complete", "asked")),
         *((name, "u8") for name in ("sequence", "bytes")),
-        *((name, "i4") for name in ("kind", "last", "peer", "unused")),
+        *((name, "i4") for name in ("kind", "last", "peer", "tag")),
     ]
 )
 #: How many calls are kept: a power of two. 4.5 MiB.
 PLACES = 1 << 16
+#: The kind of what is no call: the program's optimizer has made a step.
+STEP = 1 << 30
 
 
 @dataclass
@@ -34,14 +36,12 @@ class Recorded:
 
     about: dict[str, Any]  # its rank and process, and the epoch: what to add to its clock for ns since 1970
     rows: np.ndarray[Any, Any]
+    steps: np.ndarray[Any, Any]
+    dropped: int  # the number of its calls that are not in the ring any more
     groups: dict[int, dict[str, Any]] = field(default_factory=dict)
     kinds: dict[int, dict[str, Any]] = field(default_factory=dict)
     clocks: list[dict[str, Any]] = field(default_factory=list)  # node, at, offset and error, in ns of rank 0's clock
-
-    @property
-    def dropped(self) -> int:
-        """The number of its calls that are not in the ring any more."""
-        return 0 if not len(self.rows) else int(self.rows["number"][0]) - self.about.get("first", 1)
+    reached: dict[str, Any] = field(default_factory=dict)  # messages, ns by bytes; with: the other rank
 
 
 def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
@@ -56,8 +56,11 @@ def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
             objects.append(json.loads(line))
     if not objects or "rank" not in objects[0]:
         raise ValueError("these are no calls of a rank")
-    rows = rows[(rows["kind"] > 0) & (rows["number"] >= objects[0].get("first", 1))]
-    found = Recorded(objects[0], rows[np.argsort(rows["number"])])
+    first = objects[0].get("first", 1)
+    rows = rows[(rows["kind"] > 0) & (rows["number"] >= first)]
+    rows = rows[np.argsort(rows["number"])]
+    dropped, is_step = int(rows["number"][0]) - first if len(rows) else 0, rows["kind"] == STEP
+    found = Recorded(objects[0], rows[~is_step], rows[is_step], dropped)
     for each in objects[1:]:
         if "group" in each:
             found.groups[each["group"]] = each
@@ -65,6 +68,8 @@ def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
             found.kinds[each["kind"]] = each
         elif "clock" in each:
             found.clocks.append(each)
+        elif "messages" in each:
+            found.reached = each
     return found
 
 
