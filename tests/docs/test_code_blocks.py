@@ -83,6 +83,7 @@ def test_python_blocks_run(ranks: int, installation: Installation, environment: 
 COMMANDS = all_blocks("sh")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("block", COMMANDS, ids=ids(COMMANDS))
 def test_commands_run(block: Block, environment: dict[str, str], checkout: Path) -> None:
     if not block.runs:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import groups
+import inside
 import torch
 import torch.distributed as dist
 from cases import Case
@@ -54,7 +55,7 @@ def new_group() -> groups.Group:
 
 def is_usable(group: groups.Group) -> bool:
     """Whether it says so."""
-    return group.process_group._calls.broken is None
+    return inside.broken(group.process_group) is None
 
 
 class Target(NamedTuple):
@@ -93,7 +94,7 @@ def one_case(operation: Operation, group: groups.Group, mode: str, target: Targe
     counts["failures"] += happened
     in_place = group.process_group.communicator.shares_memory and operation is not WINDOW  # which is many calls
     if happened and target.kind == ALLOCATION and in_place and not all(usable):
-        problem(f"{what}: over shared memory the group goes on, but here: {group.process_group._calls.broken}")
+        problem(f"{what}: over shared memory the group goes on, but here: {inside.broken(group.process_group)}")
     if happened and all(usable):
         after = notes.allgather(works(group.process_group, f"after {what}"))
         if set(after) != {"right"}:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import inside
 import pytest
-import torch
 import torch.distributed as dist
 from patience import patient
 
@@ -56,8 +56,7 @@ def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **opt
     """``dist.new_group`` with a timeout that may be short: on a busy machine making the group may need longer."""
     group = dist.new_group(ranks, timeout=max(timeout, GROUP_TIMEOUT), **options)
     if timeout < GROUP_TIMEOUT and group != dist.GroupMember.NON_GROUP_MEMBER:
-        has_one = hasattr(group, "_set_default_timeout")
-        (group if has_one else group._get_backend(torch.device("cpu")))._set_default_timeout(timeout)
+        inside.set_timeout(group, timeout)
     return group
 
 

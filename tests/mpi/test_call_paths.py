@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,19 +38,10 @@ IN_C = [
 ]
 
 
-@contextmanager
-def through_python(group: Any, wanted: bool = True) -> Iterator[None]:
-    before, group._calls.python_only = group._calls.python_only, wanted
-    try:
-        yield
-    finally:
-        group._calls.python_only = before
-
-
 def begun_in_c(group: Any, call: Callable[[], object]) -> int:
-    before = group._calls.in_c
+    before = inside.calls(group).in_c
     call()
-    return int(group._calls.in_c - before)
+    return int(inside.calls(group).in_c - before)
 
 
 # ---- which calls take which way ----
@@ -127,7 +118,7 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
     def collected() -> None:
         mine._start_coalescing(torch.device("cpu"))
         dist.all_reduce(tensor, group=mine)
-        assert len(mine._end_coalescing(torch.device("cpu"))._works) == 1
+        assert len(inside.works_of(mine._end_coalescing(torch.device("cpu")))) == 1
 
     assert begun_in_c(mine, collected) == 0
     assert begun_in_c(mine, lambda: dist.all_reduce(tensor, group=mine)) == 1
@@ -137,7 +128,7 @@ def test_what_c_leaves_to_python(group, new_group, world) -> None:
 def test_what_a_work_says(asynchronous: bool, group, world) -> None:
     said = []
     for python_only in (True, False):
-        with through_python(group, python_only):
+        with inside.through_python(group, python_only):
             tensor = torch.ones(3)
             options = dist.distributed_c10d.AllreduceOptions()
             options.asyncOp = asynchronous
@@ -163,7 +154,7 @@ def entries(monkeypatch) -> list[tuple[Any, ...]]:
 
 def test_the_flight_recorder_sees_both(group, entries) -> None:
     for python_only in (True, False):
-        with through_python(group, python_only):
+        with inside.through_python(group, python_only):
             dist.all_reduce(torch.ones(3, 4, dtype=torch.int16))
             dist.all_gather_into_tensor(torch.empty(2 * RANKS), torch.ones(2))
             dist.all_gather([torch.empty(2) for _ in range(RANKS)], torch.ones(2))
@@ -181,7 +172,7 @@ def test_the_flight_recorder_knows_who_called(group, world, entries) -> None:
     left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
     here = sys._getframe()
     for python_only in (True, False, False):
-        with through_python(group, python_only):
+        with inside.through_python(group, python_only):
             work, line = dist.irecv(torch.ones(3), group=group, group_src=left), here.f_lineno
             code, instruction, *callers = entries.pop()[9]
             dist.barrier()
@@ -238,7 +229,7 @@ def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) ->
 
 
 @only_up_to(2)
-@pytest.mark.parametrize("operation", rows(share("call paths: operations that leave nothing", IN_C, 4)))
+@pytest.mark.parametrize("operation", rows(share("call paths: operations that leave nothing", IN_C, 8)))
 def test_nothing_is_left_behind(operation, all_groups, channel, monkeypatch) -> None:
     """Neither by calls that C carries out, nor by those it hands over after it has read half of them."""
     monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)  # which keeps some thousand entries

@@ -102,6 +102,7 @@ def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group,
         assert torch.equal(mine, buffers[world.rank]), (row, calls)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.usefixtures("movers")
 @pytest.mark.parametrize("at", [0, 1, 3])

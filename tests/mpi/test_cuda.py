@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import fake_cuda
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -72,13 +73,11 @@ def pair(request, all_groups, over_mpi) -> Iterator[list[Group]]:
     """Two groups of all ranks; with "direct" MPI is handed the stand-in's memory, which this one can reach."""
     chosen = over_mpi if request.param == "MPI" else all_groups
     found = [chosen["world"], chosen["reversed"]]
-    for group in found:
-        group.process_group._direct = request.param == "direct"
+    inside.let_mpi_reach_devices([group.process_group for group in found], request.param == "direct")
     before, device_reductions.smallest_bytes = device_reductions.smallest_bytes, 1
     yield found
     device_reductions.smallest_bytes = before
-    for group in found:
-        group.process_group._direct = False
+    inside.let_mpi_reach_devices([group.process_group for group in found], False)
 
 
 def fits(operation: Operation, case: Case) -> bool:
@@ -87,6 +86,7 @@ def fits(operation: Operation, case: Case) -> bool:
     return operation.kind != REDUCTION or makes_sense(case.dtype, case.op_name)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("operation", ON_DEVICE, ids=str)
 def test_every_operation(operation: Operation, pair: list[Group], driver: Driver) -> None:
     failures = Failures()
@@ -252,7 +252,7 @@ def test_host_and_device_where_they_cannot_meet(
 ) -> None:
     """Every rank is told, with TORCH_DISTRIBUTED_DEBUG=DETAIL in the words of that."""
     group = pair[0]
-    monkeypatch.setattr(group.process_group._calls, "compares", in_detail and group.size > 1)
+    monkeypatch.setattr(inside.calls(group.process_group), "compares", in_detail and group.size > 1)
     words = r"rank 0 calls .* float32 on cuda( with root 0)?; ranks? .* float32[. ]"
     tensor = on_device(driver, torch.ones(5)) if group.rank == 0 else torch.ones(5)
     for call in (dist.all_reduce, lambda t, group: dist.broadcast(t, 0, group)) if group.size > 1 else ():
@@ -406,13 +406,11 @@ class Forgetful:
     Isend = Irecv
 
 
-def test_probe_of_the_direct_path(channel, monkeypatch) -> None:
+def test_probe_of_the_direct_path(channel) -> None:
     """On host memory: what comes is compared, and waited for only so long."""
-    host = torch.device("cpu")
-    assert cuda_path._probe(channel, host) == ""
-    assert "wrong contents" in cuda_path._probe(Forgetful(channel, delivers=True), host)
-    monkeypatch.setattr(cuda_path, "_PROBE_SECONDS", 0.1)
-    assert "did not come within 0.1 s" in cuda_path._probe(Forgetful(channel, delivers=False), host)
+    assert inside.probe(channel) == ""
+    assert "wrong contents" in inside.probe(Forgetful(channel, delivers=True))
+    assert "did not come within 0.1 s" in inside.probe(Forgetful(channel, delivers=False), 0.1)
 
 
 @pytest.mark.parametrize("refuses", ["nobody", "library", "probe"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ def test_operations(operation, all_groups) -> None:
 @pytest.mark.parametrize("detail", [False, True])
 def test_on_meta(detail: bool, new_group, world) -> None:
     group = new_group(None)
-    group._calls.compares = detail and world.size > 1  # as under TORCH_DISTRIBUTED_DEBUG=DETAIL
+    inside.calls(group).compares = detail and world.size > 1  # as under TORCH_DISTRIBUTED_DEBUG=DETAIL
     tensor, sparse = torch.ones(3), torch.eye(3).to_sparse_coo()
     strided = torch.zeros(3, 2)[:, 0]
     with torch.device("meta"):

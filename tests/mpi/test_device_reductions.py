@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def direct(new_group, world, driver: Driver) -> Iterator[Callable[..., dist.Proc
 
     def make(seconds: float = 30) -> dist.ProcessGroup:
         group = new_group(list(world.ranks), timeout=timedelta(seconds=seconds))
-        group._direct = True
+        inside.let_mpi_reach_devices([group])
         return group
 
     with driver.on_stream(kernel_us=300):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -206,7 +207,7 @@ def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:
 @only_up_to(3)
 def test_every_difference_where_mpi_gets_cuda_tensors(new_group, channel, driver: Driver, monkeypatch) -> None:
     group = new_group(None, timeout=timedelta(seconds=20))
-    group._direct = True
+    inside.let_mpi_reach_devices([group])
     monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
     with driver.on_stream(kernel_us=50):
         try_random_calls(group, channel, "disagreements on devices", on_device=True)

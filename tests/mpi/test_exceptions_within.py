@@ -9,6 +9,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
+import inside
 import pytest
 import sampling
 import torch
@@ -129,6 +130,7 @@ def operate(group: Any) -> None:
     dist.barrier(group)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_group, monkeypatch) -> None:
@@ -142,18 +144,18 @@ def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_gro
         pytest.fail("nothing was raised")
     dist.barrier(group)
     gc.collect()
-    opened, pending, blocks = descriptors(), len(group._engine._registry), len(gc.get_objects())
-    before, in_c = peak_kib(), group._calls.in_c
+    opened, pending, blocks = descriptors(), len(inside.pending(group)), len(gc.get_objects())
+    before, in_c = peak_kib(), inside.calls(group).in_c
     operate(group)
     gc.collect()
-    assert group._calls.coalescing is None
+    assert inside.calls(group).coalescing is None
     assert runtime.shim().lib.mpp_get_chunk_limit() == limit
     assert descriptors() <= opened
-    assert len(group._engine._registry) <= pending
+    assert len(inside.pending(group)) <= pending
     assert len(gc.get_objects()) - blocks < OPERATIONS / 4
     assert peak_kib() - before < OPERATIONS * 16 / 4  # each tensor has 16 KiB
     if torch_internals.tensor_exchange() is not None:
-        assert group._calls.in_c - in_c == OPERATIONS + 1
+        assert inside.calls(group).in_c - in_c == OPERATIONS + 1
 
 
 def test_a_block_goes_on_after_an_error_that_was_caught_in_it(new_group) -> None:
@@ -165,5 +167,5 @@ def test_a_block_goes_on_after_an_error_that_was_caught_in_it(new_group) -> None
             with pytest.raises(ValueError, match="dense"):
                 dist.broadcast(torch.eye(2).to_sparse_csr(), group=group, group_src=0)
     manager.wait()
-    assert "all_reduce" in TABLE and group._calls.coalescing is None
-    assert len(manager.works[0]._works) == 2
+    assert "all_reduce" in TABLE and inside.calls(group).coalescing is None
+    assert len(inside.works_of(manager.works[0])) == 2

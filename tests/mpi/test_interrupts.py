@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -94,12 +95,12 @@ class Interruption:
 class Starts:
     """Counts the operations begun in a group: C counts each just before it starts it."""
 
-    def __init__(self, calls: Any) -> None:
-        self._calls, self._before = calls, calls.sequence + calls.messages
+    def __init__(self, group: Any) -> None:
+        self._group, self._before = group, inside.count_of(group)
 
     @property
     def begun(self) -> int:
-        return self._calls.sequence + self._calls.messages - self._before
+        return inside.count_of(self._group) - self._before
 
 
 def full(value: float, count: int = COUNT) -> torch.Tensor:
@@ -160,7 +161,7 @@ def interrupted_call(
     call: Callable[[Any, bool], Any], group: Any, asynchronous: bool, number: int
 ) -> tuple[bool, int, str]:
     """Whether the call was interrupted, how many operations it had begun by then, and what else it raised."""
-    starts = Starts(group._calls)
+    starts = Starts(group)
     try:
         with Interruption(number):
             call(group, asynchronous)
@@ -183,9 +184,9 @@ def take_part(name: str, group: Any, begun: int) -> None:
 def check_books(group: Any, poison: list[torch.Tensor]) -> str:
     """What is wrong on the interrupted rank once the others have come; nothing, one hopes."""
     running, until = engine.start(), time.monotonic() + 20
-    while running.lib.mpp_group_active(group.communicator.handle) or running._registry:
+    while running.lib.mpp_group_active(group.communicator.handle) or inside.pending(group):
         if time.monotonic() > until:
-            return f"still under way: {running.pending()}, in the books: {running._registry}"
+            return f"still under way: {running.pending()}, in the books: {inside.pending(group)}"
         time.sleep(0.0002)
     if running.lib.mpp_unclaimed():
         return "an operation has no Work"
@@ -227,6 +228,7 @@ CHOSEN = SOME + share("interrupts: calls", [one for one in ALL if one not in SOM
 STRIDE, STRIDE_IN_C = (1, 1) if FULL else (31, 7)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize(("name", "way", "how"), CHOSEN)
 def test_interrupted_at_every_instruction(name: str, way: str, how: str, new_group, channel, impatient) -> None:
@@ -235,7 +237,7 @@ def test_interrupted_at_every_instruction(name: str, way: str, how: str, new_gro
     stride, most = (STRIDE, MOST) if python_only else (STRIDE_IN_C, MOST_IN_C)
     group, until = new_group(None), time.monotonic() + 80
     instruction = 1 + number(f"interrupts: {name} {way} {how}", stride)
-    group._calls.python_only, interrupted, problem = python_only, True, ""
+    inside.calls(group).python_only, interrupted, problem = python_only, True, ""
     with moved_by(mover):
         while interrupted and not problem and instruction < most and channel.bcast(time.monotonic() < until):
             interrupted, problem = one_interrupt(name, asynchronous, group, instruction, channel)
@@ -290,7 +292,7 @@ def test_signals_at_random_moments(count: int, new_group, channel, alarm: Alarm)
     for turn in share(f"interrupts: signals in an all_reduce of {count}", range(40), 4):
         begun, poison = 1, []
         if rank == 0:
-            starts = Starts(group._calls)
+            starts = Starts(group)
             with contextlib.suppress(Interrupted):  # the second one, which may come when the first is dealt with
                 try:
                     alarm.set(1e-6 + turn % 20 * 3e-3 * (turn % 4 > 0), 1 + turn % 2)

@@ -11,6 +11,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
+import inside
 import pytest
 import sampling
 import torch
@@ -161,7 +162,7 @@ def shrunk(program: Program, count: int, new: Any, channel: Any) -> tuple[Progra
 def test_random_programs(placement: str, world, new_group, channel, monkeypatch) -> None:
     def new(seconds: float = 3) -> Any:
         group = group_placed(placement, world.rank, new_group, monkeypatch)
-        group._set_default_timeout(timedelta(seconds=seconds))
+        inside.set_timeout(group, timedelta(seconds=seconds))
         return group
 
     group = new(SECONDS)
@@ -216,7 +217,7 @@ def test_programs_that_hung(name: str, placement: str, world, new_group, channel
     others = tuple((A2A, W0) for _ in range(world.size - len(program))) if A2A in program[0] else ()
     program = (*program, *others, *(() for _ in range(world.size - len(program) - len(others))))
     group = group_placed(placement, world.rank, new_group, monkeypatch)
-    group._set_default_timeout(timedelta(seconds=SECONDS))
+    inside.set_timeout(group, timedelta(seconds=SECONDS))
     assert failure_of(program, group, 4, name, channel) == ""
 
 

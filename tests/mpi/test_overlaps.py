@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import inside
 import pytest
 import sampling
 import torch
 import torch.distributed as dist
 from groups import API_MODE
 from placements import PLACEMENTS, group_placed
-from test_call_paths import through_python
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
@@ -294,7 +294,7 @@ def run_case(name: str, number: int, group: Any) -> str:
         wanted.storage.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(
             found.view(output.shape)
         )
-    with through_python(group, paths[rank]):
+    with inside.through_python(group, paths[rank]):
         work = kind.start(me, group, root, asynchronous)
         if work is not None:
             work.wait()
@@ -304,6 +304,7 @@ def run_case(name: str, number: int, group: Any) -> str:
     return f"case {number} of seed {SEED}, rank {rank}: root {root}, {asynchronous=}, views {places}"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", KINDS)
 def test_random_overlaps(name: str, placement: str, world, new_group, monkeypatch) -> None:
@@ -320,7 +321,7 @@ def test_random_overlaps(name: str, placement: str, world, new_group, monkeypatc
 def test_in_place_needs_no_copy(count: int, group, world, monkeypatch) -> None:
     """This rank's own part as input and result at once: begun in C, which copies nothing first."""
     rank, size = world.rank, world.size
-    before = group._calls.in_c
+    before = inside.calls(group).in_c
     gathered = torch.full((size, count), -1.0)
     gathered[rank] = rank
     dist.all_gather_into_tensor(gathered, gathered[rank], group=group)
@@ -333,7 +334,7 @@ def test_in_place_needs_no_copy(count: int, group, world, monkeypatch) -> None:
     assert (given[rank] == size * rank).all()
     mine = torch.ones(count)
     dist.scatter(mine, [mine] + [torch.ones(count) for _ in range(size - 1)] if rank == 0 else None, group=group)
-    assert group._calls.in_c - before == 4
+    assert inside.calls(group).in_c - before == 4
 
 
 def test_the_same_twice_through_python_is_copied_once(group, world) -> None:

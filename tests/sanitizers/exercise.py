@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import fake_cuda
 import groups
+import inside
 import test_message_programs
 import test_overlaps
 import torch
@@ -112,7 +113,7 @@ def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
             wanted, ("world", "even_odd"), ((5,), (100_003,)), (False, True)
         ):
             group = all_groups[family]
-            group.process_group._direct = direct
+            inside.let_mpi_reach_devices([group.process_group], direct)
             for mode in operation.modes if group.size >= operation.min_size else ():
                 failures.run(operation, fake_cuda.DeviceCase(group, torch.float32, shape, mode=mode))
         in_flight(all_groups["world"], failures, fake_cuda.DeviceCase)

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
+import rank_runs
 import sampling
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -53,7 +54,10 @@ def test_everything_is_chosen_sometime(monkeypatch) -> None:
 
 def of_mpi(count: int) -> list[SimpleNamespace]:
     names = [f"tests/mpi/{sampling.THE_TABLE}::test_a", *(f"tests/mpi/test_x.py::test_{n}" for n in range(count))]
-    return [SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0])) for name in names]
+    return [
+        SimpleNamespace(nodeid=name, path=Path(name.partition("::")[0]), get_closest_marker=lambda mark: None)
+        for name in names
+    ]
 
 
 def parts(keyword: str = "") -> list[tuple[float, float] | None]:
@@ -80,6 +84,36 @@ def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
         assert 75 < len(ran[0]) < 125
         on_two.append(ran[0])
     assert set.union(*on_two) == all_of_them
+
+
+def test_a_launch_imports_the_files_that_it_is_asked_for() -> None:
+    def names(keyword: str) -> list[str]:
+        return [Path(file).name for file in rank_runs.files_of(keyword)]
+
+    assert names("test_operations or\n  test_calls") == ["test_operations.py", "test_calls_in_a_row.py"]
+    for others in ("", "all_to_all", "not test_operations", "test_operations or all_to_all"):
+        assert names(others) == ["mpi"]
+
+
+def test_of_many_cases_each_has_its_turn(monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "FULL", False)
+    monkeypatch.setattr(sampling, "_said", {})
+    mark = SimpleNamespace(args=(3,))
+    tests = {"tests/mpi/test_x.py::test_many": 7, "tests/mpi/test_x.py::test_one": 1}
+    items = [
+        SimpleNamespace(nodeid=f"{test}[{case}]", get_closest_marker={"cases": mark}.get)
+        for test, count in tests.items()
+        for case in range(count)
+    ]
+    ran = set()
+    for seed in range(40):
+        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+        chosen = {item.nodeid for item in items} - sampling._of_many_cases(items)
+        assert [sum(name.startswith(f"{test}[") for name in chosen) for test in tests] == [3, 1]
+        ran |= chosen
+    assert ran == {item.nodeid for item in items}
+    monkeypatch.setattr(sampling, "FULL", True)
+    assert not sampling._of_many_cases(items)
 
 
 def test_each_test_of_jobs_runs_under_one_of_two_mpis(monkeypatch) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, raises, run
+from steps import ME, SIZE, check_works, groups_made_by, raises, run
 
 import torchmpi_plugin
-from torchmpi_plugin.communicator import membership
 from torchmpi_plugin.mpi import nonblocking, runtime
 
 GUILTY = 1
@@ -25,19 +24,21 @@ APART = 3.0
 def new_group(how: str) -> None:
     """A rank comes late to MPI's call for a group, or never; the others have given up."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    create = membership._create_group
 
-    def late(*arguments: Any) -> Any:
-        time.sleep(5)
-        if how == "never":
-            raise OSError("this one is meant")
-        return create(*arguments)
+    def late(make: Callable[..., Any]) -> Callable[..., Any]:
+        def create(*arguments: Any) -> Any:
+            time.sleep(5)
+            if how == "never":
+                raise OSError("this one is meant")
+            return make(*arguments)
 
-    if ME == GUILTY:
-        membership._create_group = late
-    with raises((dist.DistBackendError, OSError), "gave up|this one is meant"):
+        return create
+
+    with (
+        groups_made_by(late if ME == GUILTY else lambda make: make),
+        raises((dist.DistBackendError, OSError), "gave up|this one is meant"),
+    ):
         dist.new_group(timeout=SHORT)
-    membership._create_group = create
     check_works()
     check_works(dist.new_group(timeout=LONG))
     dist.destroy_process_group()

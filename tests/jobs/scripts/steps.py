@@ -9,9 +9,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,15 @@ SIZE = _launchers_word("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", default
 def say(text: object) -> None:
     """One line, in one piece, whatever the other ranks print."""
     os.write(1, f"[{ME}] {text}\n".encode())
+
+
+@contextlib.contextmanager
+def groups_made_by(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Communicators are made by what ``change`` makes of that which makes them."""
+    from torchmpi_plugin.communicator import membership  # starts MPI, which some scripts do themselves
+
+    with mock.patch.object(membership, "_create_group", change(membership._create_group)):
+        yield
 
 
 def run(scenarios: Mapping[str, Any]) -> None:

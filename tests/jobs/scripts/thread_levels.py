@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import mpi4py
-from steps import ME, SIZE, check_works, raises, run
+from steps import ME, SIZE, check_works, groups_made_by, raises, run
 
 #: What the package calls through mpi4py while a group is made, used and freed.
 CALLS = {"Create_group", "Iallgather", "Iallgatherv", "Test", "Iprobe", "Free"}
@@ -24,7 +24,6 @@ def serialized() -> None:
     from mpi4py import MPI
 
     import torchmpi_plugin
-    from torchmpi_plugin.communicator import membership
     from torchmpi_plugin.mpi import runtime
 
     dist.init_process_group("mpiplus")
@@ -55,12 +54,11 @@ def serialized() -> None:
             found = getattr(self._thing, name)
             return (lambda *arguments: Watched(found(*arguments))) if name.startswith("Iallgather") else found
 
-    make = membership._create_group
-    membership._create_group = lambda base, *arguments: Watched(make(Watched(base), *arguments))
     mpi_runtime_handle = runtime.handle_of
     runtime.handle_of = lambda thing: mpi_runtime_handle(getattr(thing, "_thing", thing))
     pending = dist.irecv(torch.ones(3), (ME - 1) % SIZE, tag=3)  # so the engine's thread has something to ask MPI for
-    group = dist.new_group()
+    with groups_made_by(lambda make: lambda base, *arguments: Watched(make(Watched(base), *arguments))):
+        group = dist.new_group()
     check_works(group)
     torchmpi_plugin.get_comm(group)
     dist.destroy_process_group(group)

@@ -10,7 +10,11 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import inside
 import torch
 import torch.distributed as dist
 
@@ -71,15 +75,13 @@ def wrong() -> None:
 def left_behind(call: Callable[[], object]) -> int:
     """By how many blocks of memory Python has more after ``CALLS`` calls; the fewest of several times."""
 
-    engine = dist.group.WORLD._engine
-
     def count() -> int:
         for _ in range(CALLS):
             call()
         dist.barrier()
         # another thread takes them out of the registry, hundreds later where this one holds the interpreter
         until = time.monotonic() + 30
-        while engine._registry:
+        while inside.pending(dist.group.WORLD):
             assert time.monotonic() < until, "operations that nobody completes"
             time.sleep(0.001)
         gc.collect()
@@ -102,14 +104,14 @@ def main() -> int:
     gc.freeze()  # torch's own objects, which it takes long to walk through
     lost = {}
     for name, call in calls().items():
-        before = dist.group.WORLD._calls.in_c
+        before = inside.calls(dist.group.WORLD).in_c
         for way, job in (
             ("synchronous", lambda call=call: call(False)),
             ("waited for", lambda call=call: (work := call(True)) and work.wait()),
             ("dropped", lambda call=call: call(True)),
         ):
             lost[f"{name}, {way}"] = left_behind(job)
-        if dist.group.WORLD._calls.in_c == before:
+        if inside.calls(dist.group.WORLD).in_c == before:
             lost[f"{name}: not through C"] = CALLS
     lost["wrong arguments"] = left_behind(wrong)
     found = {name: count for name, count in lost.items() if count >= CALLS // 4}

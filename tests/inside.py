@@ -1,0 +1,73 @@
+"""What tests read and set inside of a group: the one file that knows where it is (tests/unit/private_names.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+def calls(group: Any) -> Any:
+    """The group's record of its calls in C: ``sequence``, ``messages``, ``in_c``, ``compares``, ``python_only``..."""
+    return group._calls
+
+
+def count_of(group: Any) -> int:
+    """Of the operations begun in a group: C counts each just before it starts it."""
+    return int(calls(group).sequence + calls(group).messages)
+
+
+def broken(group: Any) -> str | None:
+    """Why a group cannot be used any more."""
+    reason: str | None = calls(group).broken
+    return reason
+
+
+def pending(group: Any) -> Any:
+    """The operations that the engine keeps alive."""
+    return group._engine._registry
+
+
+def let_mpi_reach_devices(groups: Iterable[Any], direct: bool = True) -> None:
+    """As with a CUDA-aware MPI: it is handed the memory of devices."""
+    for group in groups:
+        group._direct = direct
+
+
+@contextmanager
+def through_python(group: Any, wanted: bool = True) -> Iterator[None]:
+    """C leaves each call to Python."""
+    before, calls(group).python_only = calls(group).python_only, wanted
+    try:
+        yield
+    finally:
+        calls(group).python_only = before
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """By the name that c10d has for it, which older versions have on the backend only."""
+    owner = group if hasattr(group, "_set_default_timeout") else group._get_backend(CPU)
+    owner._set_default_timeout(timeout)
+
+
+def works_of(block: Any) -> list[Any]:
+    """The Works of what was coalesced."""
+    works: list[Any] = block._works
+    return works
+
+
+def probe(communicator: Any, seconds: float | None = None) -> str:
+    """What is wrong with messages between devices, here in host memory; each waits for so long."""
+    from torchmpi_plugin.communicator import cuda_path  # others come here before MPI is chosen
+
+    usual = cuda_path._PROBE_SECONDS
+    cuda_path._PROBE_SECONDS = usual if seconds is None else seconds
+    try:
+        return cuda_path._probe(communicator, CPU)
+    finally:
+        cuda_path._PROBE_SECONDS = usual
