@@ -67,6 +67,7 @@ class Hosts:
         (self._directory / "hosts").write_text("127.0.0.1 localhost\n" + table)
         self.own.mkdir()
         for index, name in enumerate(self.names, 1):
+            Path(f"{self.own}-{name}").mkdir()
             self._plug_in(switch, name, f"{SUBNET}.{index}/24", f"port{index}")
         self.agent.write_text(self._agent_text())
         self.agent.chmod(0o755)
@@ -111,7 +112,7 @@ class Hosts:
         )
         return (
             f"nsenter --uts={self._directory}/{name}.uts --net=/run/netns/{self._space(name)} "
-            f"""unshare -m sh -c '{mounts}; mount -t tmpfs none {self.own}; exec "$@"' sh"""
+            f"""unshare -m sh -c '{mounts}; mount --bind {self.own}-{name} {self.own}; exec "$@"' sh"""
         )
 
     def on(self, name: str, command: list[str]) -> list[str]:

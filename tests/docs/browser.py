@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -92,12 +93,13 @@ def opened(profile: Path, seconds: float) -> Iterator[Page]:
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]  # 3 and 4, where these are free: not for the pipes
     (read, to), (back, write) = os.pipe(), os.pipe()
     command = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={profile} 3<&{read} 4>&{write} {read}<&- {write}>&-"
-    with subprocess.Popen(["bash", "-c", command], pass_fds=(read, write), stderr=subprocess.DEVNULL) as process:
+    its_own = {"pass_fds": (read, write), "start_new_session": True}
+    with subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL, **its_own) as process:
         for descriptor in (read, write, *taken):
             os.close(descriptor)
         try:
             yield Page(to, back, seconds)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # also those who would go on to write to the profile
             os.close(to)
             os.close(back)

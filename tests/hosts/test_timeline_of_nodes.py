@@ -9,6 +9,7 @@ import pytest
 from mpi_installations import Installation, run_limited
 from network import Hosts, hosts, launch, missing
 from patience import patient
+from test_two_hosts import mpiplus_run
 from trace_rules import check
 
 from torchmpi_plugin.timeline import operations, rows, trace
@@ -44,3 +45,17 @@ def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path)
     waits = [event for event in events if event["name"] == "waits for rank 1"]
     assert {event["pid"] for event in waits} == {1, 2}
     assert sum(event["dur"] for event in waits) > 0.9e6 * 3 * 4 * 0.02
+
+
+@pytest.mark.parametrize("script", [STRAGGLER, LATE.with_name("recorded_and_killed.py")])
+def test_nothing_is_left(two_hosts: Hosts, installation: Installation, script: Path) -> None:
+    """The files of a node come to the one where `mpiplus run` is, of a killed job too, and none stays anywhere."""
+    words = mpiplus_run(two_hosts, installation, "--timeline", two_hosts.own / "t.json", script)
+    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
+    assert (code == 0) == (script == STRAGGLER), output
+    events = check(Path(f"{two_hosts.own}-node1") / "t.json")
+    count = {pid: sum(e["name"] == "all_reduce" and e["pid"] == pid for e in events) for pid in (1, 2)}
+    assert count[1] == count[2] >= 30, output
+    assert [path.name for node in (1, 2) for path in Path(f"{two_hosts.own}-node{node}").iterdir()] == ["t.json"], (
+        output
+    )

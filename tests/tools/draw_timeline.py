@@ -1,6 +1,6 @@
 """Draw the pictures of docs/timeline.md: of jobs that run here, on three ranks, as chromium shows their pages.
 
-python tests/tools/draw_timeline.py       # needs the extra report, and chromium
+python tests/tools/draw_timeline.py [DIRECTORY]      # else docs; needs the extra report, and chromium
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ PICTURES = {
     "timeline-pipeline": ("docs/examples/frameworks/pipeline_1f1b.py", 0.85, 0.95),
 }
 WIDTH, HEIGHT, SECONDS = 1000, 560, 120
+MPIPLUS = str(Path(sys.executable).with_name("mpiplus"))
 PLOT = "document.querySelector('.plotly-graph-div')"
 
 
-def main() -> None:
+def main(pictures: Path) -> None:
     for name, (program, begin, end) in PICTURES.items():
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory, "timeline.html")
-            command = ["mpiplus", "run", "-n", "3", "--timeline", str(file), str(ROOT / program)]
+            command = [MPIPLUS, "run", "-n", "3", "--timeline", str(file), str(ROOT / program)]
             subprocess.run(command, check=True, timeout=SECONDS)
             with browser.opened(Path(directory, "profile"), SECONDS) as page:
                 page.show(f"file://{file}", WIDTH)
@@ -38,8 +39,10 @@ def main() -> None:
                 page.until(f"Math.abs({PLOT}._fullLayout.xaxis.range[0] / {PLOT}._fullLayout.xaxis.range[1]) > 0")
                 clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}
                 picture = page.call("Page.captureScreenshot", clip=clip)["data"]
-        (ROOT / "docs" / f"{name}.png").write_bytes(base64.b64decode(picture))
+                if page.errors:
+                    raise SystemExit(f"{program}: {page.errors}")
+        (pictures / f"{name}.png").write_bytes(base64.b64decode(picture))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")

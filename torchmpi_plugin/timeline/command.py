@@ -76,5 +76,4 @@ def draw(file: Path) -> None:
         write(operations.in_directory(directory), file)
         shutil.rmtree(directory)
     except (OSError, ValueError) as error:
-        where = f"rank 0's node may have some in {directory}: mpiplus timeline {directory} {file.name}"
-        click.echo(f"mpiplus run: no timeline: {error}; {where}", err=True)
+        click.echo(f"mpiplus run: no timeline: {error}", err=True)

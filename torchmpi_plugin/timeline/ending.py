@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -13,7 +14,6 @@ from typing import Any
 from ..errors import attempt
 from . import clocks, recording
 from .clocks import key
-from .rows import ROW
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -60,7 +60,15 @@ def _collect(world: Any, text: Path) -> None:
     away = [r for r in range(world.size()) if communicator.node_of(r) != communicator.node_of(0)]
     if world.rank() in away:
         is_shared = text.with_name(f"{text.name.split('.')[0]}.0.json").exists()
-        _send(store, world.rank(), b"" if is_shared else text.read_bytes(), b"" if is_shared else _used(text))
+        files = () if is_shared else (text, text.with_suffix(".calls"))
+        _send(store, world.rank(), *([path.read_bytes() for path in files] or (b"", b"")))
+        if not is_shared and clocks.appears(
+            store, key("files", world.rank(), "taken"), time.monotonic() + _FILE_SECONDS
+        ):
+            for path in files:
+                path.unlink()
+            with contextlib.suppress(OSError):  # not empty
+                text.parent.rmdir()
     if world.rank() != 0:
         return
     until = time.monotonic() + _FILE_SECONDS
@@ -72,15 +80,10 @@ def _collect(world: Any, text: Path) -> None:
                 path = text.with_name(f"{text.name.split('.')[0]}.{rank}.json")
                 path.write_bytes(lines)
                 path.with_suffix(".calls").write_bytes(rows)
+                store.set(key("files", rank, "taken"), "")
         time.sleep(0.02)
     if away:
         log.warning("mpiplus: the timeline lacks the calls of %d rank(s) on other nodes: %s", len(away), away[:16])
-
-
-def _used(text: Path) -> bytes:
-    """The ring, without what was never written to."""
-    ring = text.with_suffix(".calls").read_bytes()
-    return ring.rstrip(b"\0").ljust(-(-len(ring.rstrip(b"\0")) // ROW.itemsize) * ROW.itemsize, b"\0")
 
 
 def _send(store: Any, rank: int, text: bytes, rows: bytes) -> None:

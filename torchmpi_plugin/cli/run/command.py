@@ -149,6 +149,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
     """Run the job, with the options that were given, to its end."""
     from ...jobs.attempts import run_attempts
     from ...launchers.mpirun import LauncherError
+    from .files import fetch
     from .restarting import nodes_to_choose_from, restarts_of, spare_nodes
 
     wanted, where = given["nnodes"], (given["hosts"], given["hostfile"])
@@ -171,6 +172,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
     if result.message:
         tell(result.message)
     if given["timeline"]:
+        fetch(spec, directory_of(given["timeline"]))
         draw(given["timeline"])
     sys.exit(result.returncode)
 
