@@ -4,8 +4,6 @@
 
 #include "engine/pause.h"
 
-_Thread_local mpp_note_of_call mpp_noted;
-
 /* ---- the last calls of this process ---- */
 
 typedef struct {
@@ -15,9 +13,11 @@ typedef struct {
 
 static _Atomic(record_list *) record_store;
 static _Atomic uint64_t last_number;
-static _Thread_local struct {
-    uint64_t number; /* 0: it is not kept */
+static _Thread_local struct { /* the call that this thread makes */
+    uint64_t number;          /* 0: it is not kept */
     int64_t begun;
+    int kind, peer; /* kind: 0 before mpp_note, and after mpp_note_start */
+    uint64_t bytes;
 } called;
 
 /* The call of this number, or where it would be; NULL: none is kept. */
@@ -118,23 +118,29 @@ void mpp_time_op(mpp_op *op) {
     op->record = called.number;
 }
 
+void mpp_note(int kind, uint64_t bytes, int peer) {
+    if (called.kind) return;
+    called.kind = kind;
+    called.bytes = bytes;
+    called.peer = peer;
+}
+
 void mpp_note_start(mpp_op *op) {
     mpp_activity *a = op->group->activity;
-    mpp_note_of_call call = mpp_noted;
-    mpp_noted.kind = 0;
-    if (!call.kind) call = (mpp_note_of_call){MPP_ONE_SIDED, -1, 0};
-    op->noted_as = call.kind;
+    mpp_note(MPP_ONE_SIDED, 0, -1);
+    int kind = op->noted_as = called.kind;
+    called.kind = 0;
     mpp_record *r = record_of(op);
     if (r) {
-        r->bytes += call.bytes;
-        r->peer = call.peer;
+        r->bytes += called.bytes;
+        r->peer = called.peer;
     }
     if (!a) return;
-    add(&a->calls[call.kind], 1);
-    add(&a->bytes[call.kind], call.bytes);
-    atomic_store_explicit(&a->kind, call.kind, memory_order_relaxed);
-    atomic_store_explicit(&a->peer, call.peer, memory_order_relaxed);
-    atomic_store_explicit(&a->length, call.bytes, memory_order_relaxed);
+    add(&a->calls[kind], 1);
+    add(&a->bytes[kind], called.bytes);
+    atomic_store_explicit(&a->kind, kind, memory_order_relaxed);
+    atomic_store_explicit(&a->peer, called.peer, memory_order_relaxed);
+    atomic_store_explicit(&a->length, called.bytes, memory_order_relaxed);
     put(&a->begun, op->begun);
     int others = atomic_load_explicit(&a->under_way, memory_order_relaxed);
     if (!others) put(&a->busy_since, op->begun > get(&a->ended) ? op->begun : get(&a->ended));

@@ -34,16 +34,8 @@ struct mpp_activity {
     const _Atomic int64_t *active; /* the group's */
 };
 
-/* The call that this thread is about to start. A function that calls another one of these is the one that counts. */
-typedef struct {
-    int kind, peer;
-    uint64_t bytes;
-} mpp_note_of_call;
-extern _Thread_local mpp_note_of_call mpp_noted;
-
-static inline void mpp_note(int kind, uint64_t bytes, int peer) {
-    if (!mpp_noted.kind) mpp_noted = (mpp_note_of_call){kind, peer, bytes};
-}
+/* Of the call that this thread is about to start. A function that calls another one of these is the one that counts. */
+void mpp_note(int kind, uint64_t bytes, int peer);
 
 static inline size_t mpp_longest_of(const size_t *values, int count) {
     size_t longest = 0;

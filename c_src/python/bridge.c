@@ -37,23 +37,22 @@ static PyObject *entry_of(const call *c) {
                          (unsigned long long)mpp_engine->call_begins());
 }
 
-static void count(call *c, PyObject *entry) {
-    if (mpp_is_message(c)) {
-        c->group->messages++;
-        return;
-    }
-    PyObject *before = c->group->last;
-    c->group->sequence += is_new_collective(c);
-    c->group->last = shared(entry);
+static void keep_as(PyObject **last, PyObject *entry) {
+    PyObject *before = *last;
+    *last = shared(entry);
     Py_XDECREF(before);
 }
 
-/* What this process is doing, for those that wait for it. */
-static int note_activity(const call *c) {
-    PyObject *doing = PyTuple_Pack(2, c->self, c->name);
-    int is_noted = doing && !PyDict_SetItem(bridge_state.activity, interned.last, doing);
-    Py_XDECREF(doing);
-    return is_noted;
+static void count(call *c, PyObject *entry) {
+    c->group->sequence += is_new_collective(c);
+    c->group->messages += mpp_is_message(c);
+    keep_as(&bridge_state.last, entry);
+    if (!mpp_is_message(c)) keep_as(&c->group->last, entry);
+}
+
+PyObject *mpp_last_entry(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return shared(bridge_state.last ? bridge_state.last : Py_None);
 }
 
 static int record(PyObject *entry) {
@@ -297,7 +296,7 @@ static PyObject *follow(const call *c, PyObject *work) {
 
 static PyObject *run(call *c) {
     c->is_special = c->is_special || is_special(c->group) || (c->device && c->device != Py_None);
-    if (!c->is_special) return note_activity(c) ? start(c) : NULL;
+    if (!c->is_special) return start(c);
     PyObject *said = prepare(c);
     PyObject *work = said ? follow(c, start(c)) : NULL;
     Py_XDECREF(said);
@@ -341,8 +340,8 @@ PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *method, *operands, *work = NULL;
     call c = {.peer = NO_PEER, .root = -1, .is_plain = 1};
-    if (!PyArg_ParseTuple(args, "O!O!OOOO|O", bridge_state.method, &method, &PyTuple_Type, &operands, &c.finish,
-                          &c.keep, &c.results, &c.lists, &c.factor))
+    if (!PyArg_ParseTuple(args, "O!O!OOOO", bridge_state.method, &method, &PyTuple_Type, &operands, &c.finish, &c.keep,
+                          &c.results, &c.lists))
         return NULL;
     const mpp_method *m = c.method = (const mpp_method *)method;
     c.self = PyTuple_GetItem(operands, 0);

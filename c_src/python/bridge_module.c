@@ -195,20 +195,20 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_bridge_state told = bridge_state;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!O!OO!O!OOO)", &address, &capsule, &PyTuple_Type, &types,
-                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
-                          &told.is_profiled, &told.modes, &PyDict_Type, &told.activity, &PyDict_Type, &told.recorder,
-                          &PyDict_Type, &told.registry, &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type,
-                          &told.front_end, &told.plain, &told.prepare, &told.follow))
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!OO!O!OOOO)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
+                          &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
+                          &told.modes, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry, &told.watch,
+                          &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end, &told.plain,
+                          &told.prepare, &told.follow, &told.premul_factor))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
     mpp_engine = entries;
     if (!mpp_know_tensors(capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,      told.pending,  told.lock,     told.is_profiled, told.modes,
-                        told.activity,  told.recorder, told.registry, told.watch,       told.not_the_users,
-                        told.front_end, told.plain,    told.prepare,  told.follow};
+    PyObject *kept[] = {told.work,     told.pending,  told.lock,   told.is_profiled,   told.modes,
+                        told.recorder, told.registry, told.watch,  told.not_the_users, told.front_end,
+                        told.plain,    told.prepare,  told.follow, told.premul_factor};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
     told.is_ready = 1;
     bridge_state = told;
@@ -238,6 +238,8 @@ static PyMethodDef functions[] = {
     {"start_function", mpp_start_function, METH_VARARGS, "Start an operation of mpiplus's own: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,
      "The calls of the user's program that led here: code, instruction, ..."},
+    {"last_entry", mpp_last_entry, METH_NOARGS,
+     "The last call of this process: flight_recorder.Entry. None: there is none."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
     {"view", view, METH_O, "The address and the dimensions of a tensor that C can read, else None."},
     {NULL, NULL, 0, NULL},
@@ -247,21 +249,35 @@ static int intern_names(void) {
     const struct {
         PyObject **name;
         const char *text;
-    } all[] = {{&interned.calls, "_calls"},        {&interned.last, "last"},
-               {&interned.current, "current"},     {&interned.append, "append"},
-               {&interned.opts_word, "opts"},      {&interned.handle, "handle"},
-               {&interned.finished, "finished"},   {&interned.group, "group"},
-               {&interned.name, "name"},           {&interned.number, "number"},
-               {&interned.peer, "peer"},           {&interned.opts, "_opts"},
-               {&interned.limit, "_limit"},        {&interned.extension, "extension"},
-               {&interned.started, "started"},     {&interned.tensors, "_tensors"},
-               {&interned.keep, "_keep"},          {&interned.finish, "_finish"},
-               {&interned.then, "_then"},          {&interned.future, "_future"},
-               {&interned.error, "_error"},        {&interned.caller, "caller"},
-               {&interned.wait, "wait"},           {&interned.lock, "_lock"},
-               {&interned.file, "co_filename"},    {&interned.back, "f_back"},
-               {&interned.lists, "_lists"},        {&interned.root_tensor, "rootTensor"},
-               {&interned.instruction, "f_lasti"}, {&interned.second_halves, "second_halves"},
+    } all[] = {{&interned.calls, "_calls"},
+               {&interned.current, "current"},
+               {&interned.append, "append"},
+               {&interned.opts_word, "opts"},
+               {&interned.handle, "handle"},
+               {&interned.finished, "finished"},
+               {&interned.group, "group"},
+               {&interned.name, "name"},
+               {&interned.number, "number"},
+               {&interned.peer, "peer"},
+               {&interned.opts, "_opts"},
+               {&interned.limit, "_limit"},
+               {&interned.extension, "extension"},
+               {&interned.started, "started"},
+               {&interned.tensors, "_tensors"},
+               {&interned.keep, "_keep"},
+               {&interned.finish, "_finish"},
+               {&interned.then, "_then"},
+               {&interned.future, "_future"},
+               {&interned.error, "_error"},
+               {&interned.caller, "caller"},
+               {&interned.wait, "wait"},
+               {&interned.lock, "_lock"},
+               {&interned.file, "co_filename"},
+               {&interned.back, "f_back"},
+               {&interned.lists, "_lists"},
+               {&interned.root_tensor, "rootTensor"},
+               {&interned.instruction, "f_lasti"},
+               {&interned.second_halves, "second_halves"},
                {&interned.call, "_call"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;

@@ -61,7 +61,6 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     PyObject *results;              /* the Work's tensors where these are not what C is given; or NULL */
     PyObject *lists;                /* in how many its future has them; NULL: in one */
     PyObject *device;               /* of its tensors; NULL: there are none, None: host memory */
-    PyObject *factor;               /* of a PREMUL_SUM; or NULL */
     uintptr_t staging;
     int is_plain;     /* Python has made the operands: of their types at least */
     int is_special;   /* Python is asked before it begins, and told of its Work */
@@ -128,19 +127,21 @@ int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 typedef struct {
     PyObject *calls, *method, *plain, *work, *pending, *lock; /* types */
     PyObject *is_profiled;                                    /* of this thread: a function */
-    PyObject *modes;                          /* how many TorchDispatchModes it has entered: a function */
-    PyObject *activity, *recorder, *registry; /* dictionaries: of two modules, and the engine's */
-    PyObject *watch;                          /* a method of the engine's */
-    PyObject *prepare, *follow;               /* of what is special: functions of starting.py */
-    PyObject *not_the_users;                  /* beginnings of the names of files: torch's and our own */
-    PyObject *front_end;                      /* code that does without a Work for what is complete */
-    char is_ready, is_watched;                /* connected; with a thread that completes what nobody waits for */
+    PyObject *modes;               /* how many TorchDispatchModes it has entered: a function */
+    PyObject *recorder, *registry; /* dictionaries: of a module, and the engine's */
+    PyObject *last;                /* of all groups' calls the last, as flight_recorder.Entry has it */
+    PyObject *watch;               /* a method of the engine's */
+    PyObject *prepare, *follow;    /* of what is special: functions of starting.py */
+    PyObject *premul_factor;       /* of a PREMUL_SUM: a function */
+    PyObject *not_the_users;       /* beginnings of the names of files: torch's and our own */
+    PyObject *front_end;           /* code that does without a Work for what is complete */
+    char is_ready, is_watched;     /* connected; with a thread that completes what nobody waits for */
 } mpp_bridge_state;
 extern mpp_bridge_state bridge_state;
 
-/* Interned: attributes of a group, of two modules, of a Work, and of frames. */
+/* Interned: attributes of a group, of a module, of a Work, and of frames. */
 typedef struct {
-    PyObject *calls, *last, *current, *append, *opts_word;
+    PyObject *calls, *current, *append, *opts_word;
     PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *extension, *started, *tensors, *keep;
     PyObject *finish, *then, *future, *error, *caller, *wait, *lock, *second_halves;
     PyObject *file, *instruction, *back, *lists, *root_tensor, *call;
@@ -175,6 +176,7 @@ PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_start_plain(PyObject *module, PyObject *args);
 PyObject *mpp_start_function(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
+PyObject *mpp_last_entry(PyObject *module, PyObject *unused);
 PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
 
 /* Once per process; an exception where one is missing or not as expected. */

@@ -11,7 +11,7 @@ static const dl_exchange *exchange;
 static PyObject *tensor_types;                           /* a tuple: no subclasses, which may be anything */
 static dtype_info dtypes[KINDS][WIDTHS], others[OTHERS]; /* by DLPack's numbers; of Plains */
 static struct {
-    char is_there, is_average;
+    char is_there, is_average, has_premul;
     int code;             /* enum mpp_redop */
 } operations[OPERATIONS]; /* by torch's number */
 static PyObject *dtype_attribute, *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
@@ -244,23 +244,29 @@ int mpp_read_root(call *c) {
     return known;
 }
 
-static int read_premul_sum(call *c, const dtype_info *type) {
-    double factor = PyFloat_AsDouble(c->factor);
-    if (PyErr_Occurred()) return PyErr_Clear(), 0;
-    c->how = (mpp_reduction){.dtype = type->code, .op = MPP_SUM, .has_premul = 1, .premul = factor, .divisor = 1};
-    return type->code >= 0 && type->code != MPP_BOOL && mpp_engine->reduction_supported(type->code, MPP_SUM);
+/* 0: Python says what is wrong with it. */
+static int read_factor(call *c, PyObject *op) {
+    PyObject *factor = PyObject_CallFunctionObjArgs(bridge_state.premul_factor, op, NULL);
+    c->how.has_premul = 1;
+    c->how.premul = factor ? PyFloat_AsDouble(factor) : 0;
+    Py_XDECREF(factor);
+    return PyErr_Occurred() ? (PyErr_Clear(), 0) : 1;
 }
 
 int mpp_read_reduction(call *c, const dtype_info *type) {
-    if (c->factor) return read_premul_sum(c, type);
     PyObject *op = PyObject_GetAttr(c->opts, reduce_op);
     Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
+    int known = number >= 0 && number < OPERATIONS && operations[number].is_there && type->code >= 0;
+    if (known) {
+        int is_average = operations[number].is_average, has_premul = operations[number].has_premul;
+        c->how = (mpp_reduction){.dtype = type->code, .op = operations[number].code, .premul = 1};
+        c->how.divisor = is_average ? c->group->size : 1;
+        known = !(type->code == MPP_BOOL && (is_average || has_premul)) && (!has_premul || read_factor(c, op)) &&
+                mpp_engine->reduction_supported(type->code, c->how.op);
+    }
     Py_XDECREF(op);
-    if (number < 0 || number >= OPERATIONS) return PyErr_Clear(), 0;
-    int is_average = operations[number].is_average, code = operations[number].code;
-    if (!operations[number].is_there || type->code < 0 || (is_average && type->code == MPP_BOOL)) return 0;
-    c->how = (mpp_reduction){.dtype = type->code, .op = code, .premul = 1, .divisor = is_average ? c->group->size : 1};
-    return mpp_engine->reduction_supported(type->code, code);
+    if (!known) PyErr_Clear();
+    return known;
 }
 
 void mpp_forget(call *c) {
@@ -275,17 +281,18 @@ void mpp_forget(call *c) {
 
 /* ---- what Python tells once ---- */
 
-/* `numbers`: torch's number of an operation: (ours, whether it is the average). */
+/* `numbers`: torch's number of an operation: (ours, whether it is the average, and the sum with factors). */
 static int know_operations(PyObject *numbers) {
     PyObject *number, *info;
     for (Py_ssize_t at = 0; PyDict_Next(numbers, &at, &number, &info);) {
         long index = PyLong_AsLong(number);
         if (index < 0 || index >= OPERATIONS)
             return PyErr_Occurred() ? 0 : (PyErr_Format(PyExc_ValueError, "operation number %ld", index), 0);
-        int code, is_average;
-        if (!PyArg_ParseTuple(info, "ip", &code, &is_average)) return 0;
+        int code, is_average, has_premul;
+        if (!PyArg_ParseTuple(info, "ipp", &code, &is_average, &has_premul)) return 0;
         operations[index].code = code;
         operations[index].is_average = (char)is_average;
+        operations[index].has_premul = (char)has_premul;
         operations[index].is_there = 1;
     }
     return 1;

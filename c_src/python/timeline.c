@@ -72,7 +72,7 @@ static long instruction_of(PyObject *frame) {
 
 /* C's number of the reduction, or from OF_PYTHON on torch's, which is its hash. */
 static int op_of(const call *c) {
-    if (!c->function && !c->factor) return c->how.divisor > 1 ? AVERAGES + c->how.op : c->how.op;
+    if (!c->function && !c->how.has_premul) return c->how.divisor > 1 ? AVERAGES + c->how.op : c->how.op;
     PyObject *op = c->opts ? PyObject_GetAttrString(c->opts, "reduceOp") : NULL;
     Py_hash_t number = op ? PyObject_Hash(op) : -1;
     Py_XDECREF(op);

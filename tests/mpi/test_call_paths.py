@@ -103,13 +103,13 @@ def test_parameters_go_through_c(group, world) -> None:
 
 
 def test_what_c_leaves_to_python(group, new_group, world) -> None:
-    """A profiler, a call with names, PREMUL_SUM, more time, collected calls; and afterwards it is C's again."""
+    """A profiler, a call with names, more time, collected calls; and afterwards it is C's again. PREMUL_SUM is."""
     tensor = torch.ones(2)
     with torch.profiler.profile():
         assert begun_in_c(group, lambda: dist.all_reduce(tensor)) == 0
     assert begun_in_c(group, lambda: group.allreduce([tensor], op=dist.ReduceOp.SUM).wait()) == 0
     factor = dist._make_nccl_premul_sum(0.5)
-    assert begun_in_c(group, lambda: dist.all_reduce(tensor, op=factor)) == 0
+    assert begun_in_c(group, lambda: dist.all_reduce(tensor, op=factor)) == 1
     assert tensor.tolist() == [world.size**3 / 2] * 2
     mine = new_group(None)
     mine._add_ephemeral_timeout(timedelta(seconds=20))

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import torchmpi_plugin  # noqa: F401 - registers the backend
 from torchmpi_plugin import _bridge
-from torchmpi_plugin.cli.bench.front_end import new_empty_group
+from torchmpi_plugin.cli.bench.front_end import EmptyGroup
 from torchmpi_plugin.cli.bench.training.turns import used
 from torchmpi_plugin.engine import profiling
 from torchmpi_plugin.engine.work import PendingWork, Work
@@ -118,7 +118,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("mpiplus")
     group, tensor = dist.group.WORLD, torch.ones(2)
-    tables = (synchronous_parts(group, new_empty_group(), tensor), asynchronous_parts(group, tensor))
+    tables = (synchronous_parts(group, EmptyGroup.of_all_ranks(), tensor), asynchronous_parts(group, tensor))
     for parts in tables:
         found = measured(parts)
         if dist.get_rank() == 0:

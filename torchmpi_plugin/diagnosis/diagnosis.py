@@ -10,8 +10,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
 from .. import settings
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError, attempt
@@ -126,8 +124,8 @@ class Diagnosis:
         if last is None:
             return None
         call = Entry(*last)
-        tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in call.outputs]
-        return Report(call.collective, in_words(call.operation, tensors), comparison.essence(call.operation, tensors))
+        name, tensors = call.operation, call.results()
+        return Report(call.collective, in_words(name, tensors), comparison.essence(name, tensors))
 
     # ---- while an operation waits ----
 

@@ -43,6 +43,12 @@ class Subject(NamedTuple):
     description: str
     ranks: Sequence[int]
 
+    @property
+    def label(self) -> str:
+        """The group's name in messages."""
+        what = f" ({self.description})" if self.description not in ("", "undefined", self.name) else ""
+        return f"group {self.name!r}{what}"
+
 
 class Entry(NamedTuple):
     """One operation. Kept as a plain tuple: making this takes four times as long.
@@ -70,6 +76,10 @@ class Entry(NamedTuple):
     call: int
     work: weakref.ref[Any] | None = None
     frames: Sequence[Any] = ()
+
+    def results(self) -> list[torch.Tensor]:
+        """Return tensors like those that it returns, without memory."""
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self.outputs]
 
     def state(self) -> str:
         """As the analyzer calls it: what has failed was never seen to finish."""

@@ -16,7 +16,9 @@ from typing import Protocol
 
 from torch.distributed import Store
 
+from .. import _bridge
 from ..engine import activity, engine
+from ..engine.work import in_words
 from ..errors import attempt
 from ..store.checkin import Report, start_thread
 from . import flight_recorder, frames, questions
@@ -76,13 +78,12 @@ def describe() -> str:
     waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(activity.waiting.values())]
     if waits:
         return "; ".join(waits) + at
-    if activity.last is None:
+    last = _bridge.last_entry()
+    if last is None:
         return f"has called nothing yet{at}"
-    group, operation = activity.last
-    call = _last_calls().get(group.group_name)
-    if call is not None and call.number == group.sequence and call.call.startswith(operation):
-        operation = call.call  # with shape and dtype; messages are not described
-    return f"does not wait; its last call was {operation} (sequence number {group.sequence}, {group.label}){at}"
+    call = flight_recorder.Entry(*last)
+    words = in_words(call.operation, call.results())
+    return f"does not wait; its last call was {words} (sequence number {call.collective}, {call.subject.label}){at}"
 
 
 def _answer() -> str:

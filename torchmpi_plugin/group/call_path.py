@@ -18,10 +18,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _bridge, operations, torch_internals
 from ..diagnosis import flight_recorder, frames
-from ..engine import activity, profiling
+from ..engine import profiling
 from ..engine.engine import Engine
 from ..engine.work import PendingWork, Work
-from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM
+from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
 from ..tensors.operands import Plain
 from . import coalesced, forms, starting
 from .operands import Method
@@ -54,9 +54,9 @@ def connect(engine: Engine) -> None:
         if dtype != torch.complex32  # torch warns of it
     }
     objects = (
-        *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(activity), vars(flight_recorder)),
+        *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(flight_recorder)),
         *(engine._registry, engine.watch, frames.NOT_THE_USERS),
-        *(_front_end(), Plain, starting.prepare, starting.follow),
+        *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)
@@ -68,12 +68,6 @@ def _front_end() -> tuple[CodeType, ...]:
     return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
-def _operations() -> dict[int, tuple[int, bool]]:
-    """By torch's number of an operation, which is the hash of what its options give: ours, and whether it is AVG."""
-    options: Any = c10d.AllreduceOptions()
-    found = {}
-    for kind, code in OPERATIONS.items():
-        if kind != PREMUL_SUM:
-            options.reduceOp = kind
-            found[hash(options.reduceOp)] = code, kind == AVG
-    return found
+def _operations() -> dict[int, tuple[int, bool, bool]]:
+    """By torch's number of an operation, which is its hash: ours, and whether it is AVG, and PREMUL_SUM."""
+    return {int(kind): (code, kind == AVG, kind == PREMUL_SUM) for kind, code in OPERATIONS.items()}

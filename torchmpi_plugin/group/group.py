@@ -236,8 +236,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
     @property
     def label(self) -> str:
         """The group's name in messages."""
-        what = f" ({self._description})" if self._description not in ("", "undefined", self._name) else ""
-        return f"group {self._name!r}{what}"
+        return self._calls.subject.label
 
     @property
     def communicator(self) -> Communicator:

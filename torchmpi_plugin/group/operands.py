@@ -17,7 +17,6 @@ from .. import _bridge, operations
 from ..engine.work import Work
 from ..tensors import arguments, overlaps
 from ..tensors.arguments import ArgumentError, Finish, NotDenseError, WithoutMemoryError, bytes_of, check, single
-from ..tensors.dtypes import PREMUL_SUM, kind_of, premul_factor
 from ..tensors.operands import plain
 from ..tensors.overlaps import Memory
 from . import forms, refused, several, sparse
@@ -95,9 +94,7 @@ class Method:
         """The same of the first form, which no TorchDispatchMode is to see."""
         before = group._calls.sequence
         try:
-            operands = self.made_plain(group, given)
-            work = _bridge.start_plain(self.in_c, *operands)
-            return self._again(group, given, operands) if work is NotImplemented else work
+            return self.start(group, given)
         except WithoutMemoryError:
             if not hasattr(dist.ProcessGroup, self._dispatched):
                 raise
@@ -112,23 +109,16 @@ class Method:
         # Not in the handler: errors are to show one cause only.
         return through_dispatcher(group, self._dispatched, self.first_form, given)
 
-    def start(self, group: Group, given: tuple[Any, ...], memory: Memory) -> Work:
-        """The same, with the results in memory that is theirs."""
-        operands = self.made_plain(group, given, memory)
-        work = _bridge.start_plain(self.in_c, *operands)
-        return self._again(group, given, operands) if work is NotImplemented else work
-
-    def _again(self, group: Group, given: tuple[Any, ...], operands: Operands) -> Work:
-        """Start a PREMUL_SUM, whose factor only Python knows; else the call is wrong."""
-        if self._reduces and kind_of(given[-1].reduceOp) == PREMUL_SUM:
-            work = _bridge.start_plain(self.in_c, *operands, premul_factor(given[-1].reduceOp))
-            if work is not NotImplemented:
-                return work
-        raise refused.explain(group, self.row, given, self.tensors_of)
+    def start(self, group: Group, given: tuple[Any, ...], memory: Memory | None = None) -> Work:
+        """The same of dense tensors with memory; ``memory``: the results', where that is settled."""
+        work = _bridge.start_plain(self.in_c, *self.made_plain(group, given, memory))
+        if work is NotImplemented:
+            raise refused.explain(group, self.row, given, self.tensors_of)
+        return work
 
     # ---- the operands, by the roles ----
 
-    def _message(self, group: Group, given: tuple[Any, ...]) -> Operands:
+    def _message(self, group: Group, given: tuple[Any, ...], _: Memory | None) -> Operands:
         name = self.row.name
         if not self._out:  # a barrier
             return (group, *given), None, None, None, 1
@@ -136,7 +126,7 @@ class Method:
         buffer, finish = arguments.writable(tensor, name) if writes else (arguments.readable(tensor), None)
         return (group, plain(tensor, buffer), *given[1:]), finish, buffer, None, 1
 
-    def _moved(self, group: Group, given: tuple[Any, ...], memory: Memory | None = None) -> Operands:
+    def _moved(self, group: Group, given: tuple[Any, ...], memory: Memory | None) -> Operands:
         if self.row.method == "allgather" and len(given[1]) > 1:
             buffers, packed, finish, results = several.packed(group.size(), *given[:2])
             tensors = [plain(buffer, buffer) for buffer in buffers], plain(packed, packed)
@@ -162,7 +152,7 @@ class Method:
         block = rank * bytes_of(sources[own]) if "*" in self._out else 0
         return memory, overlaps.inputs(sources, buffers, own, buffers[place].data_ptr() + block)
 
-    def _in_place(self, group: Group, given: tuple[Any, ...], memory: Memory | None = None) -> Operands:
+    def _in_place(self, group: Group, given: tuple[Any, ...], memory: Memory | None) -> Operands:
         (tensors, opts), at_root = given, True
         name, reduces = self.row.name, self._reduces
         if self._has_root:

@@ -16,13 +16,13 @@ from .. import _bridge, torch_internals
 from ..diagnosis import comparison
 from ..diagnosis.comparison import Call
 from ..diagnosis.flight_recorder import shapes_of
-from ..engine import activity, profiling
+from ..engine import profiling
 from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import arguments
-from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of
+from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
 from . import device_reductions
 from .device_reductions import Halves, stage
 from .group import ProcessGroupMPI as Group
@@ -42,7 +42,6 @@ def begin(group: Group, operation: str) -> None:
     if group._calls.broken is not None:
         cure = next((cure for end, cure in _CURES.items() if end in group._calls.broken), "make a new group")
         raise DistBackendError(f"{operation}: {group._calls.broken}; {cure}")
-    activity.last = group, operation
     if group._calls.coalescing is not None and torch_internals.is_over(group._coalescing_block):
         group._forget_coalesced()
     if group._engine.only_thread is not None:
@@ -185,7 +184,7 @@ def _extra_seconds(group: Group) -> float:
 
 
 def reduction(group: Group, dtype: torch.dtype, op: Any, operation: str) -> Any:
-    """The C description of a reduction, but for the factor of a PREMUL_SUM.
+    """The C description of a reduction.
 
     Raises:
         TypeError: a dtype that cannot be reduced.
@@ -199,4 +198,6 @@ def reduction(group: Group, dtype: torch.dtype, op: Any, operation: str) -> Any:
     if boolean_sum or not group._lib.mpp_reduction_supported(code, operation_code):
         raise arguments.ArgumentError(f"{operation}: {kind.name} makes no sense for {dtype}")
     how = {"dtype": code, "op": operation_code, "premul": 1.0, "divisor": group.size() if kind == AVG else 1}
+    if kind == PREMUL_SUM:
+        how |= {"has_premul": 1, "premul": premul_factor(op)}
     return group._ffi.new("mpp_reduction *", how)

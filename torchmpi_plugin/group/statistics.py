@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from .. import _bridge, settings
 from ..diagnosis import monitor
-from ..engine import activity, engine
+from ..engine import engine
 from ..errors import attempt
 from ..mpi import runtime
 from ..timeline import ending
@@ -105,7 +105,6 @@ def end(group: Any) -> None:
     """A group is about to end, for the second time perhaps; nothing here may keep it alive."""
     if not group.closed:
         attempt("the summary lacks a group's figures", lambda: _collect(group), None)
-    activity.forget(group)
     monitor.stop(group)
 
 

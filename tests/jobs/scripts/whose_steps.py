@@ -6,12 +6,12 @@ from steps import say
 
 import torchmpi_plugin
 from torchmpi_plugin.cli.bench.session import new_groups
-from torchmpi_plugin.cli.bench.training.alone import new_alone_group
+from torchmpi_plugin.cli.bench.training.alone import AloneGroup
 from torchmpi_plugin.cli.bench.training.ways import WAYS, Place
 
 torch.set_num_threads(1)
 groups = new_groups(("mpiplus", "gloo"), False)
-first, alone = groups["mpiplus"], new_alone_group()
+first, alone = groups["mpiplus"], AloneGroup.of_all_ranks()
 rank = dist.get_rank()
 
 

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_NAME = "mpiplus-front-end"
 
-
-class _Complete(dist.Work):
+class Complete(dist.Work):
     """Work that was complete before it was asked for."""
 
     def wait(self, timeout: Any = None) -> bool:
@@ -25,10 +23,12 @@ class _Complete(dist.Work):
 class EmptyGroup(dist.ProcessGroup):
     """Takes the calls that ``mpiplus bench`` makes, and says that they are done."""
 
+    backend = "mpiplus-front-end"
+
     def __init__(self, rank: int, size: int, name: str) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
         self._name = name
-        self._complete = _Complete()
+        self._complete = Complete()
 
     def _done(self, *_: Any, opts: Any = None) -> dist.Work:
         return self._complete
@@ -52,19 +52,19 @@ class EmptyGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
         """Return the name of this backend."""
-        return _NAME
+        return self.backend
 
     def shutdown(self) -> None:
         """Nothing is left to end."""
 
+    @classmethod
+    def of_all_ranks(cls) -> dist.ProcessGroup:
+        """Make one beside the groups that there are."""
 
-def _create(options: Any, _: Any = None) -> EmptyGroup:
-    return EmptyGroup(options.group_rank, options.group_size, options.group_id)
+        def create(options: Any, _: Any = None) -> EmptyGroup:
+            return cls(options.group_rank, options.group_size, options.group_id)
 
-
-def new_empty_group() -> dist.ProcessGroup:
-    """Make one of all ranks, beside the groups that there are."""
-    if not dist.is_backend_available(_NAME):
-        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
-    group: dist.ProcessGroup = dist.new_group(backend=_NAME)
-    return group
+        if not dist.is_backend_available(cls.backend):
+            dist.Backend.register_backend(cls.backend, create, extended_api=True, devices=["cpu"])
+        group: dist.ProcessGroup = dist.new_group(backend=cls.backend)
+        return group

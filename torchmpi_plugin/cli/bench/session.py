@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from ...node import node
-from .front_end import new_empty_group
+from .front_end import EmptyGroup
 from .measure import Call, Timing, interleave
 from .operations import Case, Raw
 from .report import machine_facts
@@ -109,7 +109,7 @@ def new_groups(backends: Sequence[str], front_end: bool) -> Groups:
     first, *others = backends
     dist.init_process_group(first, init_method="mpi://")
     groups = {first: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
-    return groups | ({FRONT_END: new_empty_group()} if front_end else {})
+    return groups | ({FRONT_END: EmptyGroup.of_all_ranks()} if front_end else {})
 
 
 @contextmanager

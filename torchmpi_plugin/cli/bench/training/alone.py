@@ -13,25 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..front_end import EmptyGroup
-
-_NAME = "mpiplus-alone"
+from ..front_end import Complete, EmptyGroup
 
 
-class _Result(dist.Work):
-    """Work that was complete before it was asked for."""
+class _Result(Complete):
+    """The same with tensors."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         self._tensors = tensors
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Return at once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Yes."""
-        return True
 
     def result(self) -> list[Tensor]:
         """Return the tensors."""
@@ -46,6 +36,8 @@ class _Result(dist.Work):
 
 class AloneGroup(EmptyGroup):
     """Takes the calls of the ways to train; the data of other ranks are copies of this rank's."""
+
+    backend = "mpiplus-alone"
 
     def _leave(self, tensors: Any, *_: Any, opts: Any = None) -> dist.Work:
         return _Result(tensors)
@@ -75,19 +67,3 @@ class AloneGroup(EmptyGroup):
     # torch's older and newer names for each.
     all_gather_single = _allgather_base = _gather  # type: ignore[assignment]
     reduce_scatter_single = _reduce_scatter_base = _scatter  # type: ignore[assignment]
-
-    def getBackendName(self) -> str:  # noqa: N802 - c10d's name
-        """Return the name of this backend."""
-        return _NAME
-
-
-def _create(options: Any, _: Any = None) -> AloneGroup:
-    return AloneGroup(options.group_rank, options.group_size, options.group_id)
-
-
-def new_alone_group() -> dist.ProcessGroup:
-    """Make one of all ranks, beside the groups that there are."""
-    if not dist.is_backend_available(_NAME):
-        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
-    group: dist.ProcessGroup = dist.new_group(backend=_NAME)
-    return group

@@ -34,7 +34,7 @@ from ..measure import Call
 from ..operations import DTYPES
 from ..report import open_console, print_facts
 from ..session import Session, new_groups, open_session
-from .alone import new_alone_group
+from .alone import AloneGroup
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
 from .turns import take_turns
@@ -214,7 +214,7 @@ def run(
     problem = ""
     with open_session([], partial(new_groups, backends, False), files.why_not) as session:
         console = open_console(session.rank)
-        alone_group = new_alone_group()
+        alone_group = AloneGroup.of_all_ranks()
         if session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench --train")
         facts = {**session.facts(), "threads of a rank": _set_threads()}
