@@ -21,7 +21,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "torchmpi_plugin.jobs.attempts.run_attempts", lambda *_, **__: pytest.fail("it started something")
+        "torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: pytest.fail("it started something")
     )
     (tmp_path / "train.py").touch()
 

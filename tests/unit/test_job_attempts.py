@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Restarts, kind_of, run_attempts
+from torchmpi_plugin.jobs.attempts import Attempts, Restarts, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes, allocated_nodes
 from torchmpi_plugin.jobs.spec import JobSpec
@@ -65,13 +65,19 @@ class Job:
         return result._replace(ending=ending)
 
     def run(self, most: int, nodes: SpareNodes | None = None, **more: float) -> JobResult:
-        return run_attempts(SPEC, Restarts(most, **more), nodes, self.told.append, self.start)
+        return Attempts(SPEC, Restarts(most, **more), nodes, self.told.append, self.start).run()
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr(attempts, "pause", lambda seconds, before: waited.append(seconds) or 0)
+
+    def pause(seconds: float, announce: Callable[[], None]) -> int:
+        announce()
+        waited.append(seconds)
+        return 0
+
+    monkeypatch.setattr(attempts, "pause", pause)
     return waited
 
 
@@ -153,7 +159,7 @@ def test_a_signal_as_a_restart_is_announced(number: int) -> None:
         os.kill(os.getpid(), number)
 
     job = Job(FAILED, FAILED)
-    result = run_attempts(SPEC, Restarts(1), None, tell, job.start)
+    result = Attempts(SPEC, Restarts(1), None, tell, job.start).run()
     assert result.returncode == 128 + number
     assert len(job.attempts) == 1
     assert signal.getsignal(number) is signal.SIG_DFL

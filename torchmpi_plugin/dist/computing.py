@@ -27,7 +27,8 @@ def _alone(doing: str, rank: int, function: Callable[[], T]) -> T:
     return result
 
 
-def _share(doing: str, function: Callable[[], Any], root: int, members: groups.Members) -> Any:
+def share(doing: str, function: Callable[[], Any], root: int, members: groups.Members) -> Any:
+    """Call a function on one rank; its result on all, on that rank the very object."""
     attempt = Attempt.of(function) if members.rank == root else None
     message = payloads.broadcast(attempt and attempt.message, root, members)
     raise_failed(doing, {root: message}, attempt and attempt.error)
@@ -62,7 +63,7 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
     if members is None:
         groups.find_root(rank, [me])
         return _alone(doing, me, fn)
-    result: T = _share(doing, fn, members.root(rank), members)
+    result: T = share(doing, fn, members.root(rank), members)
     return result
 
 
@@ -154,5 +155,5 @@ def reduce_and_broadcast(
         return _alone(doing, me, lambda: fn2([fn1()]))
     root = members.ranks[0]
     values = _gather(doing, Attempt.of(fn1), root, members)
-    result: T = _share(doing, lambda: fn2(values or []), root, members)
+    result: T = share(doing, lambda: fn2(values or []), root, members)
     return result

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from . import members as groups
 from . import payloads
+from .computing import share
 from .failures import Attempt, raise_failed
 from .reading import read
 
@@ -67,13 +68,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
         groups.find_root(src, [me])
         return
     root = members.root(src)
-    attempt = Attempt.of(lambda: list(object_list)) if members.rank == root else None
-    message = payloads.broadcast(attempt and attempt.message, root, members)
-    raise_failed("broadcast_object_list", {root: message}, attempt and attempt.error)
-    values = read("broadcast_object_list", {root: message}, [] if attempt is not None else [root], members)
-    if attempt is not None:
-        return
-    objects = values[root]
+    objects = share("broadcast_object_list", lambda: list(object_list), root, members)
     if len(objects) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {root} sends {len(objects)} objects, the list of rank {members.rank} has "

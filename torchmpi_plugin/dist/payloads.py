@@ -68,11 +68,10 @@ def gather(message: Message, members: Members, root: int | None = None) -> list[
     known = [_LENGTHS.unpack_from(head) for head in heads]
     failed = not all(ok for ok, _, _ in known)
     wanted = [length for ok, _, length in known if not (ok and failed)]
+    mine = b"" if failed and message.ok else message.payload
     if max(wanted) <= INLINE:
         bodies = [head[_LENGTHS.size :] for head in heads]
-        return [Message(ok, body[:length], simple) for (ok, simple, length), body in zip(known, bodies, strict=True)]
-    mine = b"" if failed and message.ok else message.payload
-    if failed or root is None:
+    elif failed or root is None:
         bodies = _all_gather(mine, max(wanted), members)
     else:
         bodies = _gather(mine, max(wanted), root, members) or [b""] * members.size

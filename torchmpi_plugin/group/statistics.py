@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _bridge, settings
 from ..diagnosis import monitor
@@ -19,6 +19,7 @@ from ..engine import engine
 from ..errors import attempt
 from ..mpi import runtime
 from ..timeline import ending
+from .group import ProcessGroupMPI as Group
 
 _NS = 1e-9
 #: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.
@@ -26,27 +27,7 @@ _ANSWER_SECONDS = 5.0
 _KEY = "mpiplus/summary/{}"
 
 
-class Counted(Protocol):
-    """A group, as the figures need it."""
-
-    @property
-    def communicator(self) -> Any:
-        """With the group's handle."""
-
-    def rank(self) -> int:
-        """This process in it."""
-
-    def size(self) -> int:
-        """Return how many ranks it has."""
-
-    def global_rank(self, rank: int) -> int:
-        """The rank in the world of one in the group."""
-
-    def get_group_store(self) -> Any:
-        """The group's store."""
-
-
-def of(group: Counted) -> dict[str, Any]:
+def of(group: Group) -> dict[str, Any]:
     """The figures of an open group: see :func:`torchmpi_plugin.statistics`."""
     ranks = [group.global_rank(rank) for rank in range(group.size())]
     return {"rank": group.rank(), "size": group.size(), **_figures(group.communicator.handle, ranks)}
@@ -70,7 +51,7 @@ def _figures(handle: int, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def count(group: Counted, name: str) -> None:
+def count(group: Group, name: str) -> None:
     """Count a group's operations from now on, until it ends or nobody holds it any more."""
     handle, ranks = group.communicator.handle, [group.global_rank(rank) for rank in range(group.size())]
     engine.start().lib.mpp_group_describe(handle, json.dumps({"name": name, "ranks": ranks})[1:-1].encode())
@@ -108,9 +89,9 @@ def end(group: Any) -> None:
     monitor.stop(group)
 
 
-def _collect(group: Counted) -> None:
+def _collect(group: Group) -> None:
     """Remember its figures, and with the world, and those of all groups that are left, report those of all ranks."""
-    is_world, wanted = monitor.answers_for(group), settings.SUMMARY.value()  # type: ignore[arg-type]
+    is_world, wanted = monitor.answers_for(group), settings.SUMMARY.value()
     for handle in list(_counted) if is_world else [group.communicator.handle]:
         _count_no_more(handle)
     if is_world:
@@ -131,7 +112,7 @@ def _count_no_more(handle: int) -> None:
     _waited_for.update(found["seconds_waited_for"])
 
 
-def _report(world: Counted, wanted: str) -> None:
+def _report(world: Group, wanted: str) -> None:
     """This rank's figures go to rank 0 through the store, and rank 0 prints all."""
     own = {
         "host": socket.gethostname(),

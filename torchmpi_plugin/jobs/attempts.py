@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .job import run_job
@@ -80,34 +78,28 @@ def pause_before(fast_failures: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (fast_failures - 1)) if fast_failures else 0.0
 
 
-def run_attempts(
-    spec: JobSpec,
-    restarts: Restarts,
-    nodes: SpareNodes | None,
-    tell: Callable[[str], None],
-    start: Callable[[JobSpec], JobResult] = run_job,
-) -> JobResult:
-    """Start a job, again and again where that is wanted, and return how its last attempt ended."""
-    try:
-        return _Attempts(spec, restarts, nodes, tell, start).run()
-    except KeyboardInterrupt:  # between two attempts, when nothing runs
-        return JobResult(128 + signal.SIGINT, None, "mpiplus run: SIGINT came between two attempts")
+@dataclass
+class Attempts:
+    """A job that is started, and again where that is wanted."""
 
+    spec: JobSpec
+    restarts: Restarts
+    nodes: SpareNodes | None
+    tell: Callable[[str], None]
+    start: Callable[[JobSpec], JobResult] = run_job
 
-class _Attempts:
-    def __init__(
-        self,
-        spec: JobSpec,
-        restarts: Restarts,
-        nodes: SpareNodes | None,
-        tell: Callable[[str], None],
-        start: Callable[[JobSpec], JobResult],
-    ) -> None:
-        self._spec, self._restarts, self._nodes, self._tell, self._start = spec, restarts, nodes, tell, start
+    def __post_init__(self) -> None:
         self._number = self._fast = 0
-        self._until = None if restarts.timeout is None else time.monotonic() + restarts.timeout
+        self._until = None if self.restarts.timeout is None else time.monotonic() + self.restarts.timeout
 
     def run(self) -> JobResult:
+        """Run the job to its end; how its last attempt ended."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:  # between two attempts, when nothing runs
+            return JobResult(128 + signal.SIGINT, None, "mpiplus run: SIGINT came between two attempts")
+
+    def _run(self) -> JobResult:
         while True:
             began = time.monotonic()
             try:
@@ -117,22 +109,22 @@ class _Attempts:
             kind, ending = kind_of(result), result.ending
             if result.returncode and ending and not ending.signalled and self._left() != 0:
                 kind = self._without_lost_nodes(kind, ending)
-            if self._left() == 0 or not is_worth_another(kind, result.returncode, self._restarts.on):
+            if self._left() == 0 or not is_worth_another(kind, result.returncode, self.restarts.on):
                 return result
-            if self._number == self._restarts.most:
+            if self._number == self.restarts.most:
                 return result._replace(message=self._used_up(result.message))
             self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
             if (ended := self._wait(result)) is not None:
                 return ended
 
     def _attempt(self) -> JobResult:
-        limits = [limit for limit in (self._left(), self._restarts.attempt_timeout) if limit is not None]
+        limits = [limit for limit in (self._left(), self.restarts.attempt_timeout) if limit is not None]
         changes: dict[str, Any] = {"timeout": min(limits, default=None), "attempt": self._number}
-        if self._nodes:
-            chosen = self._nodes.choose()
-            changes |= {"hosts": self._nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
-        changes = {name: value for name, value in changes.items() if value != getattr(self._spec, name)}
-        return self._start(replace(self._spec, **changes) if changes else self._spec)
+        if self.nodes:
+            chosen = self.nodes.choose()
+            changes |= {"hosts": self.nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
+        changes = {name: value for name, value in changes.items() if value != getattr(self.spec, name)}
+        return self.start(replace(self.spec, **changes) if changes else self.spec)
 
     def _left(self) -> float | None:
         """Of the time of all attempts; None: there is no limit."""
@@ -140,28 +132,26 @@ class _Attempts:
 
     def _without_lost_nodes(self, kind: str, ending: Ending) -> str:
         """Leave out the nodes that no longer answer; the kind of the end with that known."""
-        lost = self._nodes.leave_out_lost(ending) if self._nodes else []
+        lost = self.nodes.leave_out_lost(ending) if self.nodes else []
         if lost:
-            self._tell(
+            self.tell(
                 f"mpiplus run: {', '.join(lost)} no longer answer{'s' if len(lost) == 1 else ''} and will be left out"
             )
         return "lost" if lost else kind
 
     def _used_up(self, message: str) -> str:
-        if not self._restarts.most:
+        if not self.restarts.most:
             return message
-        return f"{message}\nmpiplus run: this was the last of {self._restarts.most} restarts"
+        return f"{message}\nmpiplus run: this was the last of {self.restarts.most} restarts"
 
     def _wait(self, result: JobResult) -> JobResult | None:
         """Say what has happened and what comes, and wait for it; how the job ended where a signal comes instead."""
         seconds = pause_before(self._fast)
         self._number += 1
         when = f"in {seconds:g} s" if seconds else "now"
-        with remembered() as signals:
-            self._tell(f"{result.message}\nmpiplus run: restart {self._number} of at most {self._restarts.most} {when}")
-            left = self._left()
-            number = pause(seconds if left is None else min(seconds, left), signals)
-        if number:
+        text = f"{result.message}\nmpiplus run: restart {self._number} of at most {self.restarts.most} {when}"
+        left = self._left()
+        if number := pause(seconds if left is None else min(seconds, left), lambda: self.tell(text)):
             name = signal.Signals(number).name
             return JobResult(128 + number, None, f"mpiplus run: {name} came between two attempts")
         if self._left() == 0:
@@ -171,28 +161,12 @@ class _Attempts:
         return None
 
 
-@contextlib.contextmanager
-def remembered() -> Iterator[Sequence[int]]:
-    """Note the signals that end jobs, from the line that announces a restart on.
+def pause(seconds: float, announce: Callable[[], None]) -> int:
+    """Announce a restart and wait, unless a signal comes that ends jobs; its number, else 0.
 
-    Who reads that line may send one before the pause handles it. Its default would end this process without a word.
+    Who reads the announcement may send one at once, whose default would end this process without a word. Other signals
+    have nobody to go to.
     """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    numbers = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield came
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def pause(seconds: float, before: Sequence[int]) -> int:
-    """Wait, unless a signal comes that ends jobs; its number, else 0. Other signals have nobody to go to."""
 
     async def wait() -> int:
         loop = asyncio.get_running_loop()
@@ -203,8 +177,7 @@ def pause(seconds: float, before: Sequence[int]) -> int:
                 came.set_result(number)
 
         with caught(FORWARDED, loop, hear):
-            for number in before:
-                hear(number)
+            announce()
             done, _ = await asyncio.wait([came], timeout=seconds)
         return came.result() if done else 0
 

@@ -147,7 +147,7 @@ def run(*, program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], given: dict[str, Any]) -> NoReturn:
     """Run the job, with the options that were given, to its end."""
-    from ...jobs.attempts import run_attempts
+    from ...jobs.attempts import Attempts
     from ...launchers.mpirun import LauncherError
     from .files import fetch
     from .restarting import nodes_to_choose_from, restarts_of, spare_nodes
@@ -166,7 +166,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
         say(sys.stderr, f"{text}\n", max(spec.grace, _LAST_WORDS_SECONDS))
 
     try:
-        result = run_attempts(spec, restarts_of(given), spare_nodes(named, numbers, wanted, spec), tell)
+        result = Attempts(spec, restarts_of(given), spare_nodes(named, numbers, wanted, spec), tell).run()
     except LauncherError as error:
         raise click.ClickException(str(error)) from None
     if result.message:
