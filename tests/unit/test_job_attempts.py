@@ -71,13 +71,7 @@ class Job:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-
-    def pause(seconds: float, announce: Callable[[], None]) -> int:
-        announce()
-        waited.append(seconds)
-        return 0
-
-    monkeypatch.setattr(attempts, "pause", pause)
+    monkeypatch.setattr(attempts, "pause", lambda seconds, announce: announce() or waited.append(seconds) or 0)
     return waited
 
 
