@@ -20,9 +20,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "PBS_NODEFILE", "LSB_DJOB_NUMPROC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: pytest.fail("it started something")
-    )
+    monkeypatch.setattr("torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: pytest.fail("it started something"))
     (tmp_path / "train.py").touch()
 
 
