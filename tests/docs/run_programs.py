@@ -1,4 +1,4 @@
-"""Runs the documentation's programs in Python, one after the other: mpirun -n 2 python run_programs.py 2 [PAGE...]"""
+"""Runs the documentation's programs in Python, one after another: mpirun -n 2 python run_programs.py 2 [PAGE[:LINE]]"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     torch.set_num_threads(1)
     environment = dict(os.environ)
     for blocks in code_blocks.programs(ranks):
-        if wanted and blocks[0].page.name not in wanted:
+        if wanted and not {blocks[0].page.name, blocks[0].place} & {*wanted}:
             continue
         names: dict[str, object] = {"__name__": "__main__"}
         for block in blocks:

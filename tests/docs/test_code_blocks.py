@@ -18,6 +18,7 @@ from code_blocks import LANGUAGES, PAGES, ROOT, Block, all_blocks, programs, ran
 from mpi_installations import Installation, find_installations
 from patience import patient
 from rank_runs import no_mpi_message
+from sampling import share
 
 from torchmpi_plugin.cli import main as command_line
 
@@ -69,10 +70,11 @@ def ids(blocks: list[Block]) -> list[str]:
 
 @pytest.mark.parametrize("ranks", rank_numbers())
 def test_python_blocks_run(ranks: int, installation: Installation, environment: dict[str, str], checkout: Path) -> None:
-    script = [str(HERE / "run_programs.py"), str(ranks)]
+    chosen = share(f"programs of the pages on {ranks} ranks", list(programs(ranks)), 2)
+    script = [str(HERE / "run_programs.py"), str(ranks), *(blocks[0].place for blocks in chosen)]
     command = [fork_server.python(), *script] if ranks == 1 else installation.command(ranks, script)
     outcome = run_process(command, environment, checkout, SECONDS)
-    wanted = [block.place for blocks in programs(ranks) for block in blocks]
+    wanted = [block.place for blocks in chosen for block in blocks]
     missing = [place for place in wanted if outcome.stdout.count(f"ran {place}\n") != ranks]
     if missing:
         outcome.problem(f"not run on all ranks: {missing[0]}, and {len(missing) - 1} more")
