@@ -23,5 +23,5 @@ def scarcity() -> str:
     """Return a warning before MPI starts, which may end the process without saying who it is; empty: enough."""
     allow(0)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    why = f"only {most} files may be open (`ulimit -n`), which may be too few to start MPI; allow {_FEW} or more"
+    why = f"only {most} files may be open (`ulimit -n`): too few for MPI or the job's store; allow {_FEW} or more"
     return why if 0 <= most < _FEW else ""  # RLIM_INFINITY is negative

@@ -158,6 +158,8 @@ def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> t
     """The store's server and where to find it, or the reason there is none."""
     addresses = [wanted.address] if wanted.address else node.own_addresses(one_node)
     descriptors.allow(_CONNECTIONS * size)
+    if few := descriptors.scarcity():
+        return None, few  # torch's server would refuse the others in silence, who would try again until their deadline
     try:
         server = _listen(addresses[0], wanted, size, timeout)
     except (RuntimeError, ValueError, OSError) as error:
