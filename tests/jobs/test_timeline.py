@@ -45,6 +45,8 @@ def test_messages_that_cross(job: Job) -> None:
             around = [e for e in around if -0.01 <= event["ts"] - e["ts"] <= e["dur"] + 0.01]
             ends.setdefault(event["id"], []).append({e["args"]["bytes"] for e in around})
     assert len(ends) == 3 * 20 + 2 * 2 * 50
+    names = {event["args"]["name"].split(" (")[0] for event in events if event["name"] == "thread_name"}
+    assert names == {f"rank {rank}, {group}" for rank in (0, 1) for group in ("default_pg", "1")}
     assert all(sent & received for sent, received in ends.values()), ends
     assert seconds(events, "complete, not yet asked for") > 2 * 0.04
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ..engine import engine
-from ..timeline.rows import ROW
+from ..timeline.rows import ROW, name_of
 from . import flight_recorder
 from .flight_recorder import Entry
 from .frames import line_of
@@ -31,7 +31,9 @@ def as_text(rank: int, size: int, node: int) -> str:
             continue
         if entry.subject not in groups:
             groups[entry.subject] = len(groups)
-            lines.append({"group": groups[entry.subject], "name": _name_of(entry), "ranks": list(entry.subject.ranks)})
+            lines.append(
+                {"group": groups[entry.subject], "name": name_of(entry.subject), "ranks": list(entry.subject.ranks)}
+            )
         key = groups[entry.subject], entry.operation, entry.outputs[0][1] if entry.outputs else None, *_place_of(entry)
         if key not in kinds:
             kinds[key] = len(kinds) + 1
@@ -41,10 +43,6 @@ def as_text(rank: int, size: int, node: int) -> str:
         told = {"kind": kinds[key]} | ({"sequence": entry.collective} if entry.peer is None else {})
         rows.append([told[name] if name in told else int(getattr(record[0], name)) for name in ROW.names or ()])
     return "\n".join(json.dumps(line) for line in [*lines, {"rows": rows}])
-
-
-def _name_of(entry: Entry) -> str:
-    return entry.subject.description or entry.subject.name
 
 
 def _place_of(entry: Entry) -> tuple[str, int]:

@@ -37,8 +37,7 @@ def measure(store: Any, communicator: Any, when: str, seconds: float, say: Calla
     At the end rank 0 and one of them, or rank 1 where there is one node, find out what plain messages reach, too.
 
     Args:
-        store: the world's, by which they find each other.
-        communicator: the world's.
+        store, communicator: the world's; by the store they find each other.
         when: "begin" or "end", which makes the names of this measurement's keys.
         seconds: for so long they wait for each other.
         say: what rank 0 tells of what was found; nothing of a node whose rank has not come.
@@ -49,7 +48,7 @@ def measure(store: Any, communicator: Any, when: str, seconds: float, say: Calla
     del firsts[own]
     if not firsts and when == "end" and comm.Get_size() > 1:
         firsts = {own: 1}
-    until, has_reached = time.monotonic() + seconds, when != "end"
+    until, count = time.monotonic() + seconds, len(firsts)
     if me in firsts.values():
         store.set(key(when, "here", me), "")
         if appears(store, key(when, "go", me), until):
@@ -60,8 +59,7 @@ def measure(store: Any, communicator: Any, when: str, seconds: float, say: Calla
             del firsts[node]
             if node != own:
                 say({"clock": node, **_ask(comm, rank, tag)._asdict()})
-            if not has_reached:
-                has_reached = True
+            if when == "end" and len(firsts) == count - 1:
                 say({"messages": _reach(comm, rank, tag), "with": rank})
             _move(comm, rank, tag, _END, False)
         time.sleep(_POLL_SECONDS)

@@ -16,6 +16,7 @@ from .operations import Job, Numbers
 _MOST = 5_000
 _PARTS = 100
 _COLOURS = {"waits": "#d62728", "moves": "#1f77b4", "complete, not yet asked for": "#c7c7c7"}
+_PLAIN = {"color": "black", "dash": "dash"}
 _TITLES = (
     "Ranks over time (ms): drag to zoom; when C++ began to wait for a future, as in DDP, is not seen",
     *("Waited for a rank, all others together (s)", "Seconds by operation and size"),
@@ -163,6 +164,5 @@ def _bandwidth(job: Job) -> Iterator[Any]:
         texts = [f"{share:.0%} of plain messages" for share in shares]
         if len(x):
             yield go.Scatter(x=x, y=y, text=texts, name=str(name), mode="lines+markers")
-    line = {"color": "black", "dash": "dash"}
     if plain:
-        yield go.Scatter(x=plain_sizes, y=plain, name="plain messages", mode="lines", line=line)
+        yield go.Scatter(x=plain_sizes, y=plain, name="plain messages", mode="lines", line=_PLAIN)
