@@ -53,7 +53,7 @@ typedef struct mpp_call {
     int64_t divisor;
     double premul;
     uint64_t bytes;  /* of the tensor, or of the longest block in a list; of an exchange what goes to others */
-    uint64_t own;    /* of the rank's own block in a list; of an exchange see mpp_shm_compare() */
+    uint64_t own;    /* of the rank's own block in a list; an exchange: see signatures.c */
     uint64_t chunks; /* of shared memory that the call takes */
 } mpp_call;
 
