@@ -182,7 +182,8 @@ def bench(
         operations=ops,
         sizes=sizes or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
         repeats=repeats or (5 if quick else 11),
-        block_seconds=0.01 if quick else 0.02,
+        # Among others that compute a turn has to last for many rounds of the scheduler, of some 4 ms for each of them.
+        block_seconds=0.3 if busy else 0.01 if quick else 0.02,
     )
     with _beside(busy):
         _run(settings, Files(json_file, plot_file, tuning_file))
