@@ -28,7 +28,6 @@ SCENARIOS = """
 """
 
 
-@pytest.mark.cases(2)
 @newer
 @pytest.mark.parametrize("words", [line.strip() for line in SCENARIOS.splitlines() if line])
 def test_scenario(job: Job, words: str) -> None:

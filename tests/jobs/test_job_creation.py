@@ -17,7 +17,6 @@ def test_another_build_on_one_node(job: Job, where: str) -> None:
     assert outcome.stdout.count("] end\n") == 3, outcome.output
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("where", ["steps", "MPI", "world"])
 def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     """The others do not wait for it for ever. The communicator is lost to MPI, which may say so."""
@@ -27,7 +26,6 @@ def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     assert outcome.stdout.count("] end\n") == 3
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("where", ["door", "MPI", "steps"])
 def test_a_rank_that_vanishes(job: Job, where: str) -> None:
     """The others need not wait for the timeout, which is half an hour where new_group() is given none."""

@@ -38,7 +38,6 @@ def test_a_rank_is_stopped_between_two_chunks(job: Job) -> None:
     assert len(re.findall(r"gave up: .*rank 2 \((?:gave no answer: )?stopped", outcome.stdout)) == 2, outcome.output
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("where", ["initialised", "never", "first", "stopped", "barrier", "raises"])
 def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
     """Who waits for it ends, with the reason, and with it the job: in MPI_Init, before there is a store, and while it

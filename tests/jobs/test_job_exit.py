@@ -36,7 +36,6 @@ def test_threads_that_outlive_the_main_thread(job: Job) -> None:
     assert outcome.stdout.count("thread end") == 4
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", ["alone", "pending", "threads", "destroyed"])
 def test_an_exception_on_one_rank(job: Job, how: str) -> None:
     """Also with its operations pending, its threads waiting, its groups destroyed by a finally block."""
@@ -52,7 +51,6 @@ def test_an_exception_that_does_not_end_the_job(job: Job) -> None:
     outcome.within(SOON, since=job.directory / "fails")
 
 
-@pytest.mark.cases(2)
 @pytest.mark.fresh("the exit code, through the launcher alone")
 @pytest.mark.parametrize(("who", "how"), [(0, "kept"), (2, "kept"), (2, "destroyed"), (2, "SystemExit")])
 def test_sys_exit_on_one_rank(job: Job, who: int, how: str) -> None:

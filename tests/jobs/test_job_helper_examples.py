@@ -42,7 +42,6 @@ def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
     trained(run_process(command, job.installation.full_environment(), job.directory), output, origin, 4)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("origin", "ranks"), [("composer", 1), ("axolotl", 1), ("ml", 1), pytest.param("ml", 4, marks=pytest.mark.slow)]
 )

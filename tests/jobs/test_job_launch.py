@@ -88,7 +88,6 @@ def test_one_rank(job: Job) -> None:
     job.alone(SCRIPT, "alone").succeeded(2)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("who", "how", "code"), [(0, "raise", 1), (1, "raise", 1), (2, "exit", 7), (1, "text", 1), (1, "kill", 137)]
 )

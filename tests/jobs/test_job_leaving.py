@@ -12,7 +12,6 @@ FIRST = ["0", "last"]
 WAYS = ["new_group late", "new_group never", "no_world before", "no_world meeting", "aborted send", "aborted exchange"]
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_that_end_apart(job: Job, way: str) -> None:
     scenario, how = way.split()

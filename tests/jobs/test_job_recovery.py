@@ -55,7 +55,6 @@ def test_an_mpi_without_it_says_so(job: Job) -> None:
     outcome.failed("NotImplementedError", "--with-ft ulfm")
 
 
-@pytest.mark.cases(2)
 @pytest.mark.skipif(not torch_internals.has_python_backends(), reason="needs torch 2.15")
 @pytest.mark.parametrize("end", ["alive", "dead"])
 @pytest.mark.parametrize("which", ["world", "subgroup"])

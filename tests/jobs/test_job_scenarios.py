@@ -64,7 +64,6 @@ def check(job: Job, words: list[str]) -> None:
     job.run(int(ranks), f"{script}.py", *more).succeeded(int(ranks))
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("words", parsed(SCENARIOS), ids=" ".join)
 def test_scenario(job: Job, words: list[str]) -> None:
     check(job, words)

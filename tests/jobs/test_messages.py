@@ -18,7 +18,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake(job: Job, what: str) -> None:
     outcome = mpiplus(job, "run", "-n", 3, SCRIPTS / "mistaken.py", what)

@@ -15,7 +15,6 @@ def test_helpers_that_raise(job: Job) -> None:
     job.run(2, "broken_helpers.py", environment={"TORCH_FR_DUMP_ON_TIMEOUT": "1"}).succeeded(2)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("what", ["split", "dropped", "again", "failed", "thread", "homeless"])
 def test_a_process_that_is_asked(job: Job, what: str) -> None:
     """It tells all: which groups it has, its stacks, and where its trace is."""

@@ -41,7 +41,6 @@ def test_the_last_restart(job: Job) -> None:
     assert outcome.stderr.count("rank 1 on node") >= 3, outcome.stderr
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("how", "wanted", "code"), [("SIGKILL", "exit,lost", 137), ("3", "signal,4", 3), ("127", "any", 127)]
 )
