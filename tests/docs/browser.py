@@ -93,8 +93,9 @@ def opened(profile: Path, seconds: float) -> Iterator[Page]:
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]  # 3 and 4, where these are free: not for the pipes
     (read, to), (back, write) = os.pipe(), os.pipe()
     command = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={profile} 3<&{read} 4>&{write} {read}<&- {write}>&-"
-    its_own = {"pass_fds": (read, write), "start_new_session": True}
-    with subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL, **its_own) as process:
+    with subprocess.Popen(
+        ["bash", "-c", command], stderr=subprocess.DEVNULL, pass_fds=(read, write), start_new_session=True
+    ) as process:
         for descriptor in (read, write, *taken):
             os.close(descriptor)
         try:
