@@ -20,7 +20,6 @@ from PIL import Image
 from torchmpi_plugin.cli import main
 from torchmpi_plugin.timeline import rows
 
-pytest.importorskip("plotly", reason="the extra report is not installed")
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium; on Debian: apt-get install chromium")
 PLOT = "document.querySelector('.plotly-graph-div')"
 

@@ -44,10 +44,14 @@ class Subject(NamedTuple):
     ranks: Sequence[int]
 
     @property
+    def title(self) -> str:
+        """The group's description, or its name where it has none, which torch calls "undefined"."""
+        return self.name if self.description in ("", "undefined") else self.description
+
+    @property
     def label(self) -> str:
         """The group's name in messages."""
-        what = f" ({self.description})" if self.description not in ("", "undefined", self.name) else ""
-        return f"group {self.name!r}{what}"
+        return f"group {self.name!r}" + (f" ({self.title})" if self.title != self.name else "")
 
 
 class Entry(NamedTuple):

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ..engine import engine
-from ..timeline.rows import ROW, name_of
+from ..timeline.rows import ROW
 from . import flight_recorder
 from .flight_recorder import Entry
 from .frames import line_of
@@ -32,7 +32,7 @@ def as_text(rank: int, size: int, node: int) -> str:
         if entry.subject not in groups:
             groups[entry.subject] = len(groups)
             lines.append(
-                {"group": groups[entry.subject], "name": name_of(entry.subject), "ranks": list(entry.subject.ranks)}
+                {"group": groups[entry.subject], "name": entry.subject.title, "ranks": list(entry.subject.ranks)}
             )
         key = groups[entry.subject], entry.operation, entry.outputs[0][1] if entry.outputs else None, *_place_of(entry)
         if key not in kinds:

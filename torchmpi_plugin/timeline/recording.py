@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _bridge, operations, settings
 from ..engine import engine
 from ..tensors.dtypes import OPERATIONS
-from .rows import PLACES, ROW, STEP, name_of
+from .rows import PLACES, ROW, STEP
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -89,7 +89,7 @@ class Recording:
         if (group := self._groups.get(id(subject))) is None:
             group = self._groups[id(subject)] = len(self._groups)
             self._subjects.append(subject)  # so that no other one comes to its address
-            self.say({"group": group, "name": name_of(subject), "ranks": list(subject.ranks)})
+            self.say({"group": group, "name": subject.title, "ranks": list(subject.ranks)})
         row = operations.BY_NAME.get(name)
         self.say(
             {

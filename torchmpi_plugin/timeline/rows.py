@@ -30,11 +30,6 @@ PLACES = 1 << 16
 STEP = 1 << 30
 
 
-def name_of(subject: Any) -> str:
-    """Return what a group is called: as the program describes it, else by torch, which describes some as undefined."""
-    return str(subject.name if subject.description in ("", "undefined") else subject.description)
-
-
 @dataclass
 class Recorded:
     """The records of one rank."""
