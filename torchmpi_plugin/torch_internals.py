@@ -51,8 +51,6 @@ NEEDS = (
     Need("torch._C:_dispatch_keys", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:DispatchKey", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:_functorch.get_unwrapped", OLDEST, "tensors without memory of their own"),
-    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "tensors without memory of their own"),
-    Need(f"{_C10D}:Work.boxed", OLDEST, "tensors without memory of their own"),
     Need("torch.distributed.distributed_c10d:_set_pg_timeout", OLDEST, "a new timeout, before torch 2.14"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
     Need("torch.autograd.profiler:_disable_profiler", OLDEST, "events of asynchronous operations"),
@@ -62,8 +60,8 @@ NEEDS = (
     Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch._C:_dispatch_has_computed_kernel_for_dispatch_key", OLDEST, "torch.ops.c10d on a group of mpiplus"),
     Need(f"{_C10D}:ProcessGroup.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus"),
-    Need(f"{_C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
+    Need(f"{_C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
     Need(f"{_C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
     Need(f"{_C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
     Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
@@ -283,11 +281,6 @@ def answer_timeouts() -> None:
 
 
 # ---- windows ----
-
-
-def has_windows() -> bool:
-    """Return whether c10d knows of one-sided communication."""
-    return version() >= BACKENDS_IN_PYTHON
 
 
 def window_class() -> Any:

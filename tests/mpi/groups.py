@@ -64,7 +64,7 @@ def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **opt
 def moved_by(mover: str) -> Iterator[None]:
     """Who moves the data of this rank's asynchronous calls, as ``MPIPLUS_ASYNC_PROGRESS`` has it."""
     lib, usual = runtime.shim().lib, settings.ASYNC_PROGRESS.value()
-    share = len(runtime.allowed_cpus()) / RANKS
+    share = len(os.sched_getaffinity(0)) / RANKS
     lib.mpp_set_inline(settings.PROGRESS_OF.index(mover), share)
     try:
         yield

@@ -50,7 +50,7 @@ def test_every_question_is_answered(new_group) -> None:
 def test_what_torch_asks_by_functions_of_its_own(group) -> None:
     asked: Any = c10d
     assert asked._supports_reconfigure() is False
-    assert asked._supports_window() is (groups.API_MODE == "direct" and torch_internals.has_windows())
+    assert asked._supports_window() is (groups.API_MODE == "direct" and torch_internals.has_python_backends())
     with pytest.raises(NotImplementedError, match="estimator"), c10d._time_estimator():
         pass
 

@@ -33,14 +33,8 @@ ALIASES = {
 }
 #: What torch asks a backend besides, answered by the group.
 _QUESTIONS = (
-    "_add_ephemeral_timeout",
-    "_get_sequence_number_for_group",
-    "abort",
-    "allocate_tensor",
-    "get_error",
-    "set_timeout",
-    "shrink",
-    "supports_tensor_alloc",
+    *("_add_ephemeral_timeout", "_get_sequence_number_for_group", "abort", "allocate_tensor"),
+    *("get_error", "set_timeout", "shrink", "supports_tensor_alloc"),
 )
 _PROPERTIES = (
     *("options", "supports_coalescing", "supports_shrinking", "supports_splitting"),

@@ -89,7 +89,7 @@ class Communicator:
             file = settings.TUNING.value()
             everybody = steps.take(
                 lambda: Member(
-                    peers.this(), runtime.allowed_cpus(), compares, config, file, secrets.token_hex(16)
+                    peers.this(), sorted(os.sched_getaffinity(0)), compares, config, file, secrets.token_hex(16)
                 )  # within the step: an error here is told to all
             )
             nodes = [member.process.node for member in everybody]

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .. import settings
@@ -45,53 +44,28 @@ def _report_of(call: PendingWork) -> Report:
 class Located(Protocol):
     """A group's communicator, as far as this asks it."""
 
-    @property
-    def processes(self) -> Sequence[Process | None]:
-        """Those of its ranks, where they can be seen from here."""
+    processes: list[Process | None]
 
 
 class Examined(Protocol):
-    """A group, as the diagnosis needs it; :class:`Group` has it."""
+    """A group, as the diagnosis needs it: ``ProcessGroupMPI`` says what each does."""
 
     @property
-    def group_name(self) -> str:
-        """torch's name for it."""
-
+    def group_name(self) -> str: ...
     @property
-    def last_entry(self) -> tuple[Any, ...] | None:
-        """The last collective, as the flight recorder keeps it."""
-
+    def last_entry(self) -> tuple[Any, ...] | None: ...
     @property
-    def checkin(self) -> CheckIn:
-        """Its corner of the store."""
-
+    def checkin(self) -> CheckIn: ...
     @property
-    def communicator(self) -> Located:
-        """The places of its ranks' processes."""
-
-    def rank(self) -> int:
-        """This process's."""
-
-    def size(self) -> int:
-        """The number of ranks."""
-
-    def global_rank(self, rank: int) -> int:
-        """The rank in the world."""
-
-    def has_arrived(self, call: PendingWork, rank: int) -> bool:
-        """Return whether ``rank`` is known to have come."""
-
-    def is_through(self, call: PendingWork, rank: int) -> bool:
-        """Return whether ``rank`` is known to have done all of its part."""
-
-    def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Return whether :meth:`has_arrived` knows."""
-
-    def break_off(self, why: str) -> None:
-        """No operation can follow."""
-
-    def take_back(self, call: PendingWork) -> None:
-        """Cancel a receive that nothing has matched."""
+    def communicator(self) -> Located: ...
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def global_rank(self, rank: int) -> int: ...
+    def has_arrived(self, call: PendingWork, rank: int) -> bool: ...
+    def is_through(self, call: PendingWork, rank: int) -> bool: ...
+    def can_see_arrivals(self, call: PendingWork) -> bool: ...
+    def break_off(self, why: str) -> None: ...
+    def take_back(self, call: PendingWork) -> None: ...
 
 
 class _Answer(NamedTuple):

@@ -32,24 +32,18 @@ SPOKEN_WITHIN = 4.5
 
 
 class Describes(Protocol):
-    """A group that tells its last call."""
+    """The diagnosis of a group, which tells its last call."""
 
-    def last_call(self) -> Report | None:
-        """The last collective that was begun, whether it is complete or not."""
+    def last_call(self) -> Report | None: ...
 
 
 class World(Protocol):
     """The group that answers are given for."""
 
     @property
-    def diagnosis(self) -> Describes:
-        """The part of it that tells its last call."""
-
-    def rank(self) -> int:
-        """This process in it."""
-
-    def size(self) -> int:
-        """Return how many ranks it has."""
+    def diagnosis(self) -> Describes: ...
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
 
 
 #: Of the groups that are open and somebody holds, by their names.

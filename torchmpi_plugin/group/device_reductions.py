@@ -53,7 +53,7 @@ _KERNELS_OF_BOOL = (
 
 def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:
     """C's handle of the staging of an operation on ``tensor``; what only ``moves`` MPI may do on the device."""
-    return device.stage(group._lib, group._ffi, tensor, moves and group._direct, group._communicator.place.local_rank)
+    return device.stage(group._lib, group._ffi, tensor, moves and group._direct, group.communicator.place.local_rank)
 
 
 def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:

@@ -21,7 +21,7 @@ def shutdown(group: Group) -> None:
     if runtime.forked:
         return
     group._engine.check_thread(f"destroying {group.label}")
-    is_leaving = not group._left and not group._closed
+    is_leaving = not group._left and not group.closed
     group.leave()
     if is_leaving and group.serves_store:
         group.checkin.wait_for_departures(_DEPARTURES_SECONDS)
@@ -29,7 +29,7 @@ def shutdown(group: Group) -> None:
     group.take_back_failed()
     # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
     group._calls.broken = group._calls.broken or f"{group.label} is destroyed"
-    closed, group._closed = group._closed, True
+    closed, group.closed = group.closed, True
     if not closed:
         _close_windows(group)
         grace.wait_until(lambda: _is_idle(group))

@@ -86,7 +86,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
         self._rank, self._size, self._global_ranks = rank, size, list(global_ranks)
         self._name, self._description = name, ""
-        self._store, self._checkin, self._communicator = store, checkin, communicator
+        #: The group's corner of the store, and MPI's side of it.
+        self._store, self.checkin, self.communicator = store, checkin, communicator
         self._engine = engine.start()
         self._connect(self._engine)
         self._lib, self._ffi = self._engine.lib, self._engine.ffi
@@ -116,7 +117,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._failure: Exception | None = None
         self._timed_out = False
         self._abort_hooks: dict[int, Callable[[], None]] = {}
-        self._closed = self._left = False
+        #: It was destroyed; the program has ended, or is about to.
+        self.closed = self._left = False
         #: This rank holds the world's store: its server ends when the world is destroyed here.
         self.serves_store = False
         #: The duplicate that torchmpi_plugin.get_comm hands out.
@@ -180,9 +182,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     get_backend = _get_backend
 
-    def _set_default_backend(self, backend_type: Any) -> None:
-        pass  # there is only one
-
     def _has_hooks(self) -> bool:
         return False
 
@@ -192,9 +191,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls.sequence
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass  # every rank counts from zero
 
     @property
     def options(self) -> Any:
@@ -214,22 +210,22 @@ class ProcessGroupMPI(dist.ProcessGroup):
         """True if ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
         if not torch_internals.has_python_backends() or runtime.forked:
             return False
-        return mpi_failures.supported(self._communicator.comm)
+        return mpi_failures.supported(self.communicator.comm)
 
     @property
     def supports_window(self) -> bool:
         """True if ``new_window`` works: from torch 2.15 on."""
-        return torch_internals.has_windows()
+        return torch_internals.has_python_backends()
 
     def comm_split_count(self) -> int:
         """Return how many groups were split off; torch makes names of it."""
         return self._splits
 
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do what NCCL wants of ranks that are in no part: nothing here."""
+    def _nothing(self, *_: Any) -> None:
+        """Do what torch wants of others: a group has one backend, is connected, and each rank counts from zero."""
 
-    def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Do what NCCL does for ``device_id=``: the group is connected already."""
+    _set_default_backend = _set_sequence_number_for_group = _nothing
+    perform_nocolor_split = eager_connect_single_device = _nothing
 
     # ---- what the layers above and below ask ----
 
@@ -237,21 +233,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
     def label(self) -> str:
         """The group's name in messages."""
         return self._calls.subject.label
-
-    @property
-    def communicator(self) -> Communicator:
-        """MPI's side of the group."""
-        return self._communicator
-
-    @property
-    def checkin(self) -> CheckIn:
-        """The group's corner of the store."""
-        return self._checkin
-
-    @property
-    def closed(self) -> bool:
-        """True if the group was destroyed."""
-        return self._closed
 
     @property
     def sequence(self) -> int:
@@ -283,7 +264,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
         """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
         runtime.refuse_in_forked_child("monitored_barrier")
         timeout = self.timeout if timeout is None else check_timeout("monitored_barrier", timeout)
-        self._checkin.barrier(timeout, "monitored_barrier")
+        self.checkin.barrier(timeout, "monitored_barrier")
 
     # ---- failures ----
 
@@ -293,8 +274,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def gave_up(self, call: PendingWork) -> None:
         """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
-        if not self._communicator.shares_memory or not self.can_see_arrivals(call):
-            self._communicator.may_be_sent_to = True
+        if not self.communicator.shares_memory or not self.can_see_arrivals(call):
+            self.communicator.may_be_sent_to = True
 
     def take_back(self, call: PendingWork) -> None:
         """Cancel a receive that nothing has matched yet."""
@@ -406,13 +387,13 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
-        if not self._closed and self._size > 1 and not self._left and not runtime.forked:
+        if not self.closed and self._size > 1 and not self._left and not runtime.forked:
             self._left = True
-            self._checkin.leave(self._calls.sequence)
+            self.checkin.leave(self._calls.sequence)
 
     def take_back_failed(self) -> None:
         """Cancel what has failed for the user already, as far as only this process uses its buffers."""
-        if not self._closed and any(work.abandoned for work in self._engine.pending() if work.group is self):
+        if not self.closed and any(work.abandoned for work in self._engine.pending() if work.group is self):
             self._lib.mpp_group_abort(self._handle)
 
     def abort(self) -> None:

@@ -59,7 +59,7 @@ def install() -> None:
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
     _watch_for_finalize(True)
-    if not runtime.is_owner():  # else _autoload has it called later; mpi4py's handler was registered before
+    if not runtime.we_finalize:  # else _autoload has it called later; mpi4py's handler was registered before
         atexit.register(at_exit)
     # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
     with contextlib.suppress(AttributeError, RuntimeError):

@@ -42,7 +42,8 @@ class Shim(NamedTuple):
     ffi: FFI
 
 
-_we_finalize = False
+#: MPI is ours to finalize, after all of Python.
+we_finalize = False
 #: The shim's functions, once they are loaded.
 _lib: Lib | None = None
 
@@ -95,14 +96,14 @@ def flavour() -> Flavour:
 
 def _initialise(module: Any) -> None:
     """MPI_Init as mpi4py's settings (``mpi4py.rc``) ask for it: by default with MPI_THREAD_MULTIPLE."""
-    global _we_finalize  # noqa: PLW0603
+    global we_finalize  # noqa: PLW0603
     import mpi4py
 
     if few := descriptors.scarcity():
         me = launchers.who_am_i(os.environ)
         log.warning("mpiplus: rank %s on %s: %s", "?" if me is None else me.rank, socket.gethostname(), few)
     level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"
-    _we_finalize = True
+    we_finalize = True
     waits_for = (
         "It waits for all processes of the job: each of them must call init_process_group, or import mpi4py.MPI. One "
         "that computes first, has failed or cannot be reached holds up all"
@@ -199,11 +200,7 @@ def warn_of_thread_level(level: int) -> None:
     module = mpi()
     if level >= module.THREAD_MULTIPLE:
         return
-    name = {
-        module.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        module.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        module.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-    }[level]
+    names = {getattr(module, name): f"MPI_{name}" for name in dir(module) if name.startswith("THREAD_")}
     if level == module.THREAD_SERIALIZED:
         effect = "your own MPI calls must not overlap with an unfinished mpiplus operation"
     else:
@@ -211,11 +208,8 @@ def warn_of_thread_level(level: int) -> None:
             "asynchronous operations advance only inside calls to torch.distributed, and only the thread that "
             "initialised MPI may make them"
         )
-    log.warning(
-        "mpiplus: MPI provides only %s; %s. Let mpiplus or mpi4py initialise MPI with MPI_THREAD_MULTIPLE.",
-        name,
-        effect,
-    )
+    how = "Let mpiplus or mpi4py initialise MPI with MPI_THREAD_MULTIPLE"
+    log.warning("mpiplus: MPI provides only %s; %s. %s.", names[level], effect, how)
 
 
 @functools.cache
@@ -327,22 +321,17 @@ def _load_shim(module: Any) -> Shim:
     _set_constants(module, lib)
     global _lib  # noqa: PLW0603
     _lib = lib
-    if _we_finalize:
+    if we_finalize:
         lib.mpp_own_mpi(1)
         lib.mpp_finalize_at_exit()  # after all of Python, the user's exit handlers included
     return Shim(lib, ffi)
 
 
-def is_owner() -> bool:
-    """Return whether MPI is ours to finalize, after all of Python."""
-    return _we_finalize
-
-
 def end_job_on_failure(rank: int) -> bool:
     """An exit code other than 0 ends the job, with that code; False where others see to MPI's end."""
-    if _we_finalize:
+    if we_finalize:
         shim().lib.mpp_end_job_on_failure(rank)
-    return _we_finalize
+    return we_finalize
 
 
 #: Threads that were left behind in a call of MPI's.
@@ -377,8 +366,8 @@ def prepare_finalize(grace: float) -> bool:
 
 def leave_unfinalized() -> None:
     """Leave out MPI_Finalize at the end of the program, where it may wait for ranks that have died."""
-    global _we_finalize  # noqa: PLW0603
-    _we_finalize = False
+    global we_finalize  # noqa: PLW0603
+    we_finalize = False
     shim().lib.mpp_own_mpi(0)
 
 
@@ -393,9 +382,8 @@ def _set_constants(module: Any, lib: Lib) -> None:
         if lib.mpp_set_constant(name.encode(), index, value):
             raise RuntimeError(f"torchmpi-plugin is damaged: its compiled part does not know the constant {name}")
 
-    put("BYTE", handle_of(module.BYTE))
-    put("REQUEST_NULL", handle_of(module.REQUEST_NULL))
-    put("COMM_WORLD", handle_of(module.COMM_WORLD))
+    for name in ("BYTE", "REQUEST_NULL", "COMM_WORLD"):
+        put(name, handle_of(getattr(module, name)))
     put("RANK", module.COMM_WORLD.Get_rank())
     put("IN_PLACE", int(module.IN_PLACE))
     put("ANY_SOURCE", module.ANY_SOURCE)
@@ -418,8 +406,3 @@ def _status_source_offset(module: Any) -> int:
             f"torchmpi-plugin cannot read MPI_Status of {library_name(module)} ({size} bytes); please report it"
         )
     return offset
-
-
-def allowed_cpus() -> list[int]:
-    """The CPUs this process may run on."""
-    return sorted(os.sched_getaffinity(0))

@@ -17,7 +17,7 @@ from steps import ME, SIZE, check_works, run, say
 import torchmpi_plugin
 from torchmpi_plugin.api.backend import group_of
 from torchmpi_plugin.group.process_group import ProcessGroupMPI
-from torchmpi_plugin.torch_internals import has_windows
+from torchmpi_plugin.torch_internals import has_python_backends
 
 #: A call in a child that is not over by then has hung.
 SECONDS = 20
@@ -199,7 +199,7 @@ def inherited(api_mode: str) -> None:
     ]
     if late is not None:
         objects.append(("Work", late))
-    if has_windows():
+    if has_python_backends():
         objects.append(("window", ours.new_window(torch.ones(4))))
     for kind, target in objects:
         in_child(kind, target)

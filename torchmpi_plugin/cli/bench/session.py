@@ -59,6 +59,12 @@ class Session:
         _finish(self.comm.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX))
         return largest[0]
 
+    def means(self, values: Sequence[float]) -> list[float]:
+        """Return the mean over all ranks of each of ``values``, on every rank."""
+        sums = array("d", values)
+        self.comm.Allreduce(MPI.IN_PLACE, sums)
+        return [one / self.size for one in sums]
+
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
         library = MPI.Get_library_version().partition("\n")[0].partition(",")[0]

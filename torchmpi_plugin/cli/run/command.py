@@ -33,17 +33,8 @@ _POSITIVE = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 _NEED_A_LAUNCHER = (
-    *(
-        "stdout",
-        "stderr",
-        "timeout",
-        "hosts",
-        "log_dir",
-        "local_ranks_filter",
-        "max_restarts",
-        "attempt_timeout",
-        "timeline",
-    ),
+    *("stdout", "stderr", "timeout", "hosts", "log_dir"),
+    *("local_ranks_filter", "max_restarts", "attempt_timeout", "timeline"),
 )
 
 

@@ -20,14 +20,12 @@ import json
 import os
 import sys
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import click
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 
 from ..files import Files
 from ..measure import Call
@@ -54,20 +52,6 @@ class TrainingError(Exception):
 
 class RefusedError(Exception):
     """This torch or a backend cannot train in this way. Every rank raises it."""
-
-
-class _Ranks:
-    """The session, as the timer of steps needs it."""
-
-    def __init__(self, session: Session) -> None:
-        self.synchronise, self.slowest = session.synchronise, session.slowest
-        self._comm = session.comm
-
-    def means(self, values: Sequence[float]) -> list[float]:
-        """Return the mean over all ranks of each of ``values``, on every rank."""
-        sums = array("d", values)
-        self._comm.Allreduce(MPI.IN_PLACE, sums)
-        return [one / self._comm.size for one in sums]
 
 
 def _agree(session: Session, name: str, error: Exception | None) -> None:
@@ -183,7 +167,7 @@ def _measure(
         calls[name] = training.step
         if lengths:
             calls[f"{name} {_ALL_REDUCE}"] = _all_reduce_of(session.groups[name], lengths, kind)
-    turns = take_turns(calls, repeats, seconds, _Ranks(session))
+    turns = take_turns(calls, repeats, seconds, session)
     trained = {
         name: Trained(alone.samples, turns[name], turns[_ALONE], turns.get(f"{name} {_ALL_REDUCE}"), losses[name])
         for name in trainings
