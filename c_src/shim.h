@@ -96,12 +96,11 @@ void mpp_group_tags_from(uintptr_t group, int tag); /* on a communicator that it
 /* Between nodes: in the computing type; with the same bits wherever the ranks are; 16-bit floats as they are. */
 enum { MPP_SUMS_USUAL, MPP_SUMS_REPRODUCIBLE, MPP_SUMS_NARROW };
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums);
-/* Just after it was attached: MPI's collectives move the data of all calls, of those that are not piggybacked, or of
- * the longer ones of a kind (enum mpp_call_kind; `bytes` of all blocks, and of sums, which may be longer than their
- * elements). The segment serves to compare these. */
-void mpp_group_only_compares(uintptr_t group);
-void mpp_group_own_if_short(uintptr_t group);
-void mpp_group_own_up_to(uintptr_t group, int kind, size_t bytes);
+/* Just after it was attached: MPI's collectives move the data of the longer calls of a kind (enum mpp_call_kind;
+ * `bytes` of all blocks, and of sums, which may be longer than their elements; -1: of all). The segment serves to
+ * compare these. And up to which length data is piggybacked on the comparison between nodes. */
+void mpp_group_own_up_to(uintptr_t group, int kind, int64_t bytes);
+int64_t mpp_group_piggybacks(uintptr_t group, int kind);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
 /* Of a group on one node: what the segment has behind that, and not before a CUDA tensor comes, in memory; `length` is
  * that of all together. */

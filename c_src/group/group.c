@@ -66,23 +66,14 @@ size_t mpp_group_wide(uintptr_t handle) {
     return c && c->wide && !c->registered ? mpp_wide_bytes(c->size, c->ring, c->slot_bytes) : 0;
 }
 
-void mpp_group_only_compares(uintptr_t handle) { ((mpp_group *)handle)->channel->only_compares = 1; }
-
-void mpp_group_own_up_to(uintptr_t handle, int kind, size_t bytes) {
-    mpp_channel *c = ((mpp_group *)handle)->channel;
-    for (int i = 0; i < MPP_CALL_KINDS && !c->shares_calls; i++) c->own_up_to[i] = SIZE_MAX;
-    c->shares_calls = 1;
-    c->own_up_to[kind] = bytes;
+void mpp_group_own_up_to(uintptr_t handle, int kind, int64_t bytes) {
+    ((mpp_group *)handle)->channel->own_up_to[kind] = bytes;
 }
 
-void mpp_group_own_if_short(uintptr_t handle) {
+int64_t mpp_group_piggybacks(uintptr_t handle, int kind) {
     const mpp_topology *t = ((mpp_group *)handle)->channel->topology;
-    size_t of_sums = MPP_WHOLE_PAYLOAD / (t && !t->regular ? (size_t)t->parts : 1);
-    mpp_group_own_up_to(handle, MPP_BROADCAST, MPP_WHOLE_PAYLOAD);
-    mpp_group_own_up_to(handle, MPP_ALL_GATHER, MPP_PAYLOAD);
-    mpp_group_own_up_to(handle, MPP_ALL_REDUCE, of_sums);
-    mpp_group_own_up_to(handle, MPP_REDUCE, of_sums);
-    mpp_group_own_up_to(handle, MPP_REDUCE_SCATTER, of_sums);
+    if (kind == MPP_ALL_GATHER) return MPP_PAYLOAD;
+    return MPP_WHOLE_PAYLOAD / (kind != MPP_BROADCAST && t && !t->regular ? t->parts : 1);
 }
 
 int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }

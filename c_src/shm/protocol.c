@@ -101,6 +101,7 @@ mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t 
     c->slot_bytes = slot_bytes;
     c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
     c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
+    for (int kind = 0; kind < MPP_CALL_KINDS; kind++) c->own_up_to[kind] = INT64_MAX;
     prepare_oom_placeholder(c, g);
     return c;
 }
@@ -124,7 +125,7 @@ void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *late
     *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
     *taken += mpp_topology_bytes(c->topology);
     if (c->internode) c->internode->count_bytes(c, ranks, taken, later);
-    if (!c->internode || c->only_compares) *later = 0;
+    if (!c->internode || c->own_up_to[MPP_EXCHANGE] < 0) *later = 0;
 }
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */

@@ -133,16 +133,14 @@ struct mpp_channel {
     mpp_topology *topology;         /* NULL: all ranks are on this node. Else size and rank are those on this node. */
     const mpp_internode *internode; /* NULL exactly where topology is */
     mpp_internode_state *internode_state;
-    int only_compares; /* the ranks' calls; MPI's collectives move the data */
-    int shares_calls;  /* longer calls than `own_up_to` says for their kind are MPI's */
-    size_t own_up_to[MPP_CALL_KINDS];
+    int64_t own_up_to[MPP_CALL_KINDS]; /* longer calls of a kind are MPI's, and compared here; -1: all of them are */
 };
 
-/* Whether collectives go over the channel, short ones at least. */
-static inline int mpp_carries(const mpp_group *g) { return g->channel && !g->channel->only_compares; }
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
-    return mpp_carries(g) && (!g->channel->shares_calls || bytes <= g->channel->own_up_to[kind]);
+    return g->channel && (int64_t)bytes <= g->channel->own_up_to[kind];
 }
+/* Whether collectives go over the channel, short ones at least. */
+static inline int mpp_carries(const mpp_group *g) { return mpp_is_ours(g, MPP_EXCHANGE, 0); }
 
 /* ---- for operations over shared memory ---- */
 

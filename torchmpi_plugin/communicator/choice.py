@@ -36,13 +36,12 @@ class Choice(NamedTuple):
 
     def tell(self, lib: Lib, group: int) -> None:
         """Tell a C group, which has just been attached to its segment."""
-        if not self.own:
-            lib.mpp_group_only_compares(group)
-        if self.only_short:
-            lib.mpp_group_own_if_short(group)
-        for operation, longest in self.own_up_to.items():
-            for kind in KINDS[operation]:
-                lib.mpp_group_own_up_to(group, getattr(lib, kind), longest)
+        for kind in () if self.own else range(lib.MPP_CALL_KINDS):
+            lib.mpp_group_own_up_to(group, kind, -1)
+        for operation in KINDS if self.only_short else self.own_up_to:
+            for kind in (getattr(lib, name) for name in KINDS[operation]):
+                longest = lib.mpp_group_piggybacks(group, kind) if self.only_short else self.own_up_to[operation]
+                lib.mpp_group_own_up_to(group, kind, longest)
 
     def describe(self, nodes: int) -> str:
         """Describe the collectives of a group on so many nodes."""
