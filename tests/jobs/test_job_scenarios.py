@@ -44,8 +44,7 @@ SCENARIOS = """
     variables 2 wrong_settings .
     variables 2 wrong_torch_variables
     variables 3 same_rank .
-    wrong_arguments 2 coalescing
-    wrong_arguments 2 one_rank_errs
+    edges 2 coalescing
 """
 #: In which the MPIs differ.
 UNDER_EACH = """

@@ -91,7 +91,7 @@ STRANGE_TENSORS = (
     lambda: torch.eye(3).to_sparse_csr(),
 )
 NOT_A_RANK = (RANKS, RANKS + 7, -2, 1 << 40, -(1 << 70), "0", 1.5, [0], object())
-NOT_AN_OPERATION = ("sum", 7, object(), [dist.ReduceOp.SUM], torch.add)
+NOT_AN_OPERATION = ("sum", 7, object(), [dist.ReduceOp.SUM], torch.add, dist.ReduceOp.BAND, dist.ReduceOp.BXOR)
 NOT_A_TAG = (-1, -5, 1 << 40, 1 << 70, "1", 2.5, object())
 NOT_SPLITS = ([1] * (RANKS + 1), [-4] + [4] * RANKS, [5] * RANKS, ["4"] * RANKS, [2.5] * RANKS, 4, object())
 
@@ -106,8 +106,9 @@ def or_else(*unfit: Callable[[], torch.Tensor]) -> Callable[[Any], Any]:
     return lambda draw: draw(st.sampled_from(unfit))() if draw(st.booleans()) else bad_tensors(draw)
 
 
-def bad_lists(draw: Any) -> Any:
+def bad_lists(draw: Any, length: int = 5) -> Any:
     wrong = [
+        lambda: [ones(length) for _ in range(RANKS)],
         lambda: many(RANKS + 1),
         lambda: many(RANKS - 1),
         lambda: [*many(RANKS - 1), bad_tensors(draw)],
@@ -150,7 +151,11 @@ ROWS: dict[str, Row] = {
         lambda me: [ones(4), ones(4 * RANKS), dist.ReduceOp.SUM],
         [bad_outputs(4), or_else(lambda: ones(4 * RANKS + 1)), OPERATION],
     ),
-    "all_to_all": (dist.all_to_all, lambda me: [many(RANKS), many(RANKS)], [bad_lists, bad_lists]),
+    "all_to_all": (
+        dist.all_to_all,
+        lambda me: [many(RANKS), many(RANKS)],
+        [bad_lists, lambda draw: bad_lists(draw, length=6)],
+    ),
     "all_to_all_single": (
         dist.all_to_all_single,
         lambda me: [ones(4 * RANKS), ones(4 * RANKS), [4] * RANKS, [4] * RANKS],
@@ -185,4 +190,32 @@ def test_wrong_calls(all_groups, call: tuple[str, int, dict[int, Any]]) -> None:
             function(*arguments)
         assert not isinstance(caught.value, dist.DistBackendError), f"{name}: it was sent: {caught.value}"
         assert str(caught.value), f"{name} with {wrong!r}: an error without a word"
+    assert list(run_case(TABLE["all_reduce"], Case(all_groups["world"]))) == []
+
+
+#: What is wrong though each argument by itself is right; of a rank ``me``.
+MISTAKES: dict[str, Callable[[int], object]] = {
+    "gather: outputs on another rank": lambda me: dist.gather(ones(6), many(RANKS), (me + 1) % RANKS),
+    "gather: no outputs": lambda me: dist.gather(ones(6), None, me),
+    "gather: outputs of another dtype": lambda me: dist.gather(ones(4).int(), many(RANKS), me),
+    "scatter: no inputs": lambda me: dist.scatter(ones(6), None, me),
+    "scatter: inputs of another dtype": lambda me: dist.scatter(ones(4).int(), many(RANKS), me),
+    "reduce_scatter: inputs of another dtype": lambda me: dist.reduce_scatter(ones(4).int(), many(RANKS)),
+    "MAX of complex": lambda me: dist.all_reduce(ones(6, dtype=torch.complex64), dist.ReduceOp.MAX),
+    "AVG of bool": lambda me: dist.reduce(ones(6, dtype=torch.bool), me, dist.ReduceOp.AVG),
+    "two tensors": lambda me: dist.group.WORLD.allreduce([ones(6), ones(5)]).wait(),
+    "broadcast, rank in group": lambda me: dist.broadcast(ones(6), group_src=RANKS),
+    "recv from anyone with a negative tag": lambda me: dist.recv(ones(6), None, tag=-1),
+    "batch with a bad rank": lambda me: dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(6), RANKS)]),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_arguments_that_do_not_go_together(mistake: str, all_groups) -> None:
+    """As above, on rank 0."""
+    if (me := all_groups["world"].rank) == 0:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            MISTAKES[mistake](me)
+        assert len(str(caught.value)) > 15
     assert list(run_case(TABLE["all_reduce"], Case(all_groups["world"]))) == []

@@ -1,7 +1,7 @@
 """What PyTorch's own MPI backend gets wrong: its hangs, its silent errors, its crashes.
 
 Resources that it leaks are in test_resources.py, time limits that it ignores in test_timeouts.py; what it refuses is in
-the table of operations, and what has to be refused in tests/jobs/scripts/wrong_arguments.py.
+the table of operations, and what has to be refused in test_random_arguments.py.
 """
 
 from __future__ import annotations
