@@ -118,7 +118,7 @@ COLLECTIVES = Setting(
     "auto",
     f"one of {', '.join((*COLLECTIVES_OF, MPI_ONLY))}",
     functools.partial(_word, (*COLLECTIVES_OF, MPI_ONLY)),
-    "`own`: mpiplus's collectives, over shared memory and [between nodes](architecture.md#between-hosts); `mpi`: those "
+    "`own`: mpiplus's collectives, over shared memory and [between nodes](architecture/internode.md); `mpi`: those "
     "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own`, but on more than 16 nodes those of the MPI "
     "library for what is not short. What rank 0 of a group has counts, and `Options(collectives=...)` comes before it. "
     "`mpi-only`: those of the MPI library whatever the options say, and mpiplus shares no memory at all, for "
@@ -131,9 +131,9 @@ ASYNC_PROGRESS = Setting(
     functools.partial(_word, PROGRESS_OF),
     "Who moves the data of an asynchronous collective: a thread in the `background`; the `caller`, which polls for "
     "about as long as the data needs, and for 50 ms at most; `auto`: the caller [where no core is "
-    "idle](architecture.md#the-engine). Always the background's: messages (`isend`, `irecv`, windows), tensors on a "
-    "CUDA device, and all but `all_to_all`, `gather` and `scatter` where the collectives are MPI's own. Each process "
-    "reads it for itself, with the first group.",
+    "idle](architecture/call-path.md#inline-progress). Always the background's: messages (`isend`, `irecv`, windows), "
+    "tensors on a CUDA device, and all but `all_to_all`, `gather` and `scatter` where the collectives are MPI's own. "
+    "Each process reads it for itself, with the first group.",
 )
 TUNING = Setting(
     "MPIPLUS_TUNING",

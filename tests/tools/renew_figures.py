@@ -29,7 +29,6 @@ from torchmpi_plugin.cli.bench import report, sizes
 
 ROOT = Path(__file__).parents[2]
 NODES = "node1,node2"  # as they stand in the commands
-_TRAINED = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP2", "tensor": "tensor parallelism"}
 _BETWEEN = ("raw", "raw nonblocking", "mpiplus", "gloo", "front end")
 
 
@@ -62,18 +61,6 @@ def between(found: dict[str, Any]) -> str:
     return table(("size", *_BETWEEN, "mpiplus, GB/s"), rows)
 
 
-def training(found: dict[str, Any]) -> str:
-    """The ways of the first page, in float32."""
-    titles = ("float32", "step without communication, ms", "on mpiplus, ms", "on gloo, ms", "mpiplus / gloo, samples/s")
-    rows = []
-    for row in found["training"]:
-        if row["way"] in _TRAINED and row["dtype"] == "float32":
-            ours, gloo = row["backends"]["mpiplus"], row["backends"]["gloo"]
-            steps = [f"{1e3 * s:.1f}" for s in (ours["alone_seconds"], ours["step_seconds"], gloo["step_seconds"])]
-            rows.append([f"{row['model']}, {_TRAINED[row['way']]}", *steps, f"{row['ratio']['mpiplus/gloo']:.2f}"])
-    return table(titles, rows)
-
-
 def every_way(found: dict[str, Any], dtypes: Sequence[str] = ("float32", "bfloat16")) -> str:
     """All ways to train, with what each backend's step takes of the step that does not communicate."""
     titles = ("way", "model", "dtype", "alone, ms", "mpiplus, ms (of alone)", "gloo, ms (of alone)", "mpiplus / gloo")
@@ -93,9 +80,8 @@ class Figure(NamedTuple):
     of: Callable[[dict[str, Any]], str]
 
 
-START, PERFORMANCE, FACES = (ROOT / "docs" / name for name in ("index.md", "performance.md", "api-modes.md"))
+PERFORMANCE, FACES = (ROOT / "docs" / name for name in ("performance.md", "api-modes.md"))
 FIGURES = {
-    "training": Figure(START, training),
     "all-calls": Figure(PERFORMANCE, calls),
     "all-training": Figure(PERFORMANCE, every_way),
     "all-training-nodes": Figure(PERFORMANCE, lambda found: every_way(found, ("float32",))),
