@@ -246,41 +246,9 @@ static PyMethodDef functions[] = {
 };
 
 static int intern_names(void) {
-    const struct {
-        PyObject **name;
-        const char *text;
-    } all[] = {{&interned.calls, "_calls"},
-               {&interned.current, "current"},
-               {&interned.append, "append"},
-               {&interned.opts_word, "opts"},
-               {&interned.handle, "handle"},
-               {&interned.finished, "finished"},
-               {&interned.group, "group"},
-               {&interned.name, "name"},
-               {&interned.number, "number"},
-               {&interned.peer, "peer"},
-               {&interned.opts, "_opts"},
-               {&interned.limit, "_limit"},
-               {&interned.extension, "extension"},
-               {&interned.started, "started"},
-               {&interned.tensors, "_tensors"},
-               {&interned.keep, "_keep"},
-               {&interned.finish, "_finish"},
-               {&interned.then, "_then"},
-               {&interned.future, "_future"},
-               {&interned.error, "_error"},
-               {&interned.caller, "caller"},
-               {&interned.wait, "wait"},
-               {&interned.lock, "_lock"},
-               {&interned.file, "co_filename"},
-               {&interned.back, "f_back"},
-               {&interned.lists, "_lists"},
-               {&interned.root_tensor, "rootTensor"},
-               {&interned.instruction, "f_lasti"},
-               {&interned.second_halves, "second_halves"},
-               {&interned.call, "_call"}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (!(*all[i].name = PyUnicode_InternFromString(all[i].text))) return 0;
+#define INTERN(name, text)                                                                                             \
+    if (!(interned.name = PyUnicode_InternFromString(text))) return 0;
+    MPP_INTERNED(INTERN)
     return 1;
 }
 

@@ -139,12 +139,21 @@ typedef struct {
 } mpp_bridge_state;
 extern mpp_bridge_state bridge_state;
 
-/* Interned: attributes of a group, of a module, of a Work, and of frames. */
+/* Interned: attributes of a group, a module, a Work, frames, tensors and options; as C has them, and their names. */
+/* clang-format off */
+#define MPP_INTERNED(X)                                                                                                \
+    X(calls, "_calls") X(current, "current") X(append, "append") X(opts_word, "opts") X(handle, "handle")              \
+    X(finished, "finished") X(group, "group") X(name, "name") X(number, "number") X(peer, "peer") X(opts, "_opts")     \
+    X(limit, "_limit") X(extension, "extension") X(started, "started") X(tensors, "_tensors") X(keep, "_keep")         \
+    X(finish, "_finish") X(then, "_then") X(future, "_future") X(error, "_error") X(caller, "caller")                  \
+    X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists")                       \
+    X(root_tensor, "rootTensor") X(instruction, "f_lasti") X(second_halves, "second_halves") X(call, "_call")          \
+    X(dtype, "dtype") X(is_neg, "is_neg") X(is_conj, "is_conj") X(storage_offset, "storage_offset")                    \
+    X(async_op, "asyncOp") X(reduce_op, "reduceOp") X(root_rank, "rootRank")
+/* clang-format on */
+#define MPP_FIELD(name, text) PyObject *name;
 typedef struct {
-    PyObject *calls, *current, *append, *opts_word;
-    PyObject *handle, *finished, *group, *name, *number, *peer, *opts, *limit, *extension, *started, *tensors, *keep;
-    PyObject *finish, *then, *future, *error, *caller, *wait, *lock, *second_halves;
-    PyObject *file, *instruction, *back, *lists, *root_tensor, *call;
+    MPP_INTERNED(MPP_FIELD)
 } mpp_interned;
 extern mpp_interned interned;
 

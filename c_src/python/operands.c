@@ -14,7 +14,6 @@ static struct {
     char is_there, is_average, has_premul;
     int code;             /* enum mpp_redop */
 } operations[OPERATIONS]; /* by torch's number */
-static PyObject *dtype_attribute, *is_neg, *is_conj, *storage_offset, *async_op, *reduce_op, *root_rank;
 
 /* ---- tensors ---- */
 
@@ -55,7 +54,7 @@ static int says(PyObject *tensor, PyObject *method) { /* what a method of no arg
 static int has_memory(PyObject *tensor, const operand *o) {
     static const uintptr_t highest_offset = (uintptr_t)1 << 38;
     if (!o->count || o->address >= highest_offset) return 1;
-    PyObject *offset = PyObject_CallMethodObjArgs(tensor, storage_offset, NULL);
+    PyObject *offset = PyObject_CallMethodObjArgs(tensor, interned.storage_offset, NULL);
     size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
     Py_XDECREF(offset);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
@@ -94,7 +93,7 @@ failed:
 /* torch shows its integers of 1 to 7 bits, which have no arithmetic, as ones of 8. */
 static int is_of_its_dtype(PyObject *tensor, const dl_tensor *view, const dtype_info *type) {
     if (view->code > DL_UINT || view->bits != 8) return 1;
-    PyObject *its = PyObject_GetAttr(tensor, dtype_attribute);
+    PyObject *its = PyObject_GetAttr(tensor, interned.dtype);
     if (!its) PyErr_Clear();
     Py_XDECREF(its);
     return its == type->dtype;
@@ -150,8 +149,8 @@ static int read_tensor(call *c, PyObject *object, tensor_args *s, int i, operand
     PyList_SetItem(s->tensors, i, object);
     /* Last: these run torch's code, after which the view would not be valid. */
     if (!has_memory(object, o)) return 0;
-    if (o->type->is_float && says(object, is_neg)) return 0;
-    return !o->type->is_complex || !says(object, is_conj);
+    if (o->type->is_float && says(object, interned.is_neg)) return 0;
+    return !o->type->is_complex || !says(object, interned.is_conj);
 }
 
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors) {
@@ -217,7 +216,7 @@ void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length) {
 int mpp_read_options(call *c, PyObject *args, Py_ssize_t place) {
     if (PyTuple_Size(args) != place + 1) return 0;
     c->opts = PyTuple_GetItem(args, place);
-    PyObject *is_async = PyObject_GetAttr(c->opts, async_op);
+    PyObject *is_async = PyObject_GetAttr(c->opts, interned.async_op);
     if (!is_async) return PyErr_Clear(), c->is_plain; /* a barrier's in an older torch; it is waited for all the same */
     c->sync = is_async == Py_False;
     int known = c->sync || is_async == Py_True;
@@ -238,7 +237,7 @@ int mpp_as_int(PyObject *number, int *value) {
 }
 
 int mpp_read_root(call *c) {
-    PyObject *root = PyObject_GetAttr(c->opts, root_rank);
+    PyObject *root = PyObject_GetAttr(c->opts, interned.root_rank);
     int known = mpp_as_int(root, &c->root) && c->root >= 0 && c->root < c->group->size;
     Py_XDECREF(root);
     return known;
@@ -254,7 +253,7 @@ static int read_factor(call *c, PyObject *op) {
 }
 
 int mpp_read_reduction(call *c, const dtype_info *type) {
-    PyObject *op = PyObject_GetAttr(c->opts, reduce_op);
+    PyObject *op = PyObject_GetAttr(c->opts, interned.reduce_op);
     Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
     int known = number >= 0 && number < OPERATIONS && operations[number].is_there && type->code >= 0;
     if (known) {
@@ -318,14 +317,6 @@ static int know_dtypes(PyObject *samples) {
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyObject *numbers) {
     Py_INCREF(types);
     tensor_types = types;
-    dtype_attribute = PyUnicode_InternFromString("dtype");
-    is_neg = PyUnicode_InternFromString("is_neg");
-    is_conj = PyUnicode_InternFromString("is_conj");
-    storage_offset = PyUnicode_InternFromString("storage_offset");
-    async_op = PyUnicode_InternFromString("asyncOp");
-    reduce_op = PyUnicode_InternFromString("reduceOp");
-    root_rank = PyUnicode_InternFromString("rootRank");
-    if (!dtype_attribute || !is_neg || !is_conj || !storage_offset || !async_op || !reduce_op || !root_rank) return 0;
     if (!know_operations(numbers) || capsule == Py_None) return capsule == Py_None && !PyErr_Occurred();
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!exchange) return 0;
