@@ -18,12 +18,17 @@ _kept: list[Any] = []
 Check = Callable[[], None]
 
 
-def wait(request: Any, buffers: tuple[Any, ...], check: Check, pause: float = _POLL_SECONDS) -> None:
-    """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then."""
+def wait(request: Any, buffers: tuple[Any, ...], check: Check, awake_seconds: float = 0.0) -> None:
+    """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then.
+
+    For so long it takes no naps: of the least length they are of 50 us and more, as long as a message of TCP takes.
+    """
+    nap_at = time.monotonic() + awake_seconds
     try:
         while not _is_complete(request):
             check()
-            time.sleep(pause)
+            if time.monotonic() > nap_at:
+                time.sleep(_POLL_SECONDS)
     except BaseException:
         _kept.append((request, buffers))
         raise

@@ -1,11 +1,10 @@
-"""Offsets of other nodes' clocks from rank 0's: messages there and back, of which the fastest tells most.
+"""Offsets of other nodes' clocks from rank 0's: messages there and back, of which the fastest tell most.
 
 And what plain messages reach, beside which the page shows operations.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
 from collections.abc import Callable
@@ -13,10 +12,15 @@ from typing import Any, NamedTuple
 
 from ..mpi import nonblocking, runtime
 
-#: Per node: so many messages there and back, then until one has told enough, for so long at the most. ns, seconds.
-_ROUNDS, _ENOUGH_NS, _SECONDS = 100, 20_000, 0.5
+#: Per node: so many messages there and back, again until the error is small enough, ns: on idle cores, and after so
+#: long on busy ones; for so long at the most.
+_ROUNDS, _ENOUGH_NS, _SECONDS, _MOST_SECONDS = 100, (20_000, 50_000), 0.5, 2.0
+#: Two clocks gain less than a part of so many on each other.
+_DRIFT = 10_000
 #: After so long the other side is not there any more.
 _LOST_SECONDS = 3.0
+#: For so long each message is awaited without naps, which would count as its time.
+_AWAKE_SECONDS = 0.001
 _POLL_SECONDS = 0.005
 _END = 0
 #: Of plain messages: bytes, of each size so many there and back; no further size after so long.
@@ -80,17 +84,22 @@ def appears(store: Any, key: str, until: float) -> bool:
 
 
 def _ask(comm: Any, rank: int, tag: int) -> Offset:
-    until, best = time.monotonic() + _SECONDS, Offset(0, 0, 1 << 62)
-    for number in itertools.count():
+    begun, best = time.monotonic(), _bounds(comm, rank, tag)
+    while (taken := time.monotonic() - begun) < _MOST_SECONDS and best.error > _ENOUGH_NS[taken > _SECONDS]:
+        best = min(best, _bounds(comm, rank, tag), key=lambda each: each.error)
+    return best
+
+
+def _bounds(comm: Any, rank: int, tag: int) -> Offset:
+    """The fastest message there says how far ahead their clock is at most, the fastest back how far at least."""
+    begun, least, most = time.monotonic_ns(), -1 << 62, 1 << 62
+    for _ in range(_ROUNDS):
         sent = time.monotonic_ns()
         _move(comm, rank, tag, sent, False)
         theirs = _move(comm, rank, tag, 0, True)
         came = time.monotonic_ns()
-        offset = Offset((sent + came) // 2, theirs - (sent + came) // 2, (came - sent) // 2)
-        best = min(best, offset, key=lambda each: each.error)
-        if time.monotonic() > until or (number >= _ROUNDS and best.error < _ENOUGH_NS):
-            break
-    return best
+        least, most = max(least, theirs - came), min(most, theirs - sent)
+    return Offset((begun + came) // 2, (least + most) // 2, (most - least) // 2 + (came - begun) // _DRIFT)
 
 
 def _reach(comm: Any, rank: int, tag: int) -> dict[int, int]:
@@ -141,4 +150,4 @@ def _transfer(comm: Any, rank: int, tag: int, buffer: Any, receives: bool) -> No
 
     with runtime.exclusive():
         request = (comm.Irecv if receives else comm.Isend)([buffer, runtime.mpi().BYTE], rank, tag)
-    nonblocking.wait(request, (buffer,), check, 0)
+    nonblocking.wait(request, (buffer,), check, _AWAKE_SECONDS)
