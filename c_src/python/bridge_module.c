@@ -153,32 +153,6 @@ static PyType_Spec method_spec = {
     .slots = method_slots,
 };
 
-/* ---- who calls ---- */
-
-enum { MOST_FRAMES = 16 };
-
-/* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
- * would have to be counted from the function's first. */
-PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    PyObject *frames = PyList_New(0), *frame = bridge_state.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
-    Py_XINCREF(frame);
-    while (frames && frame && frame != Py_None && PyList_Size(frames) < 2 * MOST_FRAMES) {
-        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *at = NULL, *back = NULL;
-        int users = mpp_is_users(code);
-        if (users > 0) at = PyObject_GetAttr(frame, interned.instruction);
-        if (users == 0 || (at && !PyList_Append(frames, code) && !PyList_Append(frames, at)))
-            back = PyObject_GetAttr(frame, interned.back);
-        Py_XDECREF(at);
-        Py_DECREF(code);
-        Py_DECREF(frame);
-        frame = back;
-        if (!back) Py_CLEAR(frames);
-    }
-    Py_XDECREF(frame);
-    return frames;
-}
-
 /* ---- the module ---- */
 
 static PyObject *view(PyObject *module, PyObject *tensor) {

@@ -174,11 +174,11 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 
 /* timeline.c: which of the program's calls this is, for the timeline; nothing without one. */
-int mpp_is_users(PyObject *code);
 PyObject *mpp_set_timeline(PyObject *module, PyObject *function);
 void mpp_note_site(const call *c, uint64_t sequence);
 void mpp_note_work(PyObject *work, PyObject *entry);
 void mpp_note_asked_for(PyObject *work);
+PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
 PyObject *mpp_asked_for(PyObject *module, PyObject *future);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
@@ -186,7 +186,6 @@ PyObject *mpp_start_plain(PyObject *module, PyObject *args);
 PyObject *mpp_start_function(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
 PyObject *mpp_last_entry(PyObject *module, PyObject *unused);
-PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
 
 /* Once per process; an exception where one is missing or not as expected. */
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *dtypes, PyObject *operations);

@@ -4,12 +4,12 @@
 
 #include "python/call.h"
 
-enum { KNOWN = 1024, AVERAGES = 64, OF_PYTHON = 128 };
+enum { KNOWN = 1024, AVERAGES = 64, OF_PYTHON = 128, MOST_FRAMES = 16 };
 
 typedef struct {
     PyObject *code, *subject, *name, *dtype; /* kept, so that none is taken for another at its address */
-    long at;
-    int op, kind;
+    long at, op;                             /* up to here what tells it from others, without gaps */
+    int kind;
 } site;
 
 static PyObject *kind_of; /* Python's function; NULL: there is no timeline */
@@ -26,7 +26,7 @@ PyObject *mpp_set_timeline(PyObject *module, PyObject *function) {
 }
 
 /* Whether code is the user's, by the name of its file; -1: an exception. The same few functions are asked about. */
-int mpp_is_users(PyObject *code) {
+static int is_users(PyObject *code) {
     static struct {
         PyObject *code; /* kept */
         int users;
@@ -47,27 +47,61 @@ int mpp_is_users(PyObject *code) {
     return users;
 }
 
-/* The innermost of the user's; a new reference, or NULL. `code` is borrowed, as the frame's. */
-static PyObject *users_frame(PyObject **code) {
-    PyObject *frame = (PyObject *)PyEval_GetFrame();
-    Py_XINCREF(frame);
-    while (frame && frame != Py_None) {
+/* An attribute of frames, got as often as there are calls: without the search for it that PyObject_GetAttr makes. */
+static PyObject *attribute(PyObject *frame, PyObject *name, PyObject **known) {
+    if (!*known && !(*known = PyObject_GetAttr((PyObject *)Py_TYPE(frame), name))) return NULL;
+    descrgetfunc get = (descrgetfunc)PyType_GetSlot(Py_TYPE(*known), Py_tp_descr_get);
+    return get(*known, frame, (PyObject *)Py_TYPE(frame));
+}
+
+static PyObject *caller_of(PyObject *frame) { /* in place of the frame; NULL: there is none, or an exception */
+    static PyObject *back;
+    PyObject *found = attribute(frame, interned.back, &back);
+    Py_DECREF(frame);
+    if (found == Py_None) Py_CLEAR(found);
+    return found;
+}
+
+static PyObject *instruction_of(PyObject *frame) {
+    static PyObject *at;
+    return attribute(frame, interned.instruction, &at);
+}
+
+/* The innermost of the user's from a frame on, in its place; NULL: there is none, or an exception. `code` is borrowed
+ * from it. */
+static PyObject *users_frame(PyObject *frame, PyObject **code) {
+    while (frame) {
         *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         Py_DECREF(*code);
-        if (mpp_is_users(*code) > 0) return frame;
-        PyObject *back = PyObject_GetAttr(frame, interned.back);
-        Py_DECREF(frame);
-        frame = back;
+        int users = is_users(*code);
+        if (users > 0) return frame;
+        if (users < 0) return Py_DECREF(frame), NULL;
+        frame = caller_of(frame);
     }
-    Py_XDECREF(frame);
     return NULL;
 }
 
-static long instruction_of(PyObject *frame) {
-    PyObject *at = frame ? PyObject_GetAttr(frame, interned.instruction) : NULL;
-    long found = at ? PyLong_AsLong(at) : -1;
-    Py_XDECREF(at);
-    return found;
+static PyObject *this_frame(void) { /* a new reference; NULL: there is none, or Python is not connected */
+    PyObject *frame = bridge_state.not_the_users ? (PyObject *)PyEval_GetFrame() : NULL;
+    Py_XINCREF(frame);
+    return frame;
+}
+
+/* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
+ * would have to be counted from the function's first. */
+PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    PyObject *frames = PyList_New(0), *code, *frame = users_frame(this_frame(), &code);
+    while (frames && frame) {
+        PyObject *at = instruction_of(frame);
+        int is_kept = at && !PyList_Append(frames, code) && !PyList_Append(frames, at);
+        Py_XDECREF(at);
+        if (!is_kept || PyList_Size(frames) >= 2 * MOST_FRAMES) break;
+        frame = users_frame(caller_of(frame), &code);
+    }
+    Py_XDECREF(frame);
+    if (PyErr_Occurred()) Py_CLEAR(frames);
+    return frames;
 }
 
 /* C's number of the reduction, or from OF_PYTHON on torch's, which is its hash. */
@@ -86,22 +120,17 @@ static PyObject *dtype_of(const call *c) {
 }
 
 static void remember(site *where, const site *s) {
-    site before = *where;
+    PyObject *after[] = {s->code, s->subject, s->name, s->dtype},
+             *before[] = {where->code, where->subject, where->name, where->dtype};
     *where = *s;
-    Py_XINCREF(s->code);
-    Py_INCREF(s->subject);
-    Py_INCREF(s->name);
-    Py_INCREF(s->dtype);
-    Py_XDECREF(before.code);
-    Py_XDECREF(before.subject);
-    Py_XDECREF(before.name);
-    Py_XDECREF(before.dtype);
+    for (int i = 0; i < 4; i++) Py_XINCREF(after[i]);
+    for (int i = 0; i < 4; i++) Py_XDECREF(before[i]);
 }
 
 static int kind_from_python(const site *s, PyObject *frame) {
     PyObject *code = frame ? s->code : Py_None;
     int line = frame ? PyFrame_GetLineNumber((PyFrameObject *)frame) : 0;
-    PyObject *number = PyObject_CallFunction(kind_of, "OiOOOi", code, line, s->subject, s->name, s->dtype, s->op);
+    PyObject *number = PyObject_CallFunction(kind_of, "OiOOOl", code, line, s->subject, s->name, s->dtype, s->op);
     int kind = number ? (int)PyLong_AsLong(number) : 0;
     Py_XDECREF(number);
     if (PyErr_Occurred()) PyErr_WriteUnraisable(kind_of);
@@ -112,15 +141,15 @@ static int kind_from_python(const site *s, PyObject *frame) {
 void mpp_note_site(const call *c, uint64_t sequence) {
     if (!kind_of) return;
     site s = {.subject = c->group->subject, .name = c->name, .dtype = dtype_of(c), .op = op_of(c)};
-    PyObject *frame = users_frame(&s.code);
+    PyObject *frame = users_frame(this_frame(), &s.code), *at = frame ? instruction_of(frame) : NULL;
     if (!frame) s.code = NULL;
-    s.at = instruction_of(frame);
+    s.at = at ? PyLong_AsLong(at) : -1;
+    Py_XDECREF(at);
     PyErr_Clear();
     uintptr_t hash = (uintptr_t)s.code / 16 * 31 + (uintptr_t)s.at * 7 + (uintptr_t)s.name / 16 +
                      (uintptr_t)s.subject / 16 * 5 + (uintptr_t)s.dtype / 16 * 3 + (uintptr_t)s.op;
     site *where = &known[(hash ^ hash >> 10) % KNOWN];
-    if (where->code == s.code && where->at == s.at && where->subject == s.subject && where->name == s.name &&
-        where->dtype == s.dtype && where->op == s.op) {
+    if (!memcmp(where, &s, offsetof(site, kind))) {
         s.kind = where->kind;
     } else {
         s.kind = kind_from_python(&s, frame);

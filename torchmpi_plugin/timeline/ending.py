@@ -61,7 +61,7 @@ def _collect(world: Any, text: Path) -> None:
     if world.rank() in away:
         is_shared = text.with_name(f"{text.name.split('.')[0]}.0.json").exists()
         files = () if is_shared else (text, text.with_suffix(".calls"))
-        _send(store, world.rank(), *([path.read_bytes() for path in files] or (b"", b"")))
+        _send(store, world.rank(), b"\0".join(path.read_bytes() for path in files))
         if not is_shared and clocks.appears(
             store, key("files", world.rank(), "taken"), time.monotonic() + _FILE_SECONDS
         ):
@@ -75,7 +75,7 @@ def _collect(world: Any, text: Path) -> None:
     while away and time.monotonic() < until:
         for rank in [rank for rank in away if store.check([key("files", rank)])]:
             away.remove(rank)
-            lines, rows = (_receive(store, rank, part) for part in ("text", "rows"))
+            lines, _, rows = _receive(store, rank).partition(b"\0")
             if lines:
                 path = text.with_name(f"{text.name.split('.')[0]}.{rank}.json")
                 path.write_bytes(lines)
@@ -86,16 +86,14 @@ def _collect(world: Any, text: Path) -> None:
         log.warning("mpiplus: the timeline lacks the calls of %d rank(s) on other nodes: %s", len(away), away[:16])
 
 
-def _send(store: Any, rank: int, text: bytes, rows: bytes) -> None:
-    for part, given in (("text", text), ("rows", rows)):
-        packed = zlib.compress(given, 1)
-        pieces = [packed[at : at + _PIECE] for at in range(0, len(packed), _PIECE)]
-        for number, piece in enumerate(pieces):
-            store.set(key("files", rank, part, number), piece)
-        store.set(key("files", rank, part), str(len(pieces)))
-    store.set(key("files", rank), "")
+def _send(store: Any, rank: int, files: bytes) -> None:
+    packed = zlib.compress(files, 1)
+    pieces = [packed[at : at + _PIECE] for at in range(0, len(packed), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(key("files", rank, number), piece)
+    store.set(key("files", rank), str(len(pieces)))
 
 
-def _receive(store: Any, rank: int, part: str) -> bytes:
-    pieces = range(int(store.get(key("files", rank, part))))
-    return zlib.decompress(b"".join(store.get(key("files", rank, part, number)) for number in pieces))
+def _receive(store: Any, rank: int) -> bytes:
+    pieces = range(int(store.get(key("files", rank))))
+    return zlib.decompress(b"".join(store.get(key("files", rank, number)) for number in pieces))

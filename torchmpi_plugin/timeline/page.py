@@ -32,8 +32,9 @@ def write(job: Job, path: Path) -> None:
     common = _common_steps(job)
     titles = (*_TITLES, _STEPS if len(common) else _NO_STEPS, f"{_BANDWIDTH}<br>{_reached_in_words(job)}")
     figure = make_subplots(5, 1, subplot_titles=titles, vertical_spacing=0.07, row_heights=[0.4, *[0.15] * 4])
-    for row, traces in enumerate((_timeline, _waited_for, _by_size, _shares, _bandwidth), 1):
-        for trace in traces(job):
+    parts = (_timeline(job), _waited_for(job), _by_size(job), _shares(job, common), _bandwidth(job))
+    for row, traces in enumerate(parts, 1):
+        for trace in traces:
             figure.add_trace(trace, row, 1)
     figure.update_layout(title=_title(job), barmode="stack", height=1500 + 20 * min(ranks, 100), hovermode="closest")
     ticks = {"title": "rank", "dtick": max(1, ranks // 16)}
@@ -54,10 +55,6 @@ def _title(job: Job) -> str:
     return title + (f"; {dropped} calls before them are not recorded any more" if dropped else "")
 
 
-def _ms(times: Numbers) -> Numbers:
-    return times / 1e6
-
-
 def _timeline(job: Job) -> Iterator[Any]:
     """A line for each slice, one trace for all of a kind: with gaps, which is much faster than one trace each."""
     end = np.maximum(job.complete, job.asked)
@@ -67,7 +64,7 @@ def _timeline(job: Job) -> Iterator[Any]:
     ):
         longest = np.argsort(begin - until, kind="stable")[:_MOST]
         longest = longest[until[longest] > begin[longest]]
-        points = _ms(np.stack([begin[longest], until[longest], until[longest]], 1) - job.start)
+        points = (np.stack([begin[longest], until[longest], until[longest]], 1) - job.start) / 1e6
         points[:, 2] = np.nan
         texts = [
             f"{names[at]} {job.sequence[at]} of {job.bytes[at]} bytes, {part}"
@@ -107,15 +104,14 @@ def _common_steps(job: Job) -> Numbers:
     return np.arange(first, last + 1) if last > first else np.zeros(0, "i8")
 
 
-def _shares(job: Job) -> Iterator[Any]:
+def _shares(job: Job, common: Numbers) -> Iterator[Any]:
     """In each step, or part of the time, of all ranks: that in which an operation was under way, and waited."""
-    common = _common_steps(job)
     edges = {
         rank: times[np.isin(numbers, common)] if len(common) else _parts(job)
         for rank, (numbers, times) in job.steps.items()
         if len(numbers) or not len(common)
     }
-    x = common[1:] if len(common) else _ms(_parts(job)[:-1] - job.start)
+    x = common[1:] if len(common) else (_parts(job)[:-1] - job.start) / 1e6
     for name, until, part in (("in communication", job.complete, "moves"), ("waiting", job.came, "waits")):
         shares = [
             _covered(job.begun[mine], until[mine], own) / np.maximum(np.diff(own), 1)

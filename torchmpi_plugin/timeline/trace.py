@@ -11,7 +11,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from .operations import Job
 
 #: So many values has a counter.
 _BUCKETS = 500
-_AT_ONCE = 1 << 14
 
 
 def write(job: Job, path: Path) -> None:
@@ -33,19 +32,8 @@ def write(job: Job, path: Path) -> None:
             "calls not recorded any more, by rank": job.dropped,
         }
         file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[\n')
-        _write_events(job, file)
+        file.writelines(f"{event},\n" for event in _events(job, _Threads(job)))
         file.write('{"ph":"M","name":"process_sort_index","pid":1,"tid":0,"args":{"sort_index":0}}\n]}\n')
-
-
-def _write_events(job: Job, file: TextIO) -> None:
-    threads = _Threads(job)
-    kept: list[str] = []
-    for event in _events(job, threads):
-        kept.append(event)
-        if len(kept) == _AT_ONCE:
-            file.write(",\n".join(kept) + ",\n")
-            kept.clear()
-    file.write("".join(f"{event},\n" for event in kept))
 
 
 class _Threads:
