@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from . import settings, torch_internals
@@ -43,18 +45,12 @@ def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
 _torchs: dict[str, Any] = {}
 
 
-def _env_rendezvous(url: str, **arguments: Any) -> Any:
-    """torch's own, unless mpiplus asks and a variable that torch needs is missing."""
+def _instead(scheme: str, url: str, **arguments: Any) -> Any:
+    """torch's own handler, unless mpiplus asks: then what torch lacks is MPI's, and a port that is taken has a word."""
     if torch_internals.missing():  # not ours to say to those who ask for another backend
-        return _torchs["env"](url, **arguments)
-    return _imported("lifecycle.rendezvous").env_rendezvous(_torchs["env"], url, **arguments)
-
-
-def _tcp_rendezvous(url: str, **arguments: Any) -> Any:
-    """torch's own, but for what mpiplus says where the port is taken."""
-    if torch_internals.missing():
-        return _torchs["tcp"](url, **arguments)
-    return _imported("lifecycle.rendezvous").tcp_rendezvous(_torchs["tcp"], url, **arguments)
+        return _torchs[scheme](url, **arguments)
+    ours = getattr(_imported("lifecycle.rendezvous"), f"{scheme}_rendezvous")
+    return ours(_torchs[scheme], url, **arguments)
 
 
 def _register() -> None:
@@ -74,8 +70,8 @@ def _register() -> None:
     except Exception:
         del handlers["mpi"]
         raise
-    for scheme, ours in (("env", _env_rendezvous), ("tcp", _tcp_rendezvous)):
-        _torchs[scheme], handlers[scheme] = handlers[scheme], ours
+    for scheme in ("env", "tcp"):
+        _torchs[scheme], handlers[scheme] = handlers[scheme], functools.partial(_instead, scheme)
     atexit.register(_at_exit)
 
 
@@ -85,34 +81,23 @@ def _at_exit() -> None:
         shutdown.at_exit()
 
 
-def _integrate() -> None:
-    """Wait for the frameworks that the user has named. A wrong name is an error later: of init_process_group."""
+def _take(setting: settings.Setting[tuple[str, ...]], past: str, use: Callable[[tuple[str, ...]], None]) -> None:
+    """Names that the user has given. A wrong one is an error later: of init_process_group."""
     try:
-        names = settings.INTEGRATIONS.value()
+        names = setting.value()
     except ValueError as error:
-        warnings.warn(f"mpiplus: {error}; none is integrated", stacklevel=3)
+        warnings.warn(f"mpiplus: {error}; none is {past}", stacklevel=3)
         return
     if names:
-        _imported("integrations").activate(*names)
-
-
-def _replace() -> None:
-    """Names of other backends that mean mpiplus. A wrong one is an error later, as above."""
-    try:
-        names = settings.REPLACE.value()
-    except ValueError as error:
-        warnings.warn(f"mpiplus: {error}; none is replaced", stacklevel=3)
-        return
-    if names:
-        _imported("integrations.replacing").replace(names)
+        use(names)
 
 
 def autoload() -> None:
     """Entry point of the groups ``torch.backends`` and ``torch.distributed.backends``."""
     try:
         _register()
-        _integrate()
-        _replace()
+        _take(settings.INTEGRATIONS, "integrated", lambda names: _imported("integrations").activate(*names))
+        _take(settings.REPLACE, "replaced", lambda names: _imported("integrations.replacing").replace(names))
     except Exception as error:
         text = f"torchmpi-plugin could not register the backend 'mpiplus': {error!r}"
         with contextlib.suppress(Exception):

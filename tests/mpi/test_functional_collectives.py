@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -87,36 +84,25 @@ def test_gradients_flow_through_all_reduce() -> None:
     assert tensor.grad.tolist() == [size * (size + 1) / 2] * 3
 
 
-Method = Callable[[Any, torch.Tensor, torch.Tensor], Any]
-BOTH_NAMES: dict[str, tuple[Method, str]] = {
-    "_allgather_base": (lambda pg, out, x: pg._allgather_base(out, x, AllgatherOptions()), "gather"),
-    "all_gather_single": (lambda pg, out, x: pg.all_gather_single(out, x, AllgatherOptions()), "gather"),
-    "allgather_into_tensor_coalesced": (
-        lambda pg, out, x: pg.allgather_into_tensor_coalesced([out], [x], AllgatherOptions()),
-        "gather",
+#: By what they do, the names of methods, and their options.
+NAMES = {
+    "gather": (
+        "_allgather_base",
+        "all_gather_single",
+        "allgather_into_tensor_coalesced",
+        "all_gather_single_coalesced",
     ),
-    "all_gather_single_coalesced": (
-        lambda pg, out, x: pg.all_gather_single_coalesced([out], [x], AllgatherOptions()),
-        "gather",
+    "scatter": (
+        *("_reduce_scatter_base", "reduce_scatter_single"),
+        *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     ),
-    "_reduce_scatter_base": (lambda pg, out, x: pg._reduce_scatter_base(out, x, ReduceScatterOptions()), "scatter"),
-    "reduce_scatter_single": (lambda pg, out, x: pg.reduce_scatter_single(out, x, ReduceScatterOptions()), "scatter"),
-    "reduce_scatter_tensor_coalesced": (
-        lambda pg, out, x: pg.reduce_scatter_tensor_coalesced([out], [x], ReduceScatterOptions()),
-        "scatter",
-    ),
-    "reduce_scatter_single_coalesced": (
-        lambda pg, out, x: pg.reduce_scatter_single_coalesced([out], [x], ReduceScatterOptions()),
-        "scatter",
-    ),
-    "alltoall_base": (lambda pg, out, x: pg.alltoall_base(out, x, [], [], AllToAllOptions()), "exchange"),
-    "all_to_all_single": (lambda pg, out, x: pg.all_to_all_single(out, x, [], [], AllToAllOptions()), "exchange"),
+    "exchange": ("alltoall_base", "all_to_all_single"),
 }
+OPTIONS = {"gather": AllgatherOptions, "scatter": ReduceScatterOptions, "exchange": AllToAllOptions}
 
 
-@pytest.mark.parametrize("name", BOTH_NAMES)
-def test_old_and_new_method_names(name: str, all_groups) -> None:
-    call, kind = BOTH_NAMES[name]
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+def test_old_and_new_method_names(kind: str, name: str, all_groups) -> None:
     for group in groups_of(all_groups):
         ranks = torch.arange(float(group.size))
         if kind == "gather":
@@ -125,5 +111,7 @@ def test_old_and_new_method_names(name: str, all_groups) -> None:
             given, output, expected = ranks.clone(), torch.empty(1), torch.tensor([group.rank * float(group.size)])
         else:
             given, output, expected = torch.full((group.size,), float(group.rank)), torch.empty(group.size), ranks
-        call(group.process_group, output, given).wait()
+        operands = ([output], [given]) if "coalesced" in name else (output, given)
+        splits = ([], []) if kind == "exchange" else ()
+        getattr(group.process_group, name)(*operands, *splits, OPTIONS[kind]()).wait()
         assert torch.equal(output, expected), f"{name} in {group}"

@@ -6,15 +6,13 @@ All ranks draw the same calls, by the tests' seed (sampling.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from groups import on_gloo
-from method_calls import FORMS, ONE, SEVERAL, SUM, WRONG, Call, made, wanted_of
+from method_calls import FORMS, SEVERAL, WRONG, Call, made, wanted_of
 from sampling import count, dice
 
 from torchmpi_plugin.group import forms
@@ -153,19 +151,3 @@ def test_wrong_on_some_ranks(group, world) -> None:
         drawn = draw(random)._replace(case="allreduce(tensor=)", dtype=torch.int64)
         total = sum(call_of(drawn, rank, world.size).results[0] for rank in range(world.size))
         assert torch.equal(made(group, call_of(drawn, world.rank, world.size))[0], total), f"after {case}: {drawn}"
-
-
-#: What ranks may disagree on: the call of rank 0, and that of the others.
-UNLIKE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "dtypes": (lambda group: group.allreduce(ONE), lambda group: group.allreduce(tensor=ONE.double())),
-    "lengths": (lambda group: group.broadcast(ONE, 0), lambda group: group.broadcast(tensor=torch.ones(3), root=0)),
-    "operations": (lambda group: group.allreduce(ONE, SUM), lambda group: group.broadcast(ONE, root=0)),
-    "roots": (lambda group: group.reduce(ONE, 0), lambda group: group.reduce(ONE, root=1)),
-}
-
-
-@pytest.mark.parametrize("case", UNLIKE)
-def test_ranks_that_disagree_are_all_told(case: str, new_group, world) -> None:
-    group = new_group(None, timeout=timedelta(seconds=20))
-    with pytest.raises((dist.DistBackendError, ValueError)):
-        UNLIKE[case][world.rank != 0](group).wait()

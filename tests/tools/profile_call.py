@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 import torchmpi_plugin  # noqa: F401 - registers the backend
 from torchmpi_plugin import _bridge
 from torchmpi_plugin.cli.bench.front_end import EmptyGroup
-from torchmpi_plugin.cli.bench.training.turns import used
+from torchmpi_plugin.cli.bench.measure import used
 from torchmpi_plugin.engine import profiling
 from torchmpi_plugin.engine.work import PendingWork, Work
 

@@ -13,11 +13,11 @@ pytest.importorskip("matplotlib", reason="the extra plot brings it")
 from matplotlib.figure import Figure
 
 from torchmpi_plugin.cli.bench import plot
+from torchmpi_plugin.cli.bench.measure import Turns
 from torchmpi_plugin.cli.bench.report import Report
 from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Link, Row
 from torchmpi_plugin.cli.bench.training.results import Row as TrainingRow
 from torchmpi_plugin.cli.bench.training.results import Trained
-from torchmpi_plugin.cli.bench.training.turns import Turns
 
 LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.0, size=1 << 24, exchange_us=16777.216)
 SIZES = (8, 65536, 4194304)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from click.testing import CliRunner
 from torchmpi_plugin import cli
 from torchmpi_plugin.cli.bench import measure
 from torchmpi_plugin.cli.bench.files import Files
-from torchmpi_plugin.cli.bench.measure import calls_per_block, interleave
+from torchmpi_plugin.cli.bench.measure import calls_per_block
 from torchmpi_plugin.cli.bench.report import format_us, table_cells, table_header
 from torchmpi_plugin.cli.bench.results import (
     FRONT_END,
@@ -91,29 +90,6 @@ def test_a_size_grows_to_whole_elements_for_every_rank() -> None:
 def test_a_block_lasts_about_as_long_as_asked(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
     clock = Clock(monkeypatch)
     assert calls_per_block(clock.work(seconds), block_seconds=0.01, ranks=OneRank()) == calls
-
-
-def test_contestants_take_turns_and_keep_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    order: list[str] = []
-
-    def contestant(name: str, seconds: float) -> measure.Call:
-        work = clock.work(seconds)
-
-        def call() -> None:
-            order.append(name)
-            work()
-
-        return call
-
-    timings = interleave({"a": contestant("a", 0.5), "b": contestant("b", 2.0)}, 3, 1.0, OneRank())
-
-    turns = [name for name, _ in itertools.groupby(order)]
-    assert turns == ["a", "b"] * 4  # the first round chooses how many calls make a block
-    assert timings["a"].calls == 2
-    assert timings["b"].calls == 1
-    assert timings["a"].seconds == pytest.approx([0.5] * 3)
-    assert timings["b"].seconds == pytest.approx([2.0] * 3)
 
 
 def test_the_first_backend_is_compared_with_raw_and_the_others_with_it() -> None:

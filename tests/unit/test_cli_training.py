@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
+from torchmpi_plugin.cli.bench.measure import Turns, Usage, take_turns
 from torchmpi_plugin.cli.bench.training.models import Transformer, TransformerStage
 from torchmpi_plugin.cli.bench.training.results import Trained, what_is_wrong
-from torchmpi_plugin.cli.bench.training.turns import Turns, Usage, take_turns
 from torchmpi_plugin.cli.bench.training.ways import WAYS, left_out
 
 FALLING = [2.0, 1.8, 1.5]
@@ -64,9 +64,7 @@ class TwoRanks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.order = 0.0, []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        monkeypatch.setattr(
-            "torchmpi_plugin.cli.bench.training.turns.used", lambda: Usage(self.now / 2, 8 * self.now, 0)
-        )
+        monkeypatch.setattr("torchmpi_plugin.cli.bench.measure.used", lambda: Usage(self.now / 2, 8 * self.now, 0))
 
     def call(self, name: str, seconds: float):
         def call() -> None:

@@ -1,18 +1,19 @@
 """A small interleaved timer for operations that several ranks carry out together.
 
-Contestants that do the same work take turns (A B C A B C ...), so that a disturbance of the machine hits all
-of them alike. Each turn is a block of calls long enough for the clock; its time is that of the slowest rank.
-What is compared in the end are medians over the turns.
+Contestants that do the same work take turns (A B C B C A ...), so that a disturbance of the machine hits all of them
+alike, and none always follows the same. Each turn is a block of calls long enough for the clock; its time is that of
+the slowest rank. What is compared in the end are medians over the turns.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Call = Callable[[], object]
 
@@ -20,58 +21,84 @@ _MAX_CALLS = 100_000
 
 
 class Ranks(Protocol):
-    """The ranks that measure together, as the timer needs them."""
+    """The ranks that measure together, as the timer needs them: ``Session`` says what each does."""
 
-    def synchronise(self) -> None:
-        """Return on no rank before every rank has called."""
+    def synchronise(self) -> None: ...
+    def slowest(self, seconds: float) -> float: ...
+    def means(self, values: Sequence[float]) -> list[float]: ...
 
-    def slowest(self, seconds: float) -> float:
-        """Return the largest ``seconds`` of all ranks, on every rank."""
+
+class Usage(NamedTuple):
+    """Counters of the operating system for a process with all its threads, as differences or means."""
+
+    cpu_seconds: float  # processor time, that of the kernel on its behalf included
+    voluntary: float  # context switches because a thread waited for something
+    involuntary: float  # because another thread was given the core
 
 
 @dataclass
-class Timing:
+class Turns:
     """The turns of one contestant."""
 
-    calls: int  # how many calls each turn consisted of
-    seconds: list[float] = field(default_factory=list)  # the time per call of each turn, in seconds
+    seconds: list[float] = field(default_factory=list)  # a call on the slowest rank, by turn
+    usage: list[Usage] = field(default_factory=list)  # of a call, the mean of the ranks, by turn
 
     @property
     def median(self) -> float:
         """The median time per call, in seconds."""
         return statistics.median(self.seconds)
 
+    def medians(self) -> dict[str, float]:
+        """Return the median turn's figures, by name."""
+        return {name: statistics.median(turns) for name, turns in self.to_json().items()}
 
-def time_block(call: Call, calls: int, ranks: Ranks) -> float:
-    """Return the seconds that ``calls`` calls take on the slowest rank, after one call outside the clock."""
-    call()
+    def to_json(self) -> dict[str, list[float]]:
+        """Return every turn as plain data."""
+        found = {"seconds": list(self.seconds)}
+        return found | {name: [getattr(usage, name) for usage in self.usage] for name in Usage._fields}
+
+
+def used() -> Usage:
+    """Return what this process has used until now."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(found.ru_utime + found.ru_stime, found.ru_nvcsw, found.ru_nivcsw)
+
+
+def _time_block(call: Call, calls: int, ranks: Ranks) -> tuple[float, list[float]]:
+    """Return the seconds that ``calls`` calls take on the slowest rank, and what they use on this one."""
+    call()  # outside the clock: the one before may have left other things in the caches
     ranks.synchronise()
-    start = time.perf_counter()
+    before, start = used(), time.perf_counter()
     for _ in range(calls):
         call()
-    return ranks.slowest(time.perf_counter() - start)
+    seconds, after = time.perf_counter() - start, used()
+    return ranks.slowest(seconds), [end - begin for begin, end in zip(before, after, strict=True)]
 
 
 def calls_per_block(call: Call, block_seconds: float, ranks: Ranks) -> int:
     """Return how many calls fill ``block_seconds``; the answer is the same on every rank."""
     calls = 1
     while calls < _MAX_CALLS:
-        seconds = time_block(call, calls, ranks)
+        seconds, _ = _time_block(call, calls, ranks)
         if seconds >= block_seconds / 4:
             return min(_MAX_CALLS, max(1, math.ceil(calls * block_seconds / seconds)))
         calls *= 8
     return _MAX_CALLS
 
 
-def interleave(contestants: Mapping[str, Call], repeats: int, block_seconds: float, ranks: Ranks) -> dict[str, Timing]:
-    """Time contestants in turns.
+def take_turns(contestants: Mapping[str, Call], repeats: int, block_seconds: float, ranks: Ranks) -> dict[str, Turns]:
+    """Time contestants in turns, of which each round begins with another one.
 
     Returns:
         The turns of each contestant, under its name; the same on every rank.
     """
-    timings = {name: Timing(calls_per_block(call, block_seconds, ranks)) for name, call in contestants.items()}
-    for _ in range(repeats):
-        for name, call in contestants.items():
-            timing = timings[name]
-            timing.seconds.append(time_block(call, timing.calls, ranks) / timing.calls)
-    return timings
+    calls = {name: calls_per_block(call, block_seconds, ranks) for name, call in contestants.items()}
+    turns = {name: Turns() for name in contestants}
+    names = list(contestants)
+    for turn in range(repeats):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            seconds, own = _time_block(contestants[name], calls[name], ranks)
+            turns[name].seconds.append(seconds / calls[name])
+            turns[name].usage.append(Usage(*(one / calls[name] for one in ranks.means(own))))
+    return turns

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from ...node import node
 from .front_end import EmptyGroup
-from .measure import Call, Timing, interleave
+from .measure import Call, Turns, take_turns
 from .operations import Case, Raw
 from .report import machine_facts
 from .results import FRONT_END, NONBLOCKING, RAW, Row
@@ -62,7 +62,7 @@ class Session:
     def means(self, values: Sequence[float]) -> list[float]:
         """Return the mean over all ranks of each of ``values``, on every rank."""
         sums = array("d", values)
-        self.comm.Allreduce(MPI.IN_PLACE, sums)
+        _finish(self.comm.Iallreduce(MPI.IN_PLACE, sums))
         return [one / self.size for one in sums]
 
     def facts(self) -> dict[str, str | int]:
@@ -91,9 +91,9 @@ class Session:
                 refusals[name] = reasons[0]
         return calls, refusals
 
-    def measure(self, calls: Mapping[str, Call], repeats: int, block_seconds: float) -> dict[str, Timing]:
-        """Time ``calls`` in turns; see :func:`~torchmpi_plugin.cli.bench.measure.interleave`."""
-        return interleave(calls, repeats, block_seconds, self)
+    def measure(self, calls: Mapping[str, Call], repeats: int, block_seconds: float) -> dict[str, Turns]:
+        """Time ``calls`` in turns; see :func:`~torchmpi_plugin.cli.bench.measure.take_turns`."""
+        return take_turns(calls, repeats, block_seconds, self)
 
     def measure_case(self, case: Case, repeats: int, block_seconds: float) -> Row:
         """Time all contestants on one case."""

@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..measure import Turns
 from ..results import comparisons
-from .turns import Turns, geometric_mean
 from .ways import WAYS
 
 #: How far two backends' losses may lie apart, as a part of the loss: sums are taken in other orders.
@@ -52,7 +52,7 @@ class Trained:
     @property
     def seconds(self) -> float:
         """A step in the median turn."""
-        return statistics.median(self.step.seconds)
+        return self.step.median
 
     @property
     def over_alone(self) -> float:
@@ -187,7 +187,7 @@ def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> N
     if rows:
         console.print(_table(rows))
     for pair in rows[0].ratios() if rows else ():
-        mean = geometric_mean([row.ratios()[pair] for row in rows])
+        mean = statistics.geometric_mean(row.ratios()[pair] for row in rows)
         console.print(f"{pair} in samples/s, geometric mean of the rows: {mean:.2f}\n")
     for way in WAYS:
         if any(row.way == way.name for row in rows):

@@ -28,14 +28,13 @@ import torch
 import torch.distributed as dist
 
 from ..files import Files
-from ..measure import Call
+from ..measure import Call, take_turns
 from ..operations import DTYPES
 from ..report import open_console, print_facts
 from ..session import Session, new_groups, open_session
 from .alone import AloneGroup
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
-from .turns import take_turns
 from .ways import Place, Training, Way, left_out, planned
 
 _CHECKED_STEPS = 6
