@@ -19,6 +19,9 @@
 
 #include "engine/pause.h"
 
+/* Of an activity, which other threads change meanwhile. */
+#define NOW(field) atomic_load_explicit(&(field), memory_order_relaxed)
+
 enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000 };
 
 static const char *const names[MPP_CALL_KINDS] = {
@@ -88,9 +91,9 @@ void mpp_forget_activity(mpp_group *g) {
 }
 
 static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
-    int64_t ns = atomic_load_explicit(&a->in_calls, memory_order_relaxed);
-    int under_way = atomic_load_explicit(&a->under_way, memory_order_relaxed);
-    return under_way ? ns + now - atomic_load_explicit(&a->busy_since, memory_order_relaxed) : ns;
+    int64_t ns = NOW(a->in_calls);
+    int under_way = NOW(a->under_way);
+    return under_way ? ns + now - NOW(a->busy_since) : ns;
 }
 
 /* The figures of a group: of each kind of call the number, the bytes and the hand-overs, then ns in calls and ns of
@@ -99,13 +102,13 @@ int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     const mpp_activity *a = ((mpp_group *)handle)->activity;
     if (!a) return 0;
     for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
-        figures[3 * kind] = atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
-        figures[3 * kind + 1] = atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
-        figures[3 * kind + 2] = atomic_load_explicit(&a->hand_overs[kind], memory_order_relaxed);
+        figures[3 * kind] = NOW(a->calls[kind]);
+        figures[3 * kind + 1] = NOW(a->bytes[kind]);
+        figures[3 * kind + 2] = NOW(a->hand_overs[kind]);
     }
     figures[3 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
-    figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)atomic_load_explicit(&a->waited.ns, memory_order_relaxed);
-    for (int r = 0; r < a->size; r++) late[r] = atomic_load_explicit(&a->late[r].ns, memory_order_relaxed);
+    figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)NOW(a->waited.ns);
+    for (int r = 0; r < a->size; r++) late[r] = NOW(a->late[r].ns);
     return 1;
 }
 
@@ -115,36 +118,32 @@ static double seconds(int64_t ns) { return 1e-9 * (double)ns; }
 
 static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     uint64_t calls = 0, bytes = 0;
-    uint64_t messages = atomic_load_explicit(&a->calls[MPP_SEND], memory_order_relaxed) +
-                        atomic_load_explicit(&a->calls[MPP_RECV], memory_order_relaxed);
+    uint64_t messages = NOW(a->calls[MPP_SEND]) + NOW(a->calls[MPP_RECV]);
     for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
-        calls += atomic_load_explicit(&a->calls[kind], memory_order_relaxed);
-        bytes += atomic_load_explicit(&a->bytes[kind], memory_order_relaxed);
+        calls += NOW(a->calls[kind]);
+        bytes += NOW(a->bytes[kind]);
     }
-    int64_t begun = atomic_load_explicit(&a->begun, memory_order_relaxed);
-    int64_t ended = atomic_load_explicit(&a->ended, memory_order_relaxed);
-    int under_way = atomic_load_explicit(&a->under_way, memory_order_relaxed);
+    int64_t begun = NOW(a->begun), ended = NOW(a->ended);
+    int under_way = NOW(a->under_way);
     fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->rank,
             a->size, (unsigned long long)calls, (unsigned long long)bytes, (unsigned long long)(calls - messages));
-    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s",
-            names[atomic_load_explicit(&a->kind, memory_order_relaxed)],
-            atomic_load_explicit(&a->peer, memory_order_relaxed),
-            (unsigned long long)atomic_load_explicit(&a->length, memory_order_relaxed), under_way ? "true" : "false");
+    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", names[NOW(a->kind)], NOW(a->peer),
+            (unsigned long long)NOW(a->length), under_way ? "true" : "false");
     fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(a->active) & (MPP_CLOSED - 1)));
     fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
             ended ? seconds(now - ended) : -1.0);
     fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls_of(a, now)),
-            seconds(atomic_load_explicit(&a->waited.ns, memory_order_relaxed)));
+            seconds(NOW(a->waited.ns)));
     const char *comma = "";
     for (int r = 0; r < a->size; r++) {
-        if (!atomic_load_explicit(&a->missing[r], memory_order_relaxed)) continue;
+        if (!NOW(a->missing[r])) continue;
         fprintf(out, "%s%d", comma, r);
         comma = ",";
     }
     fputs("],\"late\":{", out);
     comma = "";
     for (int r = 0; r < a->size; r++) {
-        int64_t late = atomic_load_explicit(&a->late[r].ns, memory_order_relaxed);
+        int64_t late = NOW(a->late[r].ns);
         if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
         if (late) comma = ",";
     }

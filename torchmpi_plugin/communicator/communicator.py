@@ -125,7 +125,6 @@ class Communicator:
         return int(self.tags.first + self.largest_tag + self._lib.MPP_OWN_TAGS)
 
     def node_of(self, rank: int) -> int:
-        """The number of a rank's node."""
         return self._places[rank].node_rank
 
     def _choose(self, first: Member, steps: Steps) -> Choice:

@@ -45,7 +45,6 @@ class Seal:
         self._secret = secret.encode()
 
     def put(self, store: Store, key: str, text: str) -> None:
-        """Store a text."""
         store.set(key, f"{self._proof(key, text)} {text}")
 
     def take(self, store: Store, key: str) -> str | None:

@@ -37,7 +37,6 @@ class Members(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.ranks)
 
     @property
@@ -47,12 +46,10 @@ class Members(NamedTuple):
         return torch.device("cpu" if "cpu" in types else types[0])
 
     def root(self, rank: int) -> int:
-        """As :func:`find_root`."""
         return find_root(rank, self.ranks)
 
 
 def initialized() -> bool:
-    """Return whether there is a default group."""
     return dist.is_available() and dist.is_initialized()
 
 

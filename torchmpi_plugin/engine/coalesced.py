@@ -39,11 +39,9 @@ class CoalescedWork(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Return whether all are over."""
         return all([work.is_completed() for work in self._works])
 
     def is_success(self) -> bool:
-        """Return whether all went well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:

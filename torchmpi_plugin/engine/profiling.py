@@ -63,7 +63,6 @@ _profile.export_chrome_trace = profile_tracks.writing(_profile.export_chrome_tra
 
 
 def begin(operation: str) -> None:
-    """An operation begins on this thread."""
     end(None)  # of one that raised before it came to its end
     event = torch.profiler.record_function(f"mpiplus:{operation}")
     events[threading.get_ident()] = Events(event, [])

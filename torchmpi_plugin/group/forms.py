@@ -143,7 +143,6 @@ def _method(options: Any, *texts: str) -> Method:
 
 
 def method_of(row: operations.Operation) -> Method:
-    """Return the table's row of a method."""
     return _method(getattr(c10d, row.options) if row.options else None, *row.forms)
 
 

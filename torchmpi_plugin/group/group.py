@@ -130,17 +130,14 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._calls.subject = flight_recorder.Subject(self._name, self._description, tuple(self._global_ranks))
 
     def rank(self) -> int:
-        """This process's rank in the group."""
         return self._rank
 
     def size(self) -> int:
-        """The number of ranks."""
         return self._size
 
     getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
 
     def name(self) -> str:
-        """The backend's name."""
         return "mpiplus"
 
     getBackendName = _get_backend_name = name  # noqa: N815
@@ -245,7 +242,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
         return self._calls.last
 
     def global_rank(self, rank: int) -> int:
-        """The rank in the world."""
         return self._global_ranks[rank]
 
     def has_arrived(self, call: PendingWork, rank: int) -> bool:

@@ -78,5 +78,4 @@ def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
 
 
 def is_current(group: Group) -> bool:
-    """Return whether ``group`` is the world."""
     return monitor.answers_for(group)

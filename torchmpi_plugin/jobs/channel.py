@@ -27,7 +27,6 @@ class Frame(NamedTuple):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The content of a MESSAGE."""
         content = json.loads(self.data)
         if not isinstance(content, dict):
             raise ValueError("not a message")
@@ -68,7 +67,6 @@ class Channel(asyncio.Protocol):
             self._transport.write(_HEADER.pack(kind, len(data)) + data)
 
     def say(self, **message: Any) -> None:
-        """Send a MESSAGE."""
         self.send(MESSAGE, json.dumps(message).encode())
 
     def is_silent(self) -> bool:
@@ -96,7 +94,6 @@ class Channel(asyncio.Protocol):
     # ---- what the loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is ours."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -114,7 +111,6 @@ class Channel(asyncio.Protocol):
         self.drop()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The end."""
         self.lost()
 
     def pause_writing(self) -> None:

@@ -27,7 +27,6 @@ def signal_name(number: int) -> str:
 
 
 def describe_ending(record: RankRecord) -> str:
-    """Describe the end of a rank."""
     if record.signal:
         hint = " (by somebody, or the kernel where memory ran out)" if record.signal == signal.SIGKILL else ""
         return f"killed by {signal_name(record.signal)}{hint}"

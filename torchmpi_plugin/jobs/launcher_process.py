@@ -35,7 +35,6 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         self.is_quiet = False
 
     async def start(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it."""
         await asyncio.get_running_loop().subprocess_exec(
             lambda: self,
             *argv,
@@ -47,7 +46,6 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It runs."""
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -56,7 +54,6 @@ class LauncherProcess(asyncio.SubprocessProtocol):
             self.noise += data.decode(errors="replace")
 
     def process_exited(self) -> None:
-        """It has ended."""
         code = self._transport.get_returncode() if self._transport else None
         assert code is not None
         self.code = code if code >= 0 else 128 - code

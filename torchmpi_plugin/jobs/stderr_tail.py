@@ -36,7 +36,6 @@ class StderrTail:
         self._before = ""  # the last line with something on it
 
     def add(self, line: str) -> None:
-        """The next line."""
         if TRACEBACK in line and not line.lstrip().startswith("|"):  # that would be a part of an ExceptionGroup
             if not self._is_traceback or not self._before.startswith(CHAINED):
                 self._lines, self._left_out = [], 0

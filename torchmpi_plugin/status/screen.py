@@ -15,7 +15,6 @@ _FIGURES = ("calls", "bytes", "in_calls", "waited")
 
 
 def job_line(name: str, ranks: Sequence[Rank]) -> str:
-    """One line about a job."""
     about = next((rank.answer for rank in ranks if rank.answer), None)
     if about is None:
         return f"job {name}: no rank answers ({len(ranks)} on this node)"

@@ -141,18 +141,16 @@ def blocks_of(tensors: Sequence[torch.Tensor | None]) -> Blocks:
     return addresses, [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
 
 
+def check_peer(peer: int, size: int, operation: str, what: str = "rank") -> int:
+    """A rank of the group: of a message, or a root."""
+    if not 0 <= peer < size:
+        raise ArgumentError(f"{operation}: {what} {peer} is not in the group, whose ranks are 0 to {size - 1}")
+    return peer
+
+
 def check_root(root: int, size: int, operation: str) -> int:
     """A rank of the group."""
-    if not 0 <= root < size:
-        raise ArgumentError(f"{operation}: root rank {root} is not in the group, whose ranks are 0 to {size - 1}")
-    return root
-
-
-def check_peer(peer: int, size: int, operation: str) -> int:
-    """A rank of the group, for a message."""
-    if not 0 <= peer < size:
-        raise ArgumentError(f"{operation}: rank {peer} is not in the group, whose ranks are 0 to {size - 1}")
-    return peer
+    return check_peer(root, size, operation, "root rank")
 
 
 def check_tag(tag: int, largest: int, operation: str) -> int:

@@ -16,7 +16,6 @@ class Complete(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Yes."""
         return True
 
 
@@ -43,7 +42,6 @@ class EmptyGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """torch's name for it."""
         return self._name
 
     @property
@@ -51,7 +49,6 @@ class EmptyGroup(dist.ProcessGroup):
         return []  # from torch 2.15 on, its flight recorder would look for a backend for each
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
-        """Return the name of this backend."""
         return self.backend
 
     def shutdown(self) -> None:

@@ -40,12 +40,10 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """This process's in the group."""
         return dist.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        """The number of ranks of the group."""
         return dist.get_world_size(self.group)
 
     def network(self) -> nn.Module:
