@@ -59,15 +59,12 @@ def connect(engine: Engine) -> None:
         *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor),
     )
     types = (torch.Tensor, torch.nn.Parameter)
-    _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, _operations(), objects)
+    #: By torch's number of an operation, which is its hash: ours, and whether it is AVG, and PREMUL_SUM.
+    numbers = {int(kind): (code, kind == AVG, kind == PREMUL_SUM) for kind, code in OPERATIONS.items()}
+    _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, numbers, objects)
 
 
 def _front_end() -> tuple[CodeType, ...]:
     """Return the callers of a group that ask whether there is a Work, where the call was not to be asynchronous."""
     codes = {inspect.unwrap(value).__code__ for value in vars(c10d).values() if type(value) is FunctionType}
     return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-
-
-def _operations() -> dict[int, tuple[int, bool, bool]]:
-    """By torch's number of an operation, which is its hash: ours, and whether it is AVG, and PREMUL_SUM."""
-    return {int(kind): (code, kind == AVG, kind == PREMUL_SUM) for kind, code in OPERATIONS.items()}

@@ -151,7 +151,8 @@ def _result_of_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> 
     if left:
         return JobResult(_LEFT, _failure_of_leaving(left), said + _describe_leaving(left, len(ending.records)))
     if code or any(record.code != 0 for record in ending.records):
-        return JobResult(code or 1, None, said + _ended_by_launcher(launcher, code))
+        ended = f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
+        return JobResult(code or 1, None, said + ended)
     return JobResult(0, None, quoted.rstrip())
 
 
@@ -163,10 +164,6 @@ def _not_started(ending: Ending, launcher: str, code: int) -> str:
         f"mpiplus run: the job did not start: {ending.trouble}{missing} ({launcher}: exit code {code}). "
         f"To see the command line: mpiplus run -v; what MPI is here: mpiplus info"
     )
-
-
-def _ended_by_launcher(launcher: str, code: int) -> str:
-    return f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
 
 
 def _left_early(ending: Ending) -> list[RankRecord]:

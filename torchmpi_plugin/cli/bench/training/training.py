@@ -90,10 +90,6 @@ def _on_all(session: Session, name: str, make: Callable[[], Training]) -> Traini
     return made
 
 
-def _first_losses(training: Training) -> list[float]:
-    return [float(training.step()) for _ in range(_CHECKED_STEPS)]
-
-
 def _check(session: Session, trainings: dict[str, Training], title: str, dtype: str) -> dict[str, list[float]]:
     """Train the first steps on every backend; the mean of all ranks' losses.
 
@@ -107,7 +103,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
         own: list[float] = []
         failure: Exception | None = None
         try:
-            own = _first_losses(training)
+            own = [float(training.step()) for _ in range(_CHECKED_STEPS)]
         except (RuntimeError, TypeError, ValueError) as error:
             failure = error
         _agree(session, name, failure)
@@ -211,7 +207,9 @@ def run(
                 problem = str(error)
                 break
     if problem:
-        _give_up(problem, session.rank)
+        if session.rank == 0:
+            click.echo(f"Error: {problem}", err=True)
+        sys.exit(1)
     if quick:
         notes += left_out(ways)
     print_rows(console, rows, notes)
@@ -223,9 +221,3 @@ def run(
         from ..plot import draw_training
 
         draw_training(rows, facts, files.plot)
-
-
-def _give_up(problem: str, rank: int) -> None:
-    if rank == 0:
-        click.echo(f"Error: {problem}", err=True)
-    sys.exit(1)
