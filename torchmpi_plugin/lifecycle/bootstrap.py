@@ -24,6 +24,7 @@ from torch.distributed import Store
 
 from ..errors import DistBackendError
 from ..launchers import variables as launchers
+from ..mpi import library as mpi_library
 from ..mpi import pmi, runtime
 from ..node import node
 from ..node.calling import call
@@ -46,7 +47,7 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
         RuntimeError: an MPI that cannot be joined from outside; the message has the command to use instead.
         DistBackendError: ranks that do not come, or cannot reach rank 0.
     """
-    library = runtime.library_name(runtime.library())
+    library = runtime.library_name(mpi_library.load())
     if not runtime.flavour().by_pmi:
         raise RuntimeError(_open_mpi_text(library, size))
     meeting = CheckIn(store, "bootstrap", rank, size)

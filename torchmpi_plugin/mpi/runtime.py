@@ -75,23 +75,14 @@ def refuse_in_forked_child(doing: str) -> None:
         )
 
 
-def library() -> Any:
-    """``mpi4py.MPI``, initialised or not.
-
-    Raises:
-        RuntimeError: no MPI library.
-    """
-    return mpi_library.load()
-
-
 def initialized() -> bool:
     """Return whether MPI has been started in this process. Loads the library at most."""
-    return bool(library().Is_initialized())
+    return bool(mpi_library.load().Is_initialized())
 
 
 def flavour() -> Flavour:
     """Find the flavour of the library that mpi4py loaded."""
-    return flavour_of(str(library().Get_library_version()))
+    return flavour_of(str(mpi_library.load().Get_library_version()))
 
 
 def _initialise(module: Any) -> None:
@@ -169,7 +160,7 @@ def mpi() -> Any:
 
 @functools.cache
 def _started() -> Any:
-    mpi = library()
+    mpi = mpi_library.load()
     if mpi.Is_finalized():
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
