@@ -6,6 +6,8 @@
  * cache lines in a slot those are a batch of them, and the next batches come in the next chunks. How many chunks that
  * takes only all ranks together know: each publishes how many its own longest block does, and signatures.c has the rule
  * by which all decide alike.
+ *
+ * Between nodes short blocks are sent while the calls are compared. After a disagreement internode/drain.c drops them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -204,6 +206,11 @@ static mpp_op *agreement_about(mpp_group *g, const exchanged *x, const called *c
     return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts, element, call->place);
 }
 
+static int may_send_early(const mpp_group *g, size_t longest) {
+    return mpp_sends_early(g) && longest <= MPP_EARLY_BYTES &&
+           longest * (size_t)(g->size - 1) <= MPP_EARLY_BYTES_IN_ALL;
+}
+
 /* Of a rank that could copy between its device and the slots, where another one cannot. Under the lock although memory
  * may have to be pinned: it is known only now, and rare. */
 static void begin_messages(message_op *m) {
@@ -251,9 +258,13 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
         m->op.moves = sent > received ? sent : received;
     }
     if (call) m->later_tag = call->later_tag;
+    m->early = compared && !staging && may_send_early(g, mpp_longest_of(send_bytes, g->size));
     mpp_lock();
     if (!compared && call && call->later_tag) *call->later_tag = take_tag(g);
-    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
+    if (!compared) {
+        m->tag = tag < 0 ? take_tag(g) : tag;
+        m->compared = 1;
+    }
     if (!staging) add_exchange(m, &x);
     mpp_enter_sends(m);
     mpp_enter_receives(m);

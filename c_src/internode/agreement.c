@@ -96,6 +96,7 @@ static void begin_level(shm_op *s) {
     int beside = begin ^ 1 << a->level, members = end_of(t, beside, a->level) - beside;
     a->awaited = -1;
     a->is_late = 0;
+    s->asked = a->level + 1;
     if (beside >= t->count) return;
     size_t offset = 0, length = 0;
     if (has_piggyback(s, mine)) s->route->span(s, begin, end, &offset, &length);

@@ -7,7 +7,8 @@
 
 /* Shows each block of memory, the state itself at last. */
 static void each_block(mpp_internode_state *n, void (*show)(void *block, size_t *bytes), size_t *bytes) {
-    void *blocks[] = {n->agreement.mine, n->agreement.theirs, n->agreement.sent, n->agreement.messages};
+    void *blocks[] = {n->agreement.mine, n->agreement.theirs, n->agreement.sent, n->agreement.messages,
+                      n->drain.dropped};
     for (int i = 0; i < MAX_RING; i++) {
         show(n->slots[i].messages, bytes);
         show(n->slots[i].memory, bytes);
@@ -33,11 +34,13 @@ static void count_bytes(const mpp_channel *c, size_t ranks, size_t *taken, size_
 static int is_idle(shm_op *s) {
     mpp_internode_state *n = mpp_internode_of(s);
     int idle = mpp_finish_all(&s->op, n->agreement.messages, n->agreement.count);
+    idle &= mpp_finish_all(&s->op, n->drain.messages, n->drain.in_round ? 2 : 0);
     for (int i = 0; i < MAX_RING; i++) idle &= mpp_finish_all(&s->op, n->slots[i].messages, n->slots[i].count);
     return idle;
 }
 
 static const mpp_internode functions = {.agree = mpp_agree,
+                                        .drain = mpp_drain_early,
                                         .start = mpp_pipeline_start,
                                         .poll = mpp_pipeline_poll,
                                         .is_idle = is_idle,

@@ -43,9 +43,17 @@ typedef struct {
     size_t sent_bytes;           /* at this level */
 } mpp_agreement;
 
+/* What is received only to be dropped, round by round (drain.c). */
+typedef struct {
+    int round, in_round;
+    char *dropped;
+    mpp_message messages[2];
+} mpp_drain;
+
 struct mpp_internode_state {
     int first_tag;
     mpp_agreement agreement;
+    mpp_drain drain;
     mpp_pipeline_slot slots[MAX_RING];
 };
 
@@ -61,6 +69,8 @@ int mpp_internode_attach(mpp_group *g, mpp_channel *c);
 
 /* See mpp_internode (shm.h). */
 const mpp_call_summary *mpp_agree(shm_op *s);
+
+int mpp_drain_early(shm_op *s);
 
 /* Memory for the agreement; 0: there is none. */
 int mpp_agreement_init(mpp_agreement *a, const mpp_topology *t);

@@ -35,6 +35,20 @@ void mpp_receive(mpp_op *op, mpp_message *m, mpp_match *match, void *buffer, int
     if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
 }
 
+void mpp_receive_unmatched(mpp_op *op, mpp_message *m, int tag) {
+    const mpp_group *g = op->group;
+    int error =
+        mpp_mpi.Irecv(m->buffer, (int)m->bytes, mpp_mpi.byte, m->peer, g->tags_from + tag, g->comm, &m->request);
+    m->state = error ? MPP_OVER : MPP_ACTIVE;
+    if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
+}
+
+int mpp_take_back(mpp_op *op, mpp_message *m) {
+    if (mpp_test_message(op, m) != MPP_PENDING) return 0;
+    mpp_mpi.Cancel(&m->request); /* MPI_Test then ends it */
+    return 1;
+}
+
 int mpp_test_message(mpp_op *op, mpp_message *m) {
     if (m->state != MPP_ACTIVE) return m->state == MPP_OVER ? MPP_DONE : MPP_PENDING;
     int state = mpp_test(op, &m->request);
@@ -55,6 +69,7 @@ static int match(mpp_op *op, mpp_message *m) {
         return 1;
     }
     if ((size_t)match.length > m->bytes) abort(); /* no rank sends that: memory is corrupt */
+    m->bytes = (size_t)match.length;
     mpp_receive(op, m, &match, m->buffer, match.length);
     return 1;
 }

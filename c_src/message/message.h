@@ -41,6 +41,10 @@ int mpp_finish_all(mpp_op *op, mpp_message *messages, int count);
 
 /* ---- the steps of one message ---- */
 
+/* Begins to receive a message that is known to fit, and has come or not. */
+void mpp_receive_unmatched(mpp_op *op, mpp_message *m, int tag);
+/* Takes that back unless the message has come; whether it had not. */
+int mpp_take_back(mpp_op *op, mpp_message *m);
 /* Looks for a message from `peer`, which may be any_source; MPI's error. */
 int mpp_probe(const mpp_group *group, int peer, int tag, mpp_match *match, int *found);
 /* Begins to receive a message that was found, into a buffer of `bytes`. */

@@ -25,6 +25,8 @@ typedef union {
 /* X(name, arguments); all return an int. ops.def has the collectives. */
 #define MPP_MPI_FUNCTIONS(X)                                                                                           \
     X(Isend, (const void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                      \
+    X(Irecv, (void *, int, mpi_handle, int, int, mpi_handle, mpi_handle *))                                            \
+    X(Cancel, (mpi_handle *))                                                                                          \
     X(Improbe, (int, int, mpi_handle, int *, mpi_handle *, mpi_status *))                                              \
     X(Iprobe, (int, int, mpi_handle, int *, mpi_status *))                                                             \
     X(Imrecv, (void *, int, mpi_handle, mpi_handle *, mpi_handle *))                                                   \

@@ -158,9 +158,14 @@ static int advance(message_op *m, int i) {
 static int give_up(message_op *m) {
     int found = 0;
     for (int i = 0; i < m->count; i++) {
-        if (m->transfers[i].message.state != MPP_TO_MATCH && m->transfers[i].message.state != MPP_TO_SEND) continue;
-        m->transfers[i].message.state = MPP_OVER;
-        found = 1;
+        transfer *t = &m->transfers[i];
+        if (t->unmatched) {
+            t->unmatched = 0;
+            found |= mpp_take_back(&m->op, &t->message);
+        } else if (t->message.state == MPP_TO_MATCH || t->message.state == MPP_TO_SEND) {
+            t->message.state = MPP_OVER;
+            found = 1;
+        }
     }
     m->unmatched = m->unsent = 0;
     leave_queue(m);
@@ -172,19 +177,53 @@ static void cancel(mpp_op *op) {
     if (give_up((message_op *)op)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
 }
 
-/* MPP_DONE: the ranks' calls have been compared, and the exchange may begin. Goes on also when the exchange has been
- * cancelled, as calls after it wait for its place in the order. */
+/* Sends while the other nodes are asked: their answer and the message's beginning come in the time of one. */
+static void send_early(message_op *m) {
+    for (int i = 0; i < m->count && m->early; i++) {
+        transfer *t = &m->transfers[i];
+        if (t->message.state != MPP_TO_SEND || !mpp_shm_may_send_early(m->op.agreement, t->message.peer)) continue;
+        m->tag = mpp_shm_next_tag(m->op.group);
+        begin_send(m, t);
+        m->early = m->unsent;
+    }
+    if (!m->unsent) leave_sends(m);
+}
+
+/* All lengths agree, so no message is longer than its buffer. MPI answers one that it finds posted at once; were it
+ * matched here, the sender of another one could have this thread busy with that before. */
+static void post_receives(message_op *m) {
+    for (int i = 0; i < m->count && !m->op.staging && !m->op.failure; i++) {
+        transfer *t = &m->transfers[i];
+        if (t->message.state != MPP_TO_MATCH) continue;
+        m->unmatched--;
+        t->unmatched = 1;
+        mpp_receive_unmatched(&m->op, &t->message, m->tag);
+    }
+    if (!m->unmatched) leave_queue(m);
+}
+
+/* MPP_PENDING until the ranks' calls have been compared, and the exchange may begin, or MPI is to be done with what was
+ * sent early. Goes on also when the exchange has been cancelled, as calls after it wait for its place in the order. */
 static int agree(message_op *m) {
     mpp_op *agreement = m->op.agreement;
     int state = agreement->step(agreement);
+    if (state == MPP_PENDING) {
+        send_early(m);
+        return state;
+    }
+    m->compared = 1;
     if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
     else if (state == MPP_DONE && m->begin_messages) m->begin_messages(m);
-    if (state != MPP_FAILED) return state;
+    if (state == MPP_DONE) {
+        post_receives(m);
+        return state;
+    }
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
     give_up(m);
-    return mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
+    mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
+    return MPP_DONE;
 }
 
 /* A part of the block from this rank to itself; whether all is there. While messages are under way, and not before the
@@ -218,9 +257,10 @@ static int is_idle(const message_op *m) {
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    int state = m->tag == MPP_NO_TAG ? agree(m) : MPP_DONE;
-    op->idle = state == MPP_PENDING && !op->staging;
-    if (state != MPP_DONE) return state;
+    if (!m->compared && agree(m) == MPP_PENDING) {
+        op->idle = !op->staging && m->tag == MPP_NO_TAG;
+        return MPP_PENDING;
+    }
     if (op->staging && !mpp_stage_open(op, 0)) {
         if (op->failure) give_up(m);
         else return MPP_PENDING;
@@ -248,6 +288,7 @@ message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintp
     message_op *m = mpp_new_op(sizeof *m, group, step, staging);
     if (!m) return NULL;
     m->tag = tag;
+    m->compared = tag != MPP_NO_TAG;
     m->op.cancel = cancel;
     m->op.discard = discard_transfers;
     m->transfers = calloc(capacity ? capacity : 1, sizeof *m->transfers);

@@ -61,6 +61,8 @@ typedef struct {
     /* Under the lock. One step of the agreement, once all ranks of this node have called: the summary of all nodes when
      * they agree or there is a mismatch, else NULL. For the first rank of the node. */
     const mpp_call_summary *(*agree)(shm_op *);
+    /* Under the lock, after a mismatch, by every rank: whether nothing of what exchanges have sent early is left. */
+    int (*drain)(shm_op *);
     /* Starts a chunk that all ranks here have written; moves those that were started, and says whether any is complete,
      * which `reduced` counts. */
     void (*start)(shm_op *, uint64_t chunk);
@@ -84,6 +86,7 @@ struct shm_op {
     uint64_t signature;
     mpp_call call, theirs; /* `theirs`: that of a rank which disagrees */
     int all_came;          /* all ranks have come */
+    int asked;             /* levels of the agreement between nodes that have begun; of the first rank of a node */
     int checked;           /* with this signature */
     int two_phase;
     int wait_for; /* the one rank whose `in` matters before reading; -1: all; my own: none */
@@ -124,7 +127,7 @@ struct mpp_channel {
     uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
     uint64_t all_reduced;
     shm_op *head, *tail;            /* operations in program order; only the head moves data */
-    unsigned exchanges;             /* that were compared and begun */
+    unsigned exchanges;             /* that were compared, and disagreements between nodes: for tags */
     uint64_t oom_first;             /* calls before `head` that there was no memory for */
     uint64_t oom_total;             /* all such calls, also those behind operations */
     shm_op oom_placeholder;         /* takes their places in the order, one after the other */
@@ -135,6 +138,14 @@ struct mpp_channel {
     mpp_internode_state *internode_state;
     int64_t own_up_to[MPP_CALL_KINDS]; /* longer calls of a kind are MPI's, and compared here; -1: all of them are */
 };
+
+/* Before the calls have been compared an exchange between nodes sends blocks of at most so many bytes, and so many to
+ * one rank by all others together, which MPI may have to keep there; in a group of at most so many ranks: after a
+ * disagreement each of them has a message for each of the others. */
+enum { MPP_EARLY_BYTES = 4 << 20, MPP_EARLY_BYTES_IN_ALL = 8 << 20, MPP_EARLY_RANKS = 64 };
+static inline int mpp_sends_early(const mpp_group *g) {
+    return g->channel && g->channel->internode && g->size <= MPP_EARLY_RANKS;
+}
 
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
     return g->channel && (int64_t)bytes <= g->channel->own_up_to[kind];
@@ -166,6 +177,10 @@ int mpp_arrived_to_compare(mpp_op *op, int rank);
 int mpp_shm_has_carried(const mpp_op *agreement);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
+/* The same while the calls are compared. And whether they are, it is the exchange's turn, and this rank has published
+ * its call: blocks may be sent with that tag before the others have, for the receiver to take or to drop. */
+int mpp_shm_next_tag(const mpp_group *g);
+int mpp_shm_may_send_early(const mpp_op *agreement, int peer);
 /* An operation that only compares, for another one, which is counted among the group's operations. */
 shm_op *mpp_new_agreement(mpp_group *g);
 uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory */

@@ -155,7 +155,7 @@ static int has_agreed(const shm_op *s, mpp_channel *c) {
 static int check_with_nodes(shm_op *s, mpp_channel *c) {
     const mpp_call_summary *all = &c->counters[0].summary;
     if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
-    if (!has_agreed(s, c)) return MPP_PENDING;
+    if (!has_agreed(s, c) || (all->mismatch && !c->internode->drain(s))) return MPP_PENDING;
     s->checked = !all->mismatch;
     /* mpp_note_calls has seen to the ranks here. */
     if (c->topology->node_of[all->last] != c->topology->here) mpp_note_arrival(&s->op, all->last, all->came);

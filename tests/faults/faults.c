@@ -83,6 +83,7 @@ static int failing_Improbe(int source, int tag, mpi_handle comm, int *flag, mpi_
 /* X(name, parameters, arguments) */
 #define FUNCTIONS(X)                                                                                                   \
     X(Isend, (const void *b, int n, mpi_handle t, int r, int g, mpi_handle c, mpi_handle *q), (b, n, t, r, g, c, q))   \
+    X(Irecv, (void *b, int n, mpi_handle t, int r, int g, mpi_handle c, mpi_handle *q), (b, n, t, r, g, c, q))         \
     X(Imrecv, (void *b, int n, mpi_handle t, mpi_handle *m, mpi_handle *q), (b, n, t, m, q))                           \
     X(Get_count, (const mpi_status *s, mpi_handle t, int *n), (s, t, n))                                               \
     X(Ibarrier, (mpi_handle c, mpi_handle * q), (c, q))                                                                \

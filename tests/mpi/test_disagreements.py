@@ -293,14 +293,20 @@ def test_avg_is_not_premul_sum(new_group) -> None:
         dist.all_reduce(torch.ones(3), op=op, group=group)
 
 
-def test_an_exchange_that_one_rank_does_not_make(new_group) -> None:
+@pytest.mark.parametrize("count", [3, 1 << 18])
+def test_an_exchange_that_one_rank_does_not_make(count: int, new_group) -> None:
+    """Between nodes its blocks have been sent when that is known; none of them stays, or is taken for another's."""
     group, rank, size = new_group(None), dist.get_rank(), dist.get_world_size()
     match = "gather, scatter or all_to_all" if rank == 0 else "all_reduce"
-    with pytest.raises(dist.DistBackendError, match=match):
-        if rank == 0:
-            dist.all_reduce(torch.ones(3), group=group)
-        else:
-            dist.gather(torch.ones(3), None, group_dst=0, group=group)
-    outs = [torch.zeros(2) for _ in range(size)]
-    dist.all_to_all(outs, [torch.full((2,), float(rank)) for _ in range(size)], group=group)
-    assert [out[0].item() for out in outs] == list(range(size))
+    for _ in range(3):
+        mine, outs = torch.full((count * size,), float(rank)), torch.zeros(count * size)
+        with pytest.raises(dist.DistBackendError, match=match):
+            if rank == 0:
+                dist.all_reduce(mine, group=group)
+            else:
+                dist.all_to_all_single(outs, mine - 7, group=group)
+        assert not outs.any()
+        dist.all_to_all_single(outs, mine, group=group)
+        assert outs.view(size, count).eq(torch.arange(float(size))[:, None]).all()
+    dist.barrier(group=group)
+    assert not group.communicator.comm.Iprobe()

@@ -46,33 +46,67 @@ static int send_message(const void *buffer, int bytes, mpi_handle type, int to, 
     return 0;
 }
 
-static int find_message(int from, int tag, mpi_handle comm, int *found, mpi_handle *message, mpi_status *status) {
-    *found = 0;
+static letter *next_letter(int from, int tag, mpi_handle comm) {
     for (letter **at = &boxes[before(comm) + rank_of(comm)]; *at; at = &(*at)->next) {
         letter *it = *at;
         if (it->from != from || it->tag != tag) continue;
         *at = it->next;
-        *found = 1;
-        *message = it;
-        memcpy(status->bytes, &it->bytes, sizeof it->bytes);
-        return 0;
+        return it;
     }
+    return NULL;
+}
+
+static int find_message(int from, int tag, mpi_handle comm, int *found, mpi_handle *message, mpi_status *status) {
+    letter *it = next_letter(from, tag, comm);
+    *found = it != NULL;
+    *message = it;
+    if (it) memcpy(status->bytes, &it->bytes, sizeof it->bytes);
     return 0;
 }
 
-static int take_message(void *buffer, int bytes, mpi_handle type, mpi_handle *message, mpi_handle *request) {
-    letter *it = *message;
-    (void)type;
+static void open_letter(letter *it, void *buffer, int bytes) {
     if (bytes != it->bytes) abort();
     memcpy(buffer, it->data, (size_t)bytes);
     free(it);
+}
+
+static int take_message(void *buffer, int bytes, mpi_handle type, mpi_handle *message, mpi_handle *request) {
+    (void)type;
+    open_letter(*message, buffer, bytes);
     *message = *request = NULL;
     return 0;
 }
 
+/* A receive whose message has not come. */
+typedef struct {
+    void *buffer;
+    int bytes, from, tag;
+    mpi_handle comm;
+} posted_receive;
+
+static int post_receive(void *buffer, int bytes, mpi_handle type, int from, int tag, mpi_handle comm,
+                        mpi_handle *request) {
+    posted_receive *posted = __real_malloc(sizeof *posted);
+    (void)type;
+    if (!posted) abort();
+    *posted = (posted_receive){buffer, bytes, from, tag, comm};
+    *request = posted;
+    return 0;
+}
+
+static int cancel_receive(mpi_handle *request) {
+    free(*request);
+    *request = NULL;
+    return 0;
+}
+
 static int is_over(mpi_handle *request, int *flag, mpi_status *status) {
-    (void)request, (void)status;
-    *flag = 1;
+    posted_receive *posted = *request;
+    letter *it = posted ? next_letter(posted->from, posted->tag, posted->comm) : NULL;
+    (void)status;
+    if (it) open_letter(it, posted->buffer, posted->bytes);
+    if (it) cancel_receive(request);
+    *flag = !posted || it;
     return 0;
 }
 
@@ -87,6 +121,8 @@ void use_messages_in_one_process(void) {
     mpp_mpi.Improbe = find_message;
     mpp_mpi.Imrecv = take_message;
     mpp_mpi.Test = is_over;
+    mpp_mpi.Irecv = post_receive;
+    mpp_mpi.Cancel = cancel_receive;
     mpp_mpi.Get_count = length_of;
     mpp_mpi.any_source = -1;
 }

@@ -37,7 +37,7 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
         lib.mpp_disagreement(call.handle, mine, theirs)
         return DistBackendError(
             f"the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}; this rank, "
-            f"{group.rank()}, calls {in_words(call.name, call._tensors)}. Nothing was reduced or sent; the group can "
+            f"{group.rank()}, calls {in_words(call.name, call._tensors)}. No result was written; the group can "
             f"be used again ({particulars})"
         )
     if failure == lib.MPP_FAILURE_CUDA:
