@@ -15,12 +15,10 @@ from ..mpi import nonblocking, runtime
 #: Per node: so many messages there and back, again until the error is small enough, ns: on idle cores, and after so
 #: long on busy ones; for so long at the most.
 _ROUNDS, _ENOUGH_NS, _SECONDS, _MOST_SECONDS = 100, (20_000, 50_000), 0.5, 2.0
-#: Two clocks gain less than a part of so many on each other.
-_DRIFT = 10_000
-#: After so long the other side is not there any more.
-_LOST_SECONDS = 3.0
-#: For so long each message is awaited without naps, which would count as its time.
-_AWAKE_SECONDS = 0.001
+#: Two clocks gain less than a part of so many on each other, which counts little in so many ns.
+_DRIFT, _AT_ONCE_NS = 10_000, 50_000_000
+#: For so long a message is awaited without naps, which would count as its time; and until it is given up.
+_AWAKE_SECONDS, _LOST_SECONDS = 0.001, 3.0
 _POLL_SECONDS = 0.005
 _END = 0
 #: Of plain messages: bytes, of each size so many there and back; no further size after so long.
@@ -99,6 +97,8 @@ def _bounds(comm: Any, rank: int, tag: int) -> Offset:
         theirs = _move(comm, rank, tag, 0, True)
         came = time.monotonic_ns()
         least, most = max(least, theirs - came), min(most, theirs - sent)
+        if came - begun > _AT_ONCE_NS:
+            break
     return Offset((begun + came) // 2, (least + most) // 2, (most - least) // 2 + (came - begun) // _DRIFT)
 
 

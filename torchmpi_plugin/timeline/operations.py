@@ -138,10 +138,9 @@ def _shift(job: Job, about: dict[str, Any], first: Recorded) -> Any:
         job.errors[about["node"]] = None
         return lambda times: first.about["epoch"] - about["epoch"]
     job.errors[about["node"]] = max(each["error"] for each in measured)
-    at, offsets = [each["at"] + each["offset"] for each in measured], [each["offset"] for each in measured]
-    return lambda times: (
-        np.interp(times - at[0], np.array(at) - at[0], np.array(offsets) - offsets[0]).astype("i8") + (offsets[0])
-    )
+    offsets = np.array([each["offset"] for each in measured])
+    at = offsets + [each["at"] for each in measured]
+    return lambda times: offsets[0] + np.interp(times - at[0], at - at[0], offsets - offsets[0]).astype("i8")
 
 
 def _close(job: Job) -> None:
