@@ -23,6 +23,9 @@ int64_t communicator_of(int before, int rank) { return (int64_t)before << 20 | (
 static int before(mpi_handle comm) { return (int)((intptr_t)comm >> 20); }
 static int rank_of(mpi_handle comm) { return (int)((intptr_t)comm & 0xfffff) - 1; }
 
+static int lost_bytes = -1;
+void lose_messages_of(int bytes) { lost_bytes = bytes; }
+
 static void note(sent_message message) {
     if (message_count == message_room) {
         message_room = message_room ? 2 * message_room : 1024;
@@ -34,6 +37,8 @@ static void note(sent_message message) {
 
 static int send_message(const void *buffer, int bytes, mpi_handle type, int to, int tag, mpi_handle comm,
                         mpi_handle *request) {
+    *request = NULL;
+    if (bytes == lost_bytes) return 0;
     letter *new = __real_malloc(sizeof *new + (size_t)bytes), **end = &boxes[before(comm) + to];
     (void)type;
     if (!new) abort();
@@ -41,7 +46,6 @@ static int send_message(const void *buffer, int bytes, mpi_handle type, int to, 
     memcpy(new->data, buffer, (size_t)bytes);
     while (*end) end = &(*end)->next;
     *end = new;
-    *request = NULL;
     note((sent_message){rank_of(comm), to, tag, bytes});
     return 0;
 }

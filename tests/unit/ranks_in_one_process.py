@@ -38,6 +38,7 @@ size_t allocated_bytes(void);
 typedef struct { int source, to, tag, bytes; } sent_message;
 int64_t communicator_of(int before, int rank);
 void use_messages_in_one_process(void);
+void lose_messages_of(int bytes);
 int sent_messages(const sent_message **list);
 int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
              int *leaf_count, int *regular);

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, DONE, FAILED, MISMATCH, Ranks
+from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MISMATCH, Ranks
 
 SLOTS, LINE, GUARD = 4, 64, 8
 
@@ -117,4 +117,38 @@ def test_a_disagreement_touches_nothing(shim_of_all_ranks, size):
         others = [block for rank, blocks in enumerate(wrong.received) for r, block in enumerate(blocks) if r != rank]
         assert all((block == 7).all() for block in others)
         assert run(ranks, [[length] * size] * size) == 0
+    ranks.close()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9, 65])
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_blocks_sent_before_the_nodes_disagree_are_dropped(shim_of_all_ranks, size, per_node):
+    """The groups of more than 64 ranks send none."""
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024, [rank // per_node for rank in range(size)])
+    for length in (8, 3000):
+        wrong = Exchange(ranks, [[length] * size] * size)
+        ops = [wrong.start(rank, [length // 2] * size if rank == 0 else None) for rank in range(size)]
+        assert set(ranks.finish(ops)) == {FAILED}
+        assert {ranks.failure(op)[0] for op in ops} == {MISMATCH}
+        ranks.release(ops)
+        others = [block for rank, blocks in enumerate(wrong.received) for r, block in enumerate(blocks) if r != rank]
+        assert all((block == 7).all() for block in others)
+        run(ranks, [[length] * size] * size)
+    ranks.close()
+
+
+def test_a_receive_between_nodes_is_taken_back(shim_of_all_ranks):
+    """Of two blocks one never comes; where it was to go nothing is written."""
+    ranks = Ranks(shim_of_all_ranks, 2, SLOTS, 1024, [0, 1])
+    ranks.lib.lose_messages_of(6000)
+    exchange = Exchange(ranks, [[8, 5000], [6000, 8]])
+    ops = [exchange.start(rank) for rank in range(2)]
+    assert ranks.finish([ops[1]]) == [DONE]
+    assert ranks.state(ops[0]) not in (DONE, FAILED)
+    ranks.lib.mpp_cancel(ops[0])
+    assert ranks.finish([ops[0]]) == [FAILED]
+    assert ranks.failure(ops[0])[0] == CANCELLED
+    assert (exchange.received[0][1] == 7).all()
+    ranks.lib.lose_messages_of(-1)
+    ranks.release(ops)
     ranks.close()
