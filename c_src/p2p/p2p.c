@@ -190,9 +190,10 @@ static void send_early(message_op *m) {
 }
 
 /* All lengths agree, so no message is longer than its buffer. MPI answers one that it finds posted at once; were it
- * matched here, the sender of another one could have this thread busy with that before. */
+ * matched here, the other rank could have this thread busy with what it is to send first. For the same reason the sends
+ * are posted before: an answer that is there first has the other rank busy. */
 static void post_receives(message_op *m) {
-    for (int i = 0; i < m->count && !m->op.staging && !m->op.failure; i++) {
+    for (int i = 0; i < m->count && !m->op.failure; i++) {
         transfer *t = &m->transfers[i];
         if (t->message.state != MPP_TO_MATCH) continue;
         m->unmatched--;
@@ -216,10 +217,7 @@ static int agree(message_op *m) {
     if (state == MPP_DONE && m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
     if (state == MPP_DONE && mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
     else if (state == MPP_DONE && m->begin_messages) m->begin_messages(m);
-    if (state == MPP_DONE) {
-        post_receives(m);
-        return state;
-    }
+    if (state == MPP_DONE) return state;
     memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
     give_up(m);
     mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
@@ -266,6 +264,7 @@ static int step(mpp_op *op) {
         else return MPP_PENDING;
     }
     if (m->unsent) begin_sends(m);
+    if (op->agreement && m->unmatched && !op->staging) post_receives(m);
     int over = 1;
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].message.state != MPP_OVER) over &= advance(m, i);
