@@ -256,7 +256,7 @@ static int is_idle(const message_op *m) {
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
     if (!m->compared && agree(m) == MPP_PENDING) {
-        op->idle = !op->staging && m->tag == MPP_NO_TAG;
+        op->idle = !op->staging;
         return MPP_PENDING;
     }
     if (op->staging && !mpp_stage_open(op, 0)) {
