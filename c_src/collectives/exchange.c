@@ -261,10 +261,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
     m->early = compared && !staging && may_send_early(g, mpp_longest_of(send_bytes, g->size));
     mpp_lock();
     if (!compared && call && call->later_tag) *call->later_tag = take_tag(g);
-    if (!compared) {
-        m->tag = tag < 0 ? take_tag(g) : tag;
-        m->compared = 1;
-    }
+    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
     mpp_enter_sends(m);
     mpp_enter_receives(m);

@@ -18,7 +18,7 @@ static void receive_next(mpp_drain *d, int peer, int tag) {
 /* The round in which this rank tells one rank, and hears from another; whether it is over. */
 static int move_round(shm_op *s, mpp_drain *d) {
     mpp_group *g = s->op.group;
-    int to = (g->rank + d->round) % g->size, from = (g->rank + g->size - d->round) % g->size;
+    int to = (g->rank + d->round + 1) % g->size, from = (g->rank + g->size - d->round - 1) % g->size;
     int tag = mpp_shm_next_tag(g);
     if (!d->in_round) {
         mpp_post_send(&s->op, &d->messages[MARKER], NULL, 0, to, tag);
@@ -37,8 +37,7 @@ int mpp_drain_early(shm_op *s) {
     if (!mpp_sends_early(s->op.group)) return 1;
     if (!d->dropped) d->dropped = malloc(MPP_EARLY_BYTES);
     if (!d->dropped) return 0; /* the next step tries again */
-    if (!d->round) d->round = 1;
-    for (; d->round < s->op.group->size; d->round++, d->in_round = 0)
+    for (; d->round < s->op.group->size - 1; d->round++, d->in_round = 0)
         if (!move_round(s, d)) return 0;
     free(d->dropped);
     *d = (mpp_drain){0};

@@ -5,14 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* MPI has taken it, or said why not. */
+static void note_begun(mpp_op *op, mpp_message *m, int error) {
+    m->state = error ? MPP_OVER : MPP_ACTIVE;
+    if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
+}
+
 void mpp_post_send(mpp_op *op, mpp_message *m, const void *buffer, size_t bytes, int peer, int tag) {
-    *m = (mpp_message){.bytes = bytes, .peer = peer, .tag = tag, .state = MPP_ACTIVE};
+    *m = (mpp_message){.bytes = bytes, .peer = peer, .tag = tag};
     const mpp_group *g = op->group;
-    int error = mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, g->tags_from + tag, g->comm, &m->request);
+    note_begun(op, m, mpp_mpi.Isend(buffer, (int)bytes, mpp_mpi.byte, peer, g->tags_from + tag, g->comm, &m->request));
     mpp_ring_rank(op->group, peer);
-    if (!error) return;
-    m->state = MPP_OVER;
-    mpp_fail(op, MPP_FAILURE_MPI, error);
 }
 
 void mpp_post_recv(mpp_message *m, void *buffer, size_t bytes, int peer, int tag) {
@@ -29,18 +32,14 @@ int mpp_probe(const mpp_group *group, int peer, int tag, mpp_match *match, int *
 }
 
 void mpp_receive(mpp_op *op, mpp_message *m, mpp_match *match, void *buffer, int bytes) {
-    int error = mpp_mpi.Imrecv(buffer, bytes, mpp_mpi.byte, &match->handle, &m->request);
-    m->state = error ? MPP_OVER : MPP_ACTIVE;
+    note_begun(op, m, mpp_mpi.Imrecv(buffer, bytes, mpp_mpi.byte, &match->handle, &m->request));
     mpp_ring_rank(op->group, m->peer);
-    if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
 }
 
 void mpp_receive_unmatched(mpp_op *op, mpp_message *m, int tag) {
     const mpp_group *g = op->group;
-    int error =
-        mpp_mpi.Irecv(m->buffer, (int)m->bytes, mpp_mpi.byte, m->peer, g->tags_from + tag, g->comm, &m->request);
-    m->state = error ? MPP_OVER : MPP_ACTIVE;
-    if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
+    int bytes = (int)m->bytes;
+    note_begun(op, m, mpp_mpi.Irecv(m->buffer, bytes, mpp_mpi.byte, m->peer, g->tags_from + tag, g->comm, &m->request));
 }
 
 int mpp_take_back(mpp_op *op, mpp_message *m) {

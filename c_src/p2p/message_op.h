@@ -14,13 +14,13 @@ typedef struct {
     mpp_message message; /* its tag is the operation's */
     mpp_match match;     /* in the state MPP_TO_RECEIVE */
     char *spill;         /* where a message of the wrong length goes */
-    int lane, unmatched; /* unmatched: received without a match before */
+    int lane, posted;    /* posted: a receive that MPI has, whether its message has come or not */
 } transfer;
 
 typedef struct message_op {
     mpp_op op;
     int count, tag;
-    int compared;                                /* the ranks' calls have been, or are not */
+    int compared;                                /* of an exchange with an agreement: that is over */
     int early;                                   /* of an exchange: its blocks may be sent before */
     int *later_tag;                              /* where the tag of the exchange that follows goes; may be NULL */
     int unmatched, unsent;                       /* receives still to be matched, sends still to be begun */

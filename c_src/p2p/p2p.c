@@ -159,8 +159,8 @@ static int give_up(message_op *m) {
     int found = 0;
     for (int i = 0; i < m->count; i++) {
         transfer *t = &m->transfers[i];
-        if (t->unmatched) {
-            t->unmatched = 0;
+        if (t->posted) {
+            t->posted = 0;
             found |= mpp_take_back(&m->op, &t->message);
         } else if (t->message.state == MPP_TO_MATCH || t->message.state == MPP_TO_SEND) {
             t->message.state = MPP_OVER;
@@ -179,12 +179,11 @@ static void cancel(mpp_op *op) {
 
 /* Sends while the other nodes are asked: their answer and the message's beginning come in the time of one. */
 static void send_early(message_op *m) {
-    for (int i = 0; i < m->count && m->early; i++) {
+    for (int i = 0; i < m->count; i++) {
         transfer *t = &m->transfers[i];
         if (t->message.state != MPP_TO_SEND || !mpp_shm_may_send_early(m->op.agreement, t->message.peer)) continue;
         m->tag = mpp_shm_next_tag(m->op.group);
         begin_send(m, t);
-        m->early = m->unsent;
     }
     if (!m->unsent) leave_sends(m);
 }
@@ -197,31 +196,34 @@ static void post_receives(message_op *m) {
         transfer *t = &m->transfers[i];
         if (t->message.state != MPP_TO_MATCH) continue;
         m->unmatched--;
-        t->unmatched = 1;
+        t->posted = 1;
         mpp_receive_unmatched(&m->op, &t->message, m->tag);
     }
     if (!m->unmatched) leave_queue(m);
 }
 
-/* MPP_PENDING until the ranks' calls have been compared, and the exchange may begin, or MPI is to be done with what was
- * sent early. Goes on also when the exchange has been cancelled, as calls after it wait for its place in the order. */
-static int agree(message_op *m) {
+/* Whether the ranks' calls have been compared. Then the exchange begins; or it has failed, and MPI is to be done with
+ * what was sent early. Goes on also when the exchange has been cancelled, as calls after it wait for its place in the
+ * order. */
+static int compare_calls(message_op *m) {
     mpp_op *agreement = m->op.agreement;
     int state = agreement->step(agreement);
     if (state == MPP_PENDING) {
-        send_early(m);
-        return state;
+        if (m->early && m->unsent) send_early(m);
+        return 0;
     }
     m->compared = 1;
-    if (state == MPP_DONE) m->tag = mpp_shm_tag(m->op.group);
-    if (state == MPP_DONE && m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
-    if (state == MPP_DONE && mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
-    else if (state == MPP_DONE && m->begin_messages) m->begin_messages(m);
-    if (state == MPP_DONE) return state;
-    memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
-    give_up(m);
-    mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
-    return MPP_DONE;
+    if (state == MPP_FAILED) {
+        memcpy(m->op.detail, agreement->detail, sizeof agreement->detail);
+        give_up(m);
+        mpp_fail(&m->op, agreement->failure, agreement->mpi_error);
+        return 1;
+    }
+    m->tag = mpp_shm_tag(m->op.group);
+    if (m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
+    if (mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
+    else if (m->begin_messages) m->begin_messages(m);
+    return 1;
 }
 
 /* A part of the block from this rank to itself; whether all is there. While messages are under way, and not before the
@@ -255,7 +257,7 @@ static int is_idle(const message_op *m) {
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
-    if (!m->compared && agree(m) == MPP_PENDING) {
+    if (op->agreement && !m->compared && !compare_calls(m)) {
         op->idle = !op->staging;
         return MPP_PENDING;
     }
@@ -287,7 +289,6 @@ message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintp
     message_op *m = mpp_new_op(sizeof *m, group, step, staging);
     if (!m) return NULL;
     m->tag = tag;
-    m->compared = tag != MPP_NO_TAG;
     m->op.cancel = cancel;
     m->op.discard = discard_transfers;
     m->transfers = calloc(capacity ? capacity : 1, sizeof *m->transfers);

@@ -52,13 +52,3 @@ int mpp_shm_tag(mpp_group *g) {
     g->channel->exchanges++;
     return tag;
 }
-
-int mpp_shm_may_send_early(const mpp_op *agreement, int peer) {
-    const shm_op *s = (const shm_op *)agreement;
-    const mpp_channel *c = agreement->group->channel;
-    const mpp_topology *t = c->topology;
-    if (c->head != s || !s->all_came || c->oom_first) return 0;
-    /* Nothing may be sent behind this rank's last word about what was: drain.c. */
-    if (atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) > s->first) return 0;
-    return c->rank || (t->here ^ t->node_of[peer]) >> s->asked == 0;
-}

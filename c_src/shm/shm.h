@@ -177,9 +177,10 @@ int mpp_arrived_to_compare(mpp_op *op, int rank);
 int mpp_shm_has_carried(const mpp_op *agreement);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
-/* The same while the calls are compared. And whether they are, it is the exchange's turn, and this rank has published
- * its call: blocks may be sent with that tag before the others have, for the receiver to take or to drop. */
+/* The same while the calls are compared. */
 int mpp_shm_next_tag(const mpp_group *g);
+/* Of an exchange between nodes: whether a block for `peer` may be sent with that tag before the others have agreed, for
+ * it to take or to drop: it is the exchange's turn, and nothing of the agreement is to follow on that way. */
 int mpp_shm_may_send_early(const mpp_op *agreement, int peer);
 /* An operation that only compares, for another one, which is counted among the group's operations. */
 shm_op *mpp_new_agreement(mpp_group *g);

@@ -152,6 +152,15 @@ static int has_agreed(const shm_op *s, mpp_channel *c) {
     return atomic_load_explicit(&c->counters[0].agreed, memory_order_acquire) > s->first;
 }
 
+int mpp_shm_may_send_early(const mpp_op *agreement, int peer) {
+    const shm_op *s = (const shm_op *)agreement;
+    mpp_channel *c = agreement->group->channel;
+    const mpp_topology *t = c->topology;
+    /* Once they have agreed nothing may be sent behind this rank's last word about what was: drain.c. */
+    if (c->head != s || !s->all_came || c->oom_first || has_agreed(s, c)) return 0;
+    return c->rank || (t->here ^ t->node_of[peer]) >> s->asked == 0;
+}
+
 static int check_with_nodes(shm_op *s, mpp_channel *c) {
     const mpp_call_summary *all = &c->counters[0].summary;
     if (c->rank == 0 && !has_agreed(s, c)) ask_nodes(s, c);
