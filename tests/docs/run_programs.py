@@ -28,7 +28,8 @@ def main() -> None:
         names: dict[str, object] = {"__name__": "__main__"}
         for block in blocks:
             run(block, names)
-            print(f"ran {block.place}", flush=True)
+            sys.stdout.write(f"ran {block.place}\n")  # at once, where print() writes the line's end by itself
+            sys.stdout.flush()
         if dist.is_initialized():
             barrier(timeout=60)  # nobody leaves what another may still need; the group's own deadline may be short
             dist.destroy_process_group()

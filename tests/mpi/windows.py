@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchmpi_plugin import settings
+from torchmpi_plugin import settings, torch_internals
 
-HAS_WINDOWS = hasattr(torch._C._distributed_c10d, "Window")
+HAS_WINDOWS = torch_internals.has_python_backends()
 WHY_NOT = f"torch {torch.__version__} has no windows: they come with 2.15"
 SHARES = not settings.unshared()
 #: Memory that the other ranks of the node can map, and memory that only messages reach.
