@@ -129,7 +129,7 @@ ROWS = (
     Operation(
         *("gather_single", "gather_single", "GatherOptions", "exchange", "out*[root]+in root"),
         *((_GATHER,), "", ("gather_into_tensor",)),
-        operator=None,
+        operator="gather_into_tensor_",
         recorded="gather",
     ),
     Operation(

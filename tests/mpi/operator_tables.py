@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Results = list[torch.Tensor]
 #: From torch 2.15 on it goes to a backend in C++, and no kernel of ours stands in front.
 LEFT_TO_THE_BACKEND = {"c10d::monitored_barrier_"} if torch.__version__ >= "2.15" else set()
+#: Of torch 2.14 and later; gloo has none.
+NOT_OF_GLOO = {"c10d::gather_into_tensor_"}
 
 
 def ramp(length: int = 4, more: float = 0.0) -> torch.Tensor:

@@ -15,6 +15,7 @@ from operator_tables import (
     FUNCTIONALS,
     LEFT_TO_THE_BACKEND,
     NAMESPACES,
+    NOT_OF_GLOO,
     WAITING,
     boxed_sum,
     called,
@@ -60,7 +61,19 @@ ALONE = {"c10d::check_for_nan"}
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="there a backend carries them out, and no kernel of ours")
 def test_all_operators_are_tried(gloo, group) -> None:
     tried = {word for name in operators(group, boxed_sum(gloo)) for word in name.split()}
-    assert torch_has("c10d") - {f"c10d::{word}" for word in tried} <= ALONE | LEFT_TO_THE_BACKEND
+    assert torch_has("c10d") - {f"c10d::{word}" for word in tried} <= ALONE | LEFT_TO_THE_BACKEND | NOT_OF_GLOO
+
+
+@pytest.mark.skipif(not torch_has("c10d") >= NOT_OF_GLOO, reason="torch 2.14 brings this operator")
+@pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch does not pass it on to a backend in Python")
+def test_gather_into_tensor(group) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    piece, root = torch.arange(3.0) + 10 * rank, size - 1
+    found = torch.zeros(3 * size) if rank == root else torch.zeros(0)
+    output, work = torch.ops.c10d.gather_into_tensor_(found, piece, group.boxed(), root)
+    work.wait()
+    assert output.data_ptr() == found.data_ptr()
+    assert rank != root or found.equal(torch.cat([torch.arange(3.0) + 10 * each for each in range(size)]))
 
 
 def test_operators_as_over_gloo(channel, group) -> None:
