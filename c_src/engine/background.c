@@ -13,7 +13,7 @@ enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 
 
 /* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
  * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
-enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000 };
+enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000, RARE_LOOK_NS = 8000000 };
 
 static void sleep_until_work(void) {
     mpp_progress.asleep = 1;
@@ -25,7 +25,7 @@ static void sleep_until_work(void) {
 static void *progress_thread(void *unused) {
     (void)unused;
     int idle = 0, quiet = 0, busy = 0, rounds = 0;
-    int64_t nap_ns = NAP_NS, looked = 0;
+    int64_t nap_ns = NAP_NS, looked = 0, looked_into_mpi = 0;
     core_use last = {0};
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
     while (!atomic_load(&mpp_progress.stopping)) {
@@ -39,7 +39,10 @@ static void *progress_thread(void *unused) {
         int64_t now = now_ns();
         if (!others && now - looked > LOOK_NS) mpp_note_missing(mpp_progress.active, looked = now);
         int tended = mpp_progress.tended, is_wanted = mpp_core_is_wanted(now);
-        int in_mpi = !others && (empty ? tended : (busy && !is_wanted) || rounds++ % 16 == 0) && mpp_look_into_mpi();
+        int is_due = is_wanted ? now - looked_into_mpi >= RARE_LOOK_NS : busy || rounds++ % 16 == 0;
+        int in_mpi = !others && (empty ? tended : is_due) && mpp_look_into_mpi();
+        if (is_due) looked_into_mpi = now;
+        int is_idle = mpp_progress.all_idle && !worked;
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();
         if (!empty) quiet = 0;
@@ -57,7 +60,7 @@ static void *progress_thread(void *unused) {
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (is_wanted) mpp_sleep(LONGEST_NAP_NS);
+        if (is_wanted) mpp_sleep(is_idle ? MPP_LONGEST_SLEEP_NS : LONGEST_NAP_NS);
         else if (!busy && idle <= BRISK_LOOKS) mpp_yield();
         else nap(nap_ns);
     }

@@ -35,7 +35,7 @@ int mpp_core_is_wanted(int64_t now) { return now < atomic_load_explicit(&wanted_
 
 /* ---- sleeping ---- */
 
-enum { MOST_BELLS = 16, BLIND_NS = 200000, FUTEX_WAITV = 449, FUTEX_32_BITS = 2 };
+enum { MOST_BELLS = 16, BLIND_NS = 200000, LONGEST_NAP_NS = 1000000, FUTEX_WAITV = 449, FUTEX_32_BITS = 2 };
 
 /* struct futex_waitv of Linux 5.16. */
 typedef struct {
@@ -95,7 +95,8 @@ void mpp_sleep(int64_t ns) {
     if (count > 0) mpp_count_sleepers(1);
     mpp_unlock();
     if (count <= 0) {
-        nap(count < 0 && ns > BLIND_NS ? BLIND_NS : ns);
+        int64_t most = count < 0 ? BLIND_NS : LONGEST_NAP_NS;
+        nap(ns < most ? ns : most);
         return;
     }
     if (!moved) wait_for_any(words, count, ns);
@@ -111,7 +112,7 @@ void mpp_sleep(int64_t ns) {
  * which it moves only in the calls of those who wait. */
 enum { STUCK_NS = 2000000, MPI_STUCK_NS = 200000, MESSAGE_STUCK_NS = 5000000 };
 enum { CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
-enum { NAP_NS = 50000, LONGEST_NAP_NS = 1000000, NAPS_IN_WAIT = 50, NAPS_IN_WAIT_WANTED = 8 };
+enum { NAP_NS = 50000, NAPS_IN_WAIT = 50, NAPS_IN_WAIT_WANTED = 8 };
 
 static int64_t until_nap_ns(const mpp_op *op, const mpp_stall *s) {
     if (!op->in_short && !s->all_idle) return LONG_STUCK_NS;
@@ -133,7 +134,8 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? NAP_NS : 0;
     if (mpp_core_is_wanted(now)) {
         longer = quiet / NAPS_IN_WAIT_WANTED;
-        return s->all_idle || longer > LONGEST_NAP_NS ? LONGEST_NAP_NS : longer < NAP_NS ? NAP_NS : longer;
+        if (s->all_idle) return MPP_LONGEST_SLEEP_NS;
+        return longer > LONGEST_NAP_NS ? LONGEST_NAP_NS : longer < NAP_NS ? NAP_NS : longer;
     }
     /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */
     if ((op->in_short ? now - s->since : quiet) <= until_nap_ns(op, s)) return 0;
