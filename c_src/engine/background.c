@@ -13,7 +13,7 @@ enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 
 
 /* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
  * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
-enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000, RARE_LOOK_NS = 8000000 };
+enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000 };
 
 static void sleep_until_work(void) {
     mpp_progress.asleep = 1;
@@ -39,7 +39,7 @@ static void *progress_thread(void *unused) {
         int64_t now = now_ns();
         if (!others && now - looked > LOOK_NS) mpp_note_missing(mpp_progress.active, looked = now);
         int tended = mpp_progress.tended, is_wanted = mpp_core_is_wanted(now);
-        int is_due = is_wanted ? now - looked_into_mpi >= RARE_LOOK_NS : busy || rounds++ % 16 == 0;
+        int is_due = is_wanted ? now - looked_into_mpi >= MPP_LONGEST_SLEEP_NS : busy || rounds++ % 16 == 0;
         int in_mpi = !others && (empty ? tended : is_due) && mpp_look_into_mpi();
         if (is_due) looked_into_mpi = now;
         int is_idle = mpp_progress.all_idle && !worked;

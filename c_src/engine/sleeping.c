@@ -133,8 +133,8 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
     if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? NAP_NS : 0;
     if (mpp_core_is_wanted(now)) {
-        longer = quiet / NAPS_IN_WAIT_WANTED;
         if (s->all_idle) return MPP_LONGEST_SLEEP_NS;
+        longer = quiet / NAPS_IN_WAIT_WANTED;
         return longer > LONGEST_NAP_NS ? LONGEST_NAP_NS : longer < NAP_NS ? NAP_NS : longer;
     }
     /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */

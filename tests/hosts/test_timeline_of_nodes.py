@@ -25,7 +25,7 @@ def test_waits_for_a_rank_of_another_node(installation: Installation, tmp_path: 
     with hosts(3, tmp_path) as made:
         words = launch(made, installation.mpiexec, installation.vendor, 1, [sys.executable, str(LATE), "nodes"])
         code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
-    assert code == 0 and output.count("] end") == 3, output
+    assert code == 0 and output.count("] end\n") == 3, output
 
 
 def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:

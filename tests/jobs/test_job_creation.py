@@ -14,7 +14,7 @@ SHARED = Path("/dev/shm")
 @pytest.mark.parametrize("where", ["store", "group"])
 def test_another_build_on_one_node(job: Job, where: str) -> None:
     outcome = job.run(3, "creation.py", "builds", where).came_to_an_end()
-    assert outcome.stdout.count("] end") == 3, outcome.output
+    assert outcome.stdout.count("] end\n") == 3, outcome.output
 
 
 @pytest.mark.parametrize("where", ["steps", "MPI", "world"])
@@ -23,7 +23,7 @@ def test_a_rank_that_is_stopped(job: Job, where: str) -> None:
     outcome = job.run(3, "creation.py", "stopped", where, job.directory).came_to_an_end()
     # A thread never comes back from MPI, which is not finalised then: for Open MPI's launcher that is a failure.
     assert outcome.code == 0 or where == "MPI", outcome.output
-    assert outcome.stdout.count("] end") == 3
+    assert outcome.stdout.count("] end\n") == 3
 
 
 @pytest.mark.parametrize("where", ["door", "MPI", "steps"])

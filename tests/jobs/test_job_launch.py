@@ -53,7 +53,7 @@ if __name__ == "__main__":
 
 def test_four_ranks_from_a_plain_process(job: Job) -> None:
     outcome = job.alone(SCRIPT, "from_a_plain_process").succeeded(4)
-    assert outcome.stdout.count("] again") == 4
+    assert outcome.stdout.count("] again\n") == 4
 
 
 @pytest.mark.parametrize("how", ["script", "-c", "stdin"])

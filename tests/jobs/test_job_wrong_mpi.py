@@ -15,7 +15,7 @@ from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 from mpi_installations import Installation, foreign_launcher, launch_command
 
 PROGRAM = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("mpiplus")
 ones = torch.ones(2)
 dist.all_reduce(ones)
@@ -24,7 +24,7 @@ libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libmp" in 
 print("sum", ones[0].item(), "on", *sorted(libraries), flush=True)
 dist.barrier()
 dist.destroy_process_group()
-print(f"[{rank}] end", flush=True)
+os.write(1, f"[{rank}] end\\n".encode())
 """
 BELONG = "The launcher and the library do not belong together"
 OF_MPI = r"Fatal error in|Abort\(|NULL communicator"

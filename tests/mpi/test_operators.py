@@ -24,6 +24,7 @@ from operator_tables import (
     functionals,
     operators,
     operators_of,
+    ramp,
     results_on_gloo,
     torch_has,
 )
@@ -67,13 +68,13 @@ def test_all_operators_are_tried(gloo, group) -> None:
 @pytest.mark.skipif(not torch_has("c10d") >= NOT_OF_GLOO, reason="torch 2.14 brings this operator")
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch does not pass it on to a backend in Python")
 def test_gather_into_tensor(group) -> None:
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    piece, root = torch.arange(3.0) + 10 * rank, size - 1
-    found = torch.zeros(3 * size) if rank == root else torch.zeros(0)
-    output, work = torch.ops.c10d.gather_into_tensor_(found, piece, group.boxed(), root)
-    work.wait()
-    assert output.data_ptr() == found.data_ptr()
-    assert rank != root or found.equal(torch.cat([torch.arange(3.0) + 10 * each for each in range(size)]))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    root = size - 1
+    found = torch.zeros(4 * size if rank == root else 0)
+    returned = torch.ops.c10d.gather_into_tensor_(found, ramp(), group.boxed(), root)
+    finished(returned)
+    assert returned[0].data_ptr() == found.data_ptr()
+    assert rank != root or found.equal(torch.cat([torch.arange(4.0) + 10 * each for each in range(size)]))
 
 
 def test_operators_as_over_gloo(channel, group) -> None:

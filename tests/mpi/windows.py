@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from torchmpi_plugin import settings, torch_internals
 
-HAS_WINDOWS = torch_internals.has_python_backends()
+HAS_WINDOWS = torch_internals.version() >= (2, 15)
 WHY_NOT = f"torch {torch.__version__} has no windows: they come with 2.15"
 SHARES = not settings.unshared()
 #: Memory that the other ranks of the node can map, and memory that only messages reach.

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from steps import say
 
 from torchmpi_plugin.diagnosis import diagnosis, flight_recorder, monitor, questions
 from torchmpi_plugin.engine import engine
@@ -127,4 +128,4 @@ if rank == 0:
     dist.group.WORLD.set_timeout(timedelta(seconds=120))
 dist.barrier()
 dist.destroy_process_group()
-print(f"[{rank}] end", flush=True)
+say("end")

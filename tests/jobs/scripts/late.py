@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from steps import say
 from torch.nn.parallel import DistributedDataParallel
 
 import torchmpi_plugin
@@ -117,7 +118,7 @@ def main() -> None:
     )
     assert of_group["begun_ago"] >= of_group["ended_ago"] >= 0.1, of_group  # whoever has waited
     dist.barrier()
-    print(f"[{rank}] end", flush=True)
+    say("end")
     dist.destroy_process_group()
 
 
