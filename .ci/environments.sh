@@ -25,42 +25,71 @@ open_cache() { # cold: 1, to begin with an empty one
     exec 9>>"$cache/lock"
     flock -s 9
     mkdir -p "$cache"/{environments,locks,uv,pip,ccache,compilers}
-    open_zig_cache
+    open_kept
     export UV_CACHE_DIR=$cache/uv PIP_CACHE_DIR=$cache/pip CCACHE_DIR=$cache/ccache CCACHE_MAXSIZE=1G
-    # objects are the same whichever temporary directory they are compiled in
-    export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
+    # objects are the same whichever temporary directory they are compiled in, and tests name their sources by whole paths
+    export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_BASEDIR=$work
     echo "cache: $cache"
 }
 
-# zig's compiled libc and objects. zig does not compare what it finds there with anything, so this does: a copy, whose
-# files have the hashes that the run wrote down which made them.
-open_zig_cache() {
-    export ZIG_GLOBAL_CACHE_DIR=$work/zig
-    mkdir -p "$ZIG_GLOBAL_CACHE_DIR"
-    [[ -e $cache/zig.tar ]] || return 0
-    if (cd "$cache" && sha256sum --status -c zig.tar.sha256) 2>/dev/null; then
-        tar -xf "$cache/zig.tar" -C "$ZIG_GLOBAL_CACHE_DIR"
-    else
-        echo "cache: zig.tar is not what was kept"
-        rm -f "$cache/zig.tar" "$cache/zig.tar.sha256"
-    fi
+# What tools make of what is installed: zig's compiled libc, Python's bytecode, what mypy knows of torch. They do not
+# compare what they find there with anything, so this does: a copy, whose files have the hashes that the run wrote down
+# which made them. The night begins without bytecode and without mypy's.
+open_kept() {
+    local name
+    mkdir -p "$work"/kept/{zig,bytecode,mypy}
+    export ZIG_GLOBAL_CACHE_DIR=$work/kept/zig
+    for name in zig bytecode mypy; do
+        [[ -e $cache/$name.tar ]] || continue
+        [[ $name == zig || ${MPIPLUS_TEST_FULL:-} != 1 ]] || continue
+        if (cd "$cache" && sha256sum --status -c "$name.tar.sha256") 2>/dev/null; then
+            tar -xf "$cache/$name.tar" -C "$work/kept/$name"
+        else
+            echo "cache: $name.tar is not what was kept"
+            rm -f "$cache/$name.tar" "$cache/$name.tar.sha256"
+        fi
+    done
+    share_bytecode "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" "$(python3 -V)"
 }
 
-keep_zig_cache() { # if a release was built in this run, and none was kept
-    [[ -d $work/release && ! -e $cache/zig.tar ]] || return 0
-    tar -C "$ZIG_GLOBAL_CACHE_DIR" -cf "$work/zig.tar" . && mv "$work/zig.tar" "$cache/zig.tar.$$" &&
-        mv "$cache/zig.tar.$$" "$cache/zig.tar" && (cd "$cache" && sha256sum zig.tar >zig.tar.sha256)
+keep() { # what: if there is more of it than was kept, by a twentieth; of zig once, as each wheel adds its objects
+    local kept=0 now
+    [[ $1 != zig || ! -e $cache/zig.tar ]] || return 0
+    now=$(du -sk "$work/kept/$1" | cut -f1)
+    [[ ! -e $cache/$1.tar ]] || kept=$(du -sk "$cache/$1.tar" | cut -f1)
+    ((now > 1000 && now > kept + kept / 20)) || return 0
+    tar -C "$work/kept/$1" -cf "$work/$1.tar" . && mv "$work/$1.tar" "$cache/$1.tar.$$" &&
+        mv "$cache/$1.tar.$$" "$cache/$1.tar" && (cd "$cache" && sha256sum "$1.tar" >"$1.tar.sha256")
 }
 
-trim_cache() { # removes what is old or too much, if no other run uses it
+# Environments with the same torch share what Python compiles of it, also with later runs: uv links the same files into
+# each. Python compares size and time of a file with what its bytecode says of them.
+share_bytecode() { # directory of modules, of what they are
+    [[ ! -L $PYTHONPYCACHEPREFIX$1 ]] || return 0
+    mkdir -p "$work/kept/bytecode/$2" "$PYTHONPYCACHEPREFIX${1%/*}"
+    rm -rf "${PYTHONPYCACHEPREFIX:?}$1" # what was compiled until now
+    ln -s "$work/kept/bytecode/$2" "$PYTHONPYCACHEPREFIX$1"
+}
+
+share_bytecode_of() { # environment's directory
+    local site torch
+    for site in "$1"/lib/python*/site-packages; do
+        torch=$(find "$site" -maxdepth 1 -name 'torch-[0-9]*.dist-info' -printf %f)
+        share_bytecode "$site" "${torch:-no-torch}"
+    done
+}
+
+trim_cache() { # whether all has passed: removes what is old or too much, if no other run uses it
     local top=${cache%/*} old
-    keep_zig_cache
+    rm -rf "$work"/kept/bytecode/*/torchmpi_plugin # of each change another
+    if (($1)); then for old in zig bytecode mypy; do keep "$old"; done; fi
     for old in "$top"/generation.*; do
         [[ -d $old && $old != "$(cd "$top/current" && pwd -P)" && $old != "$cache" ]] || continue
         if flock -n -x "$old/lock" true; then rm -rf "$old"; fi
     done
     flock -n -x 9 || return 0 # another run is here
     find "$cache/environments" -mindepth 1 -maxdepth 1 -mtime +7 -exec rm -rf {} +
+    find "$cache" -maxdepth 1 '(' -name 'bytecode.tar' -o -name 'mypy.tar' ')' -mtime +7 -delete
     # shellcheck disable=SC2012 # names are hashes
     ls -t "$cache/environments" | tail -n +25 | while read -r old; do rm -rf "${cache:?}/environments/$old"; done
     [[ -z $uv ]] || "$uv" cache prune -q || true
@@ -97,6 +126,19 @@ fill() { # environment's directory, requirement...
     else
         "$python" -m venv "$1" && limited 900 "$1/bin/pip" install -q "${@:2}"
     fi && touch "$1/complete"
+}
+
+# An environment with the newest torch, several gigabytes, for a command of the README, whose pip then finds what the
+# package needs, linked from uv's cache, and has the package itself to build; at night pip brings everything.
+with_dependencies() { # directory, constraints, extra...
+    local extras=() extra
+    for extra in "${@:3}"; do extras+=(--extra "$extra"); done
+    python3 -m venv "$1"
+    [[ -n $uv && ${MPIPLUS_TEST_FULL:-} != 1 ]] || return 0
+    UV_CONSTRAINT=$2 limited 900 "$uv" pip install -q --python "$1/bin/python" -r "$root/pyproject.toml" "${extras[@]}" ||
+        { rm -rf "$1"; python3 -m venv "$1"; }
+    share_bytecode_of "$1"
+    "$1/bin/python" -c 'import torch' || true # compiled here once, and not by each of several processes
 }
 
 key_of() { # requirement...: a hash of all that goes into an environment
@@ -153,6 +195,7 @@ environment() { # name requirement...: makes it if it is not there, and prints i
             # what another run may be using is left as it is
             [[ ! -e $place/complete ]] || verified "$place" || alone || place=$work/own-$key
             make_environment "$place" "${@:2}" || exit 1
+            share_bytecode_of "$place"
             touch "$place" # used now: not old
             mkdir -p "$work/environments"
             ln -sfn "$place" "$work/environments/$key"

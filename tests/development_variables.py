@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 DEVELOPMENT = {
+    "MPIPLUS_TEST_CHECKOUT": "The checkout that CI tests a copy of.",
     "MPIPLUS_TEST_COVERAGE": "A directory for what runs of the package, when the tests measure that.",
     "MPIPLUS_TEST_CUDA": "Set: the tests of CUDA tensors over the stand-in for the driver run in full on every number "
     "of ranks, not on 2 only.",

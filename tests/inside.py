@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torchmpi_plugin.communicator.choice import SELECTION
+
 CPU = torch.device("cpu")
 
 
@@ -37,6 +39,22 @@ def let_mpi_reach_devices(groups: Iterable[Any], direct: bool = True) -> None:
     """As with a CUDA-aware MPI: it is handed the memory of devices."""
     for group in groups:
         group._direct = direct
+
+
+def let_ranks_read_devices(group: Any) -> None:
+    """Also of the shortest tensors that are only moved."""
+    group._lib.mpp_group_limit(group._handle, group._lib.MPP_BUS, 0)
+
+
+def sum_between_devices(monkeypatch: Any) -> None:
+    """Also the shortest tensors, where ranks read each other's devices."""
+    monkeypatch.setitem(SELECTION, "cuda_sums", SELECTION["cuda_sums"]._replace(usual=0))
+
+
+def stage_no_reductions(monkeypatch: Any) -> None:
+    """Also the shortest ones of what MPI can reach are done on the device."""
+    row = SELECTION["cuda_reductions"]
+    monkeypatch.setitem(SELECTION, "cuda_reductions", row._replace(usual=0))
 
 
 @contextmanager

@@ -11,8 +11,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 SUBNET = "10.77.9"
@@ -163,17 +165,28 @@ def launch(made: Hosts, mpiexec: str, vendor: str, ranks_per_host: int, command:
         # It forwards neither these nor Python's variables to other nodes by itself.
         bytecode = (name for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX") if name in os.environ)
         forward += [word for name in ("OMP_NUM_THREADS", *bytecode) for word in ("-x", name)]
-        options = [
-            "--prtemca",
-            "plm_ssh_agent",
-            str(made.agent),
-            "--bind-to",
-            "none",
-            "--host",
-            places,
-            *root,
-            *forward,
-        ]
+        agent = ["--prtemca", "plm_ssh_agent", str(made.agent)]
+        options = [*agent, "--bind-to", "none", "--host", places, *root, *forward]
     else:
         options = ["-launcher", "ssh", "-launcher-exec", str(made.agent), "-hosts", places]
     return made.on(made.names[0], [mpiexec, *options, *ranks, *command])
+
+
+#: Options of `mpiplus run`: a rank on each of two nodes.
+ONE_ON_EACH = ("-n", "2", "--hosts", "node1:1,node2:1")
+
+
+def mpiplus_run(made: Hosts, vendor: str, *words: object) -> list[str]:
+    """The same of `mpiplus run`, with its own options."""
+    agent = f"--prtemca plm_ssh_agent {made.agent}" if vendor == "Open MPI" else f"-launcher-exec {made.agent}"
+    mpiplus = Path(sys.executable).with_name("mpiplus")
+    return made.on(made.names[0], list(map(str, [mpiplus, "run", "--mpi-args", agent, *words])))
+
+
+def wait_for(files: Sequence[Path], seconds: float, output: Path, job: subprocess.Popen | None = None) -> None:
+    """Until a job has made these files; what it has printed tells why it does not. One that is given may not end."""
+    until = time.monotonic() + seconds
+    while left := [file.name for file in files if not file.exists()]:
+        lives = job is None or job.poll() is None
+        assert lives and time.monotonic() < until, f"no {', '.join(left)}: {output.read_text()}"
+        time.sleep(0.05)

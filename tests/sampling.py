@@ -29,16 +29,15 @@ FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SEED = "MPIPLUS_TEST_SEED"
 #: A file to which all processes of a session append what they have left out.
 RECORD = "MPIPLUS_TEST_LEFT_OUT"
-#: One of so many, unless a test says another number.
+#: One of so many, unless a test says another number; also of what is marked slow, and of what computes.
 SHARE = 10
-#: Of the tests that are marked slow, one of so many.
-SLOW_SHARE = 5
-#: A test that starts jobs belongs to one of two MPIs in each change: one of so many to MPICH, the rest to Open MPI.
-MPICH_SHARE = 5
+#: Of ten parts of the tests that start jobs, those that a change runs under either MPI; the rest is for other changes.
+#: Jobs start and end processes, whatever their tests look at: seconds of CPU each, with eight of ten parts a quarter
+#: of a change's tests. With four the share of lines that tests run comes too near to what it must be. Under Open MPI
+#: slow ones are chosen by their own share only.
+JOB_PARTS = {"Open MPI": range(6), "MPICH": range(6, 7)}
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
-#: Of these, which compute, also one of so many.
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
-COMPUTING_SHARE = 6
 #: Which of tests/mpi run on so many ranks: those between two points of the circle that they all lie on. On 2, 3 and 5
 #: ranks together each runs once. The table of operations is not among them: it shares its own cases.
 PARTS = {1: (0.0, 0.125), 2: (0.0, 0.5), 3: (0.5, 0.75), 4: (0.5, 0.75), 5: (0.75, 1.0)}
@@ -184,12 +183,13 @@ def _of_many_cases(items: Sequence[pytest.Item]) -> set[str]:
 
 
 def _is_anothers(item: pytest.Item) -> bool:
-    """Whether a test of jobs is left to the other of the two MPIs in this change."""
+    """Whether a test of jobs is left to the other of the two MPIs in this change, or to another change."""
     installation = getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
-    if getattr(installation, "vendor", "") not in ("Open MPI", "MPICH") or item.get_closest_marker("under_each"):
+    vendor = getattr(installation, "vendor", "")
+    marks = ("under_each", "slow") if vendor == "Open MPI" else ("under_each",)
+    if vendor not in JOB_PARTS or any(map(item.get_closest_marker, marks)):
         return False
-    mpich = number(f"jobs under MPICH: {item.nodeid.replace(installation.name, '')}", MPICH_SHARE) == 0
-    return mpich != (installation.vendor == "MPICH")
+    return number(f"part of jobs: {item.nodeid.replace(installation.name, '')}", 10) not in JOB_PARTS[vendor]
 
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
@@ -198,7 +198,7 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     others = {item.nodeid for item in jobs if _is_anothers(item)}
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
-    chosen = [*share("slow tests", slow, SLOW_SHARE), *share("tests that compute", computing, COMPUTING_SHARE)]
+    chosen = [*share("slow tests", slow), *share("tests that compute", computing)]
     many = _of_many_cases([item for item in items if item.nodeid not in others])
     if others:
         _left_out("tests of jobs under this MPI", len(jobs) - len(others), len(jobs))

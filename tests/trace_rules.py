@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+STRAGGLER = Path(__file__).parents[1] / "docs/examples/straggler.py"
+#: So late, in seconds, is a rank in four steps of `straggler`: far more than others' work makes the rest.
+SECONDS_LATE = 0.2
+
+
+def straggler(directory: Path) -> Path:
+    """A copy of the page's example, in which a rank is that late."""
+    copy = directory / STRAGGLER.name
+    copy.write_text(STRAGGLER.read_text().replace("LATE_SECONDS = 12, 0.02", f"LATE_SECONDS = 12, {SECONDS_LATE}"))
+    return copy
 
 
 def slices_of(events: list[Event]) -> dict[tuple[int, int], list[Event]]:

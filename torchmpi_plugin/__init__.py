@@ -17,17 +17,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 # Loaded when asked for: torch imports this package at every `import torch`.
-_PUBLIC = {
-    "Options": "options",
-    "RankFailedError": "errors",
-    "exscan": "api.public",
-    "get_comm": "api.public",
-    "monitored_barrier": "api.public",
-    "prometheus": "api.public",
-    "scan": "api.public",
-    "shrink": "lifecycle.recovery",
-    "statistics": "api.public",
-}
+_HOMES = {"Options": "options", "RankFailedError": "errors", "shrink": "lifecycle.recovery"}
 
 __all__ = [
     "Options",
@@ -44,12 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"torchmpi_plugin.{_PUBLIC[name]}"), name)
     if name == "__version__":
         from importlib.metadata import version
 
         return version("torchmpi-plugin")
+    if name in __all__:
+        return getattr(import_module(f"torchmpi_plugin.{_HOMES.get(name, 'api.public')}"), name)
     if name in ("engine", "dist", "launch", "integrations"):
         return import_module(f"torchmpi_plugin.{name}")
     raise AttributeError(f"module 'torchmpi_plugin' has no attribute {name!r}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from . import settings, torch_internals
@@ -30,7 +31,18 @@ def _imported(module: str) -> Any:
     try:
         return importlib.import_module(f".{module}", __package__)
     except (AttributeError, ImportError) as error:
-        raise RuntimeError(f"{torch_internals.misfit()}. What went wrong: {error}") from error
+        raise RuntimeError(f"{_uncompiled() or torch_internals.misfit()}. What went wrong: {error}") from error
+
+
+def _uncompiled() -> str:
+    """Describe a checkout that Python finds in front of the package, as beside a script; empty: it is compiled."""
+    if importlib.util.find_spec("._bridge", __package__):
+        return ""
+    home = Path(__file__).parent
+    return (
+        f"torchmpi-plugin was imported from {home}, where it has not been compiled. Start the program from another "
+        f"directory than {home.parent}, also if only the script lies there, or compile it: pip install -e {home.parent}"
+    )
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -41,16 +53,11 @@ def _mpi_rendezvous(url: str, **arguments: Any) -> Any:
     return _load("lifecycle.rendezvous").mpi_rendezvous(url, **arguments)
 
 
-#: torch's own handlers of ``env://`` and ``tcp://``.
-_torchs: dict[str, Any] = {}
-
-
-def _instead(scheme: str, url: str, **arguments: Any) -> Any:
+def _instead(torchs: Callable[..., Any], url: str, **arguments: Any) -> Any:
     """torch's own handler, unless mpiplus asks: then what torch lacks is MPI's, and a port that is taken has a word."""
     if torch_internals.missing():  # not ours to say to those who ask for another backend
-        return _torchs[scheme](url, **arguments)
-    ours = getattr(_imported("lifecycle.rendezvous"), f"{scheme}_rendezvous")
-    return ours(_torchs[scheme], url, **arguments)
+        return torchs(url, **arguments)
+    return _imported("lifecycle.rendezvous").torchs_rendezvous(torchs, url, **arguments)
 
 
 def _register() -> None:
@@ -59,7 +66,7 @@ def _register() -> None:
 
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
         return
-    handlers = torch_internals.rendezvous_handlers()
+    handlers = torch_internals.find("torch.distributed.rendezvous:_rendezvous_handlers")
     dist.register_rendezvous_handler("mpi", _mpi_rendezvous)
     try:
         # A torch that knows no CUDA would ask a group about tensors that cannot be.
@@ -71,7 +78,7 @@ def _register() -> None:
         del handlers["mpi"]
         raise
     for scheme in ("env", "tcp"):
-        _torchs[scheme], handlers[scheme] = handlers[scheme], functools.partial(_instead, scheme)
+        handlers[scheme] = functools.partial(_instead, handlers[scheme])
     atexit.register(_at_exit)
 
 

@@ -24,9 +24,10 @@ class Options:
             must have just the group's ranks.
         abort_on_exception: of the world: an exception that nobody catches on one rank ends the whole job, so that
             the others do not wait for it. The variable ``MPIPLUS_ABORT_ON_EXCEPTION=0`` switches this off as well.
-        cuda: of the world: how CUDA tensors travel. "staged": through host memory; "direct": MPI is handed their
-            addresses, and reductions are computed on the device, or staged; None: as the variable ``MPIPLUS_CUDA``
-            says, or "auto", which asks the MPI library. The same on all ranks, or all stage.
+        cuda: of the world: how CUDA tensors travel. "staged": through host memory; "ipc": the same, but long ones
+            between the devices of a node, where the driver allows it; "direct": MPI is handed their addresses, and
+            reductions are computed on the device, or staged; None: as the variable ``MPIPLUS_CUDA`` says, or "auto",
+            which asks the MPI library. The same on all ranks, or all stage.
         collectives: "own": mpiplus's, over shared memory and between nodes; "mpi": those of the MPI library, which may
             have them in hardware; "auto": as the file of the variable ``MPIPLUS_TUNING`` says, else mpiplus's, but on
             more than 16 nodes MPI's for what is not short; None: as the variable ``MPIPLUS_COLLECTIVES`` says. Of a

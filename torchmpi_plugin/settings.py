@@ -48,27 +48,15 @@ class Setting(Generic[T]):
             raise ValueError(f"{self.name} must be {self.allowed}, not {text!r}") from None
 
 
-def _switch(text: str) -> bool:
-    return bool(("0", "1").index(text))
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError
-    return seconds
-
-
-def _word(words: tuple[str, ...], text: str) -> str:
-    return words[words.index(text)]
-
-
-_SECONDS = "a number of seconds, 0 or more"
-CUDA_PATHS = ("auto", "staged", "direct")
+CUDA_PATHS = ("auto", "staged", "ipc", "direct")
 COLLECTIVES_OF = ("auto", "own", "mpi")
 MPI_ONLY = "mpi-only"
 PROGRESS_OF = ("background", "auto", "caller")  # as enum mpp_inline_mode
 FRAMEWORKS = ("accelerate", "ignite", "transformers")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def replaced(text: str) -> tuple[str, ...]:
@@ -77,7 +65,7 @@ def replaced(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: what can be no name of a backend, or our own.
     """
-    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    names = _names(text.lower())
     if BACKEND in names or not all(name.isidentifier() for name in names):
         raise ValueError
     return names
@@ -89,7 +77,7 @@ def integrations(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: another name, with all that there are.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = _names(text)
     if wrong := [name for name in names if name not in FRAMEWORKS]:
         raise ValueError(f"there is no integration with {wrong[0]!r}, only with {', '.join(FRAMEWORKS)}")
     return names
@@ -102,7 +90,7 @@ def _summary(text: str) -> str:
 
 
 def _file(text: str) -> str:
-    if os.path.isdir(text):
+    if os.path.exists(text) and not os.path.isfile(text):  # to read a pipe or a device may have no end
         raise ValueError
     return text
 
@@ -113,22 +101,35 @@ def _directory(text: str) -> str:
     return text
 
 
-COLLECTIVES = Setting(
-    "MPIPLUS_COLLECTIVES",
-    "auto",
-    f"one of {', '.join((*COLLECTIVES_OF, MPI_ONLY))}",
-    functools.partial(_word, (*COLLECTIVES_OF, MPI_ONLY)),
+def _switch(name: str, default: str, meaning: str) -> Setting[bool]:
+    return Setting(name, default, "0 or 1", lambda text: bool(("0", "1").index(text)), meaning)
+
+
+def _choice(name: str, words: tuple[str, ...], default: str, meaning: str) -> Setting[str]:
+    allowed = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+    return Setting(name, default, allowed, lambda text: words[words.index(text)], meaning)
+
+
+def _seconds(name: str, default: str, meaning: str) -> Setting[float]:
+    def read(text: str) -> float:
+        seconds = float(text)
+        if not math.isfinite(seconds) or seconds < 0:
+            raise ValueError
+        return seconds
+
+    return Setting(name, default, "a number of seconds, 0 or more", read, meaning)
+
+
+COLLECTIVES = _choice(
+    *("MPIPLUS_COLLECTIVES", (*COLLECTIVES_OF, MPI_ONLY), "auto"),
     "`own`: mpiplus's collectives, over shared memory and [between nodes](architecture/internode.md); `mpi`: those "
     "of the MPI library; `auto`: as `MPIPLUS_TUNING` says, else `own`, but on more than 16 nodes those of the MPI "
     "library for what is not short. What rank 0 of a group has counts, and `Options(collectives=...)` comes before it. "
     "`mpi-only`: those of the MPI library whatever the options say, and mpiplus shares no memory at all, for "
     "[windows](windows.md#mapped-or-by-messages) neither; for these each rank reads it for itself.",
 )
-ASYNC_PROGRESS = Setting(
-    "MPIPLUS_ASYNC_PROGRESS",
-    "auto",
-    f"one of {', '.join(PROGRESS_OF)}",
-    functools.partial(_word, PROGRESS_OF),
+ASYNC_PROGRESS = _choice(
+    *("MPIPLUS_ASYNC_PROGRESS", PROGRESS_OF, "auto"),
     "Who moves the data of an asynchronous collective: a thread in the `background`; the `caller`, which polls for "
     "about as long as the data needs, and for 50 ms at most; `auto`: the caller [where no core is "
     "idle](architecture/call-path.md#inline-progress). Always the background's: messages (`isend`, `irecv`, windows), "
@@ -141,51 +142,35 @@ TUNING = Setting(
     "the path of a file",
     _file,
     "The file of [`mpiplus bench --tune`](tuning.md#between-nodes), which `auto` above follows in groups on as many "
-    "nodes. What rank 0 of a group has counts, and only its node needs the file.",
+    "nodes: which way an operation takes up to which size. What rank 0 of a group has counts, and only its node needs "
+    "the file.",
 )
-REPRODUCIBLE = Setting(
-    "MPIPLUS_REPRODUCIBLE",
-    "0",
-    "0 or 1",
-    _switch,
+REPRODUCIBLE = _switch(
+    *("MPIPLUS_REPRODUCIBLE", "0"),
     "`1`: sums have [the same bits wherever the ranks are](sharp-bits.md#results-to-the-bit), always with mpiplus's "
     "collectives. What rank 0 of a group has counts, and `Options(reproducible=...)` comes before it.",
 )
 WIRE_DTYPES = ("float32", "tensor")
-WIRE_DTYPE = Setting(
-    "MPIPLUS_WIRE_DTYPE",
-    "float32",
-    "float32 or tensor",
-    functools.partial(_word, WIRE_DTYPES),
+WIRE_DTYPE = _choice(
+    *("MPIPLUS_WIRE_DTYPE", WIRE_DTYPES, "float32"),
     "`tensor`: long sums of bfloat16 and float16 cross between nodes [in the tensor's own "
     "type](sharp-bits.md#narrow-sums-between-nodes). What rank 0 of a group has counts, and `Options(wire_dtype=...)` "
     "comes before it.",
 )
-CUDA = Setting(
-    "MPIPLUS_CUDA",
-    "auto",
-    f"one of {', '.join(CUDA_PATHS)}",
-    functools.partial(_word, CUDA_PATHS),
-    "How [CUDA tensors](cuda.md#which-path-the-data-takes) travel: `staged` through host memory, `direct`, or as the "
-    "MPI library says. `Options(cuda=...)` comes before it.",
+CUDA = _choice(
+    *("MPIPLUS_CUDA", CUDA_PATHS, "auto"),
+    "How [CUDA tensors](cuda.md#which-path-the-data-takes) travel: `staged` through host memory, `ipc` (the same, "
+    "but on a node between the devices), `direct`, or as the MPI library says. `Options(cuda=...)` comes before it.",
 )
-EXIT_GRACE = Setting(
-    "MPIPLUS_EXIT_GRACE",
-    "10",
-    _SECONDS,
-    _seconds,
+EXIT_GRACE = _seconds(
+    *("MPIPLUS_EXIT_GRACE", "10"),
     "Seconds that operations still pending at the end of the program get to complete, before the job is aborted.",
 )
-ABORT_ON_EXCEPTION = Setting(
-    "MPIPLUS_ABORT_ON_EXCEPTION",
-    "1",
-    "0 or 1",
-    _switch,
+ABORT_ON_EXCEPTION = _switch(
+    *("MPIPLUS_ABORT_ON_EXCEPTION", "1"),
     "`0`: an uncaught exception on one rank does not end the job. So does `Options(abort_on_exception=False)`.",
 )
-WATCHDOG = Setting(
-    "MPIPLUS_WATCHDOG", "60", _SECONDS, _seconds, "Seconds after which a wait is reported on stderr; `0`: never."
-)
+WATCHDOG = _seconds("MPIPLUS_WATCHDOG", "60", "Seconds after which a wait is reported on stderr; `0`: never.")
 REPLACE = Setting(
     "MPIPLUS_REPLACE",
     "",
@@ -194,11 +179,8 @@ REPLACE = Setting(
     "Names of backends that mean `mpiplus` to `init_process_group` and `new_group`, for "
     "[scripts that cannot be changed](usage.md#scripts-that-cannot-be-changed); `default`: where none is named.",
 )
-STATUS = Setting(
-    "MPIPLUS_STATUS",
-    "1",
-    "0 or 1",
-    _switch,
+STATUS = _switch(
+    *("MPIPLUS_STATUS", "1"),
     "`0`: this process does not answer [`mpiplus status`](status.md), which lists this user's jobs on a node.",
 )
 SUMMARY = Setting(
@@ -231,7 +213,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
 )
 
 #: Says what COLLECTIVES says, and goes with the next release.
-SHM = Setting("MPIPLUS_SHM", "1", "0 or 1", _switch, f"in place of 0 set {COLLECTIVES.name}={MPI_ONLY}")
+SHM = _switch("MPIPLUS_SHM", "1", f"in place of 0 set {COLLECTIVES.name}={MPI_ONLY}")
 DEPRECATED: tuple[Setting[Any], ...] = (SHM,)
 
 JOB = "MPIPLUS_JOB"

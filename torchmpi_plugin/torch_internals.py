@@ -8,7 +8,6 @@ A new torch release is looked at here first: NEEDS says what is used, since whic
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +33,7 @@ class Need(NamedTuple):
     why: str
 
 
-_C10D = "torch._C._distributed_c10d"
+C10D = "torch._C._distributed_c10d"
 _FRAMES = "torch._C._dynamo.eval_frame"
 #: The oldest torch that is supported; pyproject.toml says the same.
 OLDEST = (2, 8)
@@ -59,30 +58,30 @@ NEEDS = (
     Need("torch._C:_dispatch_tls_is_dispatch_key_excluded", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch._C:_dispatch_has_computed_kernel_for_dispatch_key", OLDEST, "torch.ops.c10d on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
-    Need(f"{_C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
-    Need(f"{_C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
-    Need(f"{_C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
+    Need(f"{C10D}:ProcessGroup.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need(f"{C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
+    Need(f"{C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
+    Need(f"{C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
+    Need(f"{C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
     Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
-    Need(f"{_C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
-    Need(f"{_C10D}:Backend.Options", OLDEST, "the options that a group shows"),
-    Need(f"{_C10D}:ErrorType", OLDEST, "get_error()"),
-    Need(f"{_C10D}:ProcessGroup._device_types", OLDEST, "object collectives choose a device by it"),
-    Need(f"{_C10D}:ProcessGroup._get_backend", OLDEST, "what torch asks a group's backend"),
-    Need(f"{_C10D}:ProcessGroup._start_coalescing", OLDEST, "coalesced operations"),
-    Need(f"{_C10D}:ProcessGroup._end_coalescing", OLDEST, "coalesced operations"),
+    Need(f"{C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
+    Need(f"{C10D}:Backend.Options", OLDEST, "the options that a group shows"),
+    Need(f"{C10D}:ErrorType", OLDEST, "get_error()"),
+    Need(f"{C10D}:ProcessGroup._device_types", OLDEST, "object collectives choose a device by it"),
+    Need(f"{C10D}:ProcessGroup._get_backend", OLDEST, "what torch asks a group's backend"),
+    Need(f"{C10D}:ProcessGroup._start_coalescing", OLDEST, "coalesced operations"),
+    Need(f"{C10D}:ProcessGroup._end_coalescing", OLDEST, "coalesced operations"),
     Need("torch.distributed.distributed_c10d:_coalescing_manager", OLDEST, "the end of a coalescing block; frames"),
-    Need(f"{_C10D}:ProcessGroup._register_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup._set_default_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup.register_pre_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
-    Need(f"{_C10D}:ProcessGroup.register_post_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
-    Need(f"{_C10D}:Backend", BACKENDS_IN_PYTHON, "groups that mpiplus shares with other backends"),
-    Need(f"{_C10D}:Window", BACKENDS_IN_PYTHON, "what windows pass for"),
-    Need(f"{_C10D}:WindowAttr", BACKENDS_IN_PYTHON, "get_attr() of windows"),
-    Need(f"{_C10D}:WindowAccessType", BACKENDS_IN_PYTHON, "get_attr() of windows"),
-    Need(f"{_C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
-    Need(f"{_C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
+    Need(f"{C10D}:ProcessGroup._register_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{C10D}:ProcessGroup._set_default_backend", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{C10D}:ProcessGroup.register_pre_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{C10D}:ProcessGroup.register_post_hook", BACKENDS_IN_PYTHON, "hooks on a group of mpiplus"),
+    Need(f"{C10D}:Backend", BACKENDS_IN_PYTHON, "groups that mpiplus shares with other backends"),
+    Need(f"{C10D}:Window", BACKENDS_IN_PYTHON, "what windows pass for"),
+    Need(f"{C10D}:WindowAttr", BACKENDS_IN_PYTHON, "get_attr() of windows"),
+    Need(f"{C10D}:WindowAccessType", BACKENDS_IN_PYTHON, "get_attr() of windows"),
+    Need(f"{C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
+    Need(f"{C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
     Need(f"{_FRAMES}:set_code_exec_strategy", OLDEST, "torch.compile around our operations"),
     Need(f"{_FRAMES}:_FrameExecStrategy", OLDEST, "torch.compile around our operations"),
     Need(f"{_FRAMES}:_FrameAction.SKIP", OLDEST, "torch.compile around our operations"),
@@ -166,14 +165,6 @@ def uses_torchcomms() -> bool:
     return enabled is not None and bool(enabled())
 
 
-# ---- rendezvous ----
-
-
-def rendezvous_handlers() -> dict[str, Any]:
-    """torch's table of rendezvous handlers, by scheme."""
-    return find("torch.distributed.rendezvous:_rendezvous_handlers")
-
-
 # ---- groups ----
 
 
@@ -184,12 +175,7 @@ def has_python_backends() -> bool:
 
 def backend_class() -> Any:
     """c10d's Backend; not ``torch.distributed.Backend``, which is a kind of string."""
-    return find(f"{_C10D}:Backend")
-
-
-def error_type() -> Any:
-    """c10d's enum of what ``get_error()`` may say."""
-    return find(f"{_C10D}:ErrorType")
+    return find(f"{C10D}:Backend")
 
 
 def set_backend_type(name: str) -> None:
@@ -206,15 +192,10 @@ def set_backend_type(name: str) -> None:
 
 def unwrapped(backend: Any) -> Any:
     """The backend below the wrappers that torch puts around it under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
-    wrapper = find(f"{_C10D}:_ProcessGroupWrapper")
+    wrapper = find(f"{C10D}:_ProcessGroupWrapper")
     while isinstance(backend, wrapper):
         backend = backend.wrapped_pg
     return backend
-
-
-def checks_for_nan() -> bool:
-    """Return whether torch attaches its check for NaN to new groups."""
-    return os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1"
 
 
 def register_backend(group: Any, devices: list[Any], backend: Any) -> None:
@@ -280,22 +261,7 @@ def answer_timeouts() -> None:
         module._set_pg_timeout = functools.wraps(helper)(_set_pg_timeout)  # type: ignore[attr-defined]
 
 
-# ---- windows ----
-
-
-def window_class() -> Any:
-    """c10d's Window: it has no constructor, so a subclass in Python has no instances."""
-    return find(f"{_C10D}:Window")
-
-
-def window_attributes(mapped: bool) -> Any:
-    """Return what c10d says of a rank's memory in a window: whether it can be mapped."""
-    attributes, kinds = find(f"{_C10D}:WindowAttr")(), find(f"{_C10D}:WindowAccessType")
-    attributes.access_type = kinds.UNIFIED if mapped else kinds.SEPARATE
-    return attributes
-
-
-# ---- tensors, reductions, profiler ----
+# ---- tensors, profiler ----
 
 
 def shares_elements(tensor: Any) -> bool:
@@ -334,11 +300,6 @@ def inside_gradients(tensor: Any) -> Any:
     while find("torch._C:_dispatch_keys")(tensor).has(of_gradient):
         tensor = find("torch._C:_functorch.get_unwrapped")(tensor)
     return tensor
-
-
-def premul_factor(op: Any) -> Any:
-    """The factor of a PREMUL_SUM: a number or a tensor."""
-    return op.__getstate__()[1]
 
 
 def tensor_exchange() -> Any:
@@ -381,7 +342,7 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
         ours: the backend's name.
         dump: the trace, pickled; takes includeCollectives, includeStackTraces, onlyActive.
     """
-    module = import_module(_C10D)
+    module = import_module(C10D)
     ask = module._dump_fr_trace
     if version() < BACKENDS_IN_PYTHON or hasattr(ask, "asks_mpiplus"):
         return  # before, there is no way to say which backend is meant

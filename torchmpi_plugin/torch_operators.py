@@ -9,9 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .torch_internals import find
-
-C10D = "torch._C._distributed_c10d"
+from .torch_internals import C10D, find
 
 
 def operators_tell_the_reduction() -> bool:

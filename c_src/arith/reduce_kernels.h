@@ -2,7 +2,8 @@
  * each time with
  *   MPP_ISA        suffix of every name defined here, and the build's name
  *   MPP_ISA_BYTES  vector size for the explicit fp16 loops; 0: none
- * so there is deliberately no include guard.
+ * so there is deliberately no include guard.  A macro that is the same text each
+ * time stays defined; the end undefines the others.
  *
  * Everything is plain loops left to the vectoriser except fp16 on x86, whose
  * conversion instructions gcc 12 does not find by itself.  All kernels accept
@@ -278,10 +279,6 @@ static const struct kernels K(kernels) = {
     .pair[MPP_BOOL] = {[MPP_BOR] = K(or_bool), [MPP_BAND] = K(and_bool), [MPP_BXOR] = K(xor_bool)},
 };
 
-#undef K
-#undef MAP1
-#undef MAP2
-#undef V_ROUND
 #undef V_COUNT
 #undef V
 #undef V_LOAD
@@ -294,11 +291,5 @@ static const struct kernels K(kernels) = {
 #undef V_min
 #undef V_max
 #undef V_LOOP
-#undef UNSIGNED_ROW
-#undef ORDER_ROW
-#undef INTEGER_ROWS
-#undef FLOAT_ROW
-#undef FLOAT_ROWS
-#undef CONVERT_ROWS
 #undef MPP_ISA
 #undef MPP_ISA_BYTES

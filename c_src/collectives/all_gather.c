@@ -104,6 +104,14 @@ static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
     if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
 }
 
+static void pull_blocks(shm_op *s) {
+    int own = s->op.group->rank;
+    for (int r = 0; r < s->op.group->size; r++) {
+        uintptr_t from = !s->lengths[r] ? 0 : r == own ? (uintptr_t)s->in : mpp_peer_address(s, r);
+        if (from && from != s->out_list[r]) mpp_bus_copy_in_device(s->bus, s->out_list[r], from, s->lengths[r]);
+    }
+}
+
 static void read_blocks(shm_op *s, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
     size_t offset = mpp_chunk_begin(s, chunk);
@@ -129,6 +137,8 @@ static uintptr_t over_shm(mpp_group *g, const void *in, const uintptr_t *out, co
     if (!s->out_list || !s->lengths) return mpp_no_shm_op(s, g, wait_ns);
     s->write = write_own_block;
     s->read = read_blocks;
+    s->pull = pull_blocks;
+    mpp_offer(s, bytes[g->rank] ? (uintptr_t)in : 0, longest, bytes);
     if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
     mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     if (staging) {
@@ -170,40 +180,24 @@ static uintptr_t by_mpi(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes,
 
 /* ---- which of them ---- */
 
-/* One block for each rank: where it begins, and how long it is. */
-typedef struct {
-    uintptr_t *addresses;
-    size_t *lengths;
-} block_list;
-
-/* The first begins at `first`, each of the others `step` bytes after the one before. 0: no memory. */
-static int make_blocks(block_list *list, const mpp_group *g, uintptr_t first, size_t step, size_t length) {
-    list->addresses = malloc((size_t)g->size * sizeof *list->addresses);
-    list->lengths = malloc((size_t)g->size * sizeof *list->lengths);
-    if (!list->addresses || !list->lengths) return 0;
-    for (size_t r = 0; r < (size_t)g->size; r++) {
-        list->addresses[r] = first + r * step;
-        list->lengths[r] = length;
+/* One block for each rank: where they begin, then how long they are. The first begins at `first`, each of the others
+ * `step` bytes after the one before. NULL: no memory. */
+static uintptr_t *new_blocks(const mpp_group *g, uintptr_t first, size_t step, size_t length) {
+    size_t size = (size_t)g->size;
+    uintptr_t *blocks = malloc(2 * size * sizeof *blocks);
+    for (size_t r = 0; blocks && r < size; r++) {
+        blocks[r] = first + r * step;
+        blocks[size + r] = length;
     }
-    return 1;
-}
-
-static void free_blocks(block_list *list) {
-    free(list->addresses);
-    free(list->lengths);
+    return blocks;
 }
 
 static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
                                  uintptr_t staging, int64_t wait_ns) {
-    block_list send;
-    uintptr_t op;
-    if (make_blocks(&send, g, in, 0, bytes[g->rank])) {
-        op = mpp_exchange_to_gather(g, send.addresses, send.lengths, out, bytes, staging, wait_ns);
-    } else {
-        mpp_staging_free((mpp_staging *)staging);
-        op = mpp_mpi_out_of_memory(g);
-    }
-    free_blocks(&send);
+    uintptr_t *send = new_blocks(g, in, 0, bytes[g->rank]);
+    if (!send) return mpp_no_memory((uintptr_t)g, staging, wait_ns);
+    uintptr_t op = mpp_exchange_to_gather(g, send, (size_t *)(send + g->size), out, bytes, staging, wait_ns);
+    free(send);
     return op;
 }
 
@@ -220,21 +214,15 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
                         int64_t wait_ns) {
     mpp_note(MPP_ALL_GATHER, bytes, -1);
     mpp_group *g = (mpp_group *)group;
-    int shared = mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * bytes, staging);
-    if (!shared) {
+    if (!mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * bytes, staging)) {
         size_t limit = mpp_call_limit(staging);
         /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
         if (mpp_through_host(staging)) return by_mpi(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
         if (bytes <= limit) return by_mpi(g, in, out, bytes, bytes, staging, wait_ns);
     }
-    block_list receive;
-    uintptr_t op;
-    if (make_blocks(&receive, g, out, bytes, bytes)) {
-        op = mpp_allgather_list(group, in, receive.addresses, receive.lengths, staging, wait_ns);
-    } else {
-        mpp_staging_free((mpp_staging *)staging);
-        op = shared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_mpi_out_of_memory(g);
-    }
-    free_blocks(&receive);
+    uintptr_t *receive = new_blocks(g, out, bytes, bytes);
+    if (!receive) return mpp_no_memory(group, staging, wait_ns);
+    uintptr_t op = mpp_allgather_list(group, in, receive, (size_t *)(receive + g->size), staging, wait_ns);
+    free(receive);
     return op;
 }

@@ -75,8 +75,21 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
+/* A rank that has what it takes offers it; else the ranks find out whether they could. */
+static int offer(shm_op *s, const mpp_block *own) {
+    if (!own) {
+        mpp_introduce(s, (uintptr_t)s->in);
+        return 1;
+    }
+    shm_op *second = mpp_new_agreement(s->op.group);
+    if (!second) return 0;
+    mpp_in_halves(s, second, own->elements * s->element, own);
+    mpp_offer(s, (uintptr_t)s->in, s->bytes, NULL);
+    return 1;
+}
+
 static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                          uintptr_t staging, int64_t wait_ns) {
+                          const mpp_block *own, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return mpp_no_shm_op(s, g, wait_ns);
     s->in = in;
@@ -86,7 +99,7 @@ static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count,
     s->element = mpp_dtype_size(how->dtype);
     s->bytes = count * s->element;
     s->write = g->size > 1 ? mpp_write_plain : NULL;
-    s->two_phase = g->size >= TWO_PHASE_RANKS && s->bytes > TWO_PHASE_BYTES;
+    s->two_phase = (int64_t)s->bytes > g->channel->limits[MPP_ONE_PHASE];
     s->read = s->two_phase ? read_parts : read_sum;
     s->read_reduced = read_parts;
     if (s->bytes <= s->chunk_bytes) mpp_leave_bus(s); /* one more round of all ranks would cost more than a copy */
@@ -94,6 +107,7 @@ static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count,
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
+    if (s->bus && !offer(s, own)) return mpp_no_shm_op(s, g, wait_ns);
     if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
     mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
     if (staging) {
@@ -157,7 +171,7 @@ uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
     mpp_note(MPP_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
     mpp_group *g = (mpp_group *)group;
     if (mpp_sums_in_shm(g, MPP_ALL_REDUCE, count, how))
-        return over_shm(g, (const void *)in, (void *)out, count, how, -1, staging, wait_ns);
+        return over_shm(g, (const void *)in, (void *)out, count, how, -1, NULL, staging, wait_ns);
     return by_mpi(g, in, out, count, how, -1, staging, wait_ns);
 }
 
@@ -166,6 +180,15 @@ uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t cou
     mpp_note(MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
     mpp_group *g = (mpp_group *)group;
     if (mpp_sums_in_shm(g, MPP_REDUCE, count, how))
-        return over_shm(g, (const void *)in, (void *)out, count, how, root, staging, wait_ns);
+        return over_shm(g, (const void *)in, (void *)out, count, how, root, NULL, staging, wait_ns);
     return by_mpi(g, in, out, count, how, root, staging, wait_ns);
+}
+
+/* In place, in a group on one node: an all_reduce or reduce whose blocks ranks whose devices can be read reduce there.
+ * Then it is the first half: `received` has what the others have of this rank's block, one after the other by rank,
+ * this one's left out but not its place; and the second one, mpp_second_half, shares `result`, what came of it. */
+uintptr_t mpp_sum_between_devices(uintptr_t group, uintptr_t tensor, size_t count, const mpp_reduction *how, int root,
+                                  const mpp_block *own, uintptr_t staging, int64_t wait_ns) {
+    mpp_note(root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
+    return over_shm((mpp_group *)group, (const void *)tensor, (void *)tensor, count, how, root, own, staging, wait_ns);
 }

@@ -98,14 +98,24 @@ static void read_from_root(shm_op *s, uint64_t chunk) {
     if (length) mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
 }
 
+static void pull_from_root(shm_op *s) {
+    uintptr_t from = mpp_peer_address(s, s->root);
+    if (from) mpp_bus_copy_in_device(s->bus, (uintptr_t)s->out, from, s->bytes);
+}
+
 static uintptr_t over_shm(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return mpp_no_shm_op(s, g, wait_ns);
     s->in = s->out = buffer;
     s->bytes = bytes;
     s->root = s->wait_for = root;
-    if (g->rank == root) s->write = mpp_write_plain;
-    else s->read = read_from_root;
+    if (g->rank == root) {
+        s->write = mpp_write_plain;
+    } else {
+        s->read = read_from_root;
+        s->pull = pull_from_root;
+    }
+    mpp_offer(s, g->rank == root ? (uintptr_t)buffer : 0, bytes, NULL);
     if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
     mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (staging) {

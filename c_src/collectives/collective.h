@@ -8,7 +8,7 @@
 #include "shm/signatures.h"
 
 /* Whether an operation goes through shared memory, and between the nodes by our own messages. Data that MPI takes from
- * a device directly does not, nor, in some groups on several nodes, what is long (mpp_group_own_up_to). */
+ * a device directly does not, nor, in some groups on several nodes, what is long (mpp_group_limit). */
 static inline int mpp_in_shm(const mpp_group *g, int kind, size_t bytes, uintptr_t staging) {
     return mpp_is_ours(g, kind, bytes) && (!staging || mpp_through_host(staging));
 }

@@ -77,6 +77,40 @@ static void read_slots(shm_op *s, uint64_t chunk) {
     }
 }
 
+/* ---- between devices ---- */
+
+/* Where the block for `to` is, after the first one that goes to another rank: they lie one after the other. */
+static size_t offset_of_block(const size_t *lengths, int from, int to) {
+    size_t offset = 0;
+    int r = 0;
+    while (r < to && (r == from || !lengths[r])) r++;
+    for (; r < to; r++) offset += lengths[r];
+    return offset;
+}
+
+/* What others can find by the first one's address: 0: there are none, or they lie otherwise. */
+static int are_in_a_row(const mpp_group *g, const exchanged *x, uintptr_t *first) {
+    *first = 0;
+    for (int r = 0; r < g->size; r++) {
+        if (r == g->rank || !x->send_bytes[r]) continue;
+        if (!*first) *first = x->send[r];
+        if (x->send[r] != *first + offset_of_block(x->send_bytes, g->rank, r)) return 0;
+    }
+    return 1;
+}
+
+static void pull_from_all(shm_op *s) {
+    mpp_channel *c = s->op.group->channel;
+    for (int i = 1; i < c->size; i++) {
+        int from = (c->rank + i) % c->size;
+        size_t length = s->lengths[c->size + from];
+        uintptr_t block = length ? mpp_peer_address(s, from) : 0;
+        if (!block) continue;
+        block += offset_of_block((const size_t *)mpp_slot_of(c, from, s->first), from, c->rank);
+        mpp_bus_copy_in_device(s->bus, s->out_list[from], block, length);
+    }
+}
+
 /* ---- the lengths ---- */
 
 /* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
@@ -93,7 +127,7 @@ static uint64_t balance_of(const mpp_group *g, const exchanged *x) {
 
 /* The first pair of ranks that do not agree: detail[0] sends `bytes` to `root`, which expects `own`. */
 static void find_imbalance(shm_op *s, mpp_channel *c) {
-    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+    s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1, .has_lengths = 1};
     if (!lengths_fit(c)) return;
     for (int to = 0; to < c->size; to++) {
         const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
@@ -146,6 +180,9 @@ static mpp_op *compare(mpp_group *g, const exchanged *x) {
     if (!s) return NULL;
     s->bus = x->bus;
     if (s->bus) s->place = MPP_ON_BUS;
+    s->pull = pull_from_all;
+    uintptr_t first;
+    if (may_carry(g) && are_in_a_row(g, x, &first)) mpp_offer(s, first, INT64_MAX, x->recv_bytes);
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, x);
@@ -175,11 +212,11 @@ static void add_exchange(message_op *m, const exchanged *x) {
     const mpp_group *g = m->op.group;
     for (int i = 1; i < g->size; i++) {
         int to = (g->rank + i) % g->size;
-        if (x->send_bytes[to]) mpp_add_send(m, x->send[to], x->send_bytes[to], to);
+        if (x->send_bytes[to]) mpp_add_message(m, x->send[to], x->send_bytes[to], to, MPP_TO_SEND);
     }
     for (int i = 1; i < g->size; i++) {
         int from = (g->rank + g->size - i) % g->size;
-        if (x->recv_bytes[from]) mpp_add_receive(m, x->recv[from], x->recv_bytes[from], from);
+        if (x->recv_bytes[from]) mpp_add_message(m, x->recv[from], x->recv_bytes[from], from, MPP_TO_MATCH);
     }
 }
 

@@ -93,8 +93,9 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
     if (s->bus) mpp_from_slot(s, mpp_shm_out(s, offset), out, mine.length);
 }
 
+/* `received`: of a sum between devices where it has the others' blocks; 0: it is none. */
 static uintptr_t over_shm(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts, const mpp_reduction *how,
-                          uintptr_t staging, int64_t wait_ns) {
+                          uintptr_t received, uintptr_t staging, int64_t wait_ns) {
     shm_op *s = mpp_new_shm_op(g, staging);
     if (!s) return mpp_no_shm_op(s, g, wait_ns);
     s->out = out;
@@ -110,6 +111,10 @@ static uintptr_t over_shm(mpp_group *g, const uintptr_t *in, void *out, const si
     s->write = write_pieces;
     s->read = read_piece_sum;
     if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
+    if (received) {
+        mpp_reads_own_blocks(s, received);
+        mpp_offer(s, in[0], longest, NULL); /* whoever has memory for them can read all ranks */
+    } else if (s->bus) mpp_introduce(s, in[0]);
     mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     if (staging) {
         for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
@@ -235,6 +240,16 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
     mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
     size_t table = (size_t)g->size * mpp_longest_of(counts, g->size);
     if (mpp_sums_in_shm(g, MPP_REDUCE_SCATTER, table, how))
-        return over_shm(g, in, (void *)out, counts, how, staging, wait_ns);
+        return over_shm(g, in, (void *)out, counts, how, 0, staging, wait_ns);
     return by_mpi(g, in, out, counts, flat, how, staging, wait_ns);
+}
+
+/* In a group on one node, of blocks in a row: where ranks whose devices can be read reduce there, `received` has what
+ * the others have of this rank's block, as of mpp_sum_between_devices, and `out` is yet to be written. */
+uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
+                                      const mpp_reduction *how, uintptr_t received, uintptr_t staging,
+                                      int64_t wait_ns) {
+    mpp_group *g = (mpp_group *)group;
+    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
+    return over_shm(g, in, (void *)out, counts, how, received, staging, wait_ns);
 }

@@ -12,13 +12,18 @@
 
 typedef unsigned long long cuda_address;
 typedef void *cuda_context, *cuda_stream, *cuda_event;
+typedef struct {
+    char bytes[64];
+} cuda_ipc_handle; /* of an allocation, for other processes of the machine */
 
 enum {
     CUDA_OK = 0,
     CUDA_NOT_READY = 600,
     CUDA_STREAM_NON_BLOCKING = 1, /* does not wait for the legacy default stream */
     CUDA_EVENT_NO_TIMING = 2,
-    CUDA_HOST_PORTABLE = 1 /* pinned for every device */
+    CUDA_HOST_PORTABLE = 1, /* pinned for every device */
+    CUDA_BUFFER_ID = 7,     /* an attribute: a number that no other allocation of the process ever has */
+    CUDA_LAZY_PEER_ACCESS = 1
 };
 
 /* X(member, symbol, arguments); each returns a CUresult, an int. */
@@ -37,8 +42,14 @@ enum {
     X(to_host, "cuMemcpyDtoHAsync_v2", (void *, cuda_address, size_t, cuda_stream))                                    \
     X(to_device, "cuMemcpyHtoDAsync_v2", (cuda_address, const void *, size_t, cuda_stream))                            \
     X(in_device, "cuMemcpyDtoDAsync_v2", (cuda_address, cuda_address, size_t, cuda_stream))                            \
+    X(address_range, "cuMemGetAddressRange_v2", (cuda_address *, size_t *, cuda_address))                              \
+    X(pointer_attribute, "cuPointerGetAttribute", (void *, int, cuda_address))                                         \
+    X(ipc_handle, "cuIpcGetMemHandle", (cuda_ipc_handle *, cuda_address))                                              \
+    X(ipc_open, "cuIpcOpenMemHandle_v2", (cuda_address *, cuda_ipc_handle, unsigned))                                  \
+    X(ipc_close, "cuIpcCloseMemHandle", (cuda_address))                                                                \
     X(stream_create, "cuStreamCreate", (cuda_stream *, unsigned))                                                      \
     X(stream_destroy, "cuStreamDestroy_v2", (cuda_stream))                                                             \
+    X(stream_query, "cuStreamQuery", (cuda_stream))                                                                    \
     X(stream_wait, "cuStreamWaitEvent", (cuda_stream, cuda_event, unsigned))                                           \
     X(event_create, "cuEventCreate", (cuda_event *, unsigned))                                                         \
     X(event_record, "cuEventRecord", (cuda_event, cuda_stream))                                                        \

@@ -6,6 +6,7 @@
 #include "shim.h"
 
 enum { OUT_OF_MEMORY = 2, MAX_DEVICES = 128, BAD_DEVICE = 101, ORDERS = 48, SMALLEST = 16 /* 64 KiB */ };
+enum { NESTED = 8 }; /* a call, a wait, a step, what that does: each may be on another device */
 
 /* Pinned memory is taken from everybody else on the machine: more than this is given back. */
 static const size_t KEEP_BYTES = (size_t)256 << 20;
@@ -49,11 +50,20 @@ static int find_device(int ordinal, cuda_device **found) {
     return error;
 }
 
-int mpp_enter_device(copier *c) { return mpp_cuda.context_push(c->device->context); }
+static __thread cuda_context entered[NESTED];
+static __thread int depth;
+
+int mpp_enter_device(const cuda_device *device) {
+    int is_in = depth && entered[depth - 1] == device->context;
+    int error = is_in ? CUDA_OK : mpp_cuda.context_push(device->context);
+    if (!error) entered[depth++] = device->context;
+    return error;
+}
 
 void mpp_leave_device(void) {
     cuda_context old;
-    mpp_cuda.context_pop(&old);
+    depth--;
+    if (!depth || entered[depth - 1] != entered[depth]) mpp_cuda.context_pop(&old);
 }
 
 /* ---- streams and events ---- */
@@ -68,8 +78,6 @@ static void destroy_copier(copier *c) {
         destroy_event(c->stored[i]);
     }
     destroy_event(c->start);
-    destroy_event(c->joined);
-    destroy_event(c->end);
     if (c->load) mpp_cuda.stream_destroy(c->load);
     if (c->store) mpp_cuda.stream_destroy(c->store);
     free(c);
@@ -81,7 +89,7 @@ static int new_copier(cuda_device *device, copier **made) {
     copier *c = calloc(1, sizeof *c);
     if (!c) return OUT_OF_MEMORY;
     c->device = device;
-    int error = mpp_enter_device(c);
+    int error = mpp_enter_device(device);
     if (error) {
         free(c);
         return error;
@@ -92,8 +100,6 @@ static int new_copier(cuda_device *device, copier **made) {
         if (!error) error = new_event(&c->stored[i]);
     }
     if (!error) error = new_event(&c->start);
-    if (!error) error = new_event(&c->joined);
-    if (!error) error = new_event(&c->end);
     if (error) destroy_copier(c);
     else *made = c;
     mpp_leave_device();
@@ -143,7 +149,7 @@ int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size) {
     *size = (size_t)1 << order;
     *found = (char *)b;
     if (b) return CUDA_OK;
-    int error = mpp_enter_device(c);
+    int error = mpp_enter_device(c->device);
     if (error) return error;
     error = mpp_cuda.host_alloc((void **)found, *size, CUDA_HOST_PORTABLE);
     mpp_leave_device();
@@ -151,7 +157,7 @@ int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size) {
 }
 
 static void free_pinned(copier *c, void *memory) {
-    if (mpp_enter_device(c)) return;
+    if (mpp_enter_device(c->device)) return;
     mpp_cuda.host_free(memory);
     mpp_leave_device();
 }
@@ -173,7 +179,7 @@ void mpp_put_pinned(copier *c, char *memory, size_t size) {
 /* ---- memory of others ---- */
 
 int mpp_register_memory(copier *c, void *memory, size_t bytes) {
-    int error = mpp_enter_device(c);
+    int error = mpp_enter_device(c->device);
     if (error) return error;
     error = mpp_cuda.host_register(memory, bytes, CUDA_HOST_PORTABLE);
     mpp_leave_device();
@@ -181,7 +187,7 @@ int mpp_register_memory(copier *c, void *memory, size_t bytes) {
 }
 
 void mpp_unregister_memory(cuda_device *device, void *memory) {
-    if (mpp_cuda.context_push(device->context)) return;
+    if (mpp_enter_device(device)) return;
     mpp_cuda.host_unregister(memory);
     mpp_leave_device();
 }
@@ -194,7 +200,7 @@ void mpp_cuda_release(void) {
     pthread_mutex_lock(&pool.lock);
     for (int i = 0; i < MAX_DEVICES; i++) {
         cuda_device *d = pool.devices[i];
-        if (!d || mpp_cuda.context_push(d->context)) continue;
+        if (!d || mpp_enter_device(d)) continue;
         for (int order = 0; order < ORDERS; order++) {
             for (block *b = pool.idle[order], *next; b; b = next) {
                 next = b->next;

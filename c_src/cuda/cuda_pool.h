@@ -17,7 +17,6 @@ struct copier {
     cuda_stream load, store; /* from the device; to it, NULL until mpp_second_stream() */
     cuda_event start;        /* on the user's stream: everything queued before the operation */
     cuda_event loaded[MPP_SLOTS], stored[MPP_SLOTS];
-    cuda_event joined, end;
 };
 
 /* All return a CUresult. */
@@ -33,8 +32,9 @@ void mpp_put_copier(copier *c);
 void mpp_put_pinned(copier *c, char *block, size_t size);
 
 /* Calls of the driver go to the context that the thread has pushed. The user's threads have one of their own, which
- * must be back in place afterwards; the progress thread has none. */
-int mpp_enter_device(copier *c);
+ * must be back in place afterwards; the progress thread has none. Who has entered a device enters it again for nothing.
+ */
+int mpp_enter_device(const cuda_device *device);
 void mpp_leave_device(void);
 
 #endif

@@ -20,16 +20,35 @@ size_t mpp_call_limit(uintptr_t staging) { return mpp_through_host(staging) ? mp
 
 static void release(mpp_owned *owned) { mpp_staging_free((mpp_staging *)owned); }
 
+static void note(mpp_staging *t, int error) {
+    if (error && !t->error) t->error = error;
+}
+
+static int enter(mpp_staging *t) {
+    int error = mpp_enter_device(t->copier->device);
+    note(t, error);
+    return !error;
+}
+
+/* Takes over what the call has entered already. An error is for who moves the operation to note, under the lock. */
+static int enter_to_wait(mpp_owned *owned) {
+    mpp_staging *t = (mpp_staging *)owned;
+    int entered = t->entered;
+    t->entered = 0;
+    return entered || !mpp_enter_device(t->copier->device);
+}
+
 /* Notes what has been queued on the user's stream: the operation that takes this staging starts after it. */
-uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int length) {
+uintptr_t mpp_stage(int device, uintptr_t stream, int path, char *message, int length) {
     mpp_staging *t = calloc(1, sizeof *t);
     int error = OUT_OF_MEMORY;
     if (t) {
-        t->owned.release = release;
-        t->direct = direct;
+        t->owned = (mpp_owned){release, enter_to_wait, mpp_leave_device};
+        t->direct = path == MPP_PATH_DIRECT;
+        t->shows_memory = path == MPP_PATH_PEERS;
         error = mpp_get_copier(device, &t->copier);
     }
-    if (!error) error = mpp_enter_device(t->copier);
+    if (!error) error = mpp_enter_device(t->copier->device);
     if (!error) {
         error = mpp_cuda.event_record(t->copier->start, (cuda_stream)stream);
         mpp_leave_device();
@@ -42,6 +61,7 @@ uintptr_t mpp_stage(int device, uintptr_t stream, int direct, char *message, int
 
 void mpp_staging_free(mpp_staging *t) {
     if (!t) return;
+    if (t->entered) mpp_leave_device();
     /* After an error nobody can tell whether copies are still under way: what they may touch is never used again. */
     if (!t->error || !t->begun) {
         if (t->pinned) mpp_put_pinned(t->copier, t->pinned, t->pinned_bytes);
@@ -50,16 +70,6 @@ void mpp_staging_free(mpp_staging *t) {
     free(t->lanes);
     free(t->where);
     free(t);
-}
-
-static void note(mpp_staging *t, int error) {
-    if (error && !t->error) t->error = error;
-}
-
-static int enter(mpp_staging *t) {
-    int error = mpp_enter_device(t->copier);
-    note(t, error);
-    return !error;
 }
 
 int mpp_add_lane(mpp_op *op, uintptr_t device, size_t bytes, int direction) {
@@ -87,38 +97,48 @@ static size_t length_in(const mpp_staging *t, const mpp_lane *lane, size_t piece
     return lane->bytes - begin < t->piece ? lane->bytes - begin : t->piece;
 }
 
+static cuda_stream stream_of(const copier *c, int direction) { return direction == MPP_DOWN ? c->load : c->store; }
+
+/* The same for copies that are begun now, and come after what the user had queued. */
+static cuda_stream stream_for(mpp_staging *t, int direction) {
+    cuda_stream stream = stream_of(t->copier, direction);
+    if (!t->is_ordered[direction]) note(t, mpp_cuda.stream_wait(stream, t->copier->start, 0));
+    t->is_ordered[direction] = t->is_busy[direction] = 1;
+    return stream;
+}
+
 /* Gives the next piece its slot, and fills that. On the device's side the copies of a slot are in order: those of
  * this piece wait for those of the piece before it, which the host need not see. */
 static void load_next(mpp_staging *t) {
-    copier *c = t->copier;
+    const copier *c = t->copier;
     size_t piece = t->begun++, slot = piece % t->slots;
     uintptr_t *where = t->where + slot * (size_t)t->lane_count;
     uintptr_t at = (uintptr_t)t->pinned + slot * t->slot_bytes;
-    if (piece >= t->slots) note(t, mpp_cuda.stream_wait(c->load, c->stored[slot], 0));
+    if (piece >= t->slots) note(t, mpp_cuda.stream_wait(stream_for(t, MPP_DOWN), c->stored[slot], 0));
     for (int i = 0; i < t->lane_count; i++) {
         const mpp_lane *lane = &t->lanes[i];
         size_t length = length_in(t, lane, piece);
         where[i] = at;
         at += length; /* without gaps, so that equal lanes make one buffer for MPI */
         if (length && lane->direction & MPP_LOAD && !t->error)
-            note(t, mpp_cuda.to_host((void *)where[i], lane->device + piece * t->piece, length, c->load));
+            note(t,
+                 mpp_cuda.to_host((void *)where[i], lane->device + piece * t->piece, length, stream_for(t, MPP_DOWN)));
     }
-    note(t, mpp_cuda.event_record(c->loaded[slot], c->load));
+    if (t->pieces > 1 && piece >= t->opened) note(t, mpp_cuda.event_record(c->loaded[slot], c->load));
 }
 
 static void store_next(mpp_staging *t) {
-    copier *c = t->copier;
-    cuda_stream stream = t->pieces > 1 ? c->store : c->load;
+    int direction = t->pieces > 1 ? MPP_UP : MPP_DOWN; /* one stream where there is one piece */
     size_t piece = t->closed++, slot = piece % t->slots;
     for (int i = 0; i < t->lane_count; i++) {
         const mpp_lane *lane = &t->lanes[i];
         size_t length = length_in(t, lane, piece);
         if (length && lane->direction & MPP_STORE && !t->error)
             note(t, mpp_cuda.to_device(lane->device + piece * t->piece, mpp_staged(t, i, piece * t->piece), length,
-                                       stream));
+                                       stream_for(t, direction)));
     }
     if (t->begun == t->pieces) return;
-    note(t, mpp_cuda.event_record(c->stored[slot], stream));
+    note(t, mpp_cuda.event_record(t->copier->stored[slot], t->copier->store));
     load_next(t);
 }
 
@@ -155,37 +175,29 @@ static int reads(const mpp_staging *t) {
     return directions & MPP_LOAD;
 }
 
+/* The thread stays in the device until the call has begun, unless it begins again, later. */
 void mpp_stage_begin(mpp_op *op, size_t piece) {
     mpp_staging *t = op->staging;
-    copier *c = t->copier;
-    if (op->step != step) t->step = op->step;
+    int is_first = op->step != step;
+    if (is_first) t->step = op->step;
     op->step = step;
     choose_pieces(t, piece);
     note(t, get_slots(t));
     if (t->error || !enter(t)) return;
-    note(t, mpp_cuda.stream_wait(c->load, c->start, 0));
-    if (t->direct) {
-        t->begun = t->pieces;
-    } else if (t->on_bus) {
-        t->begun = t->opened = t->pieces;
-        note(t, mpp_second_stream(c));
-        if (!t->error) note(t, mpp_cuda.stream_wait(c->store, c->start, 0));
-    } else {
-        if (t->pieces > 1) {
-            note(t, mpp_second_stream(c));
-            /* Also where nothing is loaded: what the user queued before may still read the old values. */
-            if (!t->error) note(t, mpp_cuda.stream_wait(c->store, c->start, 0));
-        }
-        while (!t->error && t->begun < t->pieces && t->begun < t->slots) load_next(t);
-        if (!reads(t)) t->opened = t->begun; /* a message may come in while the user's stream is busy */
-    }
-    mpp_leave_device();
+    if (t->on_bus || t->pieces > 1) note(t, mpp_second_stream(t->copier));
+    size_t first = t->pieces < t->slots ? t->pieces : t->slots;
+    /* A message may come in while the user's stream is busy. */
+    if (t->on_bus || (!t->direct && !reads(t))) t->opened = first;
+    if (t->on_bus || t->direct) t->begun = first;
+    while (!t->error && t->begun < first) load_next(t);
+    if (is_first) t->entered = 1;
+    else mpp_leave_device();
 }
 
 void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes) {
     mpp_staging *t = op->staging;
     if (t->error || !bytes || to == from || !enter(t)) return;
-    note(t, mpp_cuda.in_device(to, from, bytes, t->copier->load));
+    note(t, mpp_cuda.in_device(to, from, bytes, stream_for(t, MPP_DOWN)));
     mpp_leave_device();
 }
 
@@ -196,13 +208,32 @@ void mpp_stage_on_bus(mpp_op *op) {
 
 /* ---- the gate ---- */
 
+static int is_there(mpp_staging *t, int code) {
+    if (code == CUDA_NOT_READY) return 0;
+    note(t, code);
+    return 1;
+}
+
 static int query(mpp_staging *t, cuda_event event) {
     if (!enter(t)) return 1;
     int code = mpp_cuda.event_query(event);
     mpp_leave_device();
-    if (code == CUDA_NOT_READY) return 0;
-    note(t, code);
-    return 1;
+    return is_there(t, code);
+}
+
+/* Whether a stream has done all it was given. It is this operation's alone, so no event is needed for its end. */
+static int is_over(mpp_staging *t, int direction) {
+    if (!t->is_busy[direction]) return 1;
+    if (!enter(t)) return 1;
+    int code = mpp_cuda.stream_query(stream_of(t->copier, direction));
+    mpp_leave_device();
+    t->is_busy[direction] = code == CUDA_NOT_READY;
+    return is_there(t, code);
+}
+
+static int has_come(mpp_staging *t, size_t piece) {
+    if (t->direct) return query(t, t->copier->start);
+    return t->pieces > 1 ? query(t, t->copier->loaded[piece % t->slots]) : is_over(t, MPP_DOWN);
 }
 
 static int fail(mpp_op *op, const mpp_staging *t) {
@@ -218,7 +249,7 @@ int mpp_stage_open(mpp_op *op, size_t offset) {
     size_t piece = offset / t->piece;
     if (piece < t->opened) return 1;
     if (piece >= t->begun) return 0;
-    if (!query(t, t->direct ? t->copier->start : t->copier->loaded[piece % t->slots])) return 0;
+    if (!has_come(t, piece)) return 0;
     if (t->error) return fail(op, t);
     t->opened = piece + 1;
     return 1;
@@ -236,14 +267,21 @@ void mpp_stage_close(mpp_staging *t, size_t offset) {
 
 void mpp_bus_copy(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes) {
     if (t->error || !bytes || !enter(t)) return;
-    note(t, direction == MPP_DOWN ? mpp_cuda.to_host((void *)to, from, bytes, t->copier->load)
-                                  : mpp_cuda.to_device(to, (const void *)from, bytes, t->copier->store));
+    cuda_stream stream = stream_for(t, direction);
+    note(t, direction == MPP_DOWN ? mpp_cuda.to_host((void *)to, from, bytes, stream)
+                                  : mpp_cuda.to_device(to, (const void *)from, bytes, stream));
+    mpp_leave_device();
+}
+
+void mpp_bus_begin(mpp_staging *t) {
+    if (t->error || !enter(t)) return;
+    stream_for(t, MPP_DOWN);
     mpp_leave_device();
 }
 
 void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes) {
     if (t->error || !bytes || !enter(t)) return;
-    note(t, mpp_cuda.in_device(to, from, bytes, t->copier->store));
+    note(t, mpp_cuda.in_device(to, from, bytes, stream_for(t, MPP_UP)));
     mpp_leave_device();
 }
 
@@ -253,31 +291,17 @@ static cuda_event mark_of(const mpp_staging *t, int direction, uint64_t number) 
 }
 
 void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number) {
-    const copier *c = t->copier;
     if (t->error || !enter(t)) return;
-    note(t, mpp_cuda.event_record(mark_of(t, direction, number), direction == MPP_DOWN ? c->load : c->store));
+    note(t, mpp_cuda.event_record(mark_of(t, direction, number), stream_for(t, direction)));
     mpp_leave_device();
 }
 
-int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number) {
-    if (!t->error && !query(t, mark_of(t, direction, number))) return 0;
+int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number, int is_last) {
+    if (!t->error && !(is_last ? is_over(t, direction) : query(t, mark_of(t, direction, number)))) return 0;
     return t->error ? fail(op, t) : 1;
 }
 
 /* ---- the end ---- */
-
-/* Records the event that comes after all copies, those of a failed operation too: they are still under way. */
-static void end_copies(mpp_staging *t) {
-    copier *c = t->copier;
-    cuda_stream last = t->pieces > 1 || t->on_bus ? c->store : c->load;
-    if (!enter(t)) return;
-    if (last != c->load) {
-        note(t, mpp_cuda.event_record(c->joined, c->load));
-        note(t, mpp_cuda.stream_wait(last, c->joined, 0));
-    }
-    note(t, mpp_cuda.event_record(c->end, last));
-    mpp_leave_device();
-}
 
 /* MPI that works on device memory wants its context to be the thread's, and the progress thread has none. */
 static int step_in_context(mpp_op *op) {
@@ -287,14 +311,20 @@ static int step_in_context(mpp_op *op) {
     return state;
 }
 
+/* Whether all copies are over, those of a failed operation, too. Where there were none, what the user had queued is:
+ * it may be what the result comes from. */
+static int is_at_end(mpp_staging *t) {
+    int has_waited = t->is_ordered[MPP_DOWN] || t->is_ordered[MPP_UP] || (t->direct && t->opened);
+    return has_waited ? is_over(t, MPP_DOWN) && is_over(t, MPP_UP) : query(t, t->copier->start);
+}
+
 static int step(mpp_op *op) {
     mpp_staging *t = op->staging;
     if (!t->state) {
         t->state = step_in_context(op);
         if (!t->state) return MPP_PENDING;
         if (t->state == MPP_DONE) mpp_stage_close(t, t->longest);
-        if (!t->error) end_copies(t);
     }
-    if (!t->error && !query(t, t->copier->end)) return MPP_PENDING;
+    if (!t->error && !is_at_end(t)) return MPP_PENDING;
     return t->error ? mpp_fail(op, MPP_FAILURE_CUDA, t->error) : t->state;
 }

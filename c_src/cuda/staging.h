@@ -24,10 +24,11 @@
 #ifndef MPP_STAGING_H
 #define MPP_STAGING_H
 
-#include "cuda/cuda_pool.h"
+#include "cuda/ipc.h"
 #include "engine/engine.h"
 
 enum { MPP_LOAD = 1, MPP_STORE = 2 }; /* what the operation reads, what it writes */
+enum { MPP_DOWN, MPP_UP };            /* from the device, to it */
 
 typedef struct {
     uintptr_t device;
@@ -41,7 +42,11 @@ struct mpp_staging {
     int state;             /* what that said at last, while copies are still under way */
     int error;             /* of the first CUDA call that failed */
     int direct, on_bus;
-    copier *copier; /* streams and events */
+    int shows_memory;              /* other ranks may read the buffers where they are */
+    mpp_exported exported;         /* of an operation on the bus: the memory that others may read, peers.c */
+    int entered;                   /* the caller's thread has entered the device until its call has begun, or is over */
+    int is_ordered[2], is_busy[2]; /* by MPP_DOWN, MPP_UP: the stream waits for the user's; has something to do */
+    copier *copier;                /* streams and events */
     mpp_lane *lanes;
     int lane_count, lane_capacity;
     size_t longest, piece, pieces; /* bytes, bytes, their number */
@@ -90,12 +95,14 @@ int mpp_stage_open(mpp_op *op, size_t offset);
 void mpp_stage_close(mpp_staging *t, size_t offset);
 
 /* On the bus. Down is from the device to host memory; a mark is where copies have come to that were begun in one
- * direction. `op`, which may be a part of the staging's, gets the failure. */
-enum { MPP_DOWN, MPP_UP };
+ * direction; after the last copy the stream itself is one. `op`, which may be a part of the staging's, gets the
+ * failure. */
 void mpp_bus_copy(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes);
+/* Down: nothing has come before what the user had queued, even if there is nothing to copy. */
+void mpp_bus_begin(mpp_staging *t);
 void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes);
 void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number);
-int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number);
+int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number, int is_last);
 
 /* Where the byte at `offset` of a lane is, once the gate was open for it. */
 static inline char *mpp_staged(const mpp_staging *t, int lane, size_t offset) {

@@ -54,7 +54,6 @@ void mpp_complete(mpp_op *op, int state) {
     mpp_wake_sleepers();
 }
 
-/* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
 void mpp_wake_progress(void) {
     if (!mpp_progress.running || !mpp_progress.asleep) return;
     mpp_progress.woken = 1;

@@ -18,12 +18,18 @@ static _Thread_local struct { /* the call that this thread makes */
     int64_t begun;
     int kind, peer; /* kind: 0 before mpp_note, and after mpp_note_start */
     uint64_t bytes;
+    uint64_t details;
 } called;
 
-/* The call of this number, or where it would be; NULL: none is kept. */
-static mpp_record *record_at(uint64_t number) {
+/* Where the call of this number is kept, or another in its place; NULL: none is kept. */
+static mpp_record *place_of(uint64_t number) {
     record_list *kept = atomic_load_explicit(&record_store, memory_order_acquire);
     return number && kept && !mpp_in_child() ? &kept->records[number & kept->mask] : NULL;
+}
+
+static mpp_record *record_of(uint64_t number) { /* NULL: it is not kept any more */
+    mpp_record *r = place_of(number);
+    return r && r->number == number ? r : NULL;
 }
 
 /* A ring takes the place of a shorter one, to which others may be writing: that is never freed. */
@@ -48,21 +54,25 @@ void mpp_keep_records(uint64_t count) {
 uint64_t mpp_call_begins(void) {
     called.begun = now_ns();
     called.number = atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1;
-    mpp_record *r = record_at(called.number);
+    mpp_record *r = place_of(called.number);
     if (r) *r = (mpp_record){.number = called.number, .begun = called.begun, .last = -1, .peer = -1};
     return called.number;
 }
 
 void mpp_call_returns(int is_complete) {
-    mpp_record *r = record_at(called.number);
-    if (is_complete && r && r->number == called.number && !r->complete)
-        r->complete = now_ns(); /* it took no operation */
+    mpp_record *r = record_of(called.number);
+    if (is_complete && r && !r->complete) r->complete = now_ns(); /* it took no operation */
     called.number = 0;
     called.begun = 0;
+    called.details = 0;
 }
 
+void mpp_call_details(uint64_t details) { called.details = details; }
+
+uint64_t mpp_called_details(void) { return called.details; }
+
 void mpp_call_is(int kind, uint64_t sequence, int is_awaited) {
-    mpp_record *r = record_at(called.number);
+    mpp_record *r = record_of(called.number);
     if (!r) return;
     r->kind = kind;
     r->sequence = sequence;
@@ -70,28 +80,22 @@ void mpp_call_is(int kind, uint64_t sequence, int is_awaited) {
 }
 
 void mpp_call_asked_for(uint64_t number) {
-    mpp_record *r = record_at(number);
-    if (r && r->number == number && !r->asked) r->asked = now_ns();
+    mpp_record *r = record_of(number);
+    if (r && !r->asked) r->asked = now_ns();
 }
 
 void mpp_note_message_order(mpp_group *g, int tag) {
-    mpp_record *r = record_at(called.number);
+    mpp_record *r = record_of(called.number);
     uint64_t order = ++g->messages;
-    if (!r || r->number != called.number) return;
+    if (!r) return;
     r->sequence = order;
     r->tag = tag;
 }
 
 int mpp_record_of(uint64_t number, mpp_record *record) {
-    const mpp_record *r = record_at(number);
-    if (!r || r->number != number) return 0;
-    *record = *r;
-    return 1;
-}
-
-static mpp_record *record_of(const mpp_op *op) {
-    mpp_record *r = record_at(op->record);
-    return r && r->number == op->record ? r : NULL;
+    const mpp_record *r = record_of(number);
+    if (r) *record = *r;
+    return r != NULL;
 }
 
 /* ---- the counters of a group ---- */
@@ -130,7 +134,7 @@ void mpp_note_start(mpp_op *op) {
     mpp_note(MPP_ONE_SIDED, 0, -1);
     int kind = op->noted_as = called.kind;
     called.kind = 0;
-    mpp_record *r = record_of(op);
+    mpp_record *r = record_of(op->record);
     if (r) {
         r->bytes += called.bytes;
         r->peer = called.peer;
@@ -159,7 +163,7 @@ static void forget_missing(mpp_activity *a) {
 
 void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
     mpp_activity *a = op->group->activity;
-    mpp_record *r = record_of(op);
+    mpp_record *r = record_of(op->record);
     if (r && came > r->last_came) {
         r->last_came = came;
         r->last = rank;
@@ -172,7 +176,7 @@ void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
 
 void mpp_note_completion(mpp_op *op) {
     mpp_activity *a = op->group->activity;
-    mpp_record *r = record_of(op);
+    mpp_record *r = record_of(op->record);
     if (!op->noted_as || (!a && !r)) return;
     int64_t now = now_ns();
     if (r) r->complete = now;

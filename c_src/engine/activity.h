@@ -50,6 +50,8 @@ static inline uint64_t mpp_sum_of(const size_t *values, int count) {
     return sum;
 }
 
+/* What mpp_call_details has said of this thread's call. */
+uint64_t mpp_called_details(void);
 /* Who waits for it has given the core away: asleep, or by a yield that cost a slice of time. Not under the lock. */
 void mpp_note_hand_over(mpp_op *op);
 /* All under the lock. `came`: when a rank has made this call, once all have. */

@@ -5,7 +5,6 @@
 #include "engine/activity.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
-#include "engine/sleeping.h"
 
 /* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
  * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
@@ -67,10 +66,10 @@ static void *progress_thread(void *unused) {
     return NULL;
 }
 
-int mpp_engine_start(int background) {
+int mpp_engine_start(void) {
     mpp_lock();
     int error = 0;
-    if (background && !mpp_progress.running) {
+    if (!mpp_progress.running) {
         atomic_store(&mpp_progress.stopping, 0);
         error = pthread_create(&mpp_progress.thread, NULL, progress_thread, NULL);
         mpp_progress.running = !error;

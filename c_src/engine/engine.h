@@ -28,6 +28,8 @@ typedef struct mpp_staging mpp_staging;   /* between an operation and device mem
 typedef struct mpp_owned mpp_owned;
 struct mpp_owned {
     void (*release)(mpp_owned *);
+    int (*enter)(mpp_owned *); /* for a thread that is going to wait; whether `leave` must follow */
+    void (*leave)(void);
 };
 
 struct mpp_op {
@@ -71,6 +73,8 @@ typedef struct {
     int64_t quiet; /* when any has */
 } mpp_stall;
 
+enum { MPP_RECEIVES, MPP_SENDS };
+
 struct mpp_group {
     mpi_handle comm;
     int rank, size;
@@ -93,10 +97,10 @@ struct mpp_group {
     mpp_bell *(*bell_of)(const mpp_group *, int rank); /* NULL: that rank is on another node */
     int listens;                                       /* in the engine's list of those whose bell is asleep */
     mpp_group *also_listens;
-    mpp_channel *channel;           /* NULL where not all ranks of a node share memory */
-    struct message_op *receives;    /* operations with messages still to be matched, in program order */
+    mpp_channel *channel; /* NULL where not all ranks of a node share memory */
+    /* Operations with messages still to be matched, and to be sent, in program order. */
+    struct message_op *messages_left[2];
     uint64_t messages;              /* so many sends and receives have been queued */
-    struct message_op *sends;       /* operations with messages still to be sent, in program order */
     struct mpi_collective *issuing; /* collectives with calls still to make, in program order */
     struct mpp_window *windows;
     mpp_listener *listener; /* NULL until a window needs one */
@@ -141,6 +145,5 @@ void mpp_begin(mpp_op *op);
 uintptr_t mpp_out_of_memory(const mpp_group *group);
 /* The same for a call that takes its place in the order all the same. */
 uintptr_t mpp_out_of_memory_in_order(const mpp_group *group);
-mpi_handle mpp_to_handle(int64_t value);
 
 #endif

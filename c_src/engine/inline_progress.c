@@ -1,15 +1,18 @@
-#include "engine/inline_progress.h"
-
+/* Whether an asynchronous call moves its data itself before it returns, or leaves that to the background.
+ *
+ * Where a core is idle, the progress thread moves the data while the caller computes. Where none is, it must take the
+ * core from the computation, gets it late, and pays for each wake-up; then the caller polls for as long as the data
+ * needs, and the operation is usually complete when the call returns. Ranks need not agree: what one does at once
+ * another may leave to its background. */
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/pause.h"
+#include "engine/progress.h"
 
 /* The kernel counts idle time in ticks of 10 ms. */
-enum { WINDOW_NS = 50000000, TICK_NS = 10000000, MOST_MISSES = 8 };
+enum { WINDOW_NS = 50000000, MOST_MISSES = 8 };
 
 /* What moving the data costs at most while it is worth the caller's time: memory takes 0.1 ns a byte, a network that
  * keeps a core busy about 1. */
@@ -25,13 +28,12 @@ void mpp_set_inline(int mode, double share) {
     rule.load.share = share;
 }
 
-/* Whether no core is left for a background thread, as of the last whole window.
- *
- * `used`: CPU time of this process but for its progress thread; `idle`: idle time of all cores of the machine, or -1.
- */
-int mpp_cores_are_taken(mpp_core_load *l, int64_t now, int64_t used, int64_t idle) {
-    int64_t wall = now - l->at;
+/* Whether no core is left for a background thread, as of the last whole window: looks again once the next is over.
+ * What is `used` is CPU time of this process but for its progress thread. */
+static int cores_are_taken(mpp_core_load *l, const mpp_inline_clocks *clocks) {
+    int64_t now = clocks->now(), wall = now - l->at;
     if (l->at && wall < WINDOW_NS) return l->taken;
+    int64_t used = clocks->process() - clocks->background(), idle = clocks->idle();
     if (l->at) {
         double own = (double)(used - l->used) / (double)wall, spare = (double)(idle - l->idle) / (double)wall;
         double enough = l->share > 1 ? l->share - 0.5 : 0.75 * l->share;
@@ -70,19 +72,14 @@ void mpp_inline_note(mpp_inline *group, int is_complete) {
 }
 
 int64_t mpp_inline_ns(mpp_inline_rule *r, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks) {
-    if (r->mode == MPP_INLINE_NEVER) return 0;
-    if (r->mode == MPP_INLINE_AUTO) {
-        int64_t now = clocks->now();
-        if (!r->load.at || now - r->load.at >= WINDOW_NS)
-            mpp_cores_are_taken(&r->load, now, clocks->process() - clocks->background(), clocks->idle());
-        if (!r->load.taken) return 0;
-    }
+    if (r->mode == MPP_INLINE_NEVER || (r->mode == MPP_INLINE_AUTO && !cores_are_taken(&r->load, clocks))) return 0;
     return mpp_inline_try(group, bytes);
 }
 
 static int64_t process_ns(void) { return clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
+static int64_t background_ns(void) { return clock_ns(mpp_progress.background); }
 
-int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes, int64_t (*background)(void)) {
-    const mpp_inline_clocks clocks = {now_ns, process_ns, background, idle_ns};
+int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes) {
+    const mpp_inline_clocks clocks = {now_ns, process_ns, background_ns, idle_ns};
     return mpp_inline_ns(&rule, group, bytes, &clocks);
 }

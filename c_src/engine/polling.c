@@ -6,10 +6,8 @@
 #include <stdlib.h>
 
 #include "engine/activity.h"
-#include "engine/inline_progress.h"
 #include "engine/pause.h"
 #include "engine/progress.h"
-#include "engine/sleeping.h"
 
 enum { LOOK_NS = 1000000 };
 
@@ -58,6 +56,8 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     int is_long = 0;
     mpp_stall stall = {0};
     int state;
+    mpp_owned *staging = (mpp_owned *)op->staging;
+    int entered = staging && staging->enter(staging);
     atomic_fetch_add(&mpp_progress.waiters, 1);
     for (int polls = 0;; polls++) {
         state = atomic_load_explicit(&op->state, memory_order_acquire);
@@ -105,16 +105,15 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
         mpp_wake_sleepers();
         mpp_unlock();
     }
+    if (entered) staging->leave();
     return state;
 }
-
-static int64_t background_ns(void) { return clock_ns(mpp_progress.background); }
 
 /* Of an asynchronous call: how long it polls before it returns. Where it does, all that was left to the background
  * moves on as well. */
 static int64_t inline_ns(const mpp_op *op) {
     if (!op->moves || !mpp_progress.running) return 0;
-    return mpp_inline_ns_now(&op->group->inline_progress, op->moves, background_ns);
+    return mpp_inline_ns_now(&op->group->inline_progress, op->moves);
 }
 
 static int poll_inline(mpp_op *op, int64_t wait_ns) {
@@ -125,7 +124,7 @@ static int poll_inline(mpp_op *op, int64_t wait_ns) {
     return state;
 }
 
-uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
+static uintptr_t start(mpp_op *op, int64_t wait_ns) {
     mpp_lock();
     if (!op->ours && op->counts) mpp_note_start(op);
     int state = op->step(op);
@@ -161,6 +160,14 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
     mpp_wake_progress();
     mpp_unlock();
     return (uintptr_t)op;
+}
+
+uintptr_t mpp_start(mpp_op *op, int64_t wait_ns) {
+    mpp_owned *staging = (mpp_owned *)op->staging;
+    void (*leave)(void) = staging && staging->enter(staging) ? staging->leave : NULL;
+    uintptr_t handle = start(op, wait_ns);
+    if (leave) leave();
+    return handle;
 }
 
 void mpp_begin(mpp_op *op) {

@@ -1,4 +1,5 @@
-/* What the threads of the engine share: polling.c has those that call, background.c the one that polls for them. */
+/* What the threads of the engine share: polling.c has those that call, background.c the one that polls for them; and
+ * when these wait without work. */
 #ifndef MPP_PROGRESS_H
 #define MPP_PROGRESS_H
 
@@ -42,5 +43,23 @@ int mpp_look_into_mpi(void);
 
 /* Under the lock: how many chunks and messages have moved, and operations have become complete. */
 int mpp_progress_all(void);
+
+/* ---- how a thread that has nothing to do lets time pass: sleeping.c ---- */
+
+/* Gives the core to whoever wants it, and learns from how long that takes. */
+int mpp_yield(void); /* whether that cost a slice of time */
+/* Whether a yield gives the core away for a time slice, as of late: then who waits is to sleep, since who sleeps gets
+ * the core soon once it is woken. `now`: by the monotonic clock. */
+int mpp_core_is_wanted(int64_t now);
+/* How long who is woken by a bell sleeps without a look at the program's own MPI and at deadlines. */
+enum { MPP_LONGEST_SLEEP_NS = 5000000 };
+/* Sleeps for at most `ns`, or until what an active operation waits for has come. Not under the lock. */
+void mpp_sleep(int64_t ns);
+
+/* ---- whether an asynchronous call moves its data itself before it returns: inline_progress.c. Under the lock ---- */
+
+/* How many ns an asynchronous call of a group is to poll for, and for how many if nothing moves; 0: not at all. */
+enum { MPP_INLINE_STALL_NS = 1000000 };
+int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes);
 
 #endif

@@ -1,6 +1,4 @@
 #define _GNU_SOURCE
-#include "engine/sleeping.h"
-
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>

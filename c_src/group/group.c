@@ -66,8 +66,8 @@ size_t mpp_group_wide(uintptr_t handle) {
     return c && c->wide && !c->registered ? mpp_wide_bytes(c->size, c->ring, c->slot_bytes) : 0;
 }
 
-void mpp_group_own_up_to(uintptr_t handle, int kind, int64_t bytes) {
-    ((mpp_group *)handle)->channel->own_up_to[kind] = bytes;
+void mpp_group_limit(uintptr_t handle, int limit, int64_t bytes) {
+    ((mpp_group *)handle)->channel->limits[limit] = bytes;
 }
 
 int64_t mpp_group_piggybacks(uintptr_t handle, int kind) {
@@ -86,12 +86,20 @@ void mpp_group_bytes(uintptr_t handle, size_t *taken, size_t *later) {
     *taken += malloc_usable_size(g);
 }
 
+void mpp_group_gave_up(uintptr_t handle) {
+    mpp_group *g = (mpp_group *)handle;
+    if (g->channel && !mpp_is_closed(g)) mpp_peers_leave(g->channel);
+}
+
 /* Frees whoever waits. Operations that nobody else touches the buffers of fail, here or at their next step;
  * those that MPI has begun stay active until MPI lets go of them. */
 void mpp_group_abort(uintptr_t handle) {
+    mpp_group *g = (mpp_group *)handle;
     mpp_lock();
-    atomic_store(&((mpp_group *)handle)->aborted, 1);
-    mpp_cancel_all((mpp_group *)handle);
+    atomic_store(&g->aborted, 1);
+    mpp_group_gave_up(handle);
+    if (g->channel) mpp_peers_abort(g->channel);
+    mpp_cancel_all(g);
     mpp_wake_sleepers();
     mpp_unlock();
 }

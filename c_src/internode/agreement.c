@@ -152,7 +152,7 @@ const mpp_call_summary *mpp_agree(shm_op *s) {
     if (s->call.kind == MPP_EXCHANGE && mine->balance && !mine->mismatch) {
         mine->mismatch = 1;
         mine->rank[1] = mine->rank[0];
-        mine->call[1] = (mpp_call){.kind = MPP_EXCHANGE, .root = -1};
+        mine->call[1] = (mpp_call){.kind = MPP_EXCHANGE, .root = -1, .has_lengths = 1};
     }
     if (has_piggyback(s, mine)) s->route->unpack(s, a->mine + SUMMARY);
     a->asking = 0;

@@ -42,7 +42,7 @@ int mpp_load(const char *path, char *message, int length) {
     return 0;
 }
 
-static mpi_handle to_handle(int64_t value) {
+mpi_handle mpp_to_handle(int64_t value) {
 #ifdef MPP_HANDLES_ARE_POINTERS
     return (mpi_handle)(intptr_t)value;
 #else
@@ -51,15 +51,15 @@ static mpi_handle to_handle(int64_t value) {
 }
 
 int mpp_set_constant(const char *name, int index, int64_t value) {
-    if (!strcmp(name, "BYTE")) mpp_mpi.byte = to_handle(value);
-    else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = to_handle(value);
+    if (!strcmp(name, "BYTE")) mpp_mpi.byte = mpp_to_handle(value);
+    else if (!strcmp(name, "REQUEST_NULL")) mpp_mpi.request_null = mpp_to_handle(value);
     else if (!strcmp(name, "IN_PLACE")) mpp_mpi.in_place = (void *)(intptr_t)value;
-    else if (!strcmp(name, "COMM_WORLD")) mpp_mpi.world = to_handle(value);
+    else if (!strcmp(name, "COMM_WORLD")) mpp_mpi.world = mpp_to_handle(value);
     else if (!strcmp(name, "RANK")) mpp_mpi.rank = (int)value;
     else if (!strcmp(name, "ANY_SOURCE")) mpp_mpi.any_source = (int)value;
     else if (!strcmp(name, "status_source_offset")) mpp_mpi.status_source_offset = (int)value;
-    else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = to_handle(value);
-    else if (!strcmp(name, "op") && index >= 0 && index < 16) mpp_mpi.op[index] = to_handle(value);
+    else if (!strcmp(name, "datatype") && index >= 0 && index < 32) mpp_mpi.datatype[index] = mpp_to_handle(value);
+    else if (!strcmp(name, "op") && index >= 0 && index < 16) mpp_mpi.op[index] = mpp_to_handle(value);
     else return -1;
     return 0;
 }
@@ -123,5 +123,3 @@ int mpp_finalize_at_exit(void) {
     return atexit(at_some_exit);
 #endif
 }
-
-mpi_handle mpp_to_handle(int64_t value) { return to_handle(value); }

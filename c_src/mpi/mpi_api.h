@@ -57,4 +57,6 @@ typedef struct {
 
 extern mpi_api mpp_mpi;
 
+mpi_handle mpp_to_handle(int64_t value);
+
 #endif

@@ -92,13 +92,9 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
 }
 
 /* Where calls are compared the others learn of it, in this call's place. */
-uintptr_t mpp_mpi_out_of_memory(mpp_group *g) {
-    return g->channel ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
-}
-
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
     if (c) mpp_discard(&c->op);
-    return mpp_mpi_out_of_memory(g);
+    return g->channel ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
 }
 
 /* The comparison of this call: of what all ranks must have in common. 0: no memory. */

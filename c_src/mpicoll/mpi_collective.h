@@ -52,7 +52,6 @@ static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t
 
 /* ---- one call after the other ---- */
 
-uintptr_t mpp_mpi_out_of_memory(mpp_group *g);
 mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging);
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g);
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns);

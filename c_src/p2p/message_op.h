@@ -24,8 +24,7 @@ typedef struct message_op {
     int early;                                   /* of an exchange: its blocks may be sent before */
     int *later_tag;                              /* where the tag of the exchange that follows goes; may be NULL */
     int unmatched, unsent;                       /* receives still to be matched, sends still to be begun */
-    struct message_op *later;                    /* in group->receives, until all of it is matched */
-    struct message_op *later_to_send;            /* in group->sends, until all of it is begun */
+    struct message_op *later[2];                 /* in group->messages_left, until all is matched, and begun */
     void (*begin_messages)(struct message_op *); /* of an exchange that may have needed none; may be NULL */
     transfer *transfers;
     const char *own; /* of an exchange: the block from this rank to itself, where it goes, and what is left of it */
@@ -38,8 +37,8 @@ typedef struct message_op {
 static inline size_t mpp_chunks_of(size_t bytes) { return bytes ? (bytes - 1) / mpp_chunk_limit + 1 : 1; }
 
 message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging);
-void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer);
-void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer);
+/* `state`: MPP_TO_SEND or MPP_TO_MATCH. */
+void mpp_add_message(message_op *m, uintptr_t buffer, size_t bytes, int peer, int state);
 void mpp_enter_sends(message_op *m);
 void mpp_enter_receives(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */

@@ -17,21 +17,28 @@
 #include "p2p/message_op.h"
 #include "shm/shm.h"
 
-/* ---- the queue of receives, in program order ---- */
+/* ---- the queues of receives and of sends, in program order ---- */
 
-void mpp_enter_receives(message_op *m) {
-    message_op **end = &m->op.group->receives;
-    if (!m->unmatched) return;
-    while (*end) end = &(*end)->later;
+static void enter(message_op *m, int queue) {
+    message_op **end = &m->op.group->messages_left[queue];
+    while (*end) end = &(*end)->later[queue];
     *end = m;
 }
 
-static void leave_queue(message_op *m) {
-    for (message_op **at = &m->op.group->receives; *at; at = &(*at)->later) {
+static void leave(message_op *m, int queue) {
+    for (message_op **at = &m->op.group->messages_left[queue]; *at; at = &(*at)->later[queue]) {
         if (*at != m) continue;
-        *at = m->later;
+        *at = m->later[queue];
         return;
     }
+}
+
+void mpp_enter_receives(message_op *m) {
+    if (m->unmatched) enter(m, MPP_RECEIVES);
+}
+
+void mpp_enter_sends(message_op *m) {
+    if (m->unsent) enter(m, MPP_SENDS);
 }
 
 /* The first part of an operation that would take a message from `peer`, or whatever one that any_source stands for. */
@@ -47,7 +54,8 @@ static transfer *part_for(const message_op *m, int tag, int peer) {
 
 /* Whether an earlier receive looks for every message that this one could take, and would get it. */
 static int is_covered(const message_op *m, int peer) {
-    for (const message_op *earlier = m->op.group->receives; earlier && earlier != m; earlier = earlier->later)
+    const message_op *earlier = m->op.group->messages_left[MPP_RECEIVES];
+    for (; earlier && earlier != m; earlier = earlier->later[MPP_RECEIVES])
         if (part_for(earlier, m->tag, peer)) return 1;
     return 0;
 }
@@ -59,25 +67,11 @@ static void begin_send(message_op *m, transfer *t) {
     mpp_post_send(&m->op, &t->message, t->message.buffer, t->message.bytes, t->message.peer, m->tag);
 }
 
-void mpp_enter_sends(message_op *m) {
-    message_op **end = &m->op.group->sends;
-    if (!m->unsent) return;
-    while (*end) end = &(*end)->later_to_send;
-    *end = m;
-}
-
-static void leave_sends(message_op *m) {
-    for (message_op **at = &m->op.group->sends; *at; at = &(*at)->later_to_send) {
-        if (*at != m) continue;
-        *at = m->later_to_send;
-        return;
-    }
-}
-
 /* Whether an earlier message to the same rank with the same tag has not been begun. Others must not hold this one up:
  * what its receiver does next may be what their data is waiting for, on the device. */
 static int is_behind(const message_op *m, const transfer *t) {
-    for (const message_op *earlier = m->op.group->sends; earlier && earlier != m; earlier = earlier->later_to_send)
+    const message_op *earlier = m->op.group->messages_left[MPP_SENDS];
+    for (; earlier && earlier != m; earlier = earlier->later[MPP_SENDS])
         for (int i = 0; i < earlier->count && earlier->tag == m->tag; i++)
             if (earlier->transfers[i].message.state == MPP_TO_SEND &&
                 earlier->transfers[i].message.peer == t->message.peer)
@@ -89,7 +83,7 @@ static void begin_sends(message_op *m) {
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].message.state == MPP_TO_SEND && !is_behind(m, &m->transfers[i]))
             begin_send(m, &m->transfers[i]);
-    if (!m->unsent) leave_sends(m);
+    if (!m->unsent) leave(m, MPP_SENDS);
 }
 
 /* ---- the state of one transfer ---- */
@@ -120,7 +114,7 @@ static void take(message_op *m, transfer *t) {
 static void matched(message_op *m, transfer *t, int error) {
     t->message.state = error ? MPP_OVER : MPP_TO_RECEIVE;
     if (error) mpp_fail(&m->op, MPP_FAILURE_MPI, error);
-    if (--m->unmatched == 0) leave_queue(m);
+    if (--m->unmatched == 0) leave(m, MPP_RECEIVES);
 }
 
 /* Looks for a message. It belongs, as MPI has it, to the first receive in the queue that could take it: where this one
@@ -131,9 +125,9 @@ static void match(message_op *m, transfer *t) {
     int found, error = mpp_probe(m->op.group, t->message.peer, m->tag, &match, &found);
     if (!found && error) matched(m, t, error);
     if (!found) return;
-    message_op *owner = m->op.group->receives;
+    message_op *owner = m->op.group->messages_left[MPP_RECEIVES];
     int source = t->message.peer == mpp_mpi.any_source ? match.source : t->message.peer;
-    while (!(t = part_for(owner, m->tag, source))) owner = owner->later; /* `m` at the latest */
+    while (!(t = part_for(owner, m->tag, source))) owner = owner->later[MPP_RECEIVES]; /* `m` at the latest */
     t->match = match;
     came_from(owner, source);
     matched(owner, t, error);
@@ -168,8 +162,8 @@ static int give_up(message_op *m) {
         }
     }
     m->unmatched = m->unsent = 0;
-    leave_queue(m);
-    leave_sends(m);
+    leave(m, MPP_RECEIVES);
+    leave(m, MPP_SENDS);
     return found;
 }
 
@@ -185,7 +179,7 @@ static void send_early(message_op *m) {
         m->tag = mpp_shm_next_tag(m->op.group);
         begin_send(m, t);
     }
-    if (!m->unsent) leave_sends(m);
+    if (!m->unsent) leave(m, MPP_SENDS);
 }
 
 /* All lengths agree, so no message is longer than its buffer. MPI answers one that it finds posted at once; were it
@@ -199,7 +193,7 @@ static void post_receives(message_op *m) {
         t->posted = 1;
         mpp_receive_unmatched(&m->op, &t->message, m->tag);
     }
-    if (!m->unmatched) leave_queue(m);
+    if (!m->unmatched) leave(m, MPP_RECEIVES);
 }
 
 /* Whether the ranks' calls have been compared. Then the exchange begins; or it has failed, and MPI is to be done with
@@ -307,31 +301,16 @@ static int lane_of(message_op *m, uintptr_t buffer, size_t bytes, int direction)
     return mpp_add_lane(&m->op, buffer, bytes, direction);
 }
 
-static transfer *add(message_op *m, uintptr_t buffer, size_t bytes, int peer, int lane, int state) {
-    transfer *t = &m->transfers[m->count++];
-    t->message = (mpp_message){.buffer = (char *)buffer, .bytes = bytes, .peer = peer, .state = state};
-    t->lane = lane;
-    return t;
-}
-
-void mpp_add_send(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
-    int lane = lane_of(m, buffer, bytes, MPP_LOAD);
+void mpp_add_message(message_op *m, uintptr_t buffer, size_t bytes, int peer, int state) {
+    int is_send = state == MPP_TO_SEND, lane = lane_of(m, buffer, bytes, is_send ? MPP_LOAD : MPP_STORE);
     do {
         size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        transfer *t = add(m, buffer, part, peer, lane, MPP_TO_SEND);
-        m->unsent++;
-        if (!m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
-        buffer += part;
-        bytes -= part;
-    } while (bytes);
-}
-
-void mpp_add_receive(message_op *m, uintptr_t buffer, size_t bytes, int peer) {
-    int lane = lane_of(m, buffer, bytes, MPP_STORE);
-    do {
-        size_t part = bytes < mpp_chunk_limit ? bytes : mpp_chunk_limit;
-        add(m, buffer, part, peer, lane, MPP_TO_MATCH);
-        m->unmatched++;
+        transfer *t = &m->transfers[m->count++];
+        t->message = (mpp_message){.buffer = (char *)buffer, .bytes = part, .peer = peer, .state = state};
+        t->lane = lane;
+        if (is_send) m->unsent++;
+        else m->unmatched++;
+        if (is_send && !m->op.staging && !m->op.agreement && !is_behind(m, t)) begin_send(m, t);
         buffer += part;
         bytes -= part;
     } while (bytes);
@@ -347,33 +326,32 @@ void mpp_stage_transfers(message_op *m) {
     }
 }
 
-uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
-                   int64_t wait_ns) {
-    mpp_note(MPP_SEND, bytes, peer);
-    message_op *m = mpp_new_message_op((mpp_group *)group, mpp_chunks_of(bytes), tag, staging);
-    if (!m) return mpp_out_of_memory((mpp_group *)group);
+static uintptr_t start_message(mpp_group *g, uintptr_t buffer, size_t bytes, int peer, int state, int tag,
+                               uintptr_t staging, int64_t wait_ns) {
+    message_op *m = mpp_new_message_op(g, mpp_chunks_of(bytes), tag, staging);
+    if (!m) return mpp_out_of_memory(g);
     if (staging) {
-        mpp_add_send(m, buffer, bytes, peer);
+        mpp_add_message(m, buffer, bytes, peer, state);
         mpp_stage_transfers(m);
     }
     mpp_lock();
-    if (!staging) mpp_add_send(m, buffer, bytes, peer);
+    if (!staging) mpp_add_message(m, buffer, bytes, peer, state);
     mpp_enter_sends(m);
-    mpp_note_message_order(m->op.group, tag);
+    mpp_enter_receives(m);
+    mpp_note_message_order(g, tag);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
+}
+
+uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
+                   int64_t wait_ns) {
+    mpp_note(MPP_SEND, bytes, peer);
+    return start_message((mpp_group *)group, buffer, bytes, peer, MPP_TO_SEND, tag, staging, wait_ns);
 }
 
 uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
                    int64_t wait_ns) {
     mpp_note(MPP_RECV, bytes, peer);
-    message_op *m = mpp_new_message_op((mpp_group *)group, mpp_chunks_of(bytes), tag, staging);
-    if (!m) return mpp_out_of_memory((mpp_group *)group);
-    mpp_add_receive(m, buffer, bytes, peer < 0 ? mpp_mpi.any_source : peer);
-    if (staging) mpp_stage_transfers(m);
-    mpp_lock();
-    mpp_enter_receives(m);
-    mpp_note_message_order(m->op.group, tag);
-    mpp_unlock();
-    return mpp_start(&m->op, wait_ns);
+    int source = peer < 0 ? mpp_mpi.any_source : peer;
+    return start_message((mpp_group *)group, buffer, bytes, source, MPP_TO_MATCH, tag, staging, wait_ns);
 }

@@ -333,18 +333,13 @@ size_t mpp_counters_size(int size) { return KINDS * (size_t)size * sizeof(counte
 /* `counters` are zeros, as many as mpp_counters_size says. Both memories must outlive the window. */
 uintptr_t mpp_window_new(uintptr_t group, int64_t number, uintptr_t memory, size_t bytes, uintptr_t counters) {
     mpp_group *g = (mpp_group *)group;
-    mpp_window *w = calloc(1, sizeof *w + (size_t)g->size * sizeof(counter *));
-    uint64_t *taken = calloc(KINDS * (size_t)g->size, sizeof *taken);
-    if (!w || !taken) {
-        free(w);
-        free(taken);
-        return 0;
-    }
+    mpp_window *w = calloc(1, sizeof *w + (size_t)g->size * (sizeof *w->reached + KINDS * sizeof *w->taken));
+    if (!w) return 0;
     w->group = g;
     w->number = number;
     w->memory = (char *)memory;
     w->bytes = bytes;
-    w->taken = taken;
+    w->taken = (uint64_t *)&w->reached[g->size];
     w->reached[g->rank] = (counter *)counters;
     mpp_lock();
     w->next = g->windows;
@@ -378,8 +373,4 @@ int mpp_window_close(uintptr_t window) {
 }
 
 /* Nobody will use the handle of a closed window any more. */
-void mpp_window_release(uintptr_t window) {
-    mpp_window *w = (mpp_window *)window;
-    free(w->taken);
-    free(w);
-}
+void mpp_window_release(uintptr_t window) { free((mpp_window *)window); }

@@ -2,9 +2,9 @@
  *
  * `Method` is a method of a group, and reads the operands itself, without a line of Python. Where that cannot be done
  * (another kind of tensor, another form of the arguments, wrong ones) it calls a function of Python's, which makes
- * plain tensors of what it is given, and comes back by mpp_start_plain; or says what is wrong. Where the group or the
- * thread is special (a profiler, a group that is broken or collects operations, CUDA tensors) Python is asked before an
- * operation begins, and told of its Work.
+ * plain tensors of what it is given, and comes back by mpp_start_plain, which says what is wrong. Where the group or
+ * the thread is special (a profiler, a group that is broken or collects operations, CUDA tensors) Python is asked
+ * before an operation begins, and told of its Work.
  *
  * Rules: a call counts only when nothing can keep it from being started; no Python code runs between that and the
  * operation's entry in the registry, whose owner it is from then on; the GIL is free while the engine is at work. */
@@ -26,13 +26,24 @@ static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
 static PyObject *results_of(const call *c) { return c->results ? c->results : c->out.tensors; }
 static PyObject *kept_of(const call *c) { return c->keep ? c->keep : c->in.tensors ? c->in.tensors : Py_None; }
 
-static int is_new_collective(const call *c) { return !mpp_is_message(c) && !c->is_counted; }
+/* Where the group compares calls in detail: the other exchange, or other numbers of as many bytes, are another call. 0,
+ * with an exception: no memory. */
+static int tell_details(const call *c) {
+    if (!c->group->compares || mpp_is_message(c)) return 1;
+    PyObject *words = PyUnicode_FromFormat("%U %S", c->name, c->a.type ? c->a.type->dtype : Py_None);
+    const char *text = words ? PyUnicode_AsUTF8AndSize(words, NULL) : NULL;
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *at = text; at && *at; at++) hash = (hash ^ (unsigned char)*at) * 0x100000001b3u;
+    mpp_engine->call_details(hash);
+    Py_XDECREF(words);
+    return text != NULL;
+}
 
 /* As flight_recorder.Entry has it. */
 static PyObject *entry_of(const call *c) {
     const calls_object *g = c->group;
     PyObject *inputs = c->in.shapes ? c->in.shapes : c->out.shapes;
-    return Py_BuildValue("OOKKNOOK", g->subject, c->name, g->sequence + is_new_collective(c),
+    return Py_BuildValue("OOKKNOOK", g->subject, c->name, g->sequence + !mpp_is_message(c),
                          g->messages + mpp_is_message(c), peer_of(c), inputs, c->out.shapes,
                          (unsigned long long)mpp_engine->call_begins());
 }
@@ -44,7 +55,7 @@ static void keep_as(PyObject **last, PyObject *entry) {
 }
 
 static void count(call *c, PyObject *entry) {
-    c->group->sequence += is_new_collective(c);
+    c->group->sequence += !mpp_is_message(c);
     c->group->messages += mpp_is_message(c);
     keep_as(&bridge_state.last, entry);
     if (!mpp_is_message(c)) keep_as(&c->group->last, entry);
@@ -55,26 +66,19 @@ PyObject *mpp_last_entry(PyObject *module, PyObject *unused) {
     return shared(bridge_state.last ? bridge_state.last : Py_None);
 }
 
-static int record(PyObject *entry) {
-    PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
+/* A call that goes on with its Work, and who has called it; NULL: it is complete. */
+static int record(PyObject *entry, PyObject *work) {
+    PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current), *done = NULL;
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
     Py_INCREF(recorder);
-    PyObject *done = PyObject_CallMethodObjArgs(recorder, interned.append, entry, NULL);
+    PyObject *more = work ? Py_BuildValue("NN", PyWeakref_NewRef(work, NULL), mpp_user_frames(NULL, NULL)) : NULL;
+    PyObject *all = more ? PySequence_Concat(entry, more) : work ? NULL : shared(entry);
+    if (all) done = PyObject_CallMethodObjArgs(recorder, interned.append, all, NULL);
     Py_DECREF(recorder);
-    Py_XDECREF(done);
-    return done != NULL;
-}
-
-/* With its Work, and who has called it. */
-static int record_pending(PyObject *entry, PyObject *work) {
-    PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current);
-    if (!recorder || recorder == Py_None) return !PyErr_Occurred();
-    PyObject *more = Py_BuildValue("NN", PyWeakref_NewRef(work, NULL), mpp_user_frames(NULL, NULL));
-    PyObject *all = more ? PySequence_Concat(entry, more) : NULL;
-    int is_recorded = all && record(all);
     Py_XDECREF(more);
     Py_XDECREF(all);
-    return is_recorded;
+    Py_XDECREF(done);
+    return done != NULL;
 }
 
 /* ---- what becomes of it ---- */
@@ -96,6 +100,13 @@ static PyObject *complete_work(const call *c) {
     PyObject *work = PyObject_CallNoArgs(bridge_state.work);
     if (work && PyObject_SetAttr(work, interned.tensors, results_of(c))) Py_CLEAR(work);
     return work;
+}
+
+static PyObject *lengths_of(const call *c) {
+    Py_ssize_t count = c->lengths ? 2 * c->group->size : 0;
+    PyObject *all = PyList_New(count);
+    for (Py_ssize_t i = 0; all && i < count; i++) PyList_SetItem(all, i, PyLong_FromSize_t(c->lengths[i]));
+    return all;
 }
 
 static PyObject *this_thread(void) { return PyLong_FromUnsignedLong(PyThread_get_thread_ident()); }
@@ -121,6 +132,7 @@ static int describe(PyObject *work, const call *c, PyObject *handle) {
            set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
            (!c->finish || set(work, interned.finish, shared(c->finish))) &&
            (!c->then || (set(work, interned.then, shared(c->then)) && announce_second_half(c))) &&
+           (!g->compares || set(work, interned.lengths, lengths_of(c))) &&
            (!c->extension || set(work, interned.extension, PyFloat_FromDouble(c->extension))) &&
            (!c->sync || set(work, interned.caller, this_thread()));
 }
@@ -173,7 +185,7 @@ static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
     int is_notified;
     PyObject *work = own(c, op, &is_notified);
     if (!work) return NULL;
-    if (!record_pending(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
+    if (!record(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (is_notified) return work;
     PyObject *done = c->sync ? PyObject_CallMethodObjArgs(work, interned.wait, NULL) : watch(work);
     if (!done) {
@@ -190,9 +202,9 @@ static int is_in_place(const call *c) { /* the result of an operation that is co
     return done != NULL;
 }
 
-/* It lets go of the GIL itself: a function of the shim. */
+/* It lets go of the GIL itself: a function of the shim, with its arguments (functools.partial). No line of Python. */
 static int call_function(const call *c, uintptr_t *op) {
-    PyObject *handle = PyObject_CallObject(c->function, c->arguments);
+    PyObject *handle = PyObject_CallNoArgs(c->function);
     *op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
     Py_XDECREF(handle);
     return !PyErr_Occurred();
@@ -210,13 +222,17 @@ static int call_engine(const call *c, uintptr_t *op) {
 static PyObject *start(call *c) {
     PyObject *entry = entry_of(c), *work = NULL;
     uintptr_t op;
-    if (!entry) return mpp_engine->call_returns(0), NULL;
+    if (!entry || !tell_details(c)) {
+        mpp_engine->call_returns(0);
+        Py_XDECREF(entry);
+        return NULL;
+    }
     count(c, entry);
     mpp_note_site(c, mpp_is_message(c) ? c->group->messages : c->group->sequence);
     int is_started = c->function ? call_function(c, &op) : call_engine(c, &op);
     mpp_engine->call_returns(is_started && !op);
     if (is_started && op) work = incomplete_work(c, entry, op);
-    else if (is_started && is_in_place(c) && record(entry)) work = complete_work(c);
+    else if (is_started && is_in_place(c) && record(entry, NULL)) work = complete_work(c);
     if (work && work != Py_None) mpp_note_work(work, entry);
     Py_DECREF(entry);
     return work;
@@ -234,8 +250,8 @@ static calls_object *calls_of(PyObject *self) { /* a new reference; NULL, withou
 
 static int is_special(const calls_object *g) {
     PyObject *profiled = bridge_state.is_ready ? PyObject_CallNoArgs(bridge_state.is_profiled) : NULL;
-    int is_plain = profiled == Py_False && !g->python_only && !g->compares && is_unset(g->broken) &&
-                   is_unset(g->coalescing) && PyList_Size(g->extensions) == 0;
+    int is_plain = profiled == Py_False && !g->python_only && is_unset(g->broken) && is_unset(g->coalescing) &&
+                   PyList_Size(g->extensions) == 0;
     Py_XDECREF(profiled);
     if (!is_plain) PyErr_Clear();
     return !is_plain;
@@ -256,31 +272,21 @@ static PyObject *or_none(PyObject *object) { return object ? object : Py_None; }
 
 static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL : given; }
 
-static PyObject *lengths_of(const call *c) {
-    Py_ssize_t count = c->lengths ? 2 * c->group->size : 0;
-    PyObject *all = PyList_New(count);
-    for (Py_ssize_t i = 0; all && i < count; i++) PyList_SetItem(all, i, PyLong_FromSize_t(c->lengths[i]));
-    return all;
-}
-
 /* What Python says of the call, a tuple that is to live until it has begun; NULL: it is not to begin. */
 static PyObject *prepare(call *c) {
     const mpp_method *m = c->method;
-    PyObject *said = PyObject_CallFunction(
-        bridge_state.prepare, "OOONOOOiNnKO", c->self, c->name, or_none(m ? m->start_name : NULL), peer_of(c),
-        opts_of(c), or_none(c->in.tensors), results_of(c), c->root, lengths_of(c), (Py_ssize_t)c->a.count,
-        (unsigned long long)(m && m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
+    PyObject *said =
+        PyObject_CallFunction(bridge_state.prepare, "OOOOOiNnKO", c->self, c->name, or_none(m ? m->start_name : NULL),
+                              or_none(c->in.tensors), results_of(c), c->root, lengths_of(c), (Py_ssize_t)c->a.count,
+                              (unsigned long long)(m && m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
     unsigned long long staging;
-    PyObject *function, *arguments, *keep;
-    if (said && !PyArg_ParseTuple(said, "KOOOOpd", &staging, &function, &arguments, &c->then, &keep, &c->is_counted,
-                                  &c->extension))
-        Py_CLEAR(said);
+    PyObject *function, *keep;
+    if (said && !PyArg_ParseTuple(said, "KOOOd", &staging, &function, &c->then, &keep, &c->extension)) Py_CLEAR(said);
     if (!said) return NULL;
     c->staging = staging;
     c->then = unless_none(c->then);
     if (c->then) { /* in two halves */
         c->function = function;
-        c->arguments = arguments;
         c->keep = keep;
     }
     return said;
@@ -334,8 +340,8 @@ PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
 
 /* ---- calls that come from Python ---- */
 
-/* Of a method with `Plain`s for tensors, the results being put in place by `finish`: the Work; NotImplemented, if the
- * operands do not go together. */
+/* Of a method with `Plain`s for tensors, the results being put in place by `finish`: the Work; NotImplemented, if
+ * results lie where is read. */
 PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *method, *operands, *work = NULL;
@@ -350,7 +356,7 @@ PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     c.keep = unless_none(c.keep);
     c.results = unless_none(c.results);
     if (c.self && (c.group = calls_of(c.self)))
-        work = mpp_read_call(&c, m, operands) ? run(&c) : shared(Py_NotImplemented);
+        work = mpp_read_call(&c, m, operands) ? run(&c) : PyErr_Occurred() ? NULL : shared(Py_NotImplemented);
     if (work && c.results && work != Py_NotImplemented && !set(work, interned.lists, shared(c.lists))) Py_CLEAR(work);
     mpp_forget(&c);
     return work;
@@ -361,8 +367,8 @@ PyObject *mpp_start_function(PyObject *module, PyObject *args) {
     (void)module;
     call c = {.peer = NO_PEER, .root = -1, .bytes = SIZE_MAX};
     PyObject *peer, *tensors, *shapes, *work = NULL;
-    if (!PyArg_ParseTuple(args, "OOOO!pOO!O!OOp", &c.self, &c.name, &c.function, &PyTuple_Type, &c.arguments, &c.sync,
-                          &peer, &PyList_Type, &tensors, &PyTuple_Type, &shapes, &c.opts, &c.keep, &c.is_special))
+    if (!PyArg_ParseTuple(args, "OOOpOO!O!OOp", &c.self, &c.name, &c.function, &c.sync, &peer, &PyList_Type, &tensors,
+                          &PyTuple_Type, &shapes, &c.opts, &c.keep, &c.is_special))
         return NULL;
     if (peer != Py_None) c.peer = (int)PyLong_AsLong(peer);
     c.out = (tensor_args){shared(tensors), shared(shapes)};

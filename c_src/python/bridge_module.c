@@ -29,35 +29,25 @@ static PyMemberDef calls_members[] = {
 };
 
 static int calls_traverse(PyObject *self, visitproc visit, void *arg) {
-    calls_object *g = (calls_object *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(g->broken);
-    Py_VISIT(g->coalescing);
-    Py_VISIT(g->extensions);
-    Py_VISIT(g->subject);
-    Py_VISIT(g->last);
+    for (const PyMemberDef *m = calls_members; m->name; m++)
+        if (m->type == T_OBJECT) Py_VISIT(*(PyObject **)((char *)self + m->offset));
     return 0;
 }
 
 static int calls_clear(PyObject *self) {
-    calls_object *g = (calls_object *)self;
-    Py_CLEAR(g->broken);
-    Py_CLEAR(g->coalescing);
-    Py_CLEAR(g->extensions);
-    Py_CLEAR(g->subject);
-    Py_CLEAR(g->last);
+    for (const PyMemberDef *m = calls_members; m->name; m++)
+        if (m->type == T_OBJECT) Py_CLEAR(*(PyObject **)((char *)self + m->offset));
     return 0;
 }
 
-static void free_object(PyObject *self, int (*clear)(PyObject *)) {
+static void calls_free(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    clear(self);
+    calls_clear(self);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
-
-static void calls_free(PyObject *self) { free_object(self, calls_clear); }
 
 static PyType_Slot calls_slots[] = {
     {Py_tp_doc, "What a group's operations need to know of it, whether they begin in C or in Python."},
@@ -76,24 +66,19 @@ static PyType_Spec calls_spec = {
     .slots = calls_slots,
 };
 
-/* ---- Method ---- */
+/* ---- Method: as many as operations, for the life of the process ---- */
 
 static PyObject *method_type_of_python; /* types.MethodType */
 
-static int method_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((mpp_method *)self)->python);
-    return 0;
+static void method_free(PyObject *self) {
+    const mpp_method *m = (mpp_method *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(m->python);
+    Py_DECREF(m->name);
+    Py_DECREF(m->start_name);
+    PyObject_Free(self);
+    Py_DECREF(type);
 }
-
-static int method_clear(PyObject *self) {
-    Py_CLEAR(((mpp_method *)self)->python);
-    Py_CLEAR(((mpp_method *)self)->name);
-    Py_CLEAR(((mpp_method *)self)->start_name);
-    return 0;
-}
-
-static void method_free(PyObject *self) { free_object(self, method_clear); }
 
 /* Method(python, operation, start, roles): operations.py says what the latter are. */
 static PyObject *method_new(PyTypeObject *type, PyObject *args, PyObject *named) {
@@ -140,8 +125,6 @@ static PyType_Slot method_slots[] = {
     {Py_tp_call, mpp_call_operation},
     {Py_tp_descr_get, method_bind},
     {Py_tp_getattro, method_attribute},
-    {Py_tp_traverse, method_traverse},
-    {Py_tp_clear, method_clear},
     {Py_tp_dealloc, method_free},
     {0, NULL},
 };
@@ -149,7 +132,7 @@ static PyType_Slot method_slots[] = {
 static PyType_Spec method_spec = {
     .name = "torchmpi_plugin._bridge.Method",
     .basicsize = sizeof(mpp_method),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR,
     .slots = method_slots,
 };
 
@@ -169,21 +152,18 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_bridge_state told = bridge_state;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!OO!O!OOOO)", &address, &capsule, &PyTuple_Type, &types, &PyDict_Type,
-                          &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock, &told.is_profiled,
-                          &told.modes, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry, &told.watch,
-                          &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end, &told.plain,
-                          &told.prepare, &told.follow, &told.premul_factor))
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!OO!O!OOOOO)", &address, &capsule, &PyTuple_Type, &types,
+                          &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
+                          &told.is_profiled, &told.modes, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry,
+                          &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end, &told.plain,
+                          &told.prepare, &told.follow, &told.premul_factor, &told.reduction))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)
         return PyErr_SetString(PyExc_RuntimeError, "the extensions are of two builds of mpiplus"), NULL;
     mpp_engine = entries;
     if (!mpp_know_tensors(capsule, types, samples, operations)) return NULL;
-    PyObject *kept[] = {told.work,     told.pending,  told.lock,   told.is_profiled,   told.modes,
-                        told.recorder, told.registry, told.watch,  told.not_the_users, told.front_end,
-                        told.plain,    told.prepare,  told.follow, told.premul_factor};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(kept[i]);
+    Py_INCREF(args); /* and so all that was told */
     told.is_ready = 1;
     bridge_state = told;
     Py_RETURN_NONE;

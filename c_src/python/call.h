@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD unsigned long long handle;
     int rank, size, largest_tag;
-    char compares;               /* what the ranks call, first of all */
+    char compares;               /* the names and dtypes of calls too */
     char python_only;            /* each call is to come through Python */
     unsigned long long sequence; /* of collectives: the same on all ranks */
     unsigned long long messages;
@@ -55,7 +55,7 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     const mpp_method *method; /* NULL: a function of Python's */
     calls_object *group;
     PyObject *opts;
-    int sync, is_counted, peer, root, tag; /* is_counted: by the comparison of calls that came before */
+    int sync, peer, root, tag;
     tensor_args out, in;            /* the results, and what they are made of; without the latter: of themselves */
     PyObject *finish, *keep, *then; /* as engine/work.py says; NULL: none */
     PyObject *results;              /* the Work's tensors where these are not what C is given; or NULL */
@@ -72,7 +72,7 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     int flat;
     size_t bytes; /* about so many are moved */
     starter *start;
-    PyObject *function, *arguments; /* in place of that, and of the operands, where Python has made these; or NULL */
+    PyObject *function; /* in place of that, with the operands, where Python has made these; or NULL */
 };
 
 static inline PyObject *shared(PyObject *object) { /* a new reference */
@@ -92,23 +92,34 @@ static inline int mpp_is_message(const call *c) { return c->peer != NO_PEER; }
 int64_t mpp_patience(const call *c);
 void mpp_note_message(const call *c, uintptr_t op);
 
-/* operands.c: what an argument is, as far as it is plain; 0: Python is to see to it. A tensor is one of torch's, dense
- * and in host memory, or a `Plain` of Python's, which says where a tensor's numbers are. `place` is that of the
- * options. */
+/* operands.c: what an argument is, as far as it is plain; else 0, with an exception where mpp_refuse sets one. A tensor
+ * is one of torch's, dense and in host memory, or a `Plain` of Python's, which says where a tensor's numbers are.
+ * `place` is that of the options. */
 extern const mpp_entries *mpp_engine;
+/* Classes of tensors/arguments.py. */
+#define MPP_WRONG_VALUE "ArgumentError"
+#define MPP_WRONG_DTYPE "ArgumentTypeError"
+#define MPP_NO_TENSORS "NoTensorsError"
+/* What is wrong with a call, raised as one of these, in the format of PyErr_Format; 0. Not before Python has made its
+ * tensors plain: until then another kind of tensor may be the reason. The first of several is kept. */
+int mpp_refuse(const call *c, const char *kind, const char *format, ...);
+static inline const char *mpp_put_of(const call *c, const tensor_args *s) { return s == &c->out ? "output" : "input"; }
 int mpp_view(PyObject *tensor, dl_tensor *view);
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
 int mpp_make_lists(call *c);
 void mpp_forget(call *c);                 /* all that is not borrowed */
 Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
-PyObject *mpp_only_list_of(PyObject *argument); /* as where c10d takes a list for each device; or the argument */
+/* As where c10d takes a list for each device; or the argument. NULL: there are several lists. */
+PyObject *mpp_only_list_of(const call *c, PyObject *argument);
+int mpp_are_alike(const call *c, const dtype_info *one, const dtype_info *other);
 int mpp_read_single(call *c, PyObject *argument, tensor_args *s, operand *o);
 int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which);
 void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length);
 int mpp_read_options(call *c, PyObject *args, Py_ssize_t place);
 int mpp_as_int(PyObject *number, int *value);
 int mpp_as_long(PyObject *number, int64_t *value);
+int mpp_read_rank(const call *c, PyObject *given, const char *what, int *rank); /* of the group */
 int mpp_read_root(call *c);
 int mpp_read_reduction(call *c, const dtype_info *type);
 
@@ -133,6 +144,7 @@ typedef struct {
     PyObject *watch;               /* a method of the engine's */
     PyObject *prepare, *follow;    /* of what is special: functions of starting.py */
     PyObject *premul_factor;       /* of a PREMUL_SUM: a function */
+    PyObject *reduction;           /* of a dtype and an operation: a function, raises what is wrong with them */
     PyObject *not_the_users;       /* beginnings of the names of files: torch's and our own */
     PyObject *front_end;           /* code that does without a Work for what is complete */
     char is_ready, is_watched;     /* connected; with a thread that completes what nobody waits for */
@@ -146,10 +158,10 @@ extern mpp_bridge_state bridge_state;
     X(finished, "finished") X(group, "group") X(name, "name") X(number, "number") X(peer, "peer") X(opts, "_opts")     \
     X(limit, "_limit") X(extension, "extension") X(started, "started") X(tensors, "_tensors") X(keep, "_keep")         \
     X(finish, "_finish") X(then, "_then") X(future, "_future") X(error, "_error") X(caller, "caller")                  \
-    X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists")                       \
+    X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists") X(lengths, "_lengths") \
     X(root_tensor, "rootTensor") X(instruction, "f_lasti") X(second_halves, "second_halves") X(call, "_call")          \
     X(dtype, "dtype") X(is_neg, "is_neg") X(is_conj, "is_conj") X(storage_offset, "storage_offset")                    \
-    X(async_op, "asyncOp") X(reduce_op, "reduceOp") X(root_rank, "rootRank")
+    X(async_op, "asyncOp") X(reduce_op, "reduceOp") X(root_rank, "rootRank") X(cpu, "cpu")
 /* clang-format on */
 #define MPP_FIELD(name, text) PyObject *name;
 typedef struct {
@@ -169,7 +181,8 @@ struct mpp_method {
 enum { NO_OPTIONS = -1 };
 
 /* methods.c: what Python's table of operations says of a method, 0: C does not know these; and how its arguments are
- * read: 1; or 0, without an exception, where Python is to see to the call. */
+ * read: 1; or 0, with an exception (mpp_refuse) where they are wrong, and without one where Python is to see to the
+ * call: tensors are not plain, or results lie where is read. */
 int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 

@@ -1,7 +1,10 @@
 /* What the methods of c10d are given, as the engine takes it: tensors as memory, options as numbers.
  *
  * Whatever is not plain here, be it an error or another kind of tensor, is left to Python, which makes a `Plain` of
- * each tensor (tensors/arguments.py), or knows the words for what is wrong. So nothing in this file raises. */
+ * each tensor (group/operands.py). What is still not taken then is wrong, and an exception says why (mpp_refuse); or
+ * there is none, and results lie where is read. */
+#include <stdarg.h>
+
 #include "python/call.h"
 
 enum { KINDS = 32, WIDTHS = 8, OPERATIONS = 32, OTHERS = 128 };
@@ -10,10 +13,26 @@ const mpp_entries *mpp_engine;
 static const dl_exchange *exchange;
 static PyObject *tensor_types;                           /* a tuple: no subclasses, which may be anything */
 static dtype_info dtypes[KINDS][WIDTHS], others[OTHERS]; /* by DLPack's numbers; of Plains */
-static struct {
-    char is_there, is_average, has_premul;
-    int code;             /* enum mpp_redop */
-} operations[OPERATIONS]; /* by torch's number */
+typedef struct {
+    int is_there, is_average, has_premul;
+    int code; /* enum mpp_redop */
+} reduction_kind;
+static reduction_kind operations[OPERATIONS]; /* by torch's number */
+
+int mpp_refuse(const call *c, const char *kind, const char *format, ...) {
+    if (!c->is_plain || PyErr_Occurred()) return 0;
+    va_list values;
+    va_start(values, format);
+    PyObject *words = PyUnicode_FromFormatV(format, values);
+    va_end(values);
+    PyObject *module = words ? PyImport_ImportModule("torchmpi_plugin.tensors.arguments") : NULL;
+    PyObject *type = module ? PyObject_GetAttrString(module, kind) : NULL;
+    if (type) PyErr_Format(type, "%U: %U", c->name, words);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    Py_XDECREF(words);
+    return 0;
+}
 
 /* ---- tensors ---- */
 
@@ -111,7 +130,14 @@ static int is_on(call *c, PyObject *device) { /* where the call's other tensors 
     if (!c->device) c->device = device;
     int is_same = PyObject_RichCompareBool(c->device, device, Py_EQ);
     if (is_same < 0) PyErr_Clear();
-    return is_same > 0;
+    return is_same > 0 ||
+           mpp_refuse(c, MPP_WRONG_VALUE, "all tensors must be on one device, not %S and %S",
+                      c->device == Py_None ? interned.cpu : c->device, device == Py_None ? interned.cpu : device);
+}
+
+int mpp_are_alike(const call *c, const dtype_info *one, const dtype_info *other) {
+    return one == other ||
+           mpp_refuse(c, MPP_WRONG_DTYPE, "all tensors must have one dtype, not %S and %S", one->dtype, other->dtype);
 }
 
 /* Plain((tensor, address, elements, bytes of each, rows, dtype, its number, (shape, dtype), device or None)) */
@@ -171,25 +197,35 @@ PyObject *mpp_item_of(PyObject *list, Py_ssize_t i) { /* borrowed */
 /* The one tensor of an argument that is a list of one, or the tensor itself. */
 int mpp_read_single(call *c, PyObject *argument, tensor_args *s, operand *o) {
     Py_ssize_t length = mpp_length_of(argument);
-    if (length >= 0 && length != 1) return 0;
+    if (length >= 0 && length != 1)
+        return mpp_refuse(c, length ? MPP_WRONG_VALUE : MPP_NO_TENSORS, "mpiplus takes one tensor per rank, not %zd",
+                          length);
     return mpp_make_tensor_args(s, 1) && read_tensor(c, length < 0 ? argument : mpp_item_of(argument, 0), s, 0, o);
 }
 
-PyObject *mpp_only_list_of(PyObject *argument) {
-    int is_nested = mpp_length_of(argument) == 1 && mpp_length_of(mpp_item_of(argument, 0)) >= 0;
-    return is_nested ? mpp_item_of(argument, 0) : argument;
+PyObject *mpp_only_list_of(const call *c, PyObject *argument) {
+    Py_ssize_t length = mpp_length_of(argument);
+    if (length < 1 || mpp_length_of(mpp_item_of(argument, 0)) < 0) return argument;
+    if (length == 1) return mpp_item_of(argument, 0);
+    mpp_refuse(c, MPP_WRONG_VALUE, "one tensor per rank goes with one list of tensors, not %zd", length);
+    return NULL;
 }
 
 /* The tensors of a list, one for each rank, all of one type, which is the first's if none is given; their addresses
  * and lengths. */
 int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info **type, int which) {
     int size = c->group->size;
-    if (mpp_length_of(argument) != size || !mpp_make_tensor_args(s, size)) return 0;
+    Py_ssize_t length = argument ? mpp_length_of(argument) : -1;
+    if (length < 0) return 0;
+    if (length != size)
+        return mpp_refuse(c, MPP_WRONG_VALUE, "the %s%s list must have %d entries, one for each rank, not %zd",
+                          c->root < 0 ? "" : "root's ", mpp_put_of(c, s), size, length);
+    if (!mpp_make_tensor_args(s, size)) return 0;
     for (int r = 0; r < size; r++) {
         operand o;
         if (r >= mpp_length_of(argument) || !read_tensor(c, mpp_item_of(argument, r), s, r, &o)) return 0;
         if (!*type) *type = o.type;
-        if (o.type != *type) return 0;
+        if (!mpp_are_alike(c, *type, o.type)) return 0;
         c->addresses[which * size + r] = o.address;
         c->lengths[which * size + r] = o.bytes;
         c->bytes += o.bytes;
@@ -236,20 +272,31 @@ int mpp_as_int(PyObject *number, int *value) {
     return *value == wide;
 }
 
+int mpp_read_rank(const call *c, PyObject *given, const char *what, int *rank) {
+    if (mpp_as_int(given, rank) && *rank >= 0 && *rank < c->group->size) return 1;
+    return given && mpp_refuse(c, MPP_WRONG_VALUE, "%s %S is not in the group, whose ranks are 0 to %d", what, given,
+                               c->group->size - 1);
+}
+
 int mpp_read_root(call *c) {
     PyObject *root = PyObject_GetAttr(c->opts, interned.root_rank);
-    int known = mpp_as_int(root, &c->root) && c->root >= 0 && c->root < c->group->size;
+    int known = mpp_read_rank(c, root, "root rank", &c->root);
     Py_XDECREF(root);
     return known;
 }
 
-/* 0: Python says what is wrong with it. */
 static int read_factor(call *c, PyObject *op) {
     PyObject *factor = PyObject_CallFunctionObjArgs(bridge_state.premul_factor, op, NULL);
     c->how.has_premul = 1;
     c->how.premul = factor ? PyFloat_AsDouble(factor) : 0;
     Py_XDECREF(factor);
-    return PyErr_Occurred() ? (PyErr_Clear(), 0) : 1;
+    return !PyErr_Occurred();
+}
+
+/* Raises; Python has torch's names of operations. */
+static void refuse_reduction(const call *c, const dtype_info *type, PyObject *op) {
+    PyObject *none = PyObject_CallFunctionObjArgs(bridge_state.reduction, c->self, type->dtype, op, c->name, NULL);
+    Py_XDECREF(none);
 }
 
 int mpp_read_reduction(call *c, const dtype_info *type) {
@@ -257,14 +304,15 @@ int mpp_read_reduction(call *c, const dtype_info *type) {
     Py_hash_t number = op ? PyObject_Hash(op) : -1; /* torch's number of it; asking for it by name takes long */
     int known = number >= 0 && number < OPERATIONS && operations[number].is_there && type->code >= 0;
     if (known) {
-        int is_average = operations[number].is_average, has_premul = operations[number].has_premul;
-        c->how = (mpp_reduction){.dtype = type->code, .op = operations[number].code, .premul = 1};
-        c->how.divisor = is_average ? c->group->size : 1;
-        known = !(type->code == MPP_BOOL && (is_average || has_premul)) && (!has_premul || read_factor(c, op)) &&
-                mpp_engine->reduction_supported(type->code, c->how.op);
+        const reduction_kind *kind = &operations[number];
+        c->how = (mpp_reduction){.dtype = type->code, .op = kind->code, .premul = 1};
+        c->how.divisor = kind->is_average ? c->group->size : 1;
+        known = !(type->code == MPP_BOOL && (kind->is_average || kind->has_premul)) &&
+                (!kind->has_premul || read_factor(c, op)) && mpp_engine->reduction_supported(type->code, c->how.op);
     }
+    if (!known && !c->is_plain) PyErr_Clear();
+    if (!known && op && !PyErr_Occurred() && c->is_plain) refuse_reduction(c, type, op);
     Py_XDECREF(op);
-    if (!known) PyErr_Clear();
     return known;
 }
 
@@ -287,12 +335,9 @@ static int know_operations(PyObject *numbers) {
         long index = PyLong_AsLong(number);
         if (index < 0 || index >= OPERATIONS)
             return PyErr_Occurred() ? 0 : (PyErr_Format(PyExc_ValueError, "operation number %ld", index), 0);
-        int code, is_average, has_premul;
-        if (!PyArg_ParseTuple(info, "ipp", &code, &is_average, &has_premul)) return 0;
-        operations[index].code = code;
-        operations[index].is_average = (char)is_average;
-        operations[index].has_premul = (char)has_premul;
-        operations[index].is_there = 1;
+        reduction_kind *kind = &operations[index];
+        if (!PyArg_ParseTuple(info, "ipp", &kind->code, &kind->is_average, &kind->has_premul)) return 0;
+        kind->is_there = 1;
     }
     return 1;
 }
@@ -315,7 +360,6 @@ static int know_dtypes(PyObject *samples) {
 }
 
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *samples, PyObject *numbers) {
-    Py_INCREF(types);
     tensor_types = types;
     if (!know_operations(numbers) || capsule == Py_None) return capsule == Py_None && !PyErr_Occurred();
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");

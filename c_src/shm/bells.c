@@ -56,7 +56,7 @@ static void await(mpp_group *g) {
         if (s->reduced < s->chunks) until[MPP_IN] = some_after(s, c, s->reduced);
         if (s->done < s->chunks) until[MPP_REDUCED] = some_after(s, c, s->done);
     } else if (s && s->checked && s->done < s->chunks) {
-        until[MPP_IN] = some_after(s, c, s->done);
+        until[MPP_IN] = s->between_devices ? s->first + s->done + 1 : some_after(s, c, s->done);
         of = s->wait_for;
     }
     atomic_store(&g->bell->of, of);

@@ -13,12 +13,31 @@
  */
 #include "shm/shm.h"
 
+enum { WIDE_LIMIT = 64 << 20, WIDE_SLOT = 1 << 20 };
+
 static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER; /* the driver blocks: not the engine's */
+
+static size_t widening_of(int ranks, int slots, size_t slot_bytes) {
+    size_t most = WIDE_LIMIT / ((size_t)ranks * (size_t)slots * slot_bytes);
+    return slot_bytes * most < WIDE_SLOT ? most : WIDE_SLOT / slot_bytes;
+}
+
+size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes) {
+    size_t widening = widening_of(ranks, slots, slot_bytes);
+    return widening > 1 ? (size_t)ranks * (size_t)slots * (slot_bytes * widening + sizeof(mpp_exported)) : 0;
+}
+
+void mpp_channel_widen(mpp_channel *c, size_t length) {
+    c->widening = widening_of(c->size, c->ring, c->slot_bytes);
+    c->exported = (mpp_exported *)((char *)c->counters + length - mpp_wide_bytes(c->size, c->ring, c->slot_bytes));
+    c->wide = (char *)(c->exported + c->size * c->ring);
+    c->length = length;
+}
 
 static int is_registered(mpp_channel *c, const mpp_staging *t) {
     pthread_mutex_lock(&registering);
     if (!c->registered && !c->refused) {
-        c->refused = mpp_register_memory(t->copier, c->counters, c->length);
+        c->refused = mpp_peers_new(c) ? mpp_register_memory(t->copier, c->counters, c->length) : -1;
         if (!c->refused) c->registered = t->copier->device;
     }
     pthread_mutex_unlock(&registering);
@@ -33,26 +52,33 @@ int mpp_place_of(mpp_group *g, uintptr_t staging) {
 }
 
 void mpp_bus_close(mpp_channel *c) {
-    if (c && c->registered) mpp_unregister_memory(c->registered, c->counters);
-    if (c) c->registered = NULL;
+    if (!c) return;
+    mpp_peers_close(c);
+    if (c->registered) mpp_unregister_memory(c->registered, c->counters);
+    c->registered = NULL;
 }
 
 /* ---- under the lock ---- */
 
 int mpp_bus_load(shm_op *s, mpp_channel *c, int (*may_write)(shm_op *, mpp_channel *, uint64_t)) {
-    if (!s->write) return 1;
+    if (s->between_devices && s->written) return mpp_has_pulled(s);
+    if (!s->written) *mpp_exported_by(s, c, c->rank) = s->bus->exported;
+    if (s->bus->exported.is_there && !s->bus->is_ordered[MPP_DOWN]) mpp_bus_begin(s->bus);
+    if (!s->write) return mpp_bus_has_come_to(s->bus, &s->op, MPP_DOWN, 0, 1);
     while (s->loading < s->chunks && s->loading < s->written + MPP_SLOTS && may_write(s, c, s->first + s->loading)) {
         s->write(s, s->loading, mpp_slot_at(s, c->rank, s->loading));
-        mpp_bus_mark(s->bus, MPP_DOWN, s->loading++);
+        if (++s->loading < s->chunks) mpp_bus_mark(s->bus, MPP_DOWN, s->loading - 1);
     }
-    return s->loading > s->written && mpp_bus_has_come_to(s->bus, &s->op, MPP_DOWN, s->written);
+    return s->loading > s->written &&
+           mpp_bus_has_come_to(s->bus, &s->op, MPP_DOWN, s->written, s->written + 1 == s->chunks);
 }
 
 int mpp_bus_store(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t)) {
+    if (s->between_devices) return mpp_pull(s, c, may_read);
     if (!s->read) return may_read(s, c, s->first + s->done);
     while (s->storing < s->written && s->storing < s->done + MPP_SLOTS && may_read(s, c, s->first + s->storing)) {
         s->read(s, s->storing);
-        mpp_bus_mark(s->bus, MPP_UP, s->storing++);
+        if (++s->storing < s->chunks) mpp_bus_mark(s->bus, MPP_UP, s->storing - 1);
     }
-    return s->storing > s->done && mpp_bus_has_come_to(s->bus, &s->op, MPP_UP, s->done);
+    return s->storing > s->done && mpp_bus_has_come_to(s->bus, &s->op, MPP_UP, s->done, s->done + 1 == s->chunks);
 }

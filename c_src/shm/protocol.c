@@ -35,7 +35,7 @@
 #include "message/message.h"
 #include "shm/signatures.h"
 
-enum { INBOX_LIMIT = 16 << 20, WIDE_LIMIT = 64 << 20, WIDE_SLOT = 1 << 20 };
+enum { INBOX_LIMIT = 16 << 20 };
 
 _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
@@ -69,16 +69,6 @@ static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
     mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
 }
 
-static size_t widening_of(int ranks, int slots, size_t slot_bytes) {
-    size_t most = WIDE_LIMIT / ((size_t)ranks * (size_t)slots * slot_bytes);
-    return slot_bytes * most < WIDE_SLOT ? most : WIDE_SLOT / slot_bytes;
-}
-
-size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes) {
-    size_t widening = widening_of(ranks, slots, slot_bytes);
-    return widening > 1 ? (size_t)ranks * (size_t)slots * slot_bytes * widening : 0;
-}
-
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
     int fits = slots >= 1 && slots <= MAX_RING && slot_bytes >= CACHE_LINE && slot_bytes % CACHE_LINE == 0;
     mpp_channel *c = fits ? calloc(1, sizeof *c) : NULL;
@@ -101,13 +91,14 @@ mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t 
     c->slot_bytes = slot_bytes;
     c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
     c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
-    for (int kind = 0; kind < MPP_CALL_KINDS; kind++) c->own_up_to[kind] = INT64_MAX;
+    for (int limit = 0; limit < MPP_LIMITS; limit++) c->limits[limit] = INT64_MAX;
     prepare_oom_placeholder(c, g);
     return c;
 }
 
 void mpp_channel_free(mpp_channel *c) {
     if (!c) return;
+    free(c->peers);
     free(c->sources);
     free(c->factors);
     if (c->internode_state) c->internode->free(c->internode_state);
@@ -115,17 +106,11 @@ void mpp_channel_free(mpp_channel *c) {
     free(c);
 }
 
-void mpp_channel_widen(mpp_channel *c, size_t length) {
-    c->widening = widening_of(c->size, c->ring, c->slot_bytes);
-    c->wide = (char *)c->counters + length - mpp_wide_bytes(c->size, c->ring, c->slot_bytes);
-    c->length = length;
-}
-
 void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
     *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
     *taken += mpp_topology_bytes(c->topology);
     if (c->internode) c->internode->count_bytes(c, ranks, taken, later);
-    if (!c->internode || c->own_up_to[MPP_EXCHANGE] < 0) *later = 0;
+    if (!c->internode || c->limits[MPP_EXCHANGE] < 0) *later = 0;
 }
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
@@ -355,9 +340,9 @@ static int step(mpp_op *op) {
     } else if (c->oom_first) return MPP_PENDING;
     else state = move(s, c);
     if (state == MPP_PENDING) return state;
-    c->head = s->later;
-    if (!c->head) c->tail = NULL;
-    c->oom_first = s->oom_after;
+    if (s->between_devices) mpp_peers_end(c, state);
+    mpp_drop_head(c);
+    if (s->second && !(state == MPP_DONE && s->between_devices)) mpp_drop_second(s, c);
     return state;
 }
 
@@ -411,6 +396,11 @@ static void discard_lists(mpp_op *op) {
     free((void *)s->in_list);
     free((void *)s->out_list);
     free(s->lengths);
+    if (!s->second) return;
+    mpp_lock(); /* the first half may be over, and nobody has begun the second one */
+    mpp_drop_second(s, op->group->channel);
+    mpp_unlock();
+    mpp_discard(&s->second->op);
 }
 
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
@@ -438,6 +428,7 @@ void mpp_take_place(shm_op *s) {
     if (c->tail) c->tail->later = s;
     else c->head = s;
     c->tail = s;
+    if (s->second) mpp_take_place(s->second);
     mpp_unlock();
 }
 

@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "shm/topology.h"
 
-enum { CACHE_LINE = 64, TWO_PHASE_RANKS = 3, TWO_PHASE_BYTES = 8192, MAX_RING = 7 };
+enum { CACHE_LINE = 64, MAX_RING = 7 };
 
 /* What the ranks of a part of the group call, as far as it is known. */
 typedef struct {
@@ -36,7 +36,8 @@ typedef struct {
     _Atomic uint64_t agreed; /* of the first rank on a node: calls that were compared with the other nodes' */
     _Atomic int64_t broken;  /* of the same: MPI's error, once a rank here has met one between the nodes */
     _Atomic int sleepers;    /* of the same: ranks here that sleep */
-    char pad4[CACHE_LINE - 2 * sizeof(uint64_t) - sizeof(int)];
+    _Atomic int has_left;    /* this rank has given up an operation; what others read of its devices may have changed */
+    char pad4[CACHE_LINE - 2 * sizeof(uint64_t) - 2 * sizeof(int)];
     mpp_bell bell;
     mpp_call_summary summary; /* of all nodes, from the last comparison */
 } rank_counters;
@@ -94,6 +95,11 @@ struct shm_op {
     int place;                 /* enum mpp_place */
     mpp_staging *bus;          /* copies between a device and the slots, bus.c; NULL: the processor does */
     uint64_t loading, storing; /* chunks that it has been told to copy, like `written` and `done` */
+    void (*pull)(shm_op *);    /* reads all from others' devices; NULL: this rank wants nothing */
+    int between_devices;       /* that is how it goes */
+    shm_op *second;            /* of a sum between devices: stands behind this one until it is begun */
+    size_t block;              /* of the same: bytes that each rank reduces, the last ones less */
+    uintptr_t received;        /* and where the others' of this rank's come; of a second half: what has become of it */
     int carries; /* of an exchange: its data goes through the slots; known once the calls have been compared */
     size_t chunk_bytes;
     size_t widening;        /* chunks but for the first are so many times as long, in wide slots; 1: they are not */
@@ -118,9 +124,11 @@ struct mpp_channel {
     int size, rank, ring;
     size_t slot_bytes;
     char *wide;              /* slots for long chunks, NULL: there are none */
+    mpp_exported *exported;  /* before them: by rank and slot, of calls on the bus */
     size_t widening, length; /* how much longer than the others they are; of the whole segment */
     cuda_device *registered; /* the segment is, by this device */
     int refused;             /* what the driver said instead: a CUresult */
+    struct mpp_peer *peers;  /* whose devices can be read, peers.c; of a registered segment */
     char *inbox;             /* in the segment, behind the slots: blocks of ranks on other nodes */
     size_t inbox_bytes;
     uint64_t next;            /* number of the next chunk to be given to an operation */
@@ -136,7 +144,7 @@ struct mpp_channel {
     mpp_topology *topology;         /* NULL: all ranks are on this node. Else size and rank are those on this node. */
     const mpp_internode *internode; /* NULL exactly where topology is */
     mpp_internode_state *internode_state;
-    int64_t own_up_to[MPP_CALL_KINDS]; /* longer calls of a kind are MPI's, and compared here; -1: all of them are */
+    int64_t limits[MPP_LIMITS]; /* see mpp_group_limit; calls that are MPI's are compared here */
 };
 
 /* Before the calls have been compared an exchange between nodes sends blocks of at most so many bytes, and so many to
@@ -148,7 +156,7 @@ static inline int mpp_sends_early(const mpp_group *g) {
 }
 
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
-    return g->channel && (int64_t)bytes <= g->channel->own_up_to[kind];
+    return g->channel && (int64_t)bytes <= g->channel->limits[kind];
 }
 /* Whether collectives go over the channel, short ones at least. */
 static inline int mpp_carries(const mpp_group *g) { return mpp_is_ours(g, MPP_EXCHANGE, 0); }
@@ -240,6 +248,18 @@ static inline char *mpp_slot_at(const shm_op *s, int rank, uint64_t chunk) {
     return chunk && s->widening > 1 ? c->wide + place * c->slot_bytes * c->widening : c->slots + place * c->slot_bytes;
 }
 
+/* What a rank here has published of a call, once all have. */
+static inline const mpp_call *mpp_call_of(const shm_op *s, const mpp_channel *c, int rank) {
+    return &c->counters[rank].call[s->first % (uint64_t)c->ring];
+}
+
+/* Under the lock: the operation in front leaves the queue. */
+static inline void mpp_drop_head(mpp_channel *c) {
+    c->oom_first = c->head->oom_after;
+    c->head = c->head->later;
+    if (!c->head) c->tail = NULL;
+}
+
 /* ---- bus.c: copies between a device and registered slots ---- */
 
 /* Where the data of an operation on one node is; registers the segment when the first comes that is on a device. */
@@ -248,6 +268,39 @@ void mpp_bus_close(mpp_channel *c);
 /* Begins what can be copied from the device, to it; whether the next chunk is there. */
 int mpp_bus_load(shm_op *s, mpp_channel *c, int (*may_write)(shm_op *, mpp_channel *, uint64_t));
 int mpp_bus_store(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
+
+/* ---- peers.c: copies between devices ---- */
+
+int mpp_peers_new(mpp_channel *c); /* whether there is memory for them */
+/* Shows the others a tensor that none will read here, as long as it is not known who can read whose. */
+void mpp_introduce(shm_op *s, uintptr_t address);
+/* Before a call of `bytes`, as far as all ranks know them, is signed: others may read what is at `address`, unless that
+ * is 0, and this rank wants so many bytes from each; NULL: some of the root. */
+void mpp_offer(shm_op *s, uintptr_t address, uint64_t bytes, const size_t *wanted);
+/* All ranks have called the same: whether they could read each other's devices. If not, those that can be are found. */
+int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes);
+void mpp_look_for_peers(shm_op *s, mpp_channel *c);
+/* What a rank has exported for a call, in the segment. */
+mpp_exported *mpp_exported_by(const shm_op *s, const mpp_channel *c, int rank);
+/* Where that is for this one, for copies on the bus; 0: it cannot be had, and the operation will fail. */
+uintptr_t mpp_peer_address(shm_op *s, int rank);
+/* In place of mpp_bus_load and mpp_bus_store. */
+int mpp_has_pulled(shm_op *s);
+int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
+/* Under the lock, of an operation that goes so: it is done, or has failed. */
+void mpp_peers_end(mpp_channel *c, int state);
+/* Of a sum: each rank reduces a block of so many bytes, for the root, or for all (-1). The second half, of
+ * mpp_new_agreement(), takes its place in the order with the first one. */
+void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own);
+/* Of a reduce_scatter: there is no second half. */
+void mpp_reads_own_blocks(shm_op *s, uintptr_t received);
+/* Under the lock, when the first half is over: the second one goes unless it is wanted. */
+void mpp_drop_second(shm_op *s, mpp_channel *c);
+/* This rank does not wait for those who read its tensors any more. */
+void mpp_peers_leave(mpp_channel *c);
+/* Under the lock, of a group that is aborted: a second half that nobody has begun goes. */
+void mpp_peers_abort(mpp_channel *c);
+void mpp_peers_close(mpp_channel *c);
 
 /* From the user's memory, wherever it is, to a slot, and back. */
 static inline void mpp_to_slot(shm_op *s, char *slot, const char *from, size_t bytes) {

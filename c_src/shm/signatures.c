@@ -26,7 +26,8 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     uint64_t word = (uint64_t)kind | (uint64_t)how->dtype << 8 | (uint64_t)how->op << 16 |
                     (uint64_t)(how->has_premul != 0) << 24 | (uint64_t)(s->place == MPP_ON_DEVICE) << 25 |
                     (uint64_t)(uint32_t)root << 32;
-    s->signature = mpp_mix(mpp_mix(mpp_mix(0, word), bytes), (uint64_t)how->divisor);
+    uint64_t first = mpp_mix(mpp_called_details(), word);
+    s->signature = mpp_mix(mpp_mix(first, bytes), (uint64_t)how->divisor);
     if (!s->lengths) return;
     s->call.has_lengths = 1;
     s->call.own = s->lengths[g->rank];
@@ -42,16 +43,12 @@ void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
 
 /* ---- comparing ---- */
 
-static const mpp_call *call_of(const shm_op *s, const mpp_channel *c, int rank) {
-    return &c->counters[rank].call[s->first % (uint64_t)c->ring];
-}
-
 /* The rank to name in the error: one without memory, or one that explains more than `rank`, else `rank`. */
 static int blamed(const shm_op *s, const mpp_channel *c, int rank) {
     for (int r = 0; r < c->size; r++)
-        if (call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
+        if (mpp_call_of(s, c, r)->kind == MPP_NO_MEMORY && r != c->rank) return r;
     for (int r = 0; r < c->size && s->call.has_lengths; r++)
-        if (call_of(s, c, r)->kind == s->call.kind && call_of(s, c, r)->own != s->lengths[r]) return r;
+        if (mpp_call_of(s, c, r)->kind == s->call.kind && mpp_call_of(s, c, r)->own != s->lengths[r]) return r;
     return rank;
 }
 
@@ -74,11 +71,11 @@ static int pass_over(shm_op *s, mpp_channel *c, uint64_t most) {
 static int mismatch(shm_op *s, mpp_channel *c, int rank) {
     uint64_t most = 1;
     for (int r = 0; r < c->size; r++) {
-        const mpp_call *call = call_of(s, c, r);
+        const mpp_call *call = mpp_call_of(s, c, r);
         if (call->chunks > most) most = call->chunks;
     }
     rank = blamed(s, c, rank);
-    s->theirs = *call_of(s, c, rank);
+    s->theirs = *mpp_call_of(s, c, rank);
     s->op.detail[0] = rank;
     s->op.detail[1] = s->lengths ? (int64_t)s->lengths[rank] : -1;
     if (rank == c->rank && s->find_imbalance) s->find_imbalance(s, c); /* now: `out` gives the slots back */
@@ -88,7 +85,7 @@ static int mismatch(shm_op *s, mpp_channel *c, int rank) {
 /* Of an exchange: whether what each rank sends to each is what that one expects. */
 static int is_balanced(const shm_op *s, const mpp_channel *c) {
     uint64_t sum = 0;
-    for (int r = 0; r < c->size; r++) sum ^= call_of(s, c, r)->own;
+    for (int r = 0; r < c->size; r++) sum ^= mpp_call_of(s, c, r)->own;
     return sum == 0;
 }
 
@@ -99,9 +96,9 @@ static void plan_exchange(shm_op *s, mpp_channel *c) {
     uint64_t most = 1, bytes = 0;
     int on_bus = 0;
     for (int r = 0; r < c->size; r++) {
-        const mpp_call *call = call_of(s, c, r);
+        const mpp_call *call = mpp_call_of(s, c, r);
         if (call->divisor == MPP_IN_MESSAGES) return;
-        on_bus |= call->place == MPP_ON_BUS;
+        on_bus |= call->place >= MPP_ON_BUS;
         if (call->chunks > most) most = call->chunks;
         bytes += call->bytes;
     }
@@ -111,32 +108,43 @@ static void plan_exchange(shm_op *s, mpp_channel *c) {
     s->carries = 1;
 }
 
-static uint64_t chunks_of(size_t bytes, size_t first, size_t others) {
+static uint64_t chunks_of(uint64_t bytes, size_t first, size_t others) {
     return bytes > first ? (bytes - first - 1) / others + 2 : 1;
 }
 
-/* If a rank has its data on the bus: longer chunks, and parts of sums where they lie. Everybody decides alike. */
+/* If a rank has its data on the bus: longer chunks, and parts of sums where they lie; two chunks and no data if all can
+ * read each other's devices. Everybody decides alike. */
 static void plan_bus(shm_op *s, mpp_channel *c) {
     int on_bus = 0, staged = 0;
     for (int r = 0; r < c->size && c->wide; r++) {
-        on_bus |= call_of(s, c, r)->place == MPP_ON_BUS;
-        staged |= call_of(s, c, r)->place == MPP_STAGED;
+        on_bus |= mpp_call_of(s, c, r)->place >= MPP_ON_BUS;
+        staged |= mpp_call_of(s, c, r)->place == MPP_STAGED;
     }
     if (!on_bus || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
-    if (s->read_reduced) {
-        s->two_phase = 1;
-        if (s->read) s->read = s->read_reduced;
+    uint64_t bytes = s->call.kind == MPP_EXCHANGE ? s->chunks * s->chunk_bytes : s->call.bytes, chunks = 2;
+    if (mpp_all_between_devices(s, c, bytes)) {
+        s->wait_for = -1;
+        s->two_phase = 0;
+        s->between_devices = 1;
+    } else {
+        mpp_look_for_peers(s, c);
+        if (s->read_reduced) {
+            s->two_phase = 1;
+            if (s->read) s->read = s->read_reduced;
+        }
+        if (staged || s->batches > 1) return; /* pieces that are staged have chunks of the one length */
+        chunks = chunks_of(bytes, s->chunk_bytes, s->chunk_bytes * c->widening);
+        s->widening = c->widening;
     }
-    if (staged || s->batches > 1) return; /* pieces that are staged have chunks of the one length */
-    size_t bytes = s->call.kind == MPP_EXCHANGE ? (size_t)s->chunks * s->chunk_bytes : (size_t)s->call.bytes;
-    uint64_t chunks = chunks_of(bytes, s->chunk_bytes, s->chunk_bytes * c->widening);
     take_numbers(s, c, chunks);
     s->chunks = chunks;
-    s->widening = c->widening;
+    if (!s->second || !s->between_devices) return;
+    take_numbers(s->second, c, 2);
+    s->second->chunks = 2;
 }
 
 static void take_factors(shm_op *s, mpp_channel *c) {
-    for (int r = 0; s->how.has_premul && r < c->size; r++) c->factors[r] = call_of(s, c, r)->premul;
+    for (int r = 0; s->how.has_premul && r < c->size; r++) c->factors[r] = mpp_call_of(s, c, r)->premul;
     if (s->how.has_premul) s->how.factors = c->factors;
 }
 

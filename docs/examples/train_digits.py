@@ -2,12 +2,14 @@
 
     mpirun -n 4 python train_digits.py                  # on mpiplus
     mpirun -n 4 python train_digits.py --compare gloo   # then again on gloo
+    mpirun -n 4 python train_digits.py --device cuda    # on GPUs, which ranks may share
 
 Needs scikit-learn (for the data) and tqdm (for the progress bar). The batch size is that of all ranks together, so any
 number of ranks trains the same way. The exit code is 0 when the test accuracy reaches 95 %, 1 when it does not.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -63,31 +65,44 @@ def build_model() -> nn.Module:
     )
 
 
+def choose_device(kind: str) -> torch.device:
+    """Return this rank's device, and make it the current one."""
+    if kind == "cpu":
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def tally(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """Return [sum of losses, correct answers, samples] of one batch."""
     correct = (logits.argmax(dim=1) == labels).sum()
     return torch.tensor([loss.item() * len(labels), correct.item(), len(labels)], dtype=torch.float64)
 
 
-def train_epoch(model: nn.Module, batches: DataLoader[tuple[Tensor, ...]], optimizer: torch.optim.Optimizer) -> Tensor:
+def train_epoch(
+    model: nn.Module, batches: DataLoader[tuple[Tensor, ...]], optimizer: torch.optim.Optimizer, device: torch.device
+) -> Tensor:
     """Train on this rank's share of the data and return the tally of all ranks."""
     total = torch.zeros(3, dtype=torch.float64)
-    for images, labels in batches:
+    for batch in batches:
+        images, labels = (part.to(device) for part in batch)
         optimizer.zero_grad()
         logits = model(images)
         loss = cross_entropy(logits, labels)
         loss.backward()  # DistributedDataParallel averages the gradients over the ranks here
         optimizer.step()
         total += tally(loss, logits, labels)
+    total = total.to(device)  # nccl takes no other tensors
     dist.all_reduce(total)
     return total
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, test_data: TensorDataset) -> float:
+def evaluate(model: nn.Module, test_data: TensorDataset, device: torch.device) -> float:
     """Return the accuracy on the test set, which the ranks share out without overlap."""
     # A DistributedSampler repeats samples until all ranks have equally many; a stride counts every sample once.
-    images, labels = test_data[dist.get_rank() :: dist.get_world_size()]
+    images, labels = (part.to(device) for part in test_data[dist.get_rank() :: dist.get_world_size()])
     correct = (model(images).argmax(dim=1) == labels).sum()
     dist.all_reduce(correct)
     return int(correct) / len(test_data)
@@ -96,11 +111,12 @@ def evaluate(model: nn.Module, test_data: TensorDataset) -> float:
 def train(args: argparse.Namespace) -> Result:
     """Train and test one network in the current process group."""
     backend, rank, ranks = dist.get_backend(), dist.get_rank(), dist.get_world_size()
+    device = choose_device(args.device)
     torch.manual_seed(args.seed)
     train_data, test_data = load_data()
     sampler: DistributedSampler[int] = DistributedSampler(train_data, seed=args.seed)
     batches = DataLoader(train_data, batch_size=max(1, args.batch_size // ranks), sampler=sampler)
-    model = DistributedDataParallel(build_model())
+    model = DistributedDataParallel(build_model().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     speeds = []
@@ -108,10 +124,10 @@ def train(args: argparse.Namespace) -> Result:
     for epoch in epochs:
         sampler.set_epoch(epoch)  # a new shuffle
         start = time.perf_counter()
-        loss, correct, samples = train_epoch(model, batches, optimizer).tolist()
+        loss, correct, samples = train_epoch(model, batches, optimizer, device).tolist()
         speeds.append(samples / (time.perf_counter() - start))
         epochs.set_postfix(loss=f"{loss / samples:.4f}", accuracy=f"{correct / samples:.3f}")
-    return Result(backend, rank, ranks, evaluate(model.module, test_data), statistics.median(speeds))
+    return Result(backend, rank, ranks, evaluate(model.module, test_data, device), statistics.median(speeds))
 
 
 def train_on(backend: str, args: argparse.Namespace) -> Result:
@@ -127,11 +143,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with DistributedDataParallel.")
     parser.add_argument("--backend", default="mpiplus", help="torch.distributed backend to train on (%(default)s)")
     parser.add_argument("--compare", metavar="BACKEND", help="train again on this backend and compare the speeds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (%(default)s)")
     parser.add_argument("--epochs", type=int, default=12, help="passes over the training set (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (%(default)s)")
     parser.add_argument("--lr", type=float, default=5e-3, help="learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and shuffles (%(default)s)")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda: torch sees no CUDA device here")
 
     torch.set_num_threads(1)  # the ranks already fill the cores
     results = [train_on(backend, args) for backend in (args.backend, args.compare) if backend]

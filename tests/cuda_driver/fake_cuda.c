@@ -38,14 +38,22 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     return code;
 }
 
+static void count(const char *name) {
+    pthread_mutex_lock(&fake.lock);
+    fake_count(name);
+    pthread_mutex_unlock(&fake.lock);
+}
+
 EXPORT int cuCtxPushCurrent_v2(void *context) {
     if (fake_depth == MAX_STACK) abort();
+    count("CtxPushCurrent");
     fake_stack[fake_depth++] = (int)((int *)context - fake_contexts);
     return OK;
 }
 
 EXPORT int cuCtxPopCurrent_v2(void **context) {
     if (!fake_depth) return BAD_CONTEXT;
+    count("CtxPopCurrent");
     *context = &fake_contexts[fake_stack[--fake_depth]];
     return OK;
 }
@@ -139,6 +147,16 @@ EXPORT int cuStreamCreate(void **found, unsigned flags) {
     if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuStreamCreate without a context");
     if (!code && flags != 1) fake_violation(0, "a stream that waits for the default stream");
     if (!code) *found = fake_new_stream(fake_stack[fake_depth - 1]);
+    pthread_mutex_unlock(&fake.lock);
+    return code;
+}
+
+EXPORT int cuStreamQuery(void *handle) {
+    stream *s;
+    pthread_mutex_lock(&fake.lock);
+    int code = fake_failing("StreamQuery");
+    if (!code) code = fake_find_stream(handle, &s, "cuStreamQuery");
+    if (!code && s->head) code = NOT_READY;
     pthread_mutex_unlock(&fake.lock);
     return code;
 }

@@ -50,16 +50,34 @@ EXPORT void fake_fail(const char *name, int after, int code) {
     pthread_mutex_unlock(&fake.lock);
 }
 
+void fake_count(const char *name) {
+    int i = 0;
+    while (fake.calls[i].name && strcmp(fake.calls[i].name, name)) i++;
+    fake.calls[i].name = name;
+    fake.calls[i].count++;
+}
+
+/* The calls since the last time, "EventRecord 2 EventQuery 5 ". */
+EXPORT void fake_calls(char *text, int length) {
+    pthread_mutex_lock(&fake.lock);
+    for (int i = 0, used = 0; fake.calls[i].name; fake.calls[i++].count = 0)
+        if (fake.calls[i].count && used < length)
+            used += snprintf(text + used, (size_t)(length - used), "%s %d ", fake.calls[i].name, fake.calls[i].count);
+    pthread_mutex_unlock(&fake.lock);
+}
+
 int fake_failing(const char *name) {
+    fake_count(name);
     if (strcmp(fake.failing, name) || fake.fail_count++ < fake.fail_after) return OK;
     return fake.fail_code;
 }
 
-EXPORT int
-fake_live(int what) { /* 0: pinned blocks, 1: streams besides the default ones, 2: events, 3: registered memory */
+EXPORT int fake_live(int what) { /* 0: pinned blocks, 1: streams besides the default ones, 2: events, 3: registered
+                                    memory, 4: what is open of other processes */
     int count = 0;
     pthread_mutex_lock(&fake.lock);
-    for (range *r = fake.ranges; r; r = r->next) count += what == (r->registered ? 3 : 0) && r->device < 0;
+    for (range *r = fake.ranges; r; r = r->next)
+        count += what == 4 ? r->opened : what == (r->registered ? 3 : 0) && r->device < 0;
     if (what == 1)
         for (stream *s = fake.streams; s; s = s->next) count += !s->destroyed && s != fake.defaults[s->device];
     if (what == 2)
@@ -70,7 +88,7 @@ fake_live(int what) { /* 0: pinned blocks, 1: streams besides the default ones, 
 
 /* ---- memory ---- */
 
-static range *range_of(uintptr_t at, size_t bytes) {
+range *fake_range_of(uintptr_t at, size_t bytes) {
     for (range *r = fake.ranges; r; r = r->next)
         if (at >= r->begin && at + bytes <= r->begin + r->bytes) return r;
     return NULL;
@@ -78,7 +96,7 @@ static range *range_of(uintptr_t at, size_t bytes) {
 
 /* The streams' view of memory on a device (-1: on the host), or NULL. */
 char *fake_view_of(uintptr_t at, size_t bytes, int device) {
-    range *r = range_of(at, bytes);
+    range *r = fake_range_of(at, bytes);
     return r && r->device == device ? r->view + (at - r->begin) : NULL;
 }
 
@@ -93,10 +111,11 @@ int fake_in_use(const char *view, size_t bytes) {
     return 0;
 }
 
-void fake_add_range(uintptr_t begin, size_t bytes, char *view, int device) {
+range *fake_add_range(uintptr_t begin, size_t bytes, char *view, int device) {
     range *r = calloc(1, sizeof *r);
-    *r = (range){.next = fake.ranges, .begin = begin, .bytes = bytes, .view = view, .device = device};
-    fake.ranges = r;
+    *r = (range){.next = fake.ranges, .begin = begin, .bytes = bytes, .view = view, .device = device, .file = -1};
+    r->number = ++fake.allocations;
+    return fake.ranges = r;
 }
 
 range *fake_take_range(uintptr_t begin) {
@@ -116,16 +135,15 @@ EXPORT uintptr_t fake_alloc(int device, size_t bytes, int visible) {
     if (file < 0 || ftruncate(file, (off_t)length)) abort();
     char *view = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     char *given = visible ? view : mmap(NULL, length, PROT_NONE, MAP_SHARED, file, 0);
-    close(file);
     pthread_mutex_lock(&fake.lock);
-    fake_add_range((uintptr_t)given, length, view, device);
+    fake_add_range((uintptr_t)given, length, view, device)->file = file;
     pthread_mutex_unlock(&fake.lock);
     return (uintptr_t)given;
 }
 
 EXPORT uintptr_t fake_view(uintptr_t at) {
     pthread_mutex_lock(&fake.lock);
-    range *r = range_of(at, 1);
+    range *r = fake_range_of(at, 1);
     uintptr_t view = r && r->device >= 0 ? (uintptr_t)r->view + (at - r->begin) : 0;
     pthread_mutex_unlock(&fake.lock);
     return view;
@@ -138,6 +156,7 @@ EXPORT void fake_free(uintptr_t at) {
     else if (fake_in_use(r->view, r->bytes)) fake_violation(0, "device memory is freed while a stream will use it");
     if (r) {
         munmap(r->view, r->bytes);
+        close(r->file);
         if ((uintptr_t)r->view != at) munmap((void *)at, r->bytes);
     }
     free(r);

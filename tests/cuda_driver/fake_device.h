@@ -20,7 +20,16 @@
 
 typedef unsigned long long address;
 
-enum { OK, INVALID_VALUE, OUT_OF_MEMORY, BAD_DEVICE = 101, BAD_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600 };
+enum {
+    OK,
+    INVALID_VALUE,
+    OUT_OF_MEMORY,
+    BAD_DEVICE = 101,
+    BAD_CONTEXT = 201,
+    ALREADY_MAPPED = 208,
+    BAD_HANDLE = 400,
+    NOT_READY = 600
+};
 enum { DEVICES = 2, MAX_STACK = 16 };
 enum { COPY, KERNEL, RECORD, WAIT, STOP };
 
@@ -42,6 +51,11 @@ struct range { /* memory that somebody has allocated */
     char *view;     /* where the streams reach it */
     int device;     /* -1: pinned host memory */
     int registered; /* which was somebody else's before */
+    int file;       /* of an allocation on a device, for other processes */
+    uint64_t number;
+    int opened; /* another process's: so many times */
+    int process;
+    uintptr_t remote; /* where it is there */
 };
 
 struct command {
@@ -71,10 +85,15 @@ typedef struct {
     stream *streams, *defaults[DEVICES];
     range *ranges;
     int violations, initialised;
+    uint64_t allocations;
     char first[256];
     unsigned most_delay_us;
     char failing[64];
     int fail_after, fail_code, fail_count;
+    struct {
+        const char *name;
+        int count;
+    } calls[64]; /* by the part after "cu", as far as there are any */
 } fake_state;
 
 extern fake_state fake;
@@ -82,11 +101,13 @@ extern int fake_contexts[DEVICES]; /* their addresses are the contexts */
 extern __thread int fake_stack[MAX_STACK], fake_depth;
 
 /* All of these under the lock. */
+void fake_count(const char *name); /* fake_failing does, too */
 int fake_violation(int code, const char *format, ...);
 int fake_failing(const char *name);
 char *fake_view_of(uintptr_t at, size_t bytes, int device); /* device -1: the host */
 int fake_in_use(const char *view, size_t bytes);
-void fake_add_range(uintptr_t begin, size_t bytes, char *view, int device);
+range *fake_add_range(uintptr_t begin, size_t bytes, char *view, int device);
+range *fake_range_of(uintptr_t at, size_t bytes);
 range *fake_take_range(uintptr_t begin);
 stream *fake_new_stream(int device);
 void fake_queue(stream *s, command what);

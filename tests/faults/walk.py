@@ -92,7 +92,7 @@ def one_case(operation: Operation, group: groups.Group, mode: str, target: Targe
         problem(f"{what}: {outcome}, and nothing had failed")
     counts["cases"] += 1
     counts["failures"] += happened
-    in_place = group.process_group.communicator.shares_memory and operation is not WINDOW  # which is many calls
+    in_place = group.process_group.communicator.choice.own and operation is not WINDOW  # which is many calls
     if happened and target.kind == ALLOCATION and in_place and not all(usable):
         problem(f"{what}: over shared memory the group goes on, but here: {inside.broken(group.process_group)}")
     if happened and all(usable):

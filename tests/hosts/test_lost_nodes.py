@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mpi_installations import Installation
-from network import Hosts, hosts, launch, missing
+from network import Hosts, launch, mpiplus_run, wait_for
 from sampling import FULL
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -23,14 +22,6 @@ PROGRAM = (
     'touch "ready-$TORCHELASTIC_RESTART_COUNT-$RANK"; '
     "while [ $TORCHELASTIC_RESTART_COUNT = 0 ]; do sleep 0.2; echo on; done; hostname"
 )
-
-
-@pytest.fixture
-def three_hosts(tmp_path) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(f"no nodes can be made here: {reason}")
-    with hosts(3, tmp_path) as made:
-        yield made
 
 
 def gone_within(made: Hosts, name: str, seconds: float, program: str = "") -> None:
@@ -52,22 +43,14 @@ def test_a_node_is_cut_off(
     three_hosts: Hosts, installation: Installation, tmp_path: Path, names: str, left: str
 ) -> None:
     """A spare one takes its place; where there is none the next attempt has fewer ranks."""
-    is_open_mpi = installation.vendor == "Open MPI"
-    agent = f"--prtemca plm_ssh_agent {three_hosts.agent}" if is_open_mpi else f"-launcher-exec {three_hosts.agent}"
     options = ["--nproc-per-node", "1", "--nnodes", "1:2", "--hosts", names, "--max-restarts", "1", "--grace", "1"]
-    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
-    words = [mpiplus, "run", *options, "--mpi-args", agent, "-c", "sh", "-c", PROGRAM]
+    words = mpiplus_run(three_hosts, installation.vendor, *options, "-c", "sh", "-c", PROGRAM)
     output_file = tmp_path / "output"
     with output_file.open("wb") as output:
         environment = installation.full_environment()
-        job = subprocess.Popen(
-            three_hosts.on("node1", words), env=environment, cwd=tmp_path, stdout=output, stderr=output
-        )
+        job = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=output, stderr=output)
         try:
-            until = time.monotonic() + 100
-            while not all((tmp_path / f"ready-0-{rank}").exists() for rank in range(2)):
-                assert time.monotonic() < until and job.poll() is None, output_file.read_text()
-                time.sleep(0.1)
+            wait_for([tmp_path / f"ready-0-{rank}" for rank in range(2)], 100, output_file, job)
             three_hosts.cut("node3")
             assert job.wait(150) == 0, output_file.read_text()
             gone_within(three_hosts, "node3", 45)
@@ -86,21 +69,15 @@ def started(
     if launcher == "mpiexec":
         command = launch(made, installation.mpiexec, installation.vendor, 2, [sys.executable, *program])
     else:
-        is_open_mpi = installation.vendor == "Open MPI"
-        agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
-        options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1", "--mpi-args", agent]
-        mpiplus = str(Path(sys.executable).with_name("mpiplus"))
-        command = made.on("node1", [mpiplus, "run", *options, *program])
+        options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1"]
+        command = mpiplus_run(made, installation.vendor, *options, *program)
     environment = {**installation.full_environment(), "UCX_TLS": "tcp"}
     with (tmp_path / "output").open("wb") as output:
         return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
 
 
 def wait_for_ranks(job: subprocess.Popen, directory: Path) -> None:
-    until = time.monotonic() + 150
-    while not all((directory / f"ready-{rank}").exists() for rank in range(RANKS)):
-        assert time.monotonic() < until and job.poll() is None, (directory / "output").read_text()
-        time.sleep(0.1)
+    wait_for([directory / f"ready-{rank}" for rank in range(RANKS)], 150, directory / "output", job)
 
 
 def cut_off_while_ranks_meet(made: Hosts, job: subprocess.Popen, directory: Path) -> None:

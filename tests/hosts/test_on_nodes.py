@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
-from network import missing
-from rank_runs import no_mpi_message
 
 ON_NODES = Path(__file__).with_name("on_nodes.py")
 
 
 @pytest.mark.parametrize("rate", ["", "1gbit"])
-def test_nodes(installation: Installation | None, rate: str) -> None:
+def test_nodes(nodes_can_be_made, installation: Installation, rate: str) -> None:
     """Every node has its ranks and the rate; and is removed."""
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
-    if reason := missing():
-        pytest.skip(f"no hosts can be made here: {reason}")
     options = ["--nodes", "3", "--ranks", "2", "--mpiexec", installation.mpiexec, *(["--rate", rate] if rate else [])]
     command = [sys.executable, str(ON_NODES), *options, "sh", "-c", "echo $(hostname) $(tc qdisc show dev eth0)"]
     code, output = run_limited(command, installation.full_environment(), 120)
@@ -31,8 +25,6 @@ def test_nodes(installation: Installation | None, rate: str) -> None:
     assert not rate or output.count("rate 1Gbit") == 6, output
 
 
-def test_a_command_that_fails(installation: Installation | None) -> None:
-    if reason := missing():
-        pytest.skip(f"no hosts can be made here: {reason}")
+def test_a_command_that_fails(nodes_can_be_made, installation: Installation) -> None:
     result = subprocess.run([sys.executable, str(ON_NODES), "false"], check=False, capture_output=True, timeout=100)
     assert result.returncode != 0

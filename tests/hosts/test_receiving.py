@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
-from network import missing
-from rank_runs import no_mpi_message
 
 ON_NODES = Path(__file__).with_name("on_nodes.py")
 SCRIPT = Path(__file__).parent / "scripts/receiving.py"
@@ -19,12 +17,8 @@ COLLECTIVES, RANKS, MOST_MIB = 10, 3, 16
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["idle", "computing", "aborted", "given-up"])
-def test_memory_beside_the_tensors(installation: Installation | None, how: str) -> None:
+def test_memory_beside_the_tensors(nodes_can_be_made, installation: Installation, how: str) -> None:
     """What nobody has received yet stays with its sender, whose operation ends, or fails at its deadline."""
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
-    if reason := missing():
-        pytest.skip(f"no nodes can be made here: {reason}")
     nodes = ["--nodes", str(RANKS), "--mpiexec", installation.mpiexec]
     command = [sys.executable, str(ON_NODES), *nodes, sys.executable, str(SCRIPT), how, "64"]
     _, output = run_limited(command, installation.full_environment(), 280)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation
-from network import Hosts, launch
+from network import Hosts, launch, wait_for
 
 SCRIPT = Path(__file__).parents[1] / "jobs/scripts/asked.py"
 RANKS = 4
@@ -30,10 +30,7 @@ def test_ranks_on_another_node(two_hosts: Hosts, installation: Installation, tmp
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
     try:
-        until = time.monotonic() + 150
-        while not all((tmp_path / f"ready-{rank}").exists() for rank in range(RANKS)):
-            assert time.monotonic() < until and job.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+        wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 150, tmp_path / "log", job)
         time.sleep(2)
         told = json.loads(ask(two_hosts, installation, tmp_path, "--json"))
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2, 3]

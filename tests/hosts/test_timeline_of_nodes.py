@@ -7,30 +7,26 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
-from network import Hosts, hosts, launch, missing
+from network import ONE_ON_EACH, Hosts, launch, mpiplus_run
 from patience import patient
-from test_two_hosts import mpiplus_run
-from trace_rules import check
+from trace_rules import SECONDS_LATE, STRAGGLER, check, straggler
 
 from torchmpi_plugin.timeline import operations, rows, trace
 
-STRAGGLER = Path(__file__).parents[2] / "docs/examples/straggler.py"
 LATE = Path(__file__).parents[1] / "jobs/scripts/late.py"
 
 
-def test_waits_for_a_rank_of_another_node(installation: Installation, tmp_path: Path) -> None:
+def test_waits_for_a_rank_of_another_node(three_hosts: Hosts, installation: Installation) -> None:
     """Of three nodes the last one learns of the others by a message that has waited for theirs."""
-    if reason := missing():
-        pytest.skip(f"no nodes can be made here: {reason}")
-    with hosts(3, tmp_path) as made:
-        words = launch(made, installation.mpiexec, installation.vendor, 1, [sys.executable, str(LATE), "nodes"])
-        code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
+    words = launch(three_hosts, installation.mpiexec, installation.vendor, 1, [sys.executable, str(LATE), "nodes"])
+    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
     assert code == 0 and output.count("] end\n") == 3, output
 
 
 def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
-    """Pretended nodes have one clock, so what is measured is the error."""
-    command = ["sh", "-c", f'MPIPLUS_TIMELINE={tmp_path}/$(hostname) exec "$@"', "sh", sys.executable, str(STRAGGLER)]
+    """Pretended nodes have one clock, so what is measured is the error; how small it gets is up to what else runs."""
+    in_shell = ["sh", "-c", f'MPIPLUS_TIMELINE={tmp_path}/$(hostname) exec "$@"', "sh"]
+    command = [*in_shell, sys.executable, str(straggler(tmp_path))]
     words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
     code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, 120)
     assert code == 0, output
@@ -38,18 +34,18 @@ def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path)
     assert [each["host"] for each in job.ranks] == ["node1", "node1", "node2", "node2"], output
     clocks = rows.read(next((tmp_path / "node1").glob("*.0.json"))).clocks
     assert len(clocks) == 2 and all(abs(each["offset"]) <= each["error"] for each in clocks), clocks
-    assert job.errors[1] == max(each["error"] for each in clocks) < patient(50_000), clocks
+    assert job.errors[1] == max(each["error"] for each in clocks) > 0, clocks
     trace.write(job, tmp_path / "t.json")
     events = check(tmp_path / "t.json")
     waits = [event for event in events if event["name"] == "waits for rank 1"]
     assert {event["pid"] for event in waits} == {1, 2}
-    assert sum(event["dur"] for event in waits) > 0.9e6 * 3 * 4 * 0.02
+    assert sum(event["dur"] for event in waits) > 0.5e6 * 3 * 4 * SECONDS_LATE
 
 
 @pytest.mark.parametrize("script", [STRAGGLER, LATE.with_name("recorded_and_killed.py")])
 def test_nothing_is_left(two_hosts: Hosts, installation: Installation, script: Path) -> None:
     """The files of a node come to the one where `mpiplus run` is, of a killed job too, and none stays anywhere."""
-    words = mpiplus_run(two_hosts, installation, "--timeline", two_hosts.own / "t.json", script)
+    words = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, "--timeline", two_hosts.own / "t.json", script)
     code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
     assert (code == 0) == (script == STRAGGLER), output
     events = check(Path(f"{two_hosts.own}-node1") / "t.json")

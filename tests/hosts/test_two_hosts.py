@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import fork_server
 import pytest
 import torch.distributed as dist
 from mpi_installations import Installation, run_limited
-from network import Hosts, launch
-from rank_runs import no_mpi_message, rank_arguments, run_ranks
+from network import ONE_ON_EACH, Hosts, launch, mpiplus_run, wait_for
+from rank_runs import rank_arguments, run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SURVIVE = Path(__file__).parents[2] / "docs/examples/survive.py"
@@ -22,9 +20,7 @@ RANKS = 4
 
 
 @pytest.fixture
-def environment(installation: Installation | None) -> dict[str, str]:
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
+def environment(installation: Installation) -> dict[str, str]:
     # MPICH's UCX would see one kernel and go through its memory.
     return {**installation.full_environment(), "UCX_TLS": "tcp"}
 
@@ -135,10 +131,10 @@ def test_a_host_is_cut_off(
     with output_file.open("wb") as output:
         job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
-            wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100)
+            wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100, output_file)
             two_hosts.cut("node2")
             (tmp_path / "cut").touch()
-            wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60)
+            wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60, output_file)
         finally:
             end(job)
     for rank in range(RANKS):
@@ -149,18 +145,9 @@ def test_a_host_is_cut_off(
         assert re.search(told, text), text
 
 
-def mpiplus_run(made: Hosts, installation: Installation, *words: object) -> list[str]:
-    """`mpiplus run` on the first node, with a rank on each."""
-    is_open_mpi = installation.vendor == "Open MPI"
-    agent = f"--prtemca plm_ssh_agent {made.agent}" if is_open_mpi else f"-launcher-exec {made.agent}"
-    options = ["-n", "2", "--hosts", "node1:1,node2:1", "--mpi-args", agent]
-    mpiplus = str(Path(sys.executable).with_name("mpiplus"))
-    return made.on("node1", [mpiplus, "run", *options, *map(str, words)])
-
-
 def test_the_secret_of_mpiplus_run(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """It is on no command line, which every user of a node can see, and programs do not get it."""
-    command = mpiplus_run(two_hosts, installation, SCRIPTS / "secrets_seen.py")
+    command = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, SCRIPTS / "secrets_seen.py")
     code, output = run_limited(command, environment, 120)
     assert code == 0, output
     for rank in range(2):
@@ -172,12 +159,12 @@ def test_mpiplus_run_without_a_host_that_is_cut_off(
 ) -> None:
     """The job ends soon after it is told to, and says whom it could not reach."""
     program = ["sh", "-c", 'touch "ready-$RANK"; exec sleep 1000']
-    command = mpiplus_run(two_hosts, installation, "--grace", 1, "-c", *program)
+    command = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, "--grace", 1, "-c", *program)
     output_file = tmp_path / "output"
     with output_file.open("wb") as output:
         job = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
         try:
-            wait_for([tmp_path / f"ready-{rank}" for rank in range(2)], 100)
+            wait_for([tmp_path / f"ready-{rank}" for rank in range(2)], 100, output_file)
             two_hosts.cut("node2")
             job.terminate()
             code = job.wait(60)
@@ -222,13 +209,6 @@ def test_a_function_on_other_hosts(
     assert "from node1" in output
     for rank, name in enumerate(places):
         assert f"rank {rank} on {name}: [2.0, 2.0, 2.0], 100000000 bytes" in output, output
-
-
-def wait_for(files: list[Path], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while missing := [file.name for file in files if not file.exists()]:
-        assert time.monotonic() < until, f"no {', '.join(missing)} after {seconds:g} s"
-        time.sleep(0.05)
 
 
 def end(job: subprocess.Popen) -> None:

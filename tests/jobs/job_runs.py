@@ -156,10 +156,8 @@ class Job:
         self, ranks: int, script: str, *arguments: object, environment: Mapping[str, str] | None = None
     ) -> Outcome:
         """``torchrun --nproc-per-node ranks scripts/script arguments``."""
-        python = fork_server.python()
-        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        its_ranks = {"PYTHON_EXEC": python, **(environment or {})}
-        return self.start([*command, str(SCRIPTS / script), *map(str, arguments)], its_ranks)
+        its_ranks = {"PYTHON_EXEC": fork_server.python(), **(environment or {})}
+        return self.start(torchrun(ranks, str(SCRIPTS / script), *map(str, arguments)), its_ranks)
 
     def start(
         self,
@@ -170,6 +168,11 @@ class Job:
     ) -> Outcome:
         full = {**self.installation.full_environment(), **(environment or {})}
         return run_process(command, full, self.directory, grace=grace, alone=alone)
+
+
+def torchrun(ranks: int, *words: str) -> list[str]:
+    command = [fork_server.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*command, *words]
 
 
 def free_port() -> int:

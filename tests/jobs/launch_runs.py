@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import fork_server
@@ -27,6 +30,24 @@ def launch(
 ) -> Outcome:
     """``mpiplus run -n ranks options scripts/words``."""
     return mpiplus(job, "run", "-n", ranks, *options, SCRIPTS / str(words[0]), *words[1:], **more)
+
+
+@contextlib.contextmanager
+def running(job: Job, is_ready: Callable[[], bool], *words: object) -> Iterator[subprocess.Popen[bytes]]:
+    """``mpiplus words``, once it is ready; what it prints is in the file ``log``."""
+    log = job.directory / "log"
+    with log.open("wb") as output:
+        command, environment = [MPIPLUS, *map(str, words)], job.installation.full_environment()
+        process = subprocess.Popen(command, env=environment, cwd=job.directory, stdout=output, stderr=output)
+        try:
+            until = time.monotonic() + 60
+            while not is_ready():
+                assert time.monotonic() < until and process.poll() is None, log.read_text()
+                time.sleep(0.05)
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
 
 def ended(outcome: Outcome, code: int) -> Outcome:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-import fork_server
-from job_runs import SCRIPTS, Job
+from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 
 
@@ -26,12 +25,18 @@ def test_what_a_group_costs(job: Job) -> None:
     """For the layout of the job that it is started in, and the way that its variables choose."""
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info", "--job", "--json"])
     shared, asked = {"MPIPLUS_COLLECTIVES": "auto"}, {"MPIPLUS_COLLECTIVES": "mpi"}
-    (place,) = json.loads(ended(job.start(command, shared), 0).stdout)["group"]["nodes"]
+    group = json.loads(ended(job.start(command, shared), 0).stdout)["group"]
+    (place,) = group["nodes"]
+    assert list(group["selection"]) == [
+        "cuda_copies",
+        "cuda_sums",
+        "cuda_reductions",
+    ]  # two ranks on a node have one phase
     assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
     assert 0 < place["rank_bytes"] < 4 << 10
     assert place["rank_bytes_later"] == 0
     found = json.loads(ended(job.start(command, asked), 0).stdout)
-    assert found["group"] == {"path": "MPI's collectives", "nodes": []}
+    assert found["group"] == {"path": "MPI's collectives", "selection": {}, "nodes": []}
 
 
 def test_what_a_group_costs_is_asked_of_the_job(job: Job) -> None:
@@ -49,16 +54,7 @@ def test_under_mpiplus_run(job: Job) -> None:
 
 def test_under_torchrun(job: Job) -> None:
     """Its ranks are no mistake where this MPI can make a world of them."""
-    torchrun = [
-        fork_server.python(),
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-    ]
-    outcome = job.start([*torchrun, MPIPLUS, "info"], None)
+    outcome = job.start(torchrun(2, "--no-python", MPIPLUS, "info"), None)
     assert outcome.stdout.count("mpiplus info\n") == 1
     if job.installation.vendor == "Open MPI":
         outcome.failed("PROBLEM: torchrun started 2 ranks", "Open MPI takes only those of its own launcher")

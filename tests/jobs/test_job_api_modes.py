@@ -13,28 +13,6 @@ from torchmpi_plugin import torch_internals
 newer = pytest.mark.skipif(not torch_internals.has_python_backends(), reason="needs torch 2.15")
 
 
-#: Ranks, scenario and arguments, of torch 2.15.
-SCENARIOS = """
-    2 shared cpu:mpiplus,cuda:fake cpu
-    2 shared cuda:fake,cpu:mpiplus cpu
-    2 shared cpu:gloo,cuda:mpiplus cuda
-    3 chosen
-    2 a_device cpu
-    3 split direct
-    3 split dispatcher
-    3 hooks direct
-    3 hooks dispatcher
-    3 gathered
-"""
-
-
-@newer
-@pytest.mark.parametrize("words", [line.strip() for line in SCENARIOS.splitlines() if line])
-def test_scenario(job: Job, words: str) -> None:
-    ranks, *more = words.split()
-    job.run(int(ranks), "api_modes.py", *more).succeeded(int(ranks))
-
-
 @newer
 @pytest.mark.parametrize("backends", ["cpu:mpiplus,cuda:fake", "cuda:fake,cpu:mpiplus"])
 def test_shared_in_detail(job: Job, backends: str) -> None:

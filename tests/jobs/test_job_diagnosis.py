@@ -27,11 +27,6 @@ def test_different_calls_at_a_timeout(job: Job, collectives: str) -> None:
     assert all((job.directory / f"told-{rank}").exists() for rank in range(2)), outcome.output
 
 
-def test_different_calls_over_mpi(job: Job) -> None:
-    """Compared before anything is sent, as in shared memory (tests/mpi/test_disagreements.py)."""
-    job.run(2, "diagnosis.py", "unlike", environment={"MPIPLUS_COLLECTIVES": "mpi-only"}).succeeded(2)
-
-
 def test_the_watchdog_speaks_and_the_job_goes_on(job: Job) -> None:
     outcome = job.run(2, "diagnosis.py", "slow_peer", job.directory, environment={"MPIPLUS_WATCHDOG": "1"})
     outcome.succeeded(2)

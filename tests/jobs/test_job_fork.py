@@ -10,12 +10,6 @@ from job_runs import Job
 from torchmpi_plugin.torch_internals import has_python_backends
 
 
-@pytest.mark.slow
-@pytest.mark.fresh("children of a process that was not forked itself")
-def test_forked_children(job: Job) -> None:
-    job.run(2, "forks.py", "forked").succeeded(2).says_not("child failed")
-
-
 @pytest.mark.fresh("children of a process that was not forked itself")
 @pytest.mark.parametrize("api_mode", ["direct", "dispatcher"])
 def test_everything_that_a_child_inherits(job: Job, api_mode: str) -> None:

@@ -56,6 +56,11 @@ def test_four_ranks_from_a_plain_process(job: Job) -> None:
     assert outcome.stdout.count("] again\n") == 4
 
 
+@pytest.mark.parametrize("scenario", ["on_gloo", "on_gloo_over_tcp", "alone"])
+def test_two_ranks(job: Job, scenario: str) -> None:
+    job.alone(SCRIPT, scenario, *([free_port()] if scenario == "on_gloo_over_tcp" else [])).succeeded(2)
+
+
 @pytest.mark.parametrize("how", ["script", "-c", "stdin"])
 def test_what_main_has_and_who_is_to_blame(job: Job, how: str) -> None:
     """Classes of __main__ can be sent on; who raised is named, and not who was told of it and was faster."""
@@ -74,18 +79,6 @@ def test_what_main_has_and_who_is_to_blame(job: Job, how: str) -> None:
     assert outcome.code == 0, outcome.output
     assert outcome.stdout.count("as expected") == 3
     assert not outcome.survivors
-
-
-def test_gloo(job: Job) -> None:
-    job.alone(SCRIPT, "on_gloo").succeeded(2)
-
-
-def test_gloo_over_tcp(job: Job) -> None:
-    job.alone(SCRIPT, "on_gloo_over_tcp", free_port()).succeeded(2)
-
-
-def test_one_rank(job: Job) -> None:
-    job.alone(SCRIPT, "alone").succeeded(2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from job_runs import Job
 
+from torchmpi_plugin.torch_internals import has_python_backends
+
 #: Script, ranks, scenarios (with + between those of one process), and their arguments.
 SCENARIOS = """
     beside_mpi4py 2 initialised_before
@@ -44,7 +46,19 @@ SCENARIOS = """
     variables 2 wrong_settings .
     variables 2 wrong_torch_variables
     variables 3 same_rank .
-    edges 2 coalescing
+"""
+#: Of torch 2.15.
+NEWER = """
+    api_modes 2 shared cpu:mpiplus,cuda:fake cpu
+    api_modes 2 shared cuda:fake,cpu:mpiplus cpu
+    api_modes 2 shared cpu:gloo,cuda:mpiplus cuda
+    api_modes 3 chosen
+    api_modes 2 a_device cpu
+    api_modes 3 split direct
+    api_modes 3 split dispatcher
+    api_modes 3 hooks direct
+    api_modes 3 hooks dispatcher
+    api_modes 3 gathered
 """
 #: In which the MPIs differ.
 UNDER_EACH = """
@@ -63,7 +77,7 @@ def check(job: Job, words: list[str]) -> None:
     job.run(int(ranks), f"{script}.py", *more).succeeded(int(ranks))
 
 
-@pytest.mark.parametrize("words", parsed(SCENARIOS), ids=" ".join)
+@pytest.mark.parametrize("words", parsed(SCENARIOS + NEWER * has_python_backends()), ids=" ".join)
 def test_scenario(job: Job, words: list[str]) -> None:
     check(job, words)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
-from job_runs import Job
+from job_runs import Job, free_port
 
 
 def can_join(job: Job) -> bool:
@@ -29,14 +27,31 @@ def test_under_torchrun(job: Job, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("store", ["file", "tcp"])
 def test_spawned_processes(job: Job, store: str) -> None:
     """No rank asks rank 0's store once that is gone: torch's log would show C++ backtraces."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"file://{job.directory}/store" if store == "file" else f"tcp://127.0.0.1:{port}"
+    url = f"file://{job.directory}/store" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
     outcome = job.alone("joined.py", "spawned", url, 2).says_not("Exception raised from")
     if can_join(job):
         outcome.succeeded(1).says("member 0 of 2 is done", "member 1 of 2 is done")
     else:
         outcome.failed("its launcher did not start|were not started by MPI")
+
+
+@pytest.mark.under_each
+@pytest.mark.fresh("multiprocessing starts Python anew, with what its parent has")
+@pytest.mark.parametrize("how", ["", "tcp://127.0.0.1:"])
+def test_ranks_by_spawn(job: Job, how: str) -> None:
+    """Below a launcher that has started one process, by variables and by arguments."""
+    outcome = job.run(1, "joined.py", "spawned", f"{how}{free_port()}", 2)
+    if can_join(job):
+        outcome.succeeded(1).says("member 0 of 2 is done", "member 1 of 2 is done")
+    else:
+        outcome.failed(r"multiprocessing \(mp.spawn\) started these 2 processes", "without rank.*mpirun -n 2 python")
+
+
+@pytest.mark.under_each
+@pytest.mark.fresh("multiprocessing starts Python anew, with what its parent has")
+def test_a_rank_that_starts_a_program(job: Job) -> None:
+    outcome = job.run(2, "joined.py", "program").succeeded(2)
+    assert outcome.stdout.count("a world of 1") == 2, outcome.output
 
 
 def test_a_rank_that_does_not_come(job: Job) -> None:

@@ -13,16 +13,17 @@ def test_a_wrong_setting_ends_the_job(job: Job) -> None:
     outcome.failed("ValueError: MPIPLUS_WATCHDOG must be a number of seconds, 0 or more, not '-5'")
 
 
-def test_a_misspelt_setting_is_told_once(job: Job) -> None:
-    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_CUDAA": "0"}).succeeded(2)
-    told = re.findall("the variable MPIPLUS_CUDAA means nothing: did you mean MPIPLUS_CUDA[?]", outcome.output)
-    if len(told) != 1:
-        outcome.problem(f"it was told {len(told)} times")
-
-
-def test_a_deprecated_setting_is_told_once(job: Job) -> None:
-    outcome = job.run(2, "variables.py", "misspelt", environment={"MPIPLUS_SHM": "0"}).succeeded(2)
-    told = re.findall("MPIPLUS_SHM is deprecated: in place of 0 set MPIPLUS_COLLECTIVES=mpi-only", outcome.output)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("MPIPLUS_CUDAA", "the variable MPIPLUS_CUDAA means nothing: did you mean MPIPLUS_CUDA[?]"),
+        ("MPIPLUS_SHM", "MPIPLUS_SHM is deprecated: in place of 0 set MPIPLUS_COLLECTIVES=mpi-only"),
+    ],
+    ids=["misspelt", "deprecated"],
+)
+def test_a_wrong_name_is_told_once(job: Job, name: str, words: str) -> None:
+    outcome = job.run(2, "variables.py", "misspelt", environment={name: "0"}).succeeded(2)
+    told = re.findall(words, outcome.output)
     if len(told) != 1:
         outcome.problem(f"it was told {len(told)} times")
 

@@ -40,8 +40,6 @@ def test_two_jobs_with_one_port(job: Job) -> None:
 
     with running(job, command("here"), 2) as environment:
         assert "2 ranks" in asked(environment, "29876").stdout
-        for rank in range(2):
-            (job.directory / f"ready-{rank}").unlink()
         with running(job, command("there"), 2):
             listed = asked(environment).stdout
             names = re.findall(r"(?m)^job (29876-\w{4}): .* 2 ranks", listed)

@@ -46,20 +46,20 @@ def test_an_exit_code_that_others_fail_of(job: Job, how: str) -> None:
     assert f"rank 2 on node {platform.node()} failed first: exit code 3" in last_line(outcome), outcome.output
 
 
-def test_a_signal(job: Job) -> None:
-    outcome = ended(launch(job, 3, "launched.py", "dies", "killed"), 137)
-    assert re.search(f"rank 2 on node {HOST} failed first: killed by SIGKILL", last_line(outcome)), outcome.output
+#: By what becomes of the last rank while the others wait in MPI: ranks, the job's code, what is said of it and beside.
+DEATHS: dict[str, tuple[Any, ...]] = {
+    "killed": (3, 137, "failed first: killed by SIGKILL"),
+    "aborts": (3, 5, "failed first", r"\n    this is why\n"),
+    "supervisor": (2, 1, "failed first: lost without a word"),  # nothing is known of its program, which must not go on
+    "left": (3, 70, "ended with exit code 0, but without MPI_Finalize"),  # neither a success, nor without a name
+}
 
 
-def test_mpi_abort(job: Job) -> None:
-    outcome = ended(launch(job, 3, "launched.py", "dies", "aborts"), 5)
-    outcome.says(f"rank 2 on node {HOST} failed first", r"\n    this is why\n")
-
-
-def test_a_supervisor_that_is_killed(job: Job) -> None:
-    """Nothing is known of its program, which must not go on."""
-    outcome = launch(job, 2, "launched.py", "dies", "supervisor")
-    ended(outcome, 1).says(f"rank 1 on node {HOST} failed first: lost without a word")
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_death(job: Job, how: str) -> None:
+    ranks, code, said, *more = DEATHS[how]
+    outcome = ended(launch(job, ranks, "launched.py", "dies", how), code)
+    outcome.says(f"rank {ranks - 1} on node {HOST} {said}", *more)
 
 
 def test_a_launcher_that_is_killed(job: Job) -> None:
@@ -90,12 +90,6 @@ def test_the_mpis_daemon_is_killed(job: Job) -> None:
     outcome = launch(job, 2, "launched.py", "dies", "daemon").within(60).failed()
     if job.installation.vendor != "Open MPI":
         outcome.says("the MPI's daemon on node .* has died, which had started this rank")
-
-
-def test_a_rank_that_leaves_with_0(job: Job) -> None:
-    """While the others wait for it: neither a success, nor a failure without a name."""
-    outcome = launch(job, 3, "launched.py", "dies", "left")
-    ended(outcome, 70).says(f"rank 2 on node {HOST} ended with exit code 0, but without MPI_Finalize")
 
 
 def test_a_deep_traceback(job: Job) -> None:

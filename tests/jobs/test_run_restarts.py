@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from job_runs import SCRIPTS, Job, Outcome, run_process
-from launch_runs import MPIPLUS, ended, launch
+from launch_runs import MPIPLUS, ended, launch, running
 from patience import patient
 
 RESUME = Path(__file__).parents[2] / "docs/examples/resume.py"
 
 
 def restarted(job: Job, how: object, times: int, *options: object) -> Outcome:
-    return launch(job, 2, "restarted.py", "fails", how, times, options=("--max-restarts", 2, *options))
+    return launch(job, 2, "launched.py", "fails", how, times, options=("--max-restarts", 2, *options))
 
 
 KILLS_ITS_PARENT = pytest.param("supervisor", marks=pytest.mark.fresh("its parent is to be the supervisor"))
@@ -78,28 +76,14 @@ def test_files_of_attempts(job: Job) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("when", ["running", "between"])
 def test_signals_end_it_for_good(job: Job, number: int, code: int, when: str) -> None:
-    words = [SCRIPTS / "restarted.py", "waits"] if when == "running" else ["-c", "false"]
     log = job.directory / "log"
-    with log.open("wb") as output:
-        command = [MPIPLUS, "run", "-n", "1", "--max-restarts", "9", *map(str, words)]
-        environment = job.installation.full_environment()
-        process = subprocess.Popen(command, env=environment, cwd=job.directory, stdout=output, stderr=output)
-        try:
-            until = time.monotonic() + 60
-            sign = (job.directory / "waits-0-0").exists if when == "running" else between(log)
-            while not sign():
-                assert time.monotonic() < until and process.poll() is None, log.read_text()
-                time.sleep(0.05)
-            process.send_signal(number)
-            assert process.wait(60) == code, log.read_text()
-        finally:
-            process.kill()
+    words, is_ready = [SCRIPTS / "launched.py", "waits"], (job.directory / "waits-0-0").exists
+    if when == "between":
+        words, is_ready = ["-c", "false"], lambda: "restart 3 of at most 9 in 4 s" in log.read_text()
+    with running(job, is_ready, "run", "-n", 1, "--max-restarts", 9, *words) as process:
+        process.send_signal(number)
+        assert process.wait(60) == code, log.read_text()
     assert when == "between" or "restart" not in log.read_text()
-
-
-def between(log: Path):
-    """A wait of some seconds has begun."""
-    return lambda: "restart 3 of at most 9 in 4 s" in log.read_text()
 
 
 def losses(text: str) -> dict[int, str]:

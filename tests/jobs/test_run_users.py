@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-import subprocess
-import time
 from collections.abc import Sequence
 
 import pytest
 from job_runs import SCRIPTS, Job
-from launch_runs import MPIPLUS, ended, launch, mpiplus
+from launch_runs import ended, launch, mpiplus, running
 
 
 def test_gloo_finds_its_ranks(job: Job) -> None:
@@ -65,25 +62,13 @@ def test_who_leaves_first_is_to_blame(job: Job) -> None:
 
 def interrupt(job: Job, words: Sequence[object], ready: str, number: int) -> tuple[int, str]:
     """Start a job of 2 ranks, send its launcher a signal once both are ready; its code, and what it printed."""
-    with (job.directory / "output").open("wb") as output:
-        process = subprocess.Popen(
-            [MPIPLUS, "run", "-n", "2", *map(str, words)],
-            env=job.installation.full_environment(),
-            cwd=job.directory,
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            until = time.monotonic() + 60
-            while not all((job.directory / f"{ready}-{rank}").exists() for rank in range(2)):
-                assert time.monotonic() < until and process.poll() is None, (job.directory / "output").read_text()
-                time.sleep(0.05)
-            process.send_signal(number)
-            code = process.wait(60)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    return code, (job.directory / "output").read_text()
+
+    def is_ready() -> bool:
+        return all((job.directory / f"{ready}-{rank}").exists() for rank in range(2))
+
+    with running(job, is_ready, "run", "-n", 2, *words) as process:
+        process.send_signal(number)
+        return process.wait(60), (job.directory / "log").read_text()
 
 
 def test_ctrl_c_is_one_line(job: Job) -> None:

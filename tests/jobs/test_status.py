@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from job_runs import SCRIPTS, Job
+from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS
 
 RANKS = 3
@@ -33,6 +33,8 @@ def running(job: Job, command: Sequence[str], ranks: int = RANKS) -> Iterator[di
             while not all((job.directory / f"ready-{rank}").exists() for rank in range(ranks)):
                 assert time.monotonic() < until and process.poll() is None, (job.directory / "log").read_text()
                 time.sleep(0.1)
+            for rank in range(ranks):
+                (job.directory / f"ready-{rank}").unlink()  # another job's ranks may say so too
             time.sleep(2)  # until those that wait have looked for whom
             yield environment
         finally:
@@ -130,19 +132,14 @@ def test_under_mpiplus_run_and_in_a_subprocess_of_torchrun(job: Job) -> None:
     command = [MPIPLUS, "run", "-n", str(RANKS), str(SCRIPTS / "asked.py"), "sleeps"]
     with running(job, command) as environment:
         assert "rank 1 is behind" in asked(environment).stdout
-    for rank in range(RANKS):
-        (job.directory / f"ready-{rank}").unlink()
     if job.installation.vendor != "Open MPI":
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        with running(job, [*command, str(SCRIPTS / "asked.py"), "sleeps"]) as environment:
+        with running(job, torchrun(RANKS, str(SCRIPTS / "asked.py"), "sleeps")) as environment:
             assert "rank 1 is behind" in asked(environment).stdout
 
 
 def test_two_jobs_and_one_that_ends(job: Job) -> None:
     """Without a name both are listed; who watches sees the end."""
     with running(job, ranks_of(job, "sleeps")) as environment:
-        for rank in range(RANKS):
-            (job.directory / f"ready-{rank}").unlink()
         with running(job, ranks_of(job, "sleeps")):
             listed = asked(environment).stdout
             names = re.findall(r"(?m)^job (\d+-[0-9a-f]{4}): .*asked.py sleeps: 3 ranks", listed)

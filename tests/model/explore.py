@@ -25,7 +25,8 @@ class Shared(NamedTuple):
 
     counters: tuple[tuple[int, int, int], ...]
     signatures: tuple[tuple[Any, ...], ...]
-    slots: tuple[tuple[Any, ...], ...]  # (what was written: (call, chunk); whether this rank's part is reduced)
+    #: (what was written: (call, chunk); whether this rank's part is reduced); the last one is its tensor
+    slots: tuple[tuple[Any, ...], ...]
 
 
 COUNTERS = {"in": 0, "reduced": 1, "out": 2}
@@ -95,7 +96,7 @@ class Explorer:
         size = len(self.programs)
         self.channels: list[dict[tuple, Any]] = [{} for _ in range(size)]
         self.accesses: list[dict[tuple, Any]] = [{} for _ in range(size)]
-        nothing = ((None,) * self.ring,) * size
+        nothing = ((None,) * (self.ring + 1),) * size
         self.begin = Shared(((0, 0, 0),) * size, nothing, nothing)
 
     # ---- one rank ----

@@ -9,6 +9,21 @@ _ALL_ARE_IN = 'yield from reached(c, "in", number + 1)'
 _ROOT_IS_IN = 'return (yield "load", s.wait_for(c.rank), "in", number + 1) > number'
 
 MISTAKES = {
+    "says that it has read a tensor before it has": (
+        "is_loaded = s.done > 0 or s.written == 0 or not s.between_devices",
+        "is_loaded = True",
+    ),
+    "lets its tensor be changed while others read it": (
+        "        if self.between_devices:\n            return -1\n",
+        "",
+    ),
+    "has a second half at other chunks": ("            take_numbers(c.queue[1], c, 2)\n", ""),
+    "leaves a second half that nobody wants": ("        c.oom_first = c.queue.pop(0).oom_after\n", "        pass\n"),
+    "reduces in the slots what goes between devices": (
+        "return (self.call.two_phase or self.in_parts) and not self.between_devices",
+        "return self.call.two_phase or self.in_parts",
+    ),
+    "decides alone that it reads a tensor": ("peers &= call.peers", "peers &= s.call.peers"),
     "writes a slot that others still read": ("number - c.ring + 1", "0"),
     "reads before the others have written": (f"        return ({_ALL_ARE_IN})\n", "        return True\n"),
     "reads parts that are not reduced": ('yield from reached(c, "reduced", number + 1)', _ALL_ARE_IN),

@@ -29,6 +29,8 @@ class Call(NamedTuple):
         two_phase: reduced part by part, in place, between writing and reading.
         oom: there is no memory for it.
         bus: this rank's device copies to the slots: chunks are longer from the second one on, here of two.
+        peers: besides it can read the tensors of the others where they are, and they its.
+        halves: if all can, what each has reduced is read by the others in a second half.
     """
 
     kind: str
@@ -36,10 +38,12 @@ class Call(NamedTuple):
     two_phase: bool = False
     oom: bool = False
     bus: bool = False
+    peers: bool = False
+    halves: bool = False
 
     @property
     def signature(self) -> Call:
-        return self._replace(chunks=0 if self.kind == "exchange" else self.chunks, bus=False)
+        return self._replace(chunks=0 if self.kind == "exchange" else self.chunks, bus=False, peers=False, halves=False)
 
 
 OOM_PLACEHOLDER = Call(NO_MEMORY)
@@ -59,14 +63,16 @@ class Op:
     oom_after: int = 0
     planned: int = 0
     in_parts: bool = False
+    between_devices: bool = False
+    is_second: bool = False  # stands behind its first half, which has no chunks for it before all have called the same
 
     @property
     def chunks(self) -> int:
-        return self.planned or (1 if self.call.kind == "exchange" else self.call.chunks)
+        return self.planned or (0 if self.is_second else 1 if self.call.kind == "exchange" else self.call.chunks)
 
     @property
     def two_phase(self) -> bool:
-        return self.call.two_phase or self.in_parts
+        return (self.call.two_phase or self.in_parts) and not self.between_devices
 
     def writes(self, rank: int) -> bool:
         return self.call.kind in ("all_reduce", "reduce", "exchange") or (self.call.kind == "broadcast" and rank == 0)
@@ -76,6 +82,8 @@ class Op:
         return reading.get(self.call.kind, False)
 
     def wait_for(self, rank: int) -> int:
+        if self.between_devices:
+            return -1
         if self.call.kind == "broadcast":
             return 0
         return rank if self.call.kind == "reduce" and rank != 0 and not self.two_phase else -1
@@ -100,6 +108,11 @@ class Channel:
 
     def slot(self, number: int) -> int:
         return number % self.ring
+
+    @property
+    def tensor(self) -> int:
+        """The place of this rank's own tensor, behind the slots."""
+        return self.ring
 
 
 Access = Any  # generators of accesses; typing them says nothing here
@@ -140,12 +153,30 @@ def reduce_part(s: Op, c: Channel, number: int) -> Access:
 
 def write(s: Op, c: Channel, number: int) -> Access:
     """collectives/: mpp_write_plain and the like."""
-    if s.writes(c.rank):
+    if s.between_devices and s.written:
+        yield from pull(s, c)
+    elif s.writes(c.rank):
         yield "write", c.slot(number), (s.position, s.written)
+    if s.call.peers and not s.written:
+        yield "write", c.tensor, (s.position, tensor_of(s))
+
+
+def tensor_of(s: Op) -> str:
+    return "reduced" if s.is_second else "the call's"
+
+
+def pull(s: Op, c: Channel) -> Access:
+    """peers.c: reading begins with the first chunk, and is over before the second one is published."""
+    for r in [0] if s.call.kind == "broadcast" else range(c.size):
+        yield "read", r, c.tensor, (s.position, tensor_of(s)), False
 
 
 def read(s: Op, c: Channel, number: int) -> Access:
     """collectives/: read_sum, read_parts and the like. A rank's own data it takes from the user's buffer."""
+    if s.between_devices:
+        if s.done == 0:
+            yield from pull(s, c)
+        return
     if not s.reads(c.rank):
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):
@@ -156,7 +187,8 @@ def read(s: Op, c: Channel, number: int) -> Access:
 def advance(s: Op, c: Channel) -> Access:
     moved = False
     number = s.first + s.written
-    if s.written < s.chunks and (yield from may_write(s, c, number)):
+    is_loaded = s.done > 0 or s.written == 0 or not s.between_devices
+    if s.written < s.chunks and (yield from may_write(s, c, number)) and is_loaded:
         yield from write(s, c, number)
         s.written += 1
         yield "sign", c.slot(number), (s.position, s.call)
@@ -188,7 +220,7 @@ def mismatch(s: Op, c: Channel) -> Access:
 
 
 def take_numbers(s: Op, c: Channel, chunks: int) -> None:
-    for later in c.queue if s is c.oom_placeholder else c.queue[1:]:
+    for later in c.queue if s is c.oom_placeholder else c.queue[c.queue.index(s) + 1 :]:
         later.first += chunks - s.chunks
     c.next += chunks - s.chunks
 
@@ -229,10 +261,19 @@ def plan_exchange(s: Op, c: Channel) -> Access:
 
 
 def plan_bus(s: Op, c: Channel) -> Access:
-    on_bus = False
+    on_bus, peers = False, True
     for r in range(c.size):
-        on_bus |= (yield "signature", r, c.slot(s.first), s.position).bus
-    if on_bus:
+        call = yield "signature", r, c.slot(s.first), s.position
+        on_bus |= call.bus
+        peers &= call.peers
+    if peers:
+        s.between_devices = True
+        take_numbers(s, c, 2)
+        s.planned = 2
+        if s.call.halves:
+            take_numbers(c.queue[1], c, 2)
+            c.queue[1].planned = 2
+    elif on_bus:
         s.in_parts = s.call.kind in ("all_reduce", "reduce")
         shorter = 1 + s.chunks // 2
         take_numbers(s, c, shorter)
@@ -247,6 +288,8 @@ def move(s: Op, c: Channel) -> Access:
 
 
 def step(s: Op, c: Channel) -> Access:
+    if s.is_second and not s.planned:
+        return  # nobody has begun it
     if c.aborted:
         state = CANCELLED
     elif c.oom_first:
@@ -255,9 +298,15 @@ def step(s: Op, c: Channel) -> Access:
         state = yield from move(s, c)
     if state == PENDING:
         return
+    goes_on = s.call.halves and not s.is_second and s.between_devices and state == DONE
+    if s.between_devices and state == DONE and not goes_on:
+        yield "write", c.tensor, (s.position, "the user's")
     c.queue.pop(0)
     c.oom_first = s.oom_after
-    c.outcomes.append(state)
+    if s.call.halves and not s.is_second and not goes_on:
+        c.oom_first = c.queue.pop(0).oom_after
+    if not goes_on:
+        c.outcomes.append(state)
 
 
 def step_oom_placeholder(s: Op, c: Channel) -> Access:
@@ -289,6 +338,8 @@ def mpp_enqueue_shm(s: Op, c: Channel) -> None:
     s.first = c.next
     c.next += s.chunks
     c.queue.append(s)
+    if s.call.halves and not s.is_second:
+        mpp_enqueue_shm(Op(s.position, s.call, checked=True, between_devices=True, is_second=True), c)
 
 
 def start(c: Channel, call: Call) -> None:
@@ -321,7 +372,18 @@ def copy(c: Channel) -> Channel:
 def frozen(c: Channel) -> tuple:
     """All of a rank's own state, to compare."""
     ops = tuple(
-        (s.position, s.first, s.written, s.reduced, s.done, s.checked, s.oom_after, s.planned, s.in_parts)
+        (
+            s.position,
+            s.first,
+            s.written,
+            s.reduced,
+            s.done,
+            s.checked,
+            s.oom_after,
+            s.planned,
+            s.in_parts,
+            s.between_devices,
+        )
         for s in [*c.queue, c.oom_placeholder]
     )
     return (c.next, *c.known.values(), ops, c.oom_first, c.oom_total, c.aborted, c.called, *c.outcomes)

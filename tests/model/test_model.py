@@ -28,6 +28,8 @@ FLAT_3_BUS, BROADCAST_3, BROADCAST_3_BUS = (
     Call("broadcast", 3, bus=True),
 )
 EXCHANGE_3_BUS, REDUCE_BUS = EXCHANGE_3._replace(bus=True), REDUCE._replace(bus=True)
+PEERS = [call._replace(bus=True, peers=True) for call in (Call("broadcast", 3), EXCHANGE_3)]
+HALVES = FLAT_3._replace(bus=True, peers=True, halves=True)
 CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, OOM)
 
 # What was read of these when protocol.py was last compared with it.
@@ -37,15 +39,15 @@ COMPARED = {
     "may_read": "82f8204c6902",
     "reduce_part": "71c1d2a6fdf9",
     "advance": "5f551b0aec5a",
-    "mismatch": "c6efe6c2fef2",
+    "mismatch": "198448a3dbed",
     "check": "9f42c4a80b64",
     "mpp_check_calls": "29833b93d39d",
     "take_numbers": "f83bb7553324",
-    "plan_exchange": "40f4bd4b20a3",
-    "plan_bus": "ffc0eec0aee4",
+    "plan_exchange": "274c8cada704",
+    "plan_bus": "98d314a33fc0",
     "pass_over": "181547dfd32a",
     "move": "ba4119ea9530",
-    "step": "c9fc13199b12",
+    "step": "b783c3e24201",
     "step_oom_placeholder": "cb8d65346d80",
     "mpp_shm_out_of_memory": "978f26e3758c",
     "mpp_enqueue_shm": "c5446268ee41",
@@ -106,6 +108,18 @@ def test_a_rank_on_the_bus(mine: Call, ring: int) -> None:
     Explorer(protocol, [[mine, FLAT]] * 3, ring, 1).run_all()
 
 
+@pytest.mark.parametrize("mine", [*PEERS, HALVES], ids=str)
+@pytest.mark.parametrize("ring", [1, 2])
+def test_ranks_that_read_each_others_devices(mine: Call, ring: int) -> None:
+    """Unless another one cannot, or disagrees."""
+    for theirs, after in itertools.product(
+        (mine, mine._replace(peers=False, halves=False)), (FLAT_2, BARRIER, OOM, mine)
+    ):
+        Explorer(protocol, [[mine, after, FLAT], [theirs, FLAT_2, FLAT]], ring, 2).run_all()
+        Explorer(protocol, [[mine, after, mine], [theirs, after, theirs]], ring, 2).run_all()
+    Explorer(protocol, [[mine, mine]] * 3, ring, 1).run_all()
+
+
 @pytest.mark.parametrize("programs", [
     [[TWO_PHASE_2]] * 3,
     [[FLAT_2, TWO_PHASE_2]] * 3,
@@ -151,6 +165,11 @@ REVEALING = [
     ([[OOM, OOM, FLAT], [OOM, FLAT_3, FLAT]], 1),
     ([[FLAT_2, FLAT]] * 3, 1),
     ([[EXCHANGE_3, FLAT], [EXCHANGE, FLAT]], 2),
+    ([PEERS] * 2, 1),
+    ([[HALVES, FLAT]] * 2, 2),
+    ([[HALVES._replace(two_phase=True), FLAT]] * 2, 1),
+    ([[HALVES, FLAT], [HALVES._replace(peers=False, halves=False), FLAT]], 1),
+    ([PEERS, [call._replace(peers=False) for call in PEERS]], 1),
 ]
 
 

@@ -30,6 +30,8 @@ def makes_sense(dtype: torch.dtype, op_name: str) -> bool:
 def reduced(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
     """The reduction of one tensor per rank, in group rank order."""
     dtype = tensors[0].dtype
+    if dtype.is_complex and op_name == "PRODUCT":  # the one that is not that of the parts
+        return functools.reduce(torch.mul, [tensor.to(torch.complex128) for tensor in tensors]).to(dtype)
     if dtype.is_complex:
         parts = [torch.view_as_real(tensor) for tensor in tensors]
         return torch.view_as_complex(reduced(parts, op_name))

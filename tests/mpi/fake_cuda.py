@@ -62,6 +62,13 @@ class Driver:
         count = self.lib.fake_violations(text, 256)
         return [f"{count} violations, the first: {text.value.decode()}"] if count else []
 
+    def calls(self) -> dict[str, int]:
+        """How often each of the driver's functions was called since the last time."""
+        text = ctypes.create_string_buffer(1024)
+        self.lib.fake_calls(text, len(text))
+        words = text.value.decode().split()
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+
     def memory(self, size: int, device: int = 0) -> torch.Tensor:
         """Bytes on a device, which hold junk."""
         if not size:
@@ -81,6 +88,10 @@ class Driver:
     def drain(self) -> None:
         """Wait for the current stream."""
         self.lib.fake_drain(self.stream)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        self.allocated.remove(tensor.data_ptr())
+        self.lib.fake_free(tensor.data_ptr())
 
     def free_all(self) -> None:
         for address in self.allocated:

@@ -244,4 +244,52 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[Any, int], Any]]] = {
         "add up",
         lambda group, size: group.alltoall_base(ONE, ONE, numpy.array([5] * size), numpy.array([5] * size)),
     ),
+    "no list for the outputs": (ValueError, "output list must", lambda group, size: group.allgather([], [ONE])),
+}
+
+
+def with_splits(rows: int, received: list[int], sent: list[int]) -> Callable[[Any, int], Any]:
+    """As many rows for each rank, and sizes, which are the same for all."""
+    return lambda group, size: group.alltoall_base(ones(rows * size), ones(rows * size), received * size, sent * size)
+
+
+def ones(length: int) -> torch.Tensor:
+    """With gaps."""
+    return torch.ones(2 * length)[::2]
+
+
+#: The same, by the words; gloo takes some of these, or ends.
+REFUSED: dict[str, Callable[[Any, int], Any]] = {
+    r"all_gather_into_tensor: the output must have \d+ elements, not 1$": lambda group, size: group._allgather_base(
+        ones(1), ones(2)
+    ),
+    "reduce_scatter_tensor: the input must have .* elements, not 1$": lambda group, size: group._reduce_scatter_base(
+        ones(2), ones(1)
+    ),
+    "all_gather: this rank's output must have 2 elements, not 3$": lambda group, size: group.allgather(
+        [[ones(3) for _ in range(size)]], [ones(2)]
+    ),
+    "reduce_scatter: the output must have 3 elements, not 2$": lambda group, size: group.reduce_scatter(
+        [ones(2)], [[ones(3)] * size], c10d.ReduceScatterOptions()
+    ),
+    r"all_reduce: .* elements share memory .*clone": lambda group, size: group.allreduce([torch.zeros(1).expand(4)]),
+    "broadcast: expected a dense tensor, .*sparse": lambda group, size: group.broadcast(torch.eye(3).to_sparse(), 0),
+    r"all_to_all: the output list must have \d entries, one for each rank, not \d$": lambda group, size: group.alltoall(
+        [ones(2)] * (size + 1), [ones(2)] * size
+    ),
+    "all_to_all: this rank sends itself 2 elements but expects 3$": lambda group, size: group.alltoall(
+        [ones(3) for _ in range(size)], [ones(2)] * size
+    ),
+    "all_reduce: BXOR makes no sense for torch.float32$": lambda group, size: group.allreduce(
+        [ones(2)], dist.ReduceOp.BXOR
+    ),
+    "all_gather_into_tensor: all tensors must have one dtype, not torch.float32 and torch.int32$": lambda group, size: (
+        group._allgather_base(ones(2 * size).int(), ones(2))
+    ),
+    "all_to_all_single: input split sizes .* do not add up to its dimension 0": with_splits(2, [2], [3]),
+    "all_to_all_single: output split sizes .* do not add up to its dimension 0": with_splits(2, [-1], [2]),
+    r"all_to_all_single: output split sizes must have \d entries": with_splits(2, [1, 1], [2]),
+    r"send: tag -1 is out of range; this MPI carries tags 0 to \d+$": lambda group, size: group.send([ones(2)], 0, -1),
+    "recv: tag 1099511627776 is out of range": lambda group, size: group.recv([ones(2)], 0, 1 << 40),
+    r"send: rank -1 is not in the group, whose ranks are 0 to \d+$": lambda group, size: group.send([ones(2)], -1, 0),
 }

@@ -122,10 +122,15 @@ def all_to_all_single_splits(case: Case) -> Started:
     return exchange_single(case, lambda source, target: rows_shape(case, source, target), with_splits=True)
 
 
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """One after another, by their bytes: torch cannot copy elements of every dtype."""
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+
+
 def exchange_single(case: Case, shape, with_splits: bool) -> Started:
     me, everyone = case.rank, range(case.size)
-    given = torch.cat([case.data(me, target, shape(me, target)) for target in everyone])
-    expected = torch.cat([case.data(source, me, shape(source, me)) for source in everyone])
+    given = joined([case.data(me, target, shape(me, target)) for target in everyone])
+    expected = joined([case.data(source, me, shape(source, me)) for source in everyone])
     output, tensor = case.empty(expected.shape), case.place(given)
     splits = (
         [shape(source, me)[0] for source in everyone] if with_splits else None,

@@ -25,7 +25,7 @@ def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monke
         monkeypatch.setattr(node, "identity", lambda: f"node {host}")
         monkeypatch.setattr(choice, "MOST_NODES", 1 if placement == "many nodes" else 2)
     group = new_group(None, pg_options=Options(collectives="own" if placement in (*ORDERED, A_NODE_EACH) else "auto"))
-    assert group.communicator.shares_memory == (placement != "MPI")
+    assert group.communicator.choice.own == (placement != "MPI")
     is_mixed = placement == "many nodes" and group.size() > 1
-    assert group.communicator.has_own_collectives == (placement != "MPI" and not is_mixed)
+    assert group.communicator.choice.own_for_all == (placement != "MPI" and not is_mixed)
     return group

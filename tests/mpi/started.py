@@ -129,6 +129,23 @@ def run_case(operation: Operation, case: Case) -> Iterator[str]:
             yield "bytes between a result's elements were written"
 
 
+def in_flight(operations: Sequence[Operation], *cases: Case) -> list[str]:
+    """What is wrong where all that can wait are begun with each case before the first is waited for, the last first."""
+    begun = [
+        (operation, case, operation.start(case))
+        for case in cases
+        for operation in operations
+        if "wait" in operation.modes and operation.min_size <= case.size
+        if operation.name != "irecv_any_source"  # it could take another operation's message
+    ]
+    problems = []
+    for operation, case, started in reversed(begun):
+        complete(started, "wait")
+        already = Operation(operation.name, lambda _, s=started: s, operation.kind)
+        problems += [f"in flight, {operation} {case}: {text}" for text in run_case(already, case)]
+    return problems
+
+
 def resolve(lazy: Lazy) -> torch.Tensor:
     return lazy if isinstance(lazy, torch.Tensor) else lazy()
 

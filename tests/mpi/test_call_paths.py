@@ -11,10 +11,12 @@ from typing import Any
 
 import inside
 import pytest
+import tensor_kinds as kinds
 import torch
 import torch.distributed as dist
 from cases import Case
 from groups import RANKS, only_up_to
+from method_calls import options
 from operation_table import API_MODE, MOVEMENT, REDUCTION, TABLE, of_kind
 from sampling import share
 from started import run_case
@@ -59,20 +61,11 @@ def test_plain_calls_begin_in_c(operation, mode: str, all_groups) -> None:
         assert begun or "recv" in str(operation)
 
 
-class Marked(torch.Tensor):
-    """A tensor with another type."""
-
-
-def neg(value: float) -> torch.Tensor:
-    """A view whose memory holds the negative."""
-    return torch.complex(torch.tensor([0.0]), torch.tensor([-value])).conj().imag
-
-
 STRANGE: dict[str, Callable[[], torch.Tensor]] = {
     "strided": lambda: torch.ones(3, 2)[:, 0],
-    "a subclass": lambda: torch.ones(3).as_subclass(Marked),
-    "a negative view": lambda: neg(1.0).reshape(-1),
-    "a negative view of no dimension": lambda: neg(1.0)[0],
+    "a subclass": lambda: torch.ones(3).as_subclass(kinds.Marked),
+    "a negative view": lambda: kinds.negative(torch.ones(1)),
+    "a negative view of no dimension": lambda: kinds.negative(torch.tensor(1.0)),
     "sparse": lambda: torch.ones(3).to_sparse(),
 }
 
@@ -87,9 +80,8 @@ def test_other_tensors_go_through_python(name: str, group, world) -> None:
 def test_a_conjugate_view_goes_through_python(group, world) -> None:
     """torch's own functions refuse it, or hand over real numbers; so the group is asked itself."""
     tensor = torch.tensor([1 - 2j]) if world.rank else torch.tensor([1 + 2j]).conj()
-    options = dist.distributed_c10d.AllreduceOptions()
-    options.asyncOp = False
-    begun = begun_in_c(group, lambda: group.allreduce([tensor], options))
+    waited_for = options(dist.distributed_c10d.AllreduceOptions, asyncOp=False)
+    begun = begun_in_c(group, lambda: group.allreduce([tensor], waited_for))
     assert begun == (world.rank > 0)
     assert tensor.resolve_conj().tolist() == [world.size * (1 - 2j)]
 
@@ -130,9 +122,8 @@ def test_what_a_work_says(asynchronous: bool, group, world) -> None:
     for python_only in (True, False):
         with inside.through_python(group, python_only):
             tensor = torch.ones(3)
-            options = dist.distributed_c10d.AllreduceOptions()
-            options.asyncOp = asynchronous
-            work = group.allreduce([tensor], options)
+            how = options(dist.distributed_c10d.AllreduceOptions, asyncOp=asynchronous)
+            work = group.allreduce([tensor], how)
             assert work.wait()
             future = work.get_future().wait()
             said.append((work.result()[0] is tensor, future[0] is tensor, work.is_completed(), work.is_success()))
@@ -207,14 +198,13 @@ def test_receives_that_were_waited_for_at_once(group, world) -> None:
 def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) -> None:
     """Its functions ask whether there is one; whoever else calls a group gets one, also from below such a function."""
     group, tensor = all_groups["alone"].process_group, torch.ones(3)
-    options = dist.distributed_c10d.AllreduceOptions()
-    options.asyncOp = False
+    waited_for = options(dist.distributed_c10d.AllreduceOptions, asyncOp=False)
     waits, returned = [], []
     wait = Work.wait
     monkeypatch.setattr(Work, "wait", lambda self, timeout=None: waits.append(self) or wait(self, timeout))
     assert dist.all_reduce(tensor, group=group) is None
     assert waits == []
-    assert isinstance(group.allreduce([tensor], options), Work)
+    assert isinstance(group.allreduce([tensor], waited_for), Work)
     with monkeypatch.context() as patch:
         allreduce = type(group).allreduce
         patch.setattr(

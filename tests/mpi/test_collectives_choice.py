@@ -21,6 +21,19 @@ from torchmpi_plugin.node import node
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
+@pytest.fixture(autouse=True)
+def auto(monkeypatch) -> None:
+    """Whatever the tests run with."""
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+
+
+@pytest.fixture
+def two_hosts(world, monkeypatch) -> None:
+    """The ranks believe to be on two."""
+    monkeypatch.setattr(tuning, "_warned", set())
+    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
+
+
 def check(group: dist.ProcessGroup, own: bool, own_for_all: bool | None = None) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((70_001,), float(rank))
@@ -29,8 +42,8 @@ def check(group: dist.ProcessGroup, own: bool, own_for_all: bool | None = None) 
     parts = [torch.empty(3, dtype=torch.bfloat16) for _ in range(size)]
     dist.all_gather(parts, torch.full((3,), float(rank), dtype=torch.bfloat16), group=group)
     assert [part[2].item() for part in parts] == list(range(size))
-    assert group.communicator.shares_memory == own
-    assert group.communicator.has_own_collectives == (own if own_for_all is None else own_for_all)
+    assert group.communicator.choice.own == own
+    assert group.communicator.choice.own_for_all == (own if own_for_all is None else own_for_all)
 
 
 @pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
@@ -52,20 +65,16 @@ def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["auto", "own"])
-def test_many_nodes(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+def test_many_nodes(two_hosts, new_group, monkeypatch, wanted: str) -> None:
     monkeypatch.setattr(choice, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     check(new_group(None, pg_options=Options(collectives=wanted)), True, wanted == "own")
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
-def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> None:
+def test_reproducible_sums_are_ours(world, two_hosts, new_group, monkeypatch, by: str) -> None:
     """Also on more nodes than MPI's collectives are for; as rank 0 has it."""
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if by == "variable" and world.rank == 0 else "0")
     monkeypatch.setattr(choice, "MOST_NODES", 1)
-    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = True if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(reproducible=asked))
     check(group, True)
@@ -81,7 +90,7 @@ def test_reproducible_sums_are_ours(world, new_group, monkeypatch, by: str) -> N
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: str, by: str) -> None:
     """An error on each rank that is asked for both, before it goes to the others."""
-    for name, value in {"MPIPLUS_COLLECTIVES": "auto", **variables}.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", str(int(by == "variable")))
     asked = True if by == "option" else None
@@ -90,7 +99,6 @@ def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: 
 
 
 def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1")
     check(new_group(None, pg_options=Options(reproducible=False, collectives="mpi")), False)
 
@@ -101,7 +109,6 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     with monkeypatch.context() as patched:
         patched.setattr(communicator, "create_file", full)
         with pytest.raises(dist.DistBackendError, match=r"No space left on device.*reproducible"):
@@ -110,11 +117,9 @@ def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) 
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
-def test_narrow_sums_between_nodes(world, new_group, monkeypatch, by: str) -> None:
+def test_narrow_sums_between_nodes(world, two_hosts, new_group, monkeypatch, by: str) -> None:
     """As rank 0 has it; with small integers the result is exact."""
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if by == "variable" and world.rank == 0 else "float32")
-    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
     asked = "tensor" if by == "option" and world.rank == 0 else None
     group = new_group(None, pg_options=Options(wire_dtype=asked))
     assert group.communicator.config.wire_dtype == "tensor"
@@ -128,7 +133,6 @@ def test_narrow_sums_between_nodes(world, new_group, monkeypatch, by: str) -> No
 @pytest.mark.parametrize("wire", ["option", "variable"])
 @pytest.mark.parametrize("sums", ["option", "variable"])
 def test_narrow_sums_are_not_reproducible(world, monkeypatch, wire: str, sums: str) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if wire == "variable" else "float32")
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if sums == "variable" else "0")
     asked = Options(reproducible=True if sums == "option" else None, wire_dtype="tensor" if wire == "option" else None)
@@ -138,28 +142,18 @@ def test_narrow_sums_are_not_reproducible(world, monkeypatch, wire: str, sums: s
 
 
 def test_an_option_of_the_wire_comes_before_the_variable(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor")
     check(new_group(None, pg_options=Options(reproducible=True, wire_dtype="float32")), True)
     with pytest.raises(ValueError, match="'float32' or 'tensor', not 'bfloat16'"):
         Options(wire_dtype="bfloat16")
 
 
-def test_a_group_split_off_has_the_config_of_its_parent(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
+def test_a_group_split_off_has_the_config_of_its_parent(world, new_group) -> None:
     parent = new_group(None, pg_options=Options(reproducible=True))
     part = splitting.part(parent, dist.PrefixStore("config/", parent._store), list(range(world.size)), "config", None)
     assert part.communicator.config == GroupConfig("own", True)
     dist.barrier(group=parent)
     part.communicator.free()
-
-
-@pytest.fixture
-def two_hosts(world, monkeypatch) -> None:
-    """The ranks believe to be on two."""
-    monkeypatch.delenv("MPIPLUS_COLLECTIVES", raising=False)
-    monkeypatch.setattr(tuning, "_warned", set())
-    monkeypatch.setattr(node, "identity", lambda: f"node {world.rank % 2}")
 
 
 def tuning_file(directory: Path, limits: dict[str, int | None], vendor: str, hosts: int = 2) -> str:
@@ -226,10 +220,19 @@ def test_what_is_asked_for_comes_before_a_tuning_file(two_hosts, new_group, monk
     check(new_group(None, pg_options=Options(collectives=wanted)), wanted == "own")
 
 
-def test_a_tuning_file_is_not_read_on_one_host(two_hosts, new_group, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("limit", [0, 64, None])
+def test_a_tuning_file_on_one_host(
+    world, two_hosts, new_group, monkeypatch, tmp_path, vendor: str, limit: int | None, hosts: int
+) -> None:
+    """It says when all_reduce takes two phases, and nothing of MPI's collectives."""
     monkeypatch.setattr(node, "identity", lambda: "one node")
-    monkeypatch.setenv("MPIPLUS_TUNING", str(tmp_path / "missing"))
-    check(new_group(None), True)
+    file = tuning_file(tmp_path, {"phases": limit, "all_reduce": 0}, vendor, hosts)
+    monkeypatch.setenv("MPIPLUS_TUNING", file)
+    group = new_group(None)
+    check(group, True)
+    usual = choice.SELECTION["phases"].usual
+    assert group.communicator.choice.limit("phases") == (limit if hosts == 1 else usual)
 
 
 @pytest.mark.parametrize("other", ["hosts", "MPI"])

@@ -99,6 +99,7 @@ def test_which_operators_cannot_be_compiled() -> None:
 
 @on_two
 @pytest.mark.timeout(400)
+@pytest.mark.cases(2)  # Inductor compiles C++ for a minute
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_all_functional_operators_in_one_program(compiler: str, channel, group, fresh_compiler) -> None:
     names = [each for each in functionals() if not returns_its_argument(each)]

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -20,10 +21,10 @@ from expected import makes_sense
 from fake_cuda import DeviceCase, Driver, on_device
 from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
-from started import Failures, Operation, complete, run_case
+from started import Failures, Operation, in_flight
 
 import torchmpi_plugin
-from torchmpi_plugin.group import device_reductions, starting
+from torchmpi_plugin.group import starting
 from torchmpi_plugin.mpi import runtime
 
 PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
@@ -66,14 +67,13 @@ def over_mpi(all_groups) -> dict[str, Group]:
 
 
 @pytest.fixture(params=["shared memory", "MPI", "direct"])
-def pair(request, all_groups, over_mpi) -> Iterator[list[Group]]:
+def pair(request, all_groups, over_mpi, monkeypatch) -> Iterator[list[Group]]:
     """Two groups of all ranks; with "direct" MPI is handed the stand-in's memory, which this one can reach."""
     chosen = over_mpi if request.param == "MPI" else all_groups
     found = [chosen["world"], chosen["reversed"]]
     inside.let_mpi_reach_devices([group.process_group for group in found], request.param == "direct")
-    before, device_reductions.smallest_bytes = device_reductions.smallest_bytes, 1
+    inside.stage_no_reductions(monkeypatch)
     yield found
-    device_reductions.smallest_bytes = before
     inside.let_mpi_reach_devices([group.process_group for group in found], False)
 
 
@@ -179,23 +179,10 @@ def test_result_waits_for_those_who_still_read(pair: list[Group], driver: Driver
 
 def test_everything_in_flight(pair: list[Group], driver: Driver) -> None:
     """Begun before the first is waited for, the last one first; both groups, in another order on every other rank."""
-    wanted = [
-        operation
-        for operation in ON_DEVICE
-        if "wait" in operation.modes and operation.min_size <= pair[0].size and operation.name != "irecv_any_source"
-    ]
-    problems = []
+    order = pair if dist.get_rank() % 2 else pair[::-1]
     with driver.on_stream(kernel_us=200):
-        order = pair if dist.get_rank() % 2 else pair[::-1]
-        begun = []
-        for group in order:
-            case = DeviceCase(group, torch.float32, (30_000,), mode="wait")
-            begun += [(operation, case, operation.start(case)) for operation in wanted]
-        for operation, case, started in reversed(begun):
-            complete(started, "wait")
-            already = Operation(operation.name, lambda _, s=started: s, operation.kind)
-            problems += [f"{operation} {case}: {text}" for text in run_case(already, case)]
-    assert problems == []
+        cases = [DeviceCase(group, torch.float32, (30_000,), mode="wait") for group in order]
+        assert in_flight(ON_DEVICE, *cases) == []
 
 
 def test_messages_do_not_overtake_one_that_waits(all_groups, driver: Driver) -> None:
@@ -300,6 +287,7 @@ FAULTS = {
     "a copy to the host": (b"MemcpyDtoHAsync", 700, "illegal memory access"),
     "a copy to the device": (b"MemcpyHtoDAsync", 700, "illegal memory access"),
     "an event": (b"EventQuery", 700, "illegal memory access"),
+    "the end of a stream": (b"StreamQuery", 700, "illegal memory access"),
 }
 
 
@@ -386,3 +374,37 @@ def test_everything_is_given_back(driver: Driver, world) -> None:
             break
         time.sleep(0.01)
     assert max(more) <= 0  # less, where an earlier test's Work has died meanwhile
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "send"])
+def test_calls_of_the_driver(name: str, driver: Driver, world) -> None:
+    """Of 8 bytes: the copies that there must be, and one event of the user's stream, which a stream waits for.
+
+    Besides it is asked until the device is there. The device is entered to note the event, and once to go on, unless
+    the wait takes more than one slice, or another thread moves the operation.
+    """
+    loads = name == "all_reduce" or world.rank == 0
+    calls = {
+        "all_reduce": dist.all_reduce,
+        "broadcast": lambda tensor: dist.broadcast(tensor, 0),
+        "send": lambda tensor: dist.send(tensor, 1) if world.rank == 0 else dist.recv(tensor, 0),
+    }
+    tensor = on_device(driver, torch.ones(2))
+    driver.drain()
+    if world.rank > 1 and name == "send":
+        return
+    found, entered = Counter(), []
+    for number in range(13):
+        driver.calls()
+        calls[name](tensor)
+        one = driver.calls()
+        entered.append(one["CtxPushCurrent"])
+        if number >= 3:  # what is made once, is
+            found.update(one)
+    assert min(entered) == 2
+    del found["CtxPushCurrent"], found["CtxPopCurrent"]
+    assert "EventQuery" not in found and found.pop("StreamQuery", 0) >= 10
+    copies = {"MemcpyDtoHAsync": 10 * loads, "MemcpyHtoDAsync": 10 * (name == "all_reduce" or not loads)}
+    made = {what: found.pop(what, 0) for what in ("StreamCreate", "EventCreate", "MemHostAlloc")}
+    assert dict(found) == {"EventRecord": 10, "StreamWaitEvent": 10} | {what: n for what, n in copies.items() if n}
+    assert max(made.values()) <= 2 * 9  # for two whose end another thread has seen

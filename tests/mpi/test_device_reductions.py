@@ -92,7 +92,7 @@ def test_kernel_that_fails(sync: bool, direct, driver: Driver, world: Group, mon
     """On one rank: that one is told why, the others that it did not come; other groups go on."""
     group = direct(seconds=2)
 
-    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    inside.stage_no_reductions(monkeypatch)
     if world.rank == 0:
         monkeypatch.setattr(device_reductions, "combine", no_memory)
     tensor = mine(driver, world, FEW)
@@ -115,7 +115,7 @@ def test_kernel_that_fails(sync: bool, direct, driver: Driver, world: Group, mon
 def test_rank_that_does_not_come(direct, driver: Driver, world: Group, monkeypatch) -> None:
     if world.size < 2:
         return
-    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    inside.stage_no_reductions(monkeypatch)
     group = direct(seconds=1.5)
     tensor = mine(driver, world, FEW)
     if world.rank == 0:

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from fake_cuda import DeviceTensor, Driver, on_device
 from groups import only_up_to
+from placements import PLACEMENTS, group_placed
 from sampling import count, dice
 
 import torchmpi_plugin
-from torchmpi_plugin.group import device_reductions
+from torchmpi_plugin.diagnosis import comparison
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -199,7 +200,7 @@ CALLS = count("disagreements: calls", 600, 40)
 
 def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:
     group = new_group(None, timeout=timedelta(seconds=20))
-    if not group.communicator.shares_memory:
+    if not group.communicator.choice.own:
         pytest.skip("not over shared memory")
     try_random_calls(group, channel, "disagreements", on_device=False)
 
@@ -208,7 +209,7 @@ def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:
 def test_every_difference_where_mpi_gets_cuda_tensors(new_group, channel, driver: Driver, monkeypatch) -> None:
     group = new_group(None, timeout=timedelta(seconds=20))
     inside.let_mpi_reach_devices([group])
-    monkeypatch.setattr(device_reductions, "smallest_bytes", 1)
+    inside.stage_no_reductions(monkeypatch)
     with driver.on_stream(kernel_us=50):
         try_random_calls(group, channel, "disagreements on devices", on_device=True)
 
@@ -230,6 +231,56 @@ def try_random_calls(group: dist.ProcessGroup, channel: Any, name: str, on_devic
         problems = channel.allgather(problem)
         assert not any(problems), f"call {number}: {list(zip(calls, is_async, problems, strict=True))}"
     assert differences > CALLS // 10  # of two ranks a third differ, or more
+
+
+def same_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[], Any]]:
+    """Calls of which only TORCH_DISTRIBUTED_DEBUG=DETAIL says who makes another, or who; by what it says."""
+    size, how = group.size(), {"group": group, "async_op": True}
+    one = torch.ones(1)
+    return {
+        r"broadcast of \(4,\) float32 with root 0; rank \d calls broadcast of \(4,\) int32 with root 0": lambda: (
+            dist.broadcast(torch.ones(4, dtype=torch.int32 if odd else torch.float32), group_src=0, **how)
+        ),
+        r"all_gather_into_tensor of \(\d,\) float32; rank \d calls all_gather of \(1,\) float32": lambda: (
+            dist.all_gather(blocks([1] * size, torch.float32), one, **how)
+            if odd
+            else dist.all_gather_into_tensor(torch.ones(size), one, **how)
+        ),
+        r"all_to_all of \(0,\) float32.*; rank \d calls all_to_all_single of \(0,\) float32": lambda: (
+            dist.all_to_all_single(torch.ones(0), torch.ones(0), **how)
+            if odd
+            else dist.all_to_all(blocks([0] * size, torch.float32), blocks([0] * size, torch.float32), **how)
+        ),
+        r"rank \d sends 8 bytes to rank 0, which expects 4": lambda: dist.gather(
+            torch.ones(2 if odd else 1), None if group.rank() else blocks([1] * size, torch.float32), group_dst=0, **how
+        ),
+    }
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_in_detail(placement: str, new_group, monkeypatch) -> None:
+    """Wherever the ranks are and whoever moves the data; without DETAIL bytes are bytes."""
+    group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
+    for pattern, call in same_bytes(group, odd=group.rank() == group.size() - 1).items():
+        inside.calls(group).compares = True
+        match = f"detected mismatch between collectives on ranks: .*{pattern}.*can be used again"
+        with pytest.raises(dist.DistBackendError, match=match):
+            call().wait()
+        inside.calls(group).compares = False
+        if "sends" not in pattern and not pattern.startswith("all_gather"):
+            call().wait()
+
+
+def test_in_detail_where_a_rank_says_nothing(new_group, monkeypatch) -> None:
+    """The words are those of any group then."""
+    monkeypatch.setattr(comparison, "TELLING_SECONDS", 0.2)
+    group = new_group(None)
+    inside.calls(group).compares = True
+    if group.rank() == 0:
+        monkeypatch.setattr(group.checkin, "gather", lambda *_: [])
+    with pytest.raises(dist.DistBackendError, match=r"the ranks disagree: rank .* calls .*can be used again"):
+        dist.all_reduce(torch.ones(4 if group.rank() else 5), group=group)
+    dist.barrier(group)
 
 
 def blocks(counts: list[int], dtype: torch.dtype) -> list[torch.Tensor]:

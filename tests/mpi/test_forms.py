@@ -16,6 +16,7 @@ from method_calls import (
     AVG,
     FORMS,
     ONE,
+    REFUSED,
     SEVERAL,
     SUM,
     WRONG,
@@ -131,6 +132,12 @@ def test_wrong_arguments_send_nothing(case: str, gloo, group, world) -> None:
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == world.size
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_wrong_is_said(words: str, group, world) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{words}"):
+        REFUSED[words](group, world.size)
 
 
 @pytest.mark.mpi(min_size=2)

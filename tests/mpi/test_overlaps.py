@@ -18,7 +18,9 @@ import sampling
 import torch
 import torch.distributed as dist
 from groups import API_MODE
+from method_calls import options
 from placements import PLACEMENTS, group_placed
+from torch.distributed import distributed_c10d as c10d
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
@@ -150,32 +152,30 @@ def exchanged(every: list[Views], rank: int, root: int) -> Views:
 
 
 def several_reduced(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.allreduce(me.outputs, options("AllreduceOptions", asynchronous))
+    return group.allreduce(me.outputs, options(c10d.AllreduceOptions, asyncOp=asynchronous))
 
 
 def several_gathered(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
     half = len(me.outputs) // 2
     lists = [me.outputs[:half], me.outputs[half:]]
-    return group.allgather(lists, me.inputs, options("AllgatherOptions", asynchronous))
-
-
-def options(kind: str, asynchronous: bool) -> Any:
-    found = getattr(dist.distributed_c10d, kind)()
-    found.asyncOp = asynchronous
-    return found
+    return group.allgather(lists, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous))
 
 
 def coalesced_gather(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.all_gather_single_coalesced(me.outputs, me.inputs, options("AllgatherOptions", asynchronous))
+    return group.all_gather_single_coalesced(
+        me.outputs, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous)
+    )
 
 
 def coalesced_lists(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
     lists = [me.outputs[at : at + 2] for at in range(0, len(me.outputs), 2)]
-    return group.allgather_coalesced(lists, me.inputs, options("AllgatherOptions", asynchronous))
+    return group.allgather_coalesced(lists, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous))
 
 
 def coalesced_scatter(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.reduce_scatter_single_coalesced(me.outputs, me.inputs, options("ReduceScatterOptions", asynchronous))
+    return group.reduce_scatter_single_coalesced(
+        me.outputs, me.inputs, options(c10d.ReduceScatterOptions, asyncOp=asynchronous)
+    )
 
 
 def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -62,7 +62,3 @@ def test_reconfiguration_is_refused(group) -> None:
 
     with pytest.raises(NotImplementedError, match="enable_reconfigure=True"):
         dist.Backend._plugins["MPIPLUS"].creator_fn(Asked(), None)
-
-
-def test_only_what_can_split_says_so(group) -> None:
-    assert group._get_backend(CPU).supports_splitting is torch_internals.has_python_backends()

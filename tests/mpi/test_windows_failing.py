@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import timedelta
 
 import inside
@@ -170,18 +169,3 @@ def test_an_aborted_group(new_group) -> None:
         waiting.wait()
     with pytest.raises(DistBackendError, match="aborted"):
         window.signal(group.rank(), False)
-
-
-def test_a_forked_child(group) -> None:
-    window = group.new_window(torch.zeros(1))
-    child = os.fork()
-    if child == 0:
-        refused = 0
-        for call in (lambda: window.signal(0, False), group.new_window, window.tensor_deregister):
-            try:
-                call()
-            except RuntimeError as error:
-                refused += "forked" in str(error)
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    window.tensor_deregister()

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from cases import Case
 from expected import makes_sense
 from message_model import draw_complete
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION
+from operation_table import MOVEMENT, OPERATIONS, REDUCTION, of_kind
 from sampling import FULL, is_in_share
 from sampling import number as drawn
-from started import Failures, Operation, complete, run_case
+from started import Failures, Operation, in_flight
 from torch.distributed import DistBackendError
 from windows import KINDS, memory
 
@@ -90,21 +90,8 @@ def fits(operation: Operation, dtype: torch.dtype, shape: tuple[int, ...]) -> bo
     return operation.kind != REDUCTION or makes_sense(dtype, "SUM")
 
 
-def in_flight(group: groups.Group, failures: Failures, kind: type[Case] = Case) -> None:
-    """All asynchronous operations begun before the first is waited for, the last one first."""
-    wanted = [
-        operation
-        for operation in OPERATIONS
-        if "wait" in operation.modes and operation.kind in (MOVEMENT, REDUCTION) and operation.min_size <= group.size
-        if operation.name != "irecv_any_source"  # it could take another operation's message
-        if kind is Case or not operation.shapes  # sparse tensors
-    ]
-    case = kind(group, torch.float32, (3001,), mode="wait")
-    begun = [(operation, operation.start(case)) for operation in wanted]
-    for operation, started in reversed(begun):
-        complete(started, "wait")
-        already = Operation(operation.name, lambda _, s=started: s, operation.kind)
-        failures.found += [f"in flight, {operation}: {text}" for text in run_case(already, case)]
+def flying(kind: type[Case], group: groups.Group) -> Case:
+    return kind(group, torch.float32, (3001,), mode="wait")
 
 
 def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
@@ -120,7 +107,7 @@ def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
             inside.let_mpi_reach_devices([group.process_group], direct)
             for mode in operation.modes if group.size >= operation.min_size else ():
                 failures.run(operation, fake_cuda.DeviceCase(group, torch.float32, shape, mode=mode))
-        in_flight(all_groups["world"], failures, fake_cuda.DeviceCase)
+        failures.found += in_flight(wanted, flying(fake_cuda.DeviceCase, all_groups["world"]))
         failures.found += driver.violations()
 
 
@@ -298,8 +285,8 @@ def main() -> int:
     failures = Share()
     all_groups = groups.make_groups(timedelta(seconds=120))
     table(all_groups, failures)
-    in_flight(all_groups["world"], failures)
-    in_flight(all_groups["reversed"], failures)
+    for family in ("world", "reversed"):
+        failures.found += in_flight(of_kind(MOVEMENT, REDUCTION), flying(Case, all_groups[family]))
     on_device(all_groups, failures)
     threads([dist.new_group(None) for _ in range(2)], failures)
     dropped()

@@ -27,7 +27,7 @@ enum { MAX_RANKS = 8, USERS = 2, SLOTS = 4, SLOT_BYTES = 4096, MOST = 5000, SECO
 /* clang-format off */
 #define SHIM_FUNCTIONS(X) \
     X(mpp_engine_start) X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) \
-    X(mpp_group_attach) X(mpp_group_abort) X(mpp_group_close) X(mpp_group_release) X(mpp_segment_size) \
+    X(mpp_group_attach) X(mpp_group_limit) X(mpp_group_abort) X(mpp_group_close) X(mpp_group_release) X(mpp_segment_size) \
     X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
     X(mpp_state_of) X(mpp_notify_on_completion) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
 /* clang-format on */
@@ -273,6 +273,7 @@ static user *new_user(int rank, int index, void *segment) {
     u->own = 1000u + (unsigned)(rank * USERS + index);
     u->group = s->mpp_group_new(0, rank, size, 1000, 1000, 1);
     if (s->mpp_group_attach(u->group, (uintptr_t)segment, SLOTS, SLOT_BYTES, NULL, 0)) abort();
+    if (size > 2) s->mpp_group_limit(u->group, MPP_ONE_PHASE, 2 * SLOT_BYTES);
     return u;
 }
 
@@ -292,7 +293,7 @@ int main(int argc, char **argv) {
         memset(segments[i], 0, length);
     }
     for (int r = 0; r < size; r++) {
-        if (shims[r].mpp_engine_start(1)) abort();
+        if (shims[r].mpp_engine_start()) abort();
         pthread_create(&consumers[r], NULL, consume, &shims[r]);
         for (int i = 0; i < USERS; i++) users[r * USERS + i] = new_user(r, i, segments[i]);
     }

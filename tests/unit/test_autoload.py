@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from patience import patient
 from sampling import share
+
+import torchmpi_plugin
 
 SECONDS = patient(100)
 OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -135,3 +139,22 @@ def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
     assert done.stderr.count("this one is meant") == 1
     assert "UserWarning: torchmpi-plugin could not register" in done.stderr
     assert re.search(r"torchmpi-plugin \d\S* does not fit torch \d", done.stderr), "both versions, and what to do"
+
+
+def test_a_checkout_beside_the_script_that_was_not_compiled(tmp_path: Path) -> None:
+    """It is no misfit of torch's. Python looks for packages where the script lies, wherever it is called."""
+    package = Path(torchmpi_plugin.__file__).parent
+    shutil.copytree(package, tmp_path / "torchmpi_plugin", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"  # the finder of an editable installation finds the compiled part, wherever the package came from
+        "sys.meta_path = [finder for finder in sys.meta_path if 'Editable' not in str(finder)]\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('mpiplus')\n"
+    )
+    unmeasured = {**os.environ, "MPIPLUS_TEST_COVERAGE": ""}  # the lines of a copy are not the package's
+    command = [sys.executable, str(script)]
+    told = subprocess.run(command, check=False, capture_output=True, env=unmeasured, text=True, timeout=SECONDS)
+    assert told.returncode == 1
+    assert f"imported from {tmp_path / 'torchmpi_plugin'}, where it has not been compiled. Start" in told.stderr
+    assert "does not fit" not in told.stderr

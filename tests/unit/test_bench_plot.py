@@ -15,15 +15,16 @@ from matplotlib.figure import Figure
 from torchmpi_plugin.cli.bench import plot
 from torchmpi_plugin.cli.bench.measure import Turns
 from torchmpi_plugin.cli.bench.report import Report
-from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Link, Row
+from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Bus, Link, Row
 from torchmpi_plugin.cli.bench.training.results import Row as TrainingRow
 from torchmpi_plugin.cli.bench.training.results import Trained
 
 LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.0, size=1 << 24, exchange_us=16777.216)
+BUS = Bus(size=1 << 24, latency_us=15.0, to_device_us=600.0, from_device_us=600.0, exchange_us=900.0)
 SIZES = (8, 65536, 4194304)
 
 
-def report(link: Link | None = LINK) -> Report:
+def report(link: Link | None = LINK, bus: Bus | None = None) -> Report:
     """Two operations and a barrier, each contestant with times of its own."""
     rows = [
         Row(name, "float32", size, 2, {RAW: 1.0 + size / 900, "mpiplus": 5.0 + size / 1000, FRONT_END: 3.0}, {}, {})
@@ -32,7 +33,7 @@ def report(link: Link | None = LINK) -> Report:
     ]
     refused = Row("all_reduce", "bfloat16", 8, 2, {"mpiplus": 5.0}, {}, {RAW: "no datatype"})
     barrier = Row("barrier", "", 0, 2, {"mpiplus": 5.0}, {}, {})
-    return Report({"ranks": 2, "nodes": 2}, {}, (RAW, "mpiplus", FRONT_END), [*rows, refused, barrier], [], link)
+    return Report({"ranks": 2, "nodes": 2}, {}, (RAW, "mpiplus", FRONT_END), [*rows, refused, barrier], [], link, bus)
 
 
 def colours(picture: bytes) -> int:
@@ -63,14 +64,15 @@ def figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Figure:
     """What is drawn, not yet pixels."""
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    plot.draw(report(), tmp_path / "out.png")
+    plot.draw(report(bus=BUS), tmp_path / "out.png")
     return drawn[0]
 
 
 def test_each_operation_has_a_line_for_each_contestant(figure: Figure) -> None:
     latency, bandwidth = figure.axes[:2]
     assert latency.get_title(loc="left") == "all_reduce float32"
-    assert [line.get_label() for line in latency.lines] == [RAW, "mpiplus", FRONT_END, "plain messages"]
+    assert [line.get_label() for line in latency.lines] == [RAW, "mpiplus", FRONT_END, "plain messages", "bus"]
+    assert [next(iter(axes.lines[-1].get_ydata())) for axes in (latency, bandwidth)] == [BUS.latency_us, BUS.gb_per_s]
     assert list(latency.lines[1].get_xdata()) == list(SIZES)
     assert list(latency.lines[1].get_ydata()) == [5.0 + size / 1000 for size in SIZES]
     assert list(bandwidth.lines[1].get_ydata()) == [size / (5.0 + size / 1000) / 1000 for size in SIZES]

@@ -14,21 +14,21 @@ from torchmpi_plugin import cli
 from torchmpi_plugin.cli.bench import measure
 from torchmpi_plugin.cli.bench.files import Files
 from torchmpi_plugin.cli.bench.measure import calls_per_block
-from torchmpi_plugin.cli.bench.report import format_us, table_cells, table_header
+from torchmpi_plugin.cli.bench.report import format_us, in_words, table_cells, table_header
 from torchmpi_plugin.cli.bench.results import (
     FRONT_END,
     NONBLOCKING,
     RAW,
     SMALL,
-    Link,
+    Bus,
     Row,
     bus_factor,
     comparisons,
 )
 from torchmpi_plugin.cli.bench.sizes import fit_size, parse_size
 
+BUS = Bus(size=16 * 1024**2, latency_us=12.34, to_device_us=1000.0, from_device_us=2000.0, exchange_us=4000.0)
 ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)
-LINK = Link(ranks=(0, 1), hosts=("node1", "node2"), latency_us=12.34, size=16 * 1024**2, exchange_us=16777.216)
 
 
 class OneRank:
@@ -36,6 +36,9 @@ class OneRank:
 
     def synchronise(self) -> None:
         """Wait for nobody."""
+
+    def settle(self) -> None:
+        """There is no device."""
 
     def slowest(self, seconds: float) -> float:
         """Return the only time there is."""
@@ -90,6 +93,14 @@ def test_a_size_grows_to_whole_elements_for_every_rank() -> None:
 def test_a_block_lasts_about_as_long_as_asked(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
     clock = Clock(monkeypatch)
     assert calls_per_block(clock.work(seconds), block_seconds=0.01, ranks=OneRank()) == calls
+
+
+def test_what_a_device_still_has_to_do_is_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that has only begun something takes no time; waiting for the device does."""
+    clock = Clock(monkeypatch)
+    ranks = OneRank()
+    monkeypatch.setattr(ranks, "settle", clock.work(0.01), raising=False)
+    assert calls_per_block(lambda: None, block_seconds=0.04, ranks=ranks) == 4
 
 
 def test_the_first_backend_is_compared_with_raw_and_the_others_with_it() -> None:
@@ -147,6 +158,14 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(operation: str, factor: float |
     assert bus_factor(operation, 1) is None
 
 
+def test_the_bus_in_words() -> None:
+    assert in_words(BUS) == (
+        "the bus, all ranks at once: 12.3 us for 8 B; 16.78 GB/s to the device, 8.39 from it, 4.19 GB/s each way "
+        "at once (16 MiB)"
+    )
+    assert BUS.to_json()["gb_per_s"] == BUS.gb_per_s
+
+
 @pytest.mark.parametrize(
     ("us", "text"), [(None, "-"), (1.234, "1.23"), (-1.2, "-1.20"), (12.34, "12.3"), (9876.5, "9,876")]
 )
@@ -195,10 +214,10 @@ def test_options_that_do_not_go_together(options: list[str], reason: str) -> Non
     assert reason in " ".join(result.output.split())
 
 
-def test_one_host_has_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_a_host_have_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(None, None, tmp_path / "tuning.json")
-    assert "all ranks are on one" in files.why_not(["a", "a"])
-    assert files.why_not(["a", "b"]) == ""
+    assert "or of three and more ranks on one" in files.why_not(["a", "a"])
+    assert files.why_not(["a", "b"]) == files.why_not(["a", "a", "a"]) == ""
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     assert "MPIPLUS_COLLECTIVES=mpi-only forbids" in files.why_not(["a", "b"])
 

@@ -146,10 +146,11 @@ def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[s
 
 
 def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    group = {"path": "shared memory", "nodes": [cost(GIB), cost(GIB, later=3 << 20)]}
+    group = {"path": "shared memory", "nodes": [cost(GIB), cost(GIB, later=3 << 20)], "selection": {"scan": "by MPI"}}
     found = facts(size=2, started_by="mpirun", variables={}, group=group)
     assert "group" not in told(found)  # there is room for it
     report.show({**found, "problems": []})
     text = " ".join(capsys.readouterr().out.split())
     assert "h1: 16 MiB of /dev/shm (1,024 MiB free); 50 KiB for each rank h1:" in text
     assert "50 KiB for each rank, and 3,072 KiB more from the first long collective on" in text
+    assert "scan: by MPI" in text

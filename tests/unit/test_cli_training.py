@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmpi_plugin.cli.bench.device import Device
 from torchmpi_plugin.cli.bench.measure import Turns, Usage, take_turns
-from torchmpi_plugin.cli.bench.training.models import Transformer, TransformerStage
+from torchmpi_plugin.cli.bench.training.models import TASKS, Task, Transformer
 from torchmpi_plugin.cli.bench.training.results import Trained, what_is_wrong
-from torchmpi_plugin.cli.bench.training.ways import WAYS, left_out
+from torchmpi_plugin.cli.bench.training.ways import WAYS, Place, left_out
 
 FALLING = [2.0, 1.8, 1.5]
 NO_DRIFT = {"mpiplus": 0.0, "gloo": 0.0}
@@ -76,6 +80,8 @@ class TwoRanks:
     def synchronise(self) -> None:
         pass
 
+    settle = synchronise
+
     def slowest(self, seconds: float) -> float:
         return seconds
 
@@ -113,8 +119,26 @@ def test_stages_of_a_pipeline_are_the_whole_network() -> None:
     for stages in (1, 2, 3, 4):
         inner = text
         for stage in range(stages):
-            inner = TransformerStage(whole, stage, stages)(inner)
+            inner = copy.deepcopy(whole).keep_stage(stage, stages)(inner)
         torch.testing.assert_close(inner, whole(text))
+
+
+class NothingElsewhere(TorchDispatchMode):
+    """Refuses all that makes tensors in host memory."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        assert not any(isinstance(one, torch.Tensor) and one.is_cpu for one in pytree.tree_leaves(made)), func
+        return made
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_networks_and_batches_are_on_the_device(task: Task) -> None:
+    place = Place(task, torch.float32, None, None, device=Device(torch.device("meta")))
+    network, (data, targets) = place.network(), place.batch(2, 0)
+    with NothingElsewhere():
+        torch.nn.functional.cross_entropy(network(data), targets).backward()
+    assert all(parameter.grad.is_meta for parameter in network.parameters())
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ from reduce_kernels import (
 
 from torchmpi_plugin.group import device_reductions
 
-ENOUGH = 1 << 30
-
 
 def torch_dtype(name: str) -> torch.dtype:
     if name in INTEGERS:
@@ -33,7 +31,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def suits(dtype: str, op: str, has_premul: int = 0) -> bool:
     tensor = SimpleNamespace(is_cpu=False, dtype=torch_dtype(dtype))
     how = SimpleNamespace(op=OPS.index(op), has_premul=has_premul)
-    return device_reductions.suits(tensor, ENOUGH, how)
+    return device_reductions.suits(tensor, 65, how, 64)
 
 
 @pytest.mark.parametrize("dtype,op", [case for case in CASES if suits(*case)])
@@ -62,7 +60,6 @@ def test_what_is_staged() -> None:
     assert all(suits(dtype, "SUM") for dtype in ("BOOL", "U8", "I64", "BF16", "F16", "F64", "CFLOAT", "CDOUBLE"))
     how = SimpleNamespace(op=0, has_premul=0)
     on_device = SimpleNamespace(is_cpu=False, dtype=torch.float32)
-    smallest = device_reductions.smallest_bytes
-    assert device_reductions.suits(on_device, smallest, how)
-    assert not device_reductions.suits(on_device, smallest - 1, how)
-    assert not device_reductions.suits(torch.zeros(2), ENOUGH, how)
+    assert not device_reductions.suits(on_device, 64, how, 64)
+    assert not device_reductions.suits(on_device, 1 << 40, how, None)
+    assert not device_reductions.suits(torch.zeros(2), 65, how, 64)

@@ -18,21 +18,45 @@ def shim(request):
     return importlib.import_module(f"torchmpi_plugin.{request.param}")
 
 
+class Clocks:
+    """The clocks of a process, which only the test moves; each says how often it was asked."""
+
+    NAMES = ("now", "process", "background", "idle")
+    tells_idle = True
+
+    def __init__(self, shim, mode: int, share: float = 1.0) -> None:
+        self.lib, self.ffi = shim.lib, shim.ffi
+        self.values = dict.fromkeys(self.NAMES, 1_000_000_000)
+        self.asked = dict.fromkeys(self.NAMES, 0)
+        self._callbacks = {name: shim.ffi.callback("int64_t(void)", partial(self._ask, name)) for name in self.NAMES}
+        self._clocks = shim.ffi.new("mpp_inline_clocks *", self._callbacks)
+        self._rule = shim.ffi.new("mpp_inline_rule *", {"mode": mode, "load": {"share": share}})
+        self.group = shim.ffi.new("mpp_inline *")
+
+    def _ask(self, name: str) -> int:
+        self.asked[name] += 1
+        return self.values[name] if name != "idle" or self.tells_idle else -1
+
+    def pass_by(self, windows: float, **cores: float) -> None:
+        """Let windows of time pass, with so many cores used by the whole process, by its background, and by nobody."""
+        for name, part in {"now": 1.0, **cores}.items():
+            self.values[name] += int(part * windows * WINDOW)
+
+    def call(self) -> bool:
+        return bool(self.lib.mpp_inline_ns(self._rule, self.group, MIB, self._clocks))
+
+
 class Node:
     """A rank's view of its node: it computes on some cores for a while, and so do others."""
 
     def __init__(self, shim, share: float, cores: int) -> None:
-        self.lib, self.cores = shim.lib, cores
-        self.load = shim.ffi.new("mpp_core_load *", {"share": share})
-        self.now = self.used = self.idle = 1_000_000_000
+        self.cores, self.clocks = cores, Clocks(shim, shim.lib.MPP_INLINE_AUTO, share)
 
     def passes(self, own: float, others: float = 0.0, windows: float = 1.0, tells_idle: bool = True) -> bool:
         """Some windows of time pass, with so many cores in use; whether none is left for the background."""
-        ns = int(WINDOW * windows)
-        self.now += ns
-        self.used += int(own * ns)
-        self.idle += int(max(0.0, self.cores - own - others) * ns)
-        return bool(self.lib.mpp_cores_are_taken(self.load, self.now, self.used, self.idle if tells_idle else -1))
+        self.clocks.pass_by(windows, process=own, idle=max(0.0, self.cores - own - others))
+        self.clocks.tells_idle = tells_idle
+        return self.clocks.call()
 
 
 @pytest.mark.parametrize(
@@ -85,33 +109,6 @@ def test_a_call_never_holds_up_a_signal_for_long(shim) -> None:
     group = shim.ffi.new("mpp_inline *")
     limits = [shim.lib.mpp_inline_try(group, size) for size in (31 * MIB, 1 << 30, 1 << 50, (1 << 64) - 1)]
     assert limits == [1_000_000 + 3 * 31 * MIB // 2, *[SLICE_NS] * 3]
-
-
-class Clocks:
-    """The clocks of a process, which only the test moves; each says how often it was asked."""
-
-    NAMES = ("now", "process", "background", "idle")
-
-    def __init__(self, shim, mode: int, share: float = 1.0) -> None:
-        self.lib, self.ffi = shim.lib, shim.ffi
-        self.values = dict.fromkeys(self.NAMES, 1_000_000_000)
-        self.asked = dict.fromkeys(self.NAMES, 0)
-        self._callbacks = {name: shim.ffi.callback("int64_t(void)", partial(self._ask, name)) for name in self.NAMES}
-        self._clocks = shim.ffi.new("mpp_inline_clocks *", self._callbacks)
-        self._rule = shim.ffi.new("mpp_inline_rule *", {"mode": mode, "load": {"share": share}})
-        self.group = shim.ffi.new("mpp_inline *")
-
-    def _ask(self, name: str) -> int:
-        self.asked[name] += 1
-        return self.values[name]
-
-    def pass_by(self, windows: float, **cores: float) -> None:
-        """Let windows of time pass, with so many cores used by the whole process, by its background, and by nobody."""
-        for name, part in {"now": 1.0, **cores}.items():
-            self.values[name] += int(part * windows * WINDOW)
-
-    def call(self) -> bool:
-        return bool(self.lib.mpp_inline_ns(self._rule, self.group, MIB, self._clocks))
 
 
 @pytest.mark.parametrize(("mode", "polls"), [("NEVER", False), ("ALWAYS", True)])

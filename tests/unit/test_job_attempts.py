@@ -12,8 +12,9 @@ import pytest
 from torchmpi_plugin.jobs import attempts
 from torchmpi_plugin.jobs.attempts import Attempts, Restarts, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
-from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes, allocated_nodes
+from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes
 from torchmpi_plugin.jobs.spec import JobSpec
+from torchmpi_plugin.launchers.batch import allocated_nodes
 
 SPEC = JobSpec(["true"], nproc=2)
 

@@ -17,7 +17,7 @@ from torchmpi_plugin.jobs.job import run_job
 from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
-MPIRUN = Path(__file__).parent / "scripts" / "attacked_mpirun.py"
+MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"
 RANKS = 2
 DESCRIPTORS = 40
 MEMORY_GROWTH = 64 << 20

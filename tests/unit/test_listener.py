@@ -32,7 +32,7 @@ class Desk:
         self.thread.start()
         assert self.opened.wait(20)
 
-    def welcome(self, connection: socket.socket) -> None:
+    async def welcome(self, connection: socket.socket) -> None:
         self.welcomed.append(connection)  # first: who has been told may look
         connection.sendall(b"welcome")
 

@@ -21,7 +21,7 @@ FORBIDDEN = {
     r"[Rr]ooms": "layers",
     r"[Rr]escued?": "adopt_orphan",
     r"[Pp]arcels?": "message",
-    r"[Ss]pokesman": "NodeAnswers",
+    r"[Ss]pokesman": "Monitor",
     r"[Rr]eception": "Listener",
     r"[Cc]ulprits?|[Gg]uilty": "the first that failed",
     r"[Tt]rainees?": "Training",

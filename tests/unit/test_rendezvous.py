@@ -42,7 +42,7 @@ def test_the_store_has_room_for_all_ranks() -> None:
     ranks, few = 300, 200
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
-        server, _ = tcp_store._serve(tcp_store.Endpoint("", 0), ranks, timedelta(seconds=5), True)
+        server, _ = tcp_store._serve("", 0, ranks, timedelta(seconds=5), True)
         assert server is not None
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2 * ranks + few, before[1])
     finally:

@@ -20,7 +20,7 @@ WRONG = {
     "MPIPLUS_ASYNC_PROGRESS": ("thread", "Auto", "1"),
     "MPIPLUS_REPRODUCIBLE": ("yes", "2", "True"),
     "MPIPLUS_WIRE_DTYPE": ("bfloat16", "half"),
-    "MPIPLUS_TUNING": ("/", "."),
+    "MPIPLUS_TUNING": ("/", ".", "/dev/zero"),
     "MPIPLUS_TIMELINE": ("/dev/null",),
     "MPIPLUS_CUDA": ("on", "Staged", "0"),
     "MPIPLUS_EXIT_GRACE": ("nan", "inf", "-5", "5 s", "banana"),

@@ -32,6 +32,7 @@ def test_each_option_is_in_the_table() -> None:
     ("given", "stdout"), [("logs", "logs/attempt_{attempt}/{rank}/stdout.log"), ("a{b}", "a{{b}}/attempt_{attempt}/")]
 )
 def test_files_below_a_directory(given: str, stdout: str) -> None:
-    assert (files_of(given, None, "own").stdout or "").startswith(stdout)
-    assert files_of(given, None, "own").stderr == "own"
-    assert files_of(None, None, None) == (None, None, None)
+    files = files_of(given, None, "own")
+    assert (files["stdout"] or "").startswith(stdout)
+    assert files["stderr"] == "own"
+    assert set(files_of(None, None, None).values()) == {None}

@@ -9,18 +9,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from ranks_in_one_process import ASYNC, Ranks
 
 from torchmpi_plugin.cli.bench import tune
 from torchmpi_plugin.cli.bench.results import Row
 from torchmpi_plugin.communicator import tuning
+from torchmpi_plugin.communicator.choice import Choice, choose
 from torchmpi_plugin.communicator.tuning import Tuning
 
 ROWS = [
     {"operation": "all_reduce", "dtype": "float32", "bytes": 8, "own": 10.0, "mpi": 20.0},
     {"operation": "broadcast", "dtype": "float32", "bytes": 8, "own": 10.0, "mpi": 12.0},
 ]
-LIMITS = {"all_reduce": 65536, "broadcast": None, "all_gather_into_tensor": 0}
+LIMITS = {"all_reduce": 65536, "broadcast": None, "all_gather_into_tensor": 0, "cuda_reductions": 8, "phases": 0}
 GOOD = Tuning(LIMITS, 2, [3, 1], "Open MPI", "5.0.11", 1.25, ROWS)
 
 
@@ -40,20 +43,60 @@ def altered(path: Path, **fields: Any) -> Path:
 def test_what_is_written_is_read(path: Path) -> None:
     assert tuning.read(path) == GOOD
     assert path.read_text().count("\n    {") == len(ROWS)  # one line each
-    assert tuning.read(altered(path, own_up_to={})) == dataclasses.replace(GOOD, own_up_to={})
+    assert tuning.read(altered(path, limits={})) == dataclasses.replace(GOOD, limits={})
 
 
 def test_a_group_of_that_shape_follows_it(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert tuning.own_up_to(str(path), 2, "Open MPI") == {"all_reduce": 65536, "all_gather_into_tensor": 0}
+    followed = {row: limit for row, limit in LIMITS.items() if row != "phases"}  # which are of one node
+    assert tuning.limits(str(path), 2, "Open MPI") == followed
+    assert choose("auto", 2, followed).table(2, 4) == {
+        "all_reduce": "own up to 65,536 B, then mpi (between nodes)",
+        "broadcast": "own (between nodes)",
+        "all_gather_into_tensor": "own up to 0 B, then mpi (between nodes)",
+        "reduce_scatter_tensor": "own (between nodes)",
+        "cuda_reductions": "staged up to 8 B, then on_device (of CUDA tensors that MPI gets)",
+    }
+    altered(path, hosts=1)
+    assert tuning.limits(str(path), 1, "Open MPI") == {"cuda_reductions": 8, "phases": 0}
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("hosts", "mpi"), [(3, "Open MPI"), (2, "MPICH"), (1, "Open MPI")])
+@pytest.mark.parametrize(("limit", "phases"), [(400, 1), (399, 2), (0, 2), (None, 1)])
+def test_phases(shim_of_all_ranks: Any, limit: int | None, phases: int) -> None:
+    """In one phase the last rank to call has all that it needs; in two the others have parts to reduce first."""
+    ranks = Ranks(shim_of_all_ranks, 3, 4, 4096)
+    mine, total, how = np.ones(100, np.float32), np.zeros((3, 100), np.float32), ranks.reduction("F32")
+    for group in ranks.groups:
+        Choice(True, limits={"phases": limit}).tell(ranks.lib, group, ranks.size)
+    ops = [
+        ranks.lib.mpp_allreduce(group, mine.ctypes.data, out.ctypes.data, 100, how, 0, ASYNC)
+        for group, out in zip(ranks.groups, total, strict=True)
+    ]
+    assert (ops[-1] == 0) == (phases == 1)
+    ranks.finish(ops)
+    ranks.release(ops)
+    assert (total == 3).all()
+    ranks.close()
+
+
+def test_a_file_of_the_version_before(path: Path) -> None:
+    old = json.loads(path.read_text()) | {"version": 2, "own_up_to": {"all_reduce": 8}}
+    del old["limits"]
+    path.write_text(json.dumps(old))
+    assert tuning.read(path) == dataclasses.replace(GOOD, limits={"all_reduce": 8})
+
+
+def test_groups_on_one_node_of_a_larger_job_are_not_warned(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert tuning.limits(str(path), 1, "Open MPI") is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("hosts", "mpi"), [(3, "Open MPI"), (2, "MPICH")])
 def test_another_group_is_told_once_and_does_not(
     path: Path, caplog: pytest.LogCaptureFixture, hosts: int, mpi: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
-        assert [tuning.own_up_to(str(path), hosts, mpi) for _ in range(2)] == [None, None]
+        assert [tuning.limits(str(path), hosts, mpi) for _ in range(2)] == [None, None]
     (record,) = caplog.records
     assert record.getMessage() == (
         f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 nodes under Open MPI, and says nothing of a group on "
@@ -74,21 +117,21 @@ def test_garbage(path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"version": 1}, "is of version 1, and this mpiplus reads 2"),
+        ({"version": 1}, "is of version 1, and this mpiplus reads 3"),
         ({"version": None}, "is of version None"),
         ({"format": "else"}, "is no tuning file"),
-        ({"own_up_to": "auto"}, "has own_up_to 'auto'"),
-        ({"own_up_to": ["all_reduce"]}, "has own_up_to"),
-        ({"own_up_to": {"all_to_all": 8}}, "null, for all_reduce, broadcast"),
-        ({"own_up_to": {"all_reduce": -1}}, "has own_up_to"),
-        ({"own_up_to": {"all_reduce": 1 << 70}}, "has own_up_to"),
-        ({"own_up_to": {"all_reduce": True}}, "has own_up_to"),
-        ({"own_up_to": {"all_reduce": 8.0}}, "has own_up_to"),
-        ({"hosts": 1}, "has hosts 1"),
+        ({"limits": "auto"}, "has limits 'auto'"),
+        ({"limits": ["all_reduce"]}, "has limits"),
+        ({"limits": {"all_to_all": 8}}, "null, for all_reduce, broadcast"),
+        ({"limits": {"all_reduce": -1}}, "has limits"),
+        ({"limits": {"all_reduce": 1 << 70}}, "has limits"),
+        ({"limits": {"all_reduce": True}}, "has limits"),
+        ({"limits": {"all_reduce": 8.0}}, "has limits"),
+        ({"hosts": 0}, "has hosts 0"),
         ({"hosts": True}, "has hosts True"),
         ({"hosts": "2"}, "has hosts '2'"),
         ({"mpi": None}, "has mpi None"),
-        ({"host": 2}, "must have own_up_to, hosts, .* and nothing else"),
+        ({"host": 2}, "must have limits, hosts, .* and nothing else"),
     ],
 )
 def test_wrong_fields(path: Path, fields: dict[str, Any], reason: str) -> None:
@@ -116,7 +159,7 @@ def test_the_limit_of_an_operation(rows: list[Row], longest: int | None) -> None
     refused = Row("all_reduce", "bfloat16", 8, 2, {"own": 1.0}, {}, {"mpi": "no"})
     others = row(5, 1, 16, "broadcast")
     found = tune.choose([*rows, refused, others], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
-    assert found.own_up_to == {"all_reduce": longest, "broadcast": 0}
+    assert found.limits == {"all_reduce": longest, "broadcast": 0}
     assert (found.hosts, list(found.ranks_per_host), found.mpi, found.mpi_version) == (2, [2, 1], "MPICH", "5.0.2")
     assert len(found.medians_us) == len(rows) + 1
 
@@ -125,5 +168,16 @@ def test_the_ratio_and_the_words() -> None:
     found = tune.choose([row(1, 4), row(1000, 500, 4096), row(1, 1, 8, "broadcast")], ["a", "b"], ("MPICH", (5, 0, 2)))
     assert found.ratio == pytest.approx((0.25 * 2) ** (1 / 3), rel=1e-3)
     words = tune.in_words(found, Path("file.json"))
-    assert "all_reduce own up to 8 B, then MPI's; broadcast own." in words
+    assert "between nodes: all_reduce own up to 8 B, then mpi; broadcast own." in words
     assert "MPIPLUS_TUNING=" in words
+
+
+def test_phases_are_measured_on_one_node() -> None:
+    """16-bit floats are not widened there."""
+    ways = [
+        Row("all_reduce", dtype, size, 3, dict(zip(("one_phase", "two_phases"), us, strict=True)), {}, {})
+        for dtype, size, us in (("float32", 8, (1, 2)), ("bfloat16", 64, (1, 2)), ("float32", 4096, (9, 3)))
+    ]
+    found = tune.choose(ways, ["a"] * 3, ("MPICH", (5, 0, 2)))
+    assert (found.limits, found.hosts, len(found.medians_us)) == ({"phases": 64}, 1, 3)
+    assert "on a node: phases one_phase up to 64 B, then two_phases." in tune.in_words(found, Path("file.json"))

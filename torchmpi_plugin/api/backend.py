@@ -9,6 +9,7 @@ here hands over to it.
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +91,6 @@ class _Backend:
         return found
 
     def getBackendName(self) -> str:  # noqa: N802 - the names of the C++ virtual functions
-        """The backend's name."""
         return "mpiplus"
 
     name = getBackendName
@@ -112,7 +112,6 @@ class _Backend:
         self.group.setGroupName(name)
 
     def shutdown(self) -> None:
-        """The end of the group."""
         self.group.shutdown()
         _open.discard(self)
 
@@ -186,7 +185,7 @@ def attach(group: ProcessGroupMPI) -> None:
     group.attach, group.as_backend, group.run_hooks = attach, as_backend, _run_hooks
     group._show_to_modes = dispatcher.show_to_modes
     torch_internals.register_backend(group, group._device_types, backend_type()(group, owned=False))
-    if torch_internals.checks_for_nan():
+    if os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":  # torch attaches its check to new groups
         _run_hooks(group)
 
 

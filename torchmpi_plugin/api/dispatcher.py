@@ -79,9 +79,7 @@ class _Holder(dist.ProcessGroup):
             del self._handed.work
 
 
-@functools.cache
-def _holder() -> _Holder:
-    return _Holder()
+_holder = functools.cache(_Holder)
 
 
 # ---- from an operator to the method ----
@@ -231,16 +229,14 @@ class _Unknown(dist.ProcessGroup):
     """A group with torch's own methods, each of which calls an operator."""
 
 
-@functools.cache
-def _unknown() -> _Unknown:
-    return _Unknown(0, 1)  # type: ignore[call-arg]
+_unknown = functools.cache(_Unknown)
 
 
 def _operator_of(name: str, operands: tuple[Any, ...]) -> _Caught:
     """The operator by which torch's own group carries out a method: only C++ can make all of its arguments."""
     try:
         with _Catching():
-            getattr(dist.ProcessGroup, name)(_unknown(), *operands)
+            getattr(dist.ProcessGroup, name)(_unknown(0, 1), *operands)
     except _Caught as caught:
         return caught
     raise RuntimeError(f"torch {torch.__version__} calls no operator for {name}")

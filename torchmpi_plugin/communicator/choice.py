@@ -1,4 +1,4 @@
-"""A group's choice of collectives: mpiplus's own, those of the MPI library, or each where it is faster."""
+"""A group's choice of algorithms: the table of what is done in one of two ways, by its length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,49 @@ if TYPE_CHECKING:
 #: Long data goes to every other node directly. With more nodes than this the messages are too many; MPI's algorithms
 #: take fewer.
 MOST_NODES = 16
-#: Operations that can be either's, and the kinds of calls in c_src/shim.h that an operation stands for. What has no
-#: data, as a barrier, is always the comparison of calls alone, and the exchanges of blocks are always messages.
-KINDS = {
-    "all_reduce": ("MPP_ALL_REDUCE", "MPP_REDUCE"),
-    "broadcast": ("MPP_BROADCAST",),
-    "all_gather_into_tensor": ("MPP_ALL_GATHER",),
-    "reduce_scatter_tensor": ("MPP_REDUCE_SCATTER",),
+#: Where a row of the table counts: in which groups, or for which tensors.
+BETWEEN_NODES, ON_A_NODE = "between nodes", "on a node"
+CUDA, CUDA_ON_A_NODE = "of CUDA tensors that MPI gets", "of CUDA tensors on a node"
+_NO_LIMIT = (1 << 63) - 1
+
+
+class Row(NamedTuple):
+    """One line of the table of selection: up to a limit of bytes an operation goes one way, beyond it another."""
+
+    where: str
+    short: str  # the way of calls up to the limit
+    long: str  # the way of longer ones
+    operation: str  # that shows which is faster
+    limits: tuple[str, ...] = ()  # which limits that is in C (enum mpp_limit); none: it is Python's to choose
+    usual: int | None = None  # the limit where no file has another one; None: all calls go the first way
+    ranks: int = 2  # that a group has at least; smaller ones know only the first way
+
+    def counts(self, nodes: int) -> bool:
+        """Return whether it counts in a group on so many nodes."""
+        return self.where == CUDA or (self.where == BETWEEN_NODES) == (nodes > 1)
+
+    def describe(self, limit: int | None) -> str:
+        """Say which way calls go, with that limit."""
+        return f"{self.short} up to {limit:,} B, then {self.long}" if limit is not None else self.short
+
+
+def _between_nodes(operation: str, *limits: str) -> Row:
+    return Row(BETWEEN_NODES, "own", "mpi", operation, limits)
+
+
+#: What has no data, as a barrier, is always the comparison of calls alone, and the exchanges of blocks are always
+#: messages. Short reductions of CUDA tensors are staged: two rounds of messages and their kernels cost more than the
+#: copies. At 1 MiB they did on an H200, from 4 MiB on no longer. What is only moved goes from device to device on a
+#: node, where it would take more than one chunk of shared memory.
+SELECTION = {
+    "all_reduce": _between_nodes("all_reduce", "MPP_ALL_REDUCE", "MPP_REDUCE"),
+    "broadcast": _between_nodes("broadcast", "MPP_BROADCAST"),
+    "all_gather_into_tensor": _between_nodes("all_gather_into_tensor", "MPP_ALL_GATHER"),
+    "reduce_scatter_tensor": _between_nodes("reduce_scatter_tensor", "MPP_REDUCE_SCATTER"),
+    "phases": Row(ON_A_NODE, "one_phase", "two_phases", "all_reduce", ("MPP_ONE_PHASE",), 8 << 10, 3),
+    "cuda_copies": Row(CUDA_ON_A_NODE, "shared_memory", "between_devices", "broadcast", ("MPP_BUS",), 256 << 10),
+    "cuda_sums": Row(CUDA_ON_A_NODE, "shared_memory", "between_devices", "all_reduce", (), 1 << 20),
+    "cuda_reductions": Row(CUDA, "staged", "on_device", "all_reduce", (), 2 << 20),
 }
 
 
@@ -26,22 +62,33 @@ class Choice(NamedTuple):
 
     own: bool  # collectives of our own, at least for some calls
     only_short: bool = False  # of our own where the data is short enough to be sent with the comparison of the calls
-    own_up_to: Mapping[str, int] = {}  # by operation of KINDS, bytes: of the longest call that is our own
+    limits: Mapping[str, int | None] = {}  # by row of SELECTION, where they are not the usual ones
     longest_slot: int = 1 << 30  # bytes that a slot of shared memory has at most
 
     @property
     def own_for_all(self) -> bool:
         """No call is MPI's."""
-        return self.own and not self.only_short and not self.own_up_to
+        return self.own and not self.only_short and not self._of_mpi()
 
-    def tell(self, lib: Lib, group: int) -> None:
-        """Tell a C group, which has just been attached to its segment."""
+    def limit(self, row: str) -> int | None:
+        """The bytes of the longest call that goes the first of that row's ways; None: all do."""
+        return self.limits.get(row, SELECTION[row].usual)
+
+    def _of_mpi(self) -> dict[str, int]:
+        """By operation the limit beyond which it is MPI's."""
+        limits = {name: self.limit(name) for name, row in SELECTION.items() if row.where == BETWEEN_NODES}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def tell(self, lib: Lib, group: int, ranks: int) -> None:
+        """Tell a C group of so many ranks, which has just been attached to its segment."""
         for kind in () if self.own else range(lib.MPP_CALL_KINDS):
-            lib.mpp_group_own_up_to(group, kind, -1)
-        for operation in KINDS if self.only_short else self.own_up_to:
-            for kind in (getattr(lib, name) for name in KINDS[operation]):
-                longest = lib.mpp_group_piggybacks(group, kind) if self.only_short else self.own_up_to[operation]
-                lib.mpp_group_own_up_to(group, kind, longest)
+            lib.mpp_group_limit(group, kind, -1)
+        for name, row in SELECTION.items() if self.own else ():
+            longest = self.limit(name) if ranks >= row.ranks else None
+            for limit in (getattr(lib, each) for each in row.limits):
+                if self.only_short and row.where == BETWEEN_NODES:
+                    longest = lib.mpp_group_piggybacks(group, limit)
+                lib.mpp_group_limit(group, limit, _NO_LIMIT if longest is None else longest)
 
     def describe(self, nodes: int) -> str:
         """Describe the collectives of a group on so many nodes."""
@@ -50,22 +97,28 @@ class Choice(NamedTuple):
         own = "shared memory" + (", and messages of our own between nodes" if nodes > 1 else "")
         if self.only_short:
             return f"{own}; MPI's collectives for what is not short"
-        longest = ", ".join(f"{operation} over {limit:,} B" for operation, limit in self.own_up_to.items())
+        longest = ", ".join(f"{operation} over {limit:,} B" for operation, limit in self._of_mpi().items())
         return f"{own}; MPI's collectives for {longest}" if longest else own
+
+    def table(self, nodes: int, ranks: int) -> dict[str, str]:
+        """The rows of SELECTION in which a group of so many ranks on so many nodes has two ways, in words."""
+        rows = SELECTION.items() if self.own and not self.only_short else ()
+        counting = {name: row for name, row in rows if row.counts(nodes) and ranks >= row.ranks}
+        return {name: f"{row.describe(self.limit(name))} ({row.where})" for name, row in counting.items()}
 
 
 OWN = Choice(True)
 
 
-def choose(wanted: str, nodes: int, own_up_to: Mapping[str, int] | None = None) -> Choice:
+def choose(wanted: str, nodes: int, limits: Mapping[str, int | None] | None = None) -> Choice:
     """For a group on so many nodes.
 
     Args:
         wanted: by its rank 0: "own", "mpi" or "auto".
-        own_up_to: as a measurement has found, for "auto"; None: there is none.
+        limits: by row of SELECTION, as a measurement has found, for "auto"; None: there is none.
     """
     if wanted != "auto":
         return Choice(wanted == "own")
-    if own_up_to is not None:
-        return Choice(True, own_up_to=own_up_to)
+    if limits is not None:
+        return Choice(True, limits=limits)
     return Choice(True, only_short=nodes > MOST_NODES)

@@ -62,6 +62,7 @@ class Communicator:
         largest_tag: the largest tag a user may give.
         tags: those of its messages; it may share the communicator with other groups.
         may_be_sent_to: messages may come that nobody will take.
+        choice: which of its collectives are MPI's, and which ways the others go.
         freed: it is gone, but for the handle, which stays valid as long as this object.
     """
 
@@ -69,7 +70,7 @@ class Communicator:
     may_be_sent_to = False
     _crowded = False
     _told = False
-    _choice = Choice(False)
+    choice = Choice(False)
     _share: float | None = None
     freed = False
 
@@ -130,9 +131,9 @@ class Communicator:
     def _choose(self, first: Member, steps: Steps) -> Choice:
         """As rank 0 was asked, or as its file says."""
         wanted, found = first.config.collectives, None
-        if wanted == "auto" and first.tuning and self.node_count > 1:
+        if wanted == "auto" and first.tuning:
             is_first, vendor = self.comm.Get_rank() == 0, runtime.mpi().get_vendor()[0]
-            found = steps.take(lambda: tuning.own_up_to(first.tuning, self.node_count, vendor) if is_first else None)[0]
+            found = steps.take(lambda: tuning.limits(first.tuning, self.node_count, vendor) if is_first else None)[0]
         chosen = choose(wanted, self.node_count, found)
         return chosen._replace(longest_slot=SHORT_SLOT) if self.tags.shared else chosen
 
@@ -223,7 +224,7 @@ class Communicator:
         if self._segment is not None:
             memory = self._segment.address
             attach(self._lib, self._ffi, self.handle, memory, places, here, self.config.sums(self._lib), choice)
-            self._choice = choice
+            self.choice = choice
             if is_shared and choice.own and self.node_count == 1:
                 self._lib.mpp_group_widen(self.handle, self._segment.length)
 
@@ -238,26 +239,16 @@ class Communicator:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    @property
-    def shares_memory(self) -> bool:
-        """True if the group's collectives go over shared memory, or at least the short ones."""
-        return self._choice.own
-
-    @property
-    def has_own_collectives(self) -> bool:
-        """True if none of the group's collectives is MPI's."""
-        return self._choice.own_for_all
-
     def describe(self) -> str:
         """The group's shape and path in words."""
         ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} node(s)"
-        return f"{ranks}, {self._choice.describe(self.node_count)}"
+        return f"{ranks}, {self.choice.describe(self.node_count)}"
 
     @property
     def footprint(self) -> Footprint:
         """The memory that the group has taken; not while an operation is made."""
         segment = self._segment.length - self._lib.mpp_group_wide(self.handle) if self._segment else 0
-        return of_group(self._lib, self._ffi, self.handle, segment, self._choice)
+        return of_group(self._lib, self._ffi, self.handle, segment, self.choice)
 
     def free(self) -> bool:
         """Give everything back; False (and nothing freed) while an operation is unfinished.
@@ -270,8 +261,7 @@ class Communicator:
         if self.handle and self._lib.mpp_group_close(self.handle):
             return False
         self.freed = True
-        if self._segment is not None:
-            self._segment.close()
+        self._unmap()
         with runtime.exclusive():
             if not self.tags.shared and not self.may_be_sent_to and not self._has_unread_message():
                 self.comm.Free()

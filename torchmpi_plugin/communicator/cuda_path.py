@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,12 @@ class Path(NamedTuple):
 
     direct: bool
     why: str
+    ipc: bool = False  # as the user asked: ranks of a node may read each other's devices
+
+    @property
+    def name(self) -> str:
+        """As the variable ``MPIPLUS_CUDA`` has it."""
+        return "direct" if self.direct else "ipc" if self.ipc else "staged"
 
 
 current = Path(False, "no group has been made")
@@ -35,17 +43,25 @@ current = Path(False, "no group has been made")
 _kept: list[Any] = []
 
 
+def others() -> list[Path]:
+    """The paths beside :data:`current` that this world's CUDA tensors could take."""
+    why = "beside the other paths"
+    return [path for path in (Path(False, why, ipc=True), Path(False, why)) if path.name != current.name]
+
+
+@contextmanager
+def taking(path: Path) -> Iterator[None]:
+    """Groups that are made within take another path than the world; the same on all ranks."""
+    global current  # noqa: PLW0603
+    before, current = current, path
+    try:
+        yield
+    finally:
+        current = before
+
+
 def choose(steps: Steps, option: str | None, local_rank: int) -> None:
-    """Agree on the path. Every rank of the new world calls this.
-
-    Args:
-        steps: on the world's own communicator.
-        option: the user's ``Options(cuda=...)``.
-        local_rank: this process's place on its node.
-
-    Raises:
-        DistBackendError: not all ranks have come in time.
-    """
+    """Agree on the path: every rank of the new world calls this, with steps on its own communicator."""
     global current  # noqa: PLW0603
     wanted, place = cuda_aware.asked_for(option, os.environ)
     current = _first_refusal(steps.take(lambda: _own_choice(wanted, place)))
@@ -60,7 +76,7 @@ def choose(steps: Steps, option: str | None, local_rank: int) -> None:
 
 
 def _first_refusal(paths: list[Path]) -> Path:
-    refusals = [Path(False, f"rank {rank}: {path.why}") for rank, path in enumerate(paths) if not path.direct]
+    refusals = [path._replace(why=f"rank {rank}: {path.why}") for rank, path in enumerate(paths) if not path.direct]
     return refusals[0] if refusals else paths[0]
 
 
@@ -68,7 +84,7 @@ def _own_choice(wanted: str, place: str) -> Path:
     direct, why = cuda_aware.path(cuda_aware.support_of(runtime.mpi(), os.environ), wanted, place)
     if direct and not torch.cuda.is_available():  # asked last: it wakes the driver up
         return Path(False, "torch sees no CUDA device")
-    return Path(direct, why)
+    return Path(direct, why, wanted == "ipc")
 
 
 def _probe(comm: Any, device: torch.device) -> str:

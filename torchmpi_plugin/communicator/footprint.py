@@ -47,11 +47,9 @@ def attach(
     sums: int,
     choice: Choice = OWN,
 ) -> None:
-    """Give a C group the segment of its node, on which ``here`` of its ranks are.
+    """Give a C group the segment of its node, on which ``here`` of its ranks are, with ``GroupConfig.sums()``.
 
-    Args:
-        sums: ``GroupConfig.sums()``.
-        choice: which collectives go over it; the calls of others are compared there.
+    The calls of the collectives that do not go over it are compared there.
 
     Raises:
         MemoryError: there is no memory for what belongs to it.
@@ -60,7 +58,7 @@ def attach(
     node_of = ffi.new("int[]", numbers) if len(set(numbers)) > 1 else ffi.NULL
     if lib.mpp_group_attach(group, address, SLOTS, segment_size(lib, places, here, choice)[1], node_of, sums):
         raise MemoryError("no memory for a group")
-    choice.tell(lib, group)
+    choice.tell(lib, group, len(places))
 
 
 def of_group(lib: Lib, ffi: FFI, group: int, segment: int, choice: Choice = OWN) -> Footprint:

@@ -45,9 +45,7 @@ def create(
         base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
         store: the group's own prefix of torch's store.
         name: torch's name for the group; equal on all members.
-        rank, size: this process in the new group.
         ranks: its members in the world; empty: it is the world.
-        timeout: how long to wait for the other members.
         compares: whether this rank was asked to compare the calls.
         config: what else this rank was asked for. Those of rank 0 count.
         look: whether a member has ended and will never come; None where they meet for the first time.
@@ -75,7 +73,7 @@ def create(
         if rank == 0:  # all have read it, and wait for this rank in the first step
             first.forget("member")
         made = Communicator(comm, base, steps, compares, config, tags)
-        if tags.comm is not None and not made.has_own_collectives:  # those of MPI have no tags
+        if tags.comm is not None and not made.choice.own_for_all:  # those of MPI have no tags
             made.free()
             made = Communicator(steps.make(make), base, steps, compares, config)
         if tags.comm is None:

@@ -38,8 +38,7 @@ def comparing_slot(size: int, nodes: int) -> int:
 def segment_size(lib: Lib, places: Sequence[Place], here: int, choice: Choice = OWN) -> tuple[int, int]:
     """The bytes of the segment on a node with ``here`` of the ranks, and of a slot, which is the same on all nodes.
 
-    Args:
-        choice: whose collectives; where they are MPI's, it is for the comparison of calls only.
+    Where the collectives are MPI's, it is for the comparison of calls only.
     """
     most, nodes = max(place.local_size for place in places), len({place.node_rank for place in places})
     of_slot = min(slot_bytes(most, nodes), choice.longest_slot) if choice.own else comparing_slot(most, nodes)
@@ -52,23 +51,19 @@ class Segment:
     C maps it: Python's mmap keeps a descriptor of its own open as long as the memory.
 
     Args:
-        lib, ffi: the shim.
         descriptor: of the file; -1: memory of this process's own.
-        size: its length in bytes.
 
     Raises:
         OSError: it cannot be mapped.
     """
 
     def __init__(self, lib: Lib, ffi: FFI, descriptor: int, size: int) -> None:
-        self.length, self.is_shared = size, descriptor >= 0
-        self._lib = lib
+        self._lib, self.length = lib, size
         self.address = int(lib.mpp_map(descriptor, size))
         if not self.address:
             raise OSError(ffi.errno, os.strerror(ffi.errno))
 
     def close(self) -> None:
-        """Unmap; nothing may use the address any more."""
         self._lib.mpp_unmap(self.address, self.length)
 
 

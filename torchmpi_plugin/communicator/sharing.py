@@ -36,11 +36,7 @@ class Word(NamedTuple):
 
 
 class Shared:
-    """A communicator that groups share.
-
-    Args:
-        name: equal on all its ranks, and no other's.
-    """
+    """A communicator that groups share; its name is equal on all its ranks, and no other's."""
 
     def __init__(self, comm: Any, name: str) -> None:
         self.comm, self.name, self.places = comm, name, 1
@@ -105,7 +101,7 @@ class Kin:
 
     def add(self, made: Any, name: str) -> None:
         """A group has a communicator of its own; with a name for it others may come there."""
-        if name and made.has_own_collectives:
+        if name and made.choice.own_for_all:
             self.shared = self._all[name] = Shared(made.comm, name)
             return
         made.tags = PRIVATE

@@ -1,24 +1,27 @@
-"""TORCH_DISTRIBUTED_DEBUG=DETAIL: before a collective runs, all ranks compare what they are about to call.
+"""The calls of all ranks where these differ; TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
-The comparison is a collective itself, an all_gather of a record of fixed length, so that ranks that call
-different operations still meet in it. torch's own check of this kind wraps C++ groups only.
+C compares the calls of all ranks before it moves data (c_src/shm/signatures.c), in detail if the user asked for it.
+Where they differ the call fails on all ranks alike, and they tell each other over torch's store what they called.
+torch's own check of this kind wraps C++ groups only.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from ..engine.work import PendingWork, in_words
 from ..names import describe_ranks
 from ..operations import BY_NAME
+from ..store.checkin import CheckIn
 from ..tensors.dtypes import kind_of
 
-_TEXT_BYTES = 384
-#: At the end of the name of an operation that compares.
-COMPARING = " (comparing the calls)"
+#: How long who has failed waits for the others to say what they called. Seconds.
+TELLING_SECONDS = 5.0
 
 
 def wanted() -> bool:
@@ -38,85 +41,55 @@ def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
     return f"{operation}{count} {tensors[0].dtype}"
 
 
-class Call(NamedTuple):
-    """A call as C has read it.
+def who_calls_what(checkin: CheckIn, call: PendingWork) -> str:
+    """Meet the ranks whose calls have failed like this one, ``call``: all calls that differ, with the ranks.
 
-    Attributes:
-        group, operation: of which group, and its name.
-        start: the name of the function of C's that starts it; None: it is one of mpiplus's own.
-        peer: of a message; -1: any.
-        inputs, outputs: its tensors; None: what it reads is what it writes.
-        root: -1: none.
-        lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
-        elements: of its tensor, where there is one.
-        how: the address of the ``mpp_reduction``; 0: it reduces nothing.
-        keep: the memory that C was given, by group/operands.py.
+    Returns:
+        Nothing where some rank does not say within seconds what it called, or the store does not answer.
     """
-
-    group: Any
-    operation: str
-    start: str | None
-    peer: int | None
-    opts: Any
-    inputs: list[torch.Tensor] | None
-    outputs: list[torch.Tensor]
-    root: int
-    lengths: list[int]
-    elements: int
-    how: int
-    keep: Any
-
-    def signature(self, mixes_devices: bool) -> tuple[str, torch.Tensor]:
-        """One line, equal on ranks that agree; and that with the bytes to and from each rank, as bytes.
-
-        Args:
-            mixes_devices: host memory on one rank and a device's on another go together.
-        """
-        size, text = self.group.size(), self.operation
-        first, second, counts = self.lengths[:size], self.lengths[size:], [self.elements]
-        tensors = self.outputs if self.how or self.start == "exchange" else self.inputs or self.outputs
-        if self.how:
-            text += f" ({kind_of(self.opts.reduceOp).name})"
-        if self.start == "allgather_list":
-            first, second, counts = [self.elements * tensors[0].element_size()] * size, first, []
-        elif self.start == "exchange":
-            counts = []
-        elif first:
-            first, second, counts = [], [], first
-        if tensors and self.start:
-            even = len({*counts}) == 1
-            text += f" of {counts[0] if even else ', '.join(map(str, counts))}".rstrip()
-            text += f" x {len(counts)}" if even and len(counts) > 1 else ""
-            text += f" {str(tensors[0].dtype).removeprefix('torch.')}"
-            if not (tensors[0].is_cpu or mixes_devices or self.start == "exchange"):
-                text += f" on {tensors[0].device.type}"
-        text += "" if self.root < 0 else f" with root {self.root}"
-        head = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-        lengths = torch.tensor([*(first or [0] * size), *(second or [0] * size)], dtype=torch.int64, device="cpu")
-        return text, torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), lengths.view(torch.uint8)])
+    what, within = f"mismatch/{call.number}", timedelta(seconds=TELLING_SECONDS)
+    mine = json.dumps([_in_full(call), _lengths(call, checkin)])
+    nobody: list[str] = []
+    told = checkin.briefly(lambda: checkin.gather(what, mine, within, call.name), nobody, TELLING_SECONDS + 1)
+    said = [json.loads(each) for each in told]
+    texts, lengths = [text for text, _ in said], [of_rank for _, of_rank in said]
+    problems = [*_different_calls(texts), *(_different_lengths(lengths) if all(lengths) else ())]
+    return f"detected mismatch between collectives on ranks: {'; '.join(problems)}" if problems else ""
 
 
-def disagreement(everybody: torch.Tensor) -> str:
-    """Return how the records of all ranks, a row each, differ; nothing where they agree."""
-    texts = [bytes(row[:_TEXT_BYTES].tolist()).decode(errors="replace").strip() for row in everybody]
-    lengths = everybody[:, _TEXT_BYTES:].contiguous().view(torch.int64)
-    return _different_calls(texts) or _different_lengths(lengths)
-
-
-def _different_calls(texts: list[str]) -> str:
-    if len({*texts}) == 1:
-        return ""
+def _different_calls(texts: list[str]) -> list[str]:
     callers = {text: [rank for rank, other in enumerate(texts) if other == text] for text in dict.fromkeys(texts)}
-    return "; ".join(
-        f"{describe_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {text}" for text, ranks in callers.items()
-    )
+    calls = [f"{describe_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {t}" for t, ranks in callers.items()]
+    return calls if len(calls) > 1 else []
 
 
-def _different_lengths(lengths: torch.Tensor) -> str:
-    """``lengths[rank]`` holds what it sends to each rank, then what it expects from each."""
-    size = lengths.shape[0]
-    send, receive = lengths[:, :size], lengths[:, size:]
-    wrong = (send != receive.T).nonzero().tolist()
-    return "; ".join(
-        f"rank {a} sends {send[a, b]} bytes to rank {b}, which expects {receive[b, a]}" for a, b in wrong[:4]
-    )
+def _in_full(call: PendingWork) -> str:
+    """The call with its reduction, root and device, and the blocks of a reduce_scatter."""
+    row, tensors, opts = BY_NAME.get(call.name), call._tensors, call._opts
+    if row is None or opts is None:
+        return in_words(call.name, tensors)
+    how = f" ({kind_of(opts.reduceOp).name})" if row.reduces else ""
+    text = in_words(call.name + how, tensors)
+    blocks = call._lengths[: len(call._lengths) // 2]
+    if row.start == "reduce_scatter" and len({*blocks}) > 1:
+        text += f" in blocks of {', '.join(map(str, blocks))}"
+    if tensors and not tensors[0].is_cpu:
+        text += f" on {tensors[0].device.type}"
+    return text + (f" with root {opts.rootRank}" if "root" in row.roles.split() else "")
+
+
+def _lengths(call: PendingWork, checkin: CheckIn) -> list[list[int]]:
+    """The bytes to each rank, and those that are expected from each; nothing of other operations."""
+    row, size = BY_NAME.get(call.name), checkin.size
+    if row is None or not call._lengths or row.start not in ("exchange", "allgather_list"):
+        return []
+    first, second = call._lengths[:size], call._lengths[size:]
+    return [first, second] if row.start == "exchange" else [[first[checkin.rank]] * size, first]
+
+
+def _different_lengths(lengths: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    """``lengths[rank]`` holds what it sends to each rank, and what it expects from each."""
+    ranks = range(len(lengths))
+    pairs = [(a, b, lengths[a][0][b], lengths[b][1][a]) for a in ranks for b in ranks]
+    wrong = [pair for pair in pairs if pair[2] != pair[3]]
+    return [f"rank {a} sends {sent} bytes to rank {b}, which expects {expected}" for a, b, sent, expected in wrong[:4]]

@@ -61,9 +61,7 @@ class Examined(Protocol):
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def global_rank(self, rank: int) -> int: ...
-    def has_arrived(self, call: PendingWork, rank: int) -> bool: ...
-    def is_through(self, call: PendingWork, rank: int) -> bool: ...
-    def can_see_arrivals(self, call: PendingWork) -> bool: ...
+    def arrivals(self, call: PendingWork) -> list[int]: ...
     def break_off(self, why: str) -> None: ...
     def take_back(self, call: PendingWork) -> None: ...
 
@@ -83,7 +81,7 @@ class Diagnosis:
         # Not a cycle: a destroyed group must go at once, and with it the store it holds, whose port may be wanted.
         self._group: Examined = weakref.proxy(group)
         self._looked = 0.0
-        self._reported = -1, False
+        self._reported = -1
         self._watchdog = settings.WATCHDOG.value()
         self._quiet_until = 0.0
         self._leaving: dict[int, float] = {}  # since when
@@ -108,10 +106,8 @@ class Diagnosis:
         group = self._group
         if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
             return None
-        # A call is compared under the same number before it is made.
-        step = call.number, not call.name.endswith(comparison.COMPARING)
-        if call.peer is None and step > self._reported:
-            self._reported = step
+        if call.peer is None and call.number > self._reported:
+            self._reported = call.number
             group.checkin.report(_report_of(call))
         if time.monotonic() - self._looked < _LOOK_EVERY:
             return None
@@ -127,7 +123,8 @@ class Diagnosis:
         dead = [rank for rank in range(group.size()) if peers.has_ended(group.communicator.processes[rank])]
         if call.peer is None:
             # One that came and died before it was done will not move the rest of its data.
-            missed = {rank for rank in dead if not group.is_through(call, rank)}
+            arrivals = group.arrivals(call)
+            missed = {rank for rank in dead if arrivals[rank] < 2}
             missed |= {rank for rank, last in left.items() if last < call.number}
         elif call.peer < 0:
             gone = {*left, *dead}
@@ -199,7 +196,8 @@ class Diagnosis:
         everybody = range(group.size())
         heard = group.checkin.reports()
         reports = {**(heard or {}), group.rank(): _report_of(call)}
-        waiting = {r for r in everybody if group.has_arrived(call, r)}
+        arrivals = group.arrivals(call)
+        waiting = {r for r in everybody if arrivals[r] > 0}
         waiting |= {r for r, report in reports.items() if report.number >= call.number}
         missing = [r for r in everybody if r not in waiting]
         # Those who have come are asked as well: one of them may have been stopped since.
@@ -210,7 +208,7 @@ class Diagnosis:
         through = {r: last for r, last in calls.items() if last.number >= call.number and r not in waiting}
         missing = [r for r in missing if r not in through]
         parts = []
-        if missing and heard is None and not group.can_see_arrivals(call):
+        if missing and heard is None and min(arrivals) < 0:
             parts.append(
                 "Who has not arrived is unknown: the store does not answer, so rank 0, which holds it, may be the one"
             )
@@ -236,8 +234,7 @@ class Diagnosis:
         mine = reports[self._group.rank()]
         callers: dict[str, list[int]] = {}
         for rank, report in sorted(reports.items()):
-            same_step = report.call.endswith(comparison.COMPARING) == mine.call.endswith(comparison.COMPARING)
-            if report.number == mine.number and same_step:
+            if report.number == mine.number:
                 callers.setdefault(report.essence, []).append(rank)
         if len(callers) < 2:
             return ""

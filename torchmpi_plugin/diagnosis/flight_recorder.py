@@ -100,12 +100,7 @@ def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 class Recorder:
-    """One per world.
-
-    Args:
-        entries: how many operations are kept.
-        rank: this process in the world.
-    """
+    """One per world; keeps so many operations."""
 
     def __init__(self, entries: int, rank: int) -> None:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=entries)
@@ -117,19 +112,12 @@ class Recorder:
 
     def entries(self) -> list[Entry]:
         """Return what is kept, the oldest first."""
-        # Not the comparing of calls under DETAIL, whose name says more than an operation's.
-        return [entry for entry in (Entry(*one) for one in list(self._ring)) if " " not in entry.operation]
+        return [Entry(*one) for one in list(self._ring)]
 
     # ---- the trace ----
 
     def dump(self, collectives: bool = True, frames: bool = True, only_active: bool = False) -> bytes:
-        """The trace, pickled.
-
-        Args:
-            collectives: with the operations; else with the groups only.
-            frames: with the places they were called from.
-            only_active: without what is complete.
-        """
+        """The trace, pickled; without the operations, their frames or what is complete, if these are not wanted."""
         entries = self.entries()
         groups = list(dict.fromkeys(entry.subject for entry in entries))
         rows = [
@@ -269,11 +257,7 @@ current: Recorder | None = None
 
 
 def entries_wanted() -> int:
-    """Return how many the user wants to be kept.
-
-    Raises:
-        ValueError: that is no number.
-    """
+    """Return how many the user wants to be kept; a ValueError if that is no number."""
     word = _first_set("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") or str(_DEFAULT_ENTRIES)
     try:
         return int(word)

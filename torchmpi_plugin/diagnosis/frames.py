@@ -50,10 +50,8 @@ def end_tracebacks_at_the_user() -> None:
 
 def _is_refusal(value: BaseException) -> bool:
     """Return whether mpiplus has raised it, in words that begin with an operation; its own mistakes do not."""
-    innermost = [it.tb_frame.f_code.co_filename for it in _entries(value.__traceback__)[-1:]]
-    return bool(re.match(r"\w+(\([^)]*\))?: ", str(value))) and any(
-        file.startswith(NOT_THE_USERS[0]) for file in innermost
-    )
+    innermost = _entries(value.__traceback__)[-1].tb_frame.f_code.co_filename if value.__traceback__ else ""
+    return innermost.startswith(NOT_THE_USERS[0]) and bool(re.match(r"\w+(\([^)]*\))?: ", str(value)))
 
 
 def _entries(traceback: TracebackType | None) -> list[TracebackType]:

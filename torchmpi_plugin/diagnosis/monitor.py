@@ -2,15 +2,19 @@
 
 A thread looks once a second whether somebody has asked, through torch's store, and answers on behalf of a
 main thread that computes, sleeps or waits elsewhere. A rank that does not answer is stopped, dead or cut off.
+
+For ``mpiplus status`` on another node one rank of each node asks the others there on their sockets. So a rank answers
+that holds Python's lock too, as it does on the node of who asks.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,15 +24,19 @@ from .. import _bridge
 from ..engine import activity, engine
 from ..engine.work import in_words
 from ..errors import attempt
+from ..node import node as this_node
+from ..status import calls
+from ..status.files import RankSocket, all_sockets
 from ..store.checkin import Report, start_thread
-from . import flight_recorder, frames, questions
-from .node_answers import NodeAnswers, written_trace
+from . import flight_recorder, frames, last_operations, questions
 from .questions import Answers, Inbox, Seal
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
 LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
 #: The same for a rank that asks those of its node first; less than the thread in C waits for this one.
 SPOKEN_WITHIN = 4.5
+#: For stacks; faulthandler has them at once, unless a rank is stopped.
+_STACKS_SECONDS = 2.5
 
 
 class Describes(Protocol):
@@ -85,6 +93,28 @@ def _answer() -> str:
     return f"{describe()}\n{json.dumps(_last_calls())}\n{engine.status_text()}"
 
 
+def _written_trace() -> str:
+    """Write the trace of this rank's flight recorder; say where, or why not."""
+    try:
+        return flight_recorder.current.write() if flight_recorder.current is not None else "no recorder"
+    except Exception as error:
+        return f"mpiplus: the trace cannot be written: {error}"
+
+
+def _message(pid: int, text: str, problem: str = "") -> str:
+    return json.dumps({"pid": pid, "text": text, "problem": problem})
+
+
+def _neighbours(ranks: Sequence[int]) -> list[RankSocket]:
+    """The sockets of this job's ranks on this node, this one's among them, of ``ranks``."""
+    try:
+        sockets = all_sockets()
+    except PermissionError:
+        return []
+    jobs = {each.job for each in sockets if each.pid == os.getpid()}
+    return [each for each in sockets if each.job in jobs and each.rank in ranks]
+
+
 #: Set where an operation has timed out: those that are asked write their flight recorder's trace too.
 _DUMP = "mpiplus/status/dump"
 
@@ -93,9 +123,7 @@ class Monitor:
     """One world's questions and answers.
 
     Args:
-        store: the world's.
         connection: to the same store, which nobody else uses for long: a call waits for whatever else waits on it.
-        rank, size, node: this process in the world, and its node there.
         elsewhere: the ranks on other nodes.
         secret: what only the ranks of this world know.
     """
@@ -106,11 +134,10 @@ class Monitor:
         self._store = store
         self._connection = connection
         self._elsewhere = elsewhere
-        self._rank = rank
+        self._rank, self._size, self._node = rank, size, node
         self._stop = threading.Event()
         self._seal = Seal(secret)
         self._inbox = Inbox(connection, self._seal)
-        self._of_node = NodeAnswers(connection, rank, size, node)
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
@@ -137,18 +164,43 @@ class Monitor:
 
     def _kinds(self) -> dict[str, Answers]:
         """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
-        return {"describe": self._describe} | self._of_node.kinds()
+        return {
+            "describe": self._describe,
+            "status": lambda number, ranks: self._of_node("status", calls.MEMORY_SECONDS, number, ranks),
+            "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
+            "dump": lambda _, ranks: self._own(_written_trace, ranks),
+            "timeline": lambda _, ranks: self._own(self._last_operations, ranks),
+        }
 
     def _describe(self, _: int, ranks: Sequence[int]) -> dict[int, str]:
         return {self._rank: _answer()} if self._rank in ranks else {}
+
+    def _own(self, told: Callable[[], str], ranks: Sequence[int]) -> dict[int, str]:
+        """Of this rank only: it takes each rank's Python anyway."""
+        return {self._rank: _message(os.getpid(), told())} if self._rank in ranks else {}
+
+    def _of_node(self, request: str, seconds: float, number: int, ranks: Sequence[int]) -> dict[int, str]:
+        if not questions.is_first(self._connection, request, number, this_node.identity()):
+            return {}
+        sockets = _neighbours(ranks)
+        answers = calls.ask(sockets, request, seconds)
+        return {
+            each.rank: _message(each.pid, answers[each.rank], calls.state_of(each.pid))
+            if each.rank in answers
+            else _message(each.pid, "", calls.why_silent(each))
+            for each in sockets
+        }
+
+    def _last_operations(self) -> str:
+        return last_operations.as_text(self._rank, self._size, self._node)
 
     def _answer_locally(self) -> None:
         """Do for ``mpiplus status``, which has asked this process, what the thread in C cannot."""
         number, request = engine.status_request()
         if request == "dump":
-            engine.give_status(number, written_trace())
+            engine.give_status(number, _written_trace())
         elif request == "timeline":
-            engine.give_status(number, self._of_node.last_operations())
+            engine.give_status(number, self._last_operations())
         elif request:
             engine.give_status(number, json.dumps(self._ask_elsewhere(request)))
 
@@ -168,7 +220,6 @@ class Monitor:
         return questions.ask(self._store, self._seal, "describe", ranks, ANSWER_WITHIN)
 
     def stop(self) -> None:
-        """No more answers."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(2 * LOOK_EVERY)

@@ -35,11 +35,7 @@ def _key(*parts: object) -> str:
 
 
 class Seal:
-    """Puts a proof on what ranks of a world tell each other, under a key of the store.
-
-    Args:
-        secret: what only they know.
-    """
+    """Puts a proof on what ranks of a world tell each other, who alone know its secret, under a key of the store."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
@@ -90,12 +86,7 @@ def is_first(store: Store, kind: str, number: int, place: str) -> bool:
 
 
 class Inbox:
-    """Answers what this rank is asked.
-
-    Args:
-        store: a connection of its own.
-        seal: the world's.
-    """
+    """Answers what this rank is asked, on a connection of its own."""
 
     def __init__(self, store: Store, seal: Seal) -> None:
         self._store, self._seal = store, seal

@@ -12,9 +12,14 @@ Uses ``launchers``, for what is known before initialisation, and torch. Start wi
 from __future__ import annotations
 
 from ..errors import RankFailedError
-from .barriers import barrier
-from .computing import compute_and_broadcast, gather_from_all_ranks, gather_scalar_from_all_ranks, reduce_and_broadcast
-from .objects import all_gather_object, broadcast_object_list
+from .computing import (
+    all_gather_object,
+    broadcast_object_list,
+    compute_and_broadcast,
+    gather_from_all_ranks,
+    gather_scalar_from_all_ranks,
+    reduce_and_broadcast,
+)
 from .queries import (
     get_global_rank,
     get_local_rank,
@@ -28,6 +33,7 @@ from .queries import (
 )
 from .sampling import get_sampler
 from .starting import initialize_dist
+from .store_barrier import barrier
 from .tensors import all_gather, all_reduce, all_to_all, broadcast
 from .turns import run_local_rank_zero_first, zero_first, zero_only
 

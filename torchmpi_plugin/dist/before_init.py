@@ -30,14 +30,14 @@ def running_mpi() -> Any:
     return module
 
 
-def by_mpi(environment: Mapping[str, str] | None = None) -> bool:
+def by_mpi() -> bool:
     """Return whether MPI runs already, or an MPI launcher (rather than torchrun or nobody) started this process."""
-    return running_mpi() is not None or launchers.started_by_mpi(environment)
+    return running_mpi() is not None or launchers.started_by_mpi()
 
 
 def _from_variables(environment: Mapping[str, str]) -> Launched:
+    torchrun = OF_SCRIPTS
     if "TORCHELASTIC_RUN_ID" in environment:  # srun or mpirun may have started one torchrun on each node
-        torchrun = OF_SCRIPTS
         own = {torchrun.size, torchrun.rank, torchrun.local_rank, torchrun.local_size, *torchrun.node_rank}
         environment = {name: value for name, value in environment.items() if name in own}
     launch = launchers.detect(environment)
@@ -52,20 +52,19 @@ def _from_variables(environment: Mapping[str, str]) -> Launched:
             f"{launch.launcher} started {launch.size} processes ({launch.variable}={launch.size}), but which of them "
             f"this is, is unknown: {names.rank} is not set"
         )
-    torchrun = OF_SCRIPTS
     if number(environment, torchrun.size) == launch.size and number(environment, torchrun.rank) == rank:
         names = torchrun  # mpiplus run, or somebody else who knows the nodes, has described this process too
     local_rank, local_size = number(environment, names.local_rank), number(environment, names.local_size)
     return Launched(rank, launch.size, local_rank, local_size, number(environment, *names.node_rank))
 
 
-def find(environment: Mapping[str, str] | None = None) -> Launched:
+def find(environment: Mapping[str, str] = os.environ) -> Launched:
     """This process as MPI has it where MPI runs already, else as its launcher's variables say.
 
     All on one node is recognised by the sizes, and the local rank is then the rank: Open MPI may number the
     processes of a node in another order than everybody else.
     """
-    found = _from_variables(os.environ if environment is None else environment)
+    found = _from_variables(environment)
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import socket
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
 
 from ..errors import RankFailedError
 from ..names import describe_ranks
-from .payloads import Message
+from .members import Members
+
+T = TypeVar("T")
 
 _LONGEST_TRACEBACK = 16_000
 _SHOWN = 4
 _SIMPLE = {type(None), bool, int, float, complex, str, bytes}
+#: Bytes of a value that all ranks are told rather than only the one that wants it.
+_SHORT = 1024
 
 
 class Failure(NamedTuple):
@@ -35,14 +40,13 @@ class Failure(NamedTuple):
             summary = text = type(error).__name__
         return cls(summary, text[-_LONGEST_TRACEBACK:], socket.gethostname())
 
-    def dumps(self) -> str:
-        """As text, for :meth:`loads`."""
-        return json.dumps(self)
 
-    @classmethod
-    def loads(cls, data: str | bytes) -> Failure:
-        """The inverse of :meth:`dumps`."""
-        return cls(*json.loads(data))
+class Message(NamedTuple):
+    """The message of one rank."""
+
+    failure: Failure | None  # what has gone wrong there
+    value: bytes | None = None  # pickled; None where the rank that wants it is told apart
+    simple: bool = False  # the value is a number or a text, and can be unpickled anywhere
 
 
 class Attempt(NamedTuple):
@@ -54,31 +58,52 @@ class Attempt(NamedTuple):
 
     @classmethod
     def failed(cls, error: BaseException) -> Attempt:
-        """Turn an exception into an outcome."""
-        return cls(None, error, Message(False, Failure.of(error).dumps().encode()))
+        return cls(None, error, Message(Failure.of(error)))
 
     @classmethod
-    def of(cls, function: Callable[[], Any], travels: bool = True) -> Attempt:
-        """Call ``function``. A value that ``travels`` and cannot be pickled is a failure too."""
+    def of(cls, function: Callable[[], Any], members: Members) -> Attempt:
+        """Call ``function``. A value that cannot be pickled is a failure too, where there are others."""
         try:
             value = function()
-            return cls(value, None, Message(True, pickle.dumps(value) if travels else b"", type(value) in _SIMPLE))
+            pickled = pickle.dumps(value) if members.size > 1 else b""
+            return cls(value, None, Message(None, pickled, type(value) in _SIMPLE))
         # SystemExit and Ctrl-C too: the other ranks wait in a collective, and must hear of it.
         except BaseException as error:
             return cls.failed(error)
 
 
+def tell_all(thing: T, members: Members) -> list[T]:
+    """Tell all ranks something that pickle takes; return what each of them tells, in the group's order."""
+    everybody: list[Any] = [thing] * members.size
+    if members.size > 1:
+        dist.all_gather_object(everybody, thing, members.group)
+    return everybody
+
+
+def gather(message: Message, members: Members, root: int | None = None) -> list[Message]:
+    """The messages of all ranks, in the group's order; the longer values for ``root`` alone, or for all if None."""
+    is_told = root is None or len(message.value or b"") <= _SHORT
+    told = tell_all(message if is_told else message._replace(value=None), members)
+    if any(each.failure for each in told) or all(each.value is not None for each in told):
+        return told
+    values: list[Any] | None = [None] * members.size if members.rank == root else None
+    dist.gather_object(message.value, values, root, members.group)
+    return told if values is None else [each._replace(value=value) for each, value in zip(told, values, strict=True)]
+
+
+def broadcast(message: Message | None, root: int, members: Members) -> Message:
+    """The message of ``root``, which gives it; the others give None."""
+    found: list[Any] = [message]
+    if members.size > 1:
+        dist.broadcast_object_list(found, root, members.group)
+    return found[0]
+
+
 def raise_failures(doing: str, failures: Mapping[int, Failure], own: BaseException | None) -> None:
-    """Raise what happened on some ranks, on this and every other rank; return if nothing did.
+    """Raise what happened on some ranks, by global rank, on this and every other rank; return if nothing did.
 
-    Args:
-        doing: the helper's name.
-        failures: by global rank.
-        own: this rank's own exception, which becomes the cause. One that ends the program (SystemExit,
-            KeyboardInterrupt) is raised itself.
-
-    Raises:
-        RankFailedError: there are failures.
+    This rank's ``own`` exception becomes the cause. One that ends the program (SystemExit, KeyboardInterrupt) is raised
+    itself.
     """
     if not failures:
         return
@@ -87,13 +112,5 @@ def raise_failures(doing: str, failures: Mapping[int, Failure], own: BaseExcepti
     ranks = sorted(failures)
     first = failures[ranks[0]]
     told = "; ".join(f"rank {rank}: {failures[rank].summary}" for rank in ranks[:_SHOWN])
-    if len(ranks) == 1:
-        text = f"{doing}: rank {ranks[0]} failed: {first.summary}"
-    else:
-        text = f"{doing}: {describe_ranks(ranks)} failed: {told}"
+    text = f"{doing}: {describe_ranks(ranks)} failed: {first.summary if len(ranks) == 1 else told}"
     raise RankFailedError(text, ranks=ranks, node=first.node, traceback=first.traceback) from own
-
-
-def raise_failed(doing: str, messages: Mapping[int, Message], own: BaseException | None) -> None:
-    """As :func:`raise_failures`, of the messages that are not ok."""
-    raise_failures(doing, {r: Failure.loads(m.payload) for r, m in messages.items() if not m.ok}, own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ def find_root(rank: int, ranks: list[int]) -> int:
 class Members(NamedTuple):
     """A group seen from one of its members."""
 
-    group: dist.ProcessGroup  # torch's group
+    group: Any  # torch's group; None: this process is alone
     ranks: list[int]  # the members' global ranks, in the group's order
     me: int  # this process's place in ranks
 
@@ -45,9 +45,6 @@ class Members(NamedTuple):
         types = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         return torch.device("cpu" if "cpu" in types else types[0])
 
-    def root(self, rank: int) -> int:
-        return find_root(rank, self.ranks)
-
 
 def initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
@@ -60,10 +57,6 @@ def is_outside(group: object) -> bool:
 
 def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
     """The group's members, or None where this process is alone.
-
-    Args:
-        group: torch's group; the world if None.
-        doing: the helper's name, for messages.
 
     Raises:
         RuntimeError: the job has several processes, but no group was initialised.
@@ -84,9 +77,6 @@ def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
     return Members(found, dist.get_process_group_ranks(found), dist.get_rank(found))
 
 
-def find_or_alone(group: dist.ProcessGroup | None, doing: str) -> tuple[Members | None, int]:
-    """As :func:`find`, None for a group of one as well; and this process's global rank."""
-    members = find(group, doing)
-    if members is None:
-        return None, 0
-    return (members if members.size > 1 else None), members.rank
+def find_or_alone(group: dist.ProcessGroup | None, doing: str) -> Members:
+    """As :func:`find`; where this process is alone, it is rank 0 of itself."""
+    return find(group, doing) or Members(None, [0], 0)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from ..errors import DistBackendError
 from ..names import describe_ranks
-from .members import Members
+from .members import Members, find_or_alone
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 5.0
 #: How long a rank that may go on can take to notice, beside its pause: the machine may be busy.
@@ -28,13 +29,7 @@ _numbers: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictiona
 
 
 class StoreBarrier:
-    """One wait of ranks for each other. All make those of one name in the same order.
-
-    Args:
-        members: the group.
-        name: what it is for.
-        size: how many of the group's ranks meet here; all if None.
-    """
+    """One wait for each other of all ranks, or of ``size``, all of which make those of one name in the same order."""
 
     def __init__(self, members: Members, name: str, size: int | None = None) -> None:
         numbers = _numbers.setdefault(members.group, {})
@@ -56,15 +51,8 @@ class StoreBarrier:
         self.leave()
         time.sleep(2 * self._longest_pause)  # for those who wait: this process may end next, and the job with it
 
-    def wait(self, doing: str, seconds: float | None = None) -> bytes:
-        """Sleep until all have come, and leave.
-
-        Args:
-            doing: what the ranks meet for, for messages.
-            seconds: the deadline; unlimited by design if None.
-
-        Returns:
-            The error, or nothing.
+    def wait(self, doing: str, seconds: float = float("inf")) -> bytes:
+        """Sleep until all have come, and leave; return the error, or nothing. By default it has no deadline.
 
         Raises:
             DistBackendError: time is up (the message names the missing ranks), or the store is gone.
@@ -72,10 +60,9 @@ class StoreBarrier:
         start = time.monotonic()
         while not self._has(_OPEN, doing):
             waited = time.monotonic() - start
-            left = float("inf") if seconds is None else seconds - waited
-            if left <= 0:
+            if waited >= seconds:
                 self._give_up(doing, waited)
-            self._pause(waited, left)
+            self._pause(waited, seconds - waited)
         error = self._store.get(_OPEN)
         self.leave()
         if not error:
@@ -97,7 +84,7 @@ class StoreBarrier:
                 self._pause(waited, seconds - waited)
                 waited = time.monotonic() - start
 
-    def _pause(self, waited: float, left: float = float("inf")) -> None:
+    def _pause(self, waited: float, left: float) -> None:
         time.sleep(max(_SHORTEST_PAUSE, min(waited / 10, self._longest_pause, left)))
 
     def _has(self, key: str, doing: str) -> bool:
@@ -118,3 +105,30 @@ class StoreBarrier:
         raise DistBackendError(
             f"{doing}: rank {self._members.rank} gave up after {waited:.1f} s: {describe_ranks(missing)} did not come"
         )
+
+
+def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta | None = None) -> None:
+    """Wait until every rank has come. Does nothing alone. From Composer and Axolotl.
+
+    Args:
+        group: the ranks that meet; the world if None.
+        timeout: seconds, or a timedelta. The ranks then meet over the group's store, whatever the backend. If
+            None it is torch's barrier, with the group's deadline.
+
+    Raises:
+        DistBackendError: time is up; the message names the ranks that did not come, by their global ranks.
+
+    Example::
+
+        barrier(timeout=60)
+    """
+    members = find_or_alone(group, "barrier")
+    if members.size == 1:
+        return
+    if timeout is None:
+        dist.barrier(group=members.group)
+        return
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    waiting = StoreBarrier(members, "barrier")
+    waiting.arrive()
+    waiting.wait("barrier", seconds)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -29,14 +28,8 @@ def _tell(turn: StoreBarrier | None, rank: int, error: BaseException, doing: str
     failure = Failure.of(error)
     if turn is not None:
         with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
-            turn.fail(json.dumps({rank: failure.dumps()}))
+            turn.fail(json.dumps([rank, *failure]))
     raise_failures(doing, {rank: failure}, error)
-
-
-def _hear(news: bytes, doing: str) -> None:
-    if news:
-        failures = {int(rank): Failure.loads(failure) for rank, failure in json.loads(news).items()}
-        raise_failures(doing, failures, None)
 
 
 @contextlib.contextmanager
@@ -60,7 +53,9 @@ def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> I
         return
     if turn is not None:
         turn.arrive()
-        _hear(turn.wait(doing), doing)
+        if news := turn.wait(doing):
+            rank, *failure = json.loads(news)
+            raise_failures(doing, {rank: Failure(*failure)}, None)
     yield
 
 
@@ -85,9 +80,9 @@ def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterato
         with zero_first(is_main_process()):
             dataset = prepare(cache_directory)  # rank 0 writes the cache, the others read it
     """
-    members, rank = groups.find_or_alone(group, "zero_first")
-    turn = StoreBarrier(members, "zero_first") if members is not None else None
-    with _in_turn(turn, rank, is_main or members is None, "zero_first"):
+    members = groups.find_or_alone(group, "zero_first")
+    turn = StoreBarrier(members, "zero_first") if members.size > 1 else None
+    with _in_turn(turn, members.rank, is_main or turn is None, "zero_first"):
         yield
 
 
@@ -109,14 +104,12 @@ def run_local_rank_zero_first(group: dist.ProcessGroup | None = None) -> Iterato
             dataset = CIFAR10("/local/scratch", download=True)
     """
     doing = "run_local_rank_zero_first"
-    members, rank = groups.find_or_alone(group, doing)
-    if members is None:
-        with _in_turn(None, rank, True, doing):
-            yield
-        return
-    here = place(members.group)
-    turn = StoreBarrier(members, f"node/{here.node_rank}", here.local_size)
-    with _in_turn(turn, rank, here.local_rank == 0, doing):
+    members = groups.find_or_alone(group, doing)
+    turn, first = None, True
+    if members.size > 1:
+        here = place(members.group)
+        turn, first = StoreBarrier(members, f"node/{here.node_rank}", here.local_size), here.local_rank == 0
+    with _in_turn(turn, members.rank, first, doing):
         yield
 
 
@@ -151,10 +144,8 @@ class zero_only:  # noqa: N801 - a function's name, like the original's
     def __enter__(self) -> bool:
         return is_main_process(group=self._group)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
         @functools.wraps(function)

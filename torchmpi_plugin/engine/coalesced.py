@@ -6,13 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import DistBackendError
 from .work import Work
 
 
-class CoalescedWork(dist.Work):
+class CoalescedWork(Work):
     """Several operations waited for as one."""
 
     def __init__(self, works: list[Work], tensors: list[torch.Tensor]) -> None:
@@ -32,26 +31,12 @@ class CoalescedWork(dist.Work):
             raise errors[0]
         return True
 
-    def synchronize(self) -> None:
-        """The same as ``wait()``."""
-        self.wait()
-
-    block_current_stream = synchronize
-
     def is_completed(self) -> bool:
         return all([work.is_completed() for work in self._works])
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
         """The first failure, if any."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
-
-    def result(self) -> list[torch.Tensor]:
-        """The result tensors; waits for them."""
-        self.wait()
-        return self._tensors
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of all result tensors."""

@@ -75,7 +75,8 @@ class Engine:
         """Complete ``work``, which is owned, in the background."""
         handle = work.handle
         if not self.background:
-            self._reap()
+            for pending in list(self._registry.values()):  # every call completes what has become complete
+                self._try(pending)
             return
         self.poll_in_background()
         if not self.lib.mpp_notify_on_completion(handle, 1) and self._finish(
@@ -95,11 +96,6 @@ class Engine:
         if not state & _REPORTED:
             self._registry.pop(handle, None)
         return left == FOLLOW
-
-    def _reap(self) -> None:
-        """Without a thread of our own, every call completes what has become complete."""
-        for work in list(self._registry.values()):
-            self._try(work)
 
     def _try(self, work: Pending) -> None:
         handle = work.handle
@@ -123,7 +119,8 @@ class Engine:
         try:
             while not work.finished:
                 handle = work.handle
-                state = lib.mpp_wait(handle, SLICE_NS if until is None else self._slice(until))
+                left = SLICE_NS if until is None else int((until - time.monotonic()) * 1e9)
+                state = lib.mpp_wait(handle, max(0, min(SLICE_NS, left)))
                 if state == ABORTED:
                     work.abandon_aborted()
                 elif state != PENDING:
@@ -140,10 +137,6 @@ class Engine:
             if not work.finished or work.abandoned:
                 self.watch(work)
 
-    @staticmethod
-    def _slice(until: float) -> int:
-        return max(0, min(SLICE_NS, int((until - time.monotonic()) * 1e9)))
-
     def pending(self) -> list[Pending]:
         """Operations whose buffers are still in use, but for those that a thread is in the call of."""
         works = [work for work in list(self._registry.values()) if not work.caller]
@@ -158,7 +151,7 @@ class Engine:
         with self._start_lock:
             if self._threads or self._stopping:
                 return
-            if self.lib.mpp_engine_start(1):
+            if self.lib.mpp_engine_start():
                 raise RuntimeError("mpiplus could not start its progress thread (too many threads?)")
             self._start_completing()
             _bridge.set_watched(True)

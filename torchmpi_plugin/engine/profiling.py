@@ -11,27 +11,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import operations, torch_internals
 from . import profile_tracks
-from .contracts import Begun
+from .work import Work
 
 #: Whether this thread is being profiled.
 wanted: Callable[[], bool] = torch_internals.find("torch.autograd:_profiler_enabled")
 
 
-class Events(NamedTuple):
-    """Those of one operation: until it is complete, and of the call, once that is described."""
-
-    operation: Any
-    call: list[Any]
-
-
-#: Those of the operation that a thread is about to start, by thread.
-events: dict[int, Events] = {}
+#: By thread, those of the operation that it is about to start: until that is complete, and of the call.
+events: dict[int, tuple[Any, Any]] = {}
 #: What ends the events of operations under way. The lock is held until an event has ended; reentrant, as what is
 #: destroyed meanwhile may complete another operation.
 _open: set[Callable[[], None]] = set()
@@ -62,27 +55,15 @@ _profile = torch.autograd.profiler.profile
 _profile.export_chrome_trace = profile_tracks.writing(_profile.export_chrome_trace)  # type: ignore[method-assign]
 
 
-def begin(operation: str) -> None:
-    end(None)  # of one that raised before it came to its end
-    event = torch.profiler.record_function(f"mpiplus:{operation}")
-    events[threading.get_ident()] = Events(event, [])
-    event.__enter__()
-
-
-def describe(
-    operation: str,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    group: Callable[[], dict[str, Any]],
+def begin(
+    operation: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], group: dict[str, Any]
 ) -> None:
-    """Describe the operation that has begun on this thread.
+    """An operation begins on this thread.
 
     Args:
         group: what is to be said of its group.
     """
-    found = events.get(threading.get_ident())
-    if found is None or found.call:
-        return
+    end(None)  # of one that raised before it came to its end
     row = operations.BY_NAME.get(operation)
     name = (row and row.operator) or f"{row.method if row else operation}_"
     tensors = [*inputs, *(tensor for tensor in outputs if all(tensor is not other for other in inputs))]
@@ -91,23 +72,23 @@ def describe(
         "In msg nelems": sum(tensor.numel() for tensor in inputs),
         "Out msg nelems": sum(tensor.numel() for tensor in outputs),
         "dtype": tensors[0].type().rpartition(".")[2].removesuffix("Tensor") if tensors else "",
-        **group(),
+        **group,
     }
-    event = torch_internals.operator_event(f"c10d::{name}", tensors, said)
-    event.__enter__()
-    found.call.append(event)
+    of_call = torch_internals.operator_event(f"c10d::{name}", tensors, said)
+    both = events[threading.get_ident()] = torch.profiler.record_function(f"mpiplus:{operation}"), of_call
+    for event in both:
+        event.__enter__()
 
 
-def end(work: Begun | None) -> None:
+def end(work: Work | None) -> None:
     """The operation that began on this thread has become ``work``."""
-    found = events.pop(threading.get_ident(), None)
-    if found is None:
+    of_operation, of_call = events.pop(threading.get_ident(), (None, None))
+    if of_operation is None:
         return
-    for event in found.call:
-        event.__exit__(None, None, None)
+    of_call.__exit__(None, None, None)
     if work is None or work.finished:
-        found.operation.__exit__(None, None, None)
+        of_operation.__exit__(None, None, None)
     else:
-        ending = torch_internals.ending(found.operation)
+        ending = torch_internals.ending(of_operation)
         _open.add(ending)
         work.get_future().add_done_callback(lambda _: _end_one(ending))

@@ -125,7 +125,7 @@ class Work(dist.Work):
 
     def is_success(self) -> bool:
         """Return whether the operation is over and went well."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
         """Return why the operation failed, if it has."""
@@ -212,9 +212,12 @@ class PendingWork(Work):
     extension = 0.0
     #: c10d's options, which may have a timeout of the call's own; and the group's timeout, in seconds.
     _opts: Any = None
+    #: In a group that compares calls in detail, as C has read them: of two lists, one after the other, of one for each
+    #: rank; none where it has no such lists.
+    _lengths: list[int] = []  # noqa: RUF012 - never changed in place
     _limit = 0.0
     #: Begins a second C operation when the first one is complete; its handle. Called once, on any thread.
-    _then: Callable[[], int] | None = None
+    _then: Callable[[int], int] | None = None
     # Its _lock is its own: held while results are copied and a second half begins, which may take long. Whoever holds
     # it may come again: a signal handler, or the end of some object's life, may wait for this operation.
     #: The first C operation, once it is complete and followed by the second; other threads may still look at it.
@@ -296,7 +299,7 @@ class PendingWork(Work):
             return False
         handle = 0
         try:
-            handle = then()
+            handle = then(self.handle)
         finally:
             if not handle:
                 handle = engine.start().lib.mpp_unclaimed()  # begun, but an exception came right after

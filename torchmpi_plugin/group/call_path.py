@@ -22,9 +22,8 @@ from ..engine import profiling
 from ..engine.engine import Engine
 from ..engine.work import PendingWork, Work
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
-from ..tensors.operands import Plain
 from . import coalesced, forms, starting
-from .operands import Method
+from .operands import Method, Plain
 
 os.register_at_fork(after_in_child=_bridge.disconnect)
 
@@ -56,7 +55,7 @@ def connect(engine: Engine) -> None:
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(flight_recorder)),
         *(engine._registry, engine.watch, frames.NOT_THE_USERS),
-        *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor),
+        *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor, starting.reduction),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     #: By torch's number of an operation, which is its hash: ours, and whether it is AVG, and PREMUL_SUM.

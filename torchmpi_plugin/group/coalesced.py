@@ -35,7 +35,7 @@ def _each(
     one: Method = getattr(Group, method).__wrapped__
     if not memories:
         return [getattr(group, method)(*call) if bound else one.first_form(group, *call) for call in calls]
-    return [one.start(group, call, memory) for call, memory in zip(calls, memories, strict=True)]
+    return [one.first_form(group, *call, memory=memory) for call, memory in zip(calls, memories, strict=True)]
 
 
 def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedWork:
@@ -56,22 +56,23 @@ def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tenso
     for outputs in output_lists:
         arguments.check_count(len(outputs), len(inputs), "each output list", name)
     columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
-    for tensor in itertools.chain(inputs, *columns):
-        check(tensor, name)
-    memories = overlaps.results_of_all(columns, name)
-    sources = inputs if memories else overlaps.inputs_of_all(inputs, columns)
+    sources, memories = _apart(columns, inputs, name)
     calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
     works = _each(group, "allgather", calls, memories)
     return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
 
 
+def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors, list[Memory]]:
+    """Return the sources of several operations, one each, and the memory of their results where that is settled."""
+    for tensor in itertools.chain(inputs, *results):
+        check(tensor, name)
+    memories = overlaps.results_of_all(results, name)
+    return inputs if memories else overlaps.inputs_of_all(inputs, results), memories
+
+
 def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
     arguments.check_count(len(outputs), len(inputs), "the output list", name)
-    for tensor in (*outputs, *inputs):
-        check(tensor, name)
-    results = [[output] for output in outputs]
-    memories = overlaps.results_of_all(results, name)
-    sources = inputs if memories else overlaps.inputs_of_all(inputs, results)
+    sources, memories = _apart([[output] for output in outputs], inputs, name)
     calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
     return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))
 

@@ -25,15 +25,13 @@ from ..tensors.arguments import blocks_of
 from ..tensors.dtypes import MPI_OPERATIONS
 from .group import ProcessGroupMPI as Group
 
-#: Shorter tensors are staged: two rounds of messages and their kernels cost more than the copies. At 1 MiB they did on
-#: an H200, from 4 MiB on no longer. The same on all ranks.
-smallest_bytes = 2 << 20
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 
 
 #: An operation in two halves, of which the first is an exchange: C's function for that and its operands; what begins
-#: the second half, when the first one is complete, and returns C's handle, 0 if it is complete; tensors that must live.
-Halves = tuple[Callable[..., int], tuple[Any, ...], Callable[[], int], Any]
+#: the second half, when the first one, whose handle it gets, is complete, and returns C's, 0 if it is complete; tensors
+#: that must live.
+Halves = tuple[Callable[..., int], tuple[Any, ...], Callable[[int], int], Any]
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -53,16 +51,22 @@ _KERNELS_OF_BOOL = (
 
 def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:
     """C's handle of the staging of an operation on ``tensor``; what only ``moves`` MPI may do on the device."""
-    return device.stage(group._lib, group._ffi, tensor, moves and group._direct, group.communicator.place.local_rank)
+    lib = group._lib
+    way = lib.MPP_PATH_PEERS if group._reads_devices else lib.MPP_PATH_STAGED
+    way = lib.MPP_PATH_DIRECT if moves and group._direct else way
+    return device.stage(lib, group._ffi, tensor, way, group.communicator.place.local_rank)
 
 
-def suits(tensor: torch.Tensor, nbytes: int, how: Any) -> bool:
+def suits(tensor: torch.Tensor, nbytes: int, how: Any, longest_staged: int | None) -> bool:
     """Return whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
 
     What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged; and so is PREMUL_SUM:
     each rank has its own factor, which the one that combines the blocks does not know.
+
+    Args:
+        longest_staged: bytes that are staged all the same, as the group has chosen (choice.SELECTION); None: all are.
     """
-    if tensor.is_cpu or nbytes < smallest_bytes or how.has_premul:
+    if tensor.is_cpu or longest_staged is None or nbytes <= longest_staged or how.has_premul:
         return False
     if tensor.dtype in _COMPLEX:
         return bool(MPI_OPERATIONS[how.op] == "SUM")
@@ -117,16 +121,16 @@ def _added_up(
     return kernel(left, right, out=spaces[0])
 
 
-def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int | None) -> Halves:
-    """Reduce every rank's contiguous tensor, in place: on the root, or everywhere if that is None."""
+def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int) -> Halves:
+    """Reduce every rank's contiguous tensor, in place: on the root, or everywhere if that is -1."""
     size, flat = group.size(), tensor.detach().view(-1)
-    length = -(-flat.numel() // (size * _ALIGNMENT)) * _ALIGNMENT
+    length = _block_length(flat, size)
     blocks = [flat[r * length : (r + 1) * length] for r in range(size)]
-    wanted = range(size) if root is None else (root,)
+    wanted = range(size) if root < 0 else (root,)
     mine = blocks[group.rank()]
     result = mine if group.rank() in wanted else mine.new_empty(mine.numel())
-    kind = group._lib.MPP_ALL_REDUCE if root is None else group._lib.MPP_REDUCE
-    call = kind, how, -1 if root is None else root, flat.numel(), group._ffi.NULL
+    kind = group._lib.MPP_ALL_REDUCE if root < 0 else group._lib.MPP_REDUCE
+    call = kind, how, root, flat.numel(), group._ffi.NULL
     return _begin(group, blocks, result, wanted, call)
 
 
@@ -159,26 +163,101 @@ def _begin(
     lib, handle = group._lib, group._handle
     spaces, later_tag = spaces_for(result, size), group._ffi.new("int *")
 
-    def then() -> int:
+    def share(_: int) -> int:
+        combine(sources, result, how, spaces)
+        send = [result if r in wanted and r != rank else None for r in range(size)]
+        receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
+        staging = 0 if result.is_cpu else stage(group, result, moves=True)
+        return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
+
+    operands = *blocks_of(blocks), *blocks_of(sources), *call, later_tag
+    return lib.mpp_exchange_to_reduce, operands, _second_half(group, result, share), (received, blocks, result)
+
+
+def _second_half(group: Group, result: torch.Tensor, begin: Callable[[int], int]) -> Callable[[int], int]:
+    """Return what calls ``begin`` on a stream of mpiplus's own, and gives the group up if that fails."""
+
+    def then(first: int) -> int:
         if then not in group.second_halves:
-            raise DistBackendError(f"a reduction on {result.device} was interrupted between its halves on rank {rank}")
+            raise DistBackendError(
+                f"a reduction on {result.device} was interrupted between its halves on rank {group.rank()}"
+            )
         try:
             with cuda.stream(device.own_stream(result.device)):
-                combine(sources, result, how, spaces)
-                send = [result if r in wanted and r != rank else None for r in range(size)]
-                receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
-                staging = (
-                    0 if result.is_cpu else stage(group, result, moves=True)
-                )  # after what is queued on the device's current stream
-                return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
+                return begin(first)
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
-            raise DistBackendError(f"a reduction on {result.device} failed on rank {rank}: {error}") from error
+            raise DistBackendError(f"a reduction on {result.device} failed on rank {group.rank()}: {error}") from error
         except BaseException:
             group.break_off("a reduction on the device was interrupted")
             raise
         finally:
             group.second_halves.discard(then)
 
-    operands = *blocks_of(blocks), *blocks_of(sources), *call, later_tag
-    return lib.mpp_exchange_to_reduce, operands, then, (received, blocks, result)
+    return then
+
+
+def between_devices(group: Group, tensor: torch.Tensor, how: Any, root: int) -> Halves:
+    """Reduce every rank's contiguous tensor, in place, with blocks read from each other's devices.
+
+    C does without a second half where a rank cannot, or has its tensor elsewhere: then the first one has reduced.
+
+    Args:
+        root: who gets the result; -1: everybody.
+    """
+    rank, size, flat, lib = group.rank(), group.size(), tensor.detach().view(-1), group._lib
+    length = _block_length(flat, size)
+    mine = flat[rank * length : (rank + 1) * length]
+    result = mine if root in (-1, rank) else mine.new_empty(mine.numel())
+    received, combine_all = _to_combine(group, mine, result, how)
+
+    def share(first: int) -> int:
+        if not lib.mpp_is_left_to_reduce(first):
+            return 0
+        combine_all()
+        return int(lib.mpp_second_half(first, stage(group, flat, moves=False)))
+
+    shown = result if result.numel() else flat  # others read nothing of it, and it has an address
+    own = group._ffi.new("mpp_block *", (length, received.data_ptr(), shown.data_ptr()))
+    operands = flat.data_ptr(), flat.numel(), how, root, own
+    return lib.mpp_sum_between_devices, operands, _second_half(group, flat, share), (received, flat, result)
+
+
+def scatter_between_devices(
+    group: Group, inputs: torch.Tensor, counts: Sequence[int], output: torch.Tensor, how: Any
+) -> Halves:
+    """Reduce block ``r`` of every rank's input on rank ``r``, the blocks read from each other's devices.
+
+    Args:
+        inputs: contiguous, with all blocks in it.
+        counts: elements of each block.
+        output: contiguous.
+    """
+    rank, lib = group.rank(), group._lib
+    flat, result = inputs.detach().view(-1), output.detach().view(-1)
+    begins = [sum(counts[:r]) for r in range(group.size())]
+    received, combine_all = _to_combine(group, flat[begins[rank] :][: counts[rank]], result, how)
+
+    def finish(first: int) -> int:
+        if lib.mpp_is_left_to_reduce(first):
+            combine_all()
+            device.own_stream(result.device).synchronize()
+        return 0
+
+    addresses = [flat.data_ptr() + begin * flat.element_size() for begin in begins]  # also of empty blocks
+    operands = addresses, result.data_ptr(), list(counts), how, received.data_ptr()
+    return lib.mpp_scatter_between_devices, operands, _second_half(group, result, finish), (received, flat, result)
+
+
+def _to_combine(
+    group: Group, mine: torch.Tensor, result: torch.Tensor, how: Any
+) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Return memory for all ranks' blocks like ``mine``, and what combines them, with this one, into ``result``."""
+    received = mine.new_empty((group.size(), mine.numel()))
+    sources = [mine if r == group.rank() else received[r] for r in range(group.size())]
+    spaces = spaces_for(mine, group.size())
+    return received, lambda: combine(sources, result, how, spaces) if mine.numel() else None
+
+
+def _block_length(flat: torch.Tensor, ranks: int) -> int:
+    return -(-flat.numel() // (ranks * _ALIGNMENT)) * _ALIGNMENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..diagnosis import comparison
 from ..engine import engine
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError
@@ -35,11 +36,13 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
     if failure == lib.MPP_FAILURE_MISMATCH:
         mine, theirs = ffi.new("mpp_call *"), ffi.new("mpp_call *")
         lib.mpp_disagreement(call.handle, mine, theirs)
-        return DistBackendError(
+        text = (
             f"the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}; this rank, "
-            f"{group.rank()}, calls {in_words(call.name, call._tensors)}. No result was written; the group can "
-            f"be used again ({particulars})"
+            f"{group.rank()}, calls {in_words(call.name, call._tensors)}"
         )
+        if group._calls.compares and theirs.kind != lib.MPP_NO_MEMORY:  # a rank without memory would tell nothing
+            text = comparison.who_calls_what(group.checkin, call) or text
+        return DistBackendError(f"{text}. No result was written; the group can be used again ({particulars})")
     if failure == lib.MPP_FAILURE_CUDA:
         group.break_off(f"{call} failed")
         return DistBackendError(f"{call.name}: {device.error_text(lib, ffi, code[0])} ({particulars})")

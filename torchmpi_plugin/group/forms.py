@@ -99,10 +99,6 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 _DEPTHS = {"tensor": 0, "list": 1, "lists": 2}
 #: Parameters that are fields of the options, and may be left out.
 _FIELDS = {"op": ("reduceOp", _op), "timeout": ("timeout", _timeout)}
-#: A field of the options that may not.
-_ROOT = "root"
-#: An operand that may be left out: torch's own methods want it always.
-_TAG = "tag"
 
 
 class Form(NamedTuple):
@@ -131,19 +127,16 @@ class Method(NamedTuple):
     forms: tuple[Form, ...]
 
 
-def _method(options: Any, *texts: str) -> Method:
+def method_of(row: operations.Operation) -> Method:
+    """Read the forms in a row of the table of operations."""
     forms: list[Form] = []
-    for text in texts:
+    for text in row.forms:
         parameters = [parameter.strip().partition(": ") for parameter in text.split(",")] if text else []
         kinds = {name: kind or name for name, _, kind in parameters}
         depths = [_DEPTHS[kind] for kind in kinds.values() if kind in _DEPTHS]
         full = [_DEPTHS[kind] for kind in forms[0].kinds.values() if kind in _DEPTHS] if forms else depths
         forms.append(Form(kinds, tuple(most - depth for most, depth in zip(full, depths, strict=True))))
-    return Method(options, tuple(forms))
-
-
-def method_of(row: operations.Operation) -> Method:
-    return _method(getattr(c10d, row.options) if row.options else None, *row.forms)
+    return Method(getattr(c10d, row.options) if row.options else None, tuple(forms))
 
 
 FORMS = {row.method: method_of(row) for row in operations.ROWS}
@@ -159,18 +152,12 @@ def _wrapped(value: Any, times: int) -> Any:
     return value if times == 0 or (isinstance(value, (list, tuple)) and not value) else [value]
 
 
-def _by_name(form: Form, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    if len(arguments) > len(form.kinds):
-        raise MisfitError
-    given = dict(zip(form.kinds, arguments, strict=False))
-    if not named.keys() <= form.kinds.keys() - given.keys():
-        raise MisfitError
-    return given | named
-
-
 def _fit(method: Method, form: Form, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
     """The arguments of the first form, made of those of this one; or MisfitError."""
-    given = _by_name(form, arguments, named)
+    given = dict(zip(form.kinds, arguments, strict=False))
+    if len(arguments) > len(form.kinds) or not named.keys() <= form.kinds.keys() - given.keys():
+        raise MisfitError
+    given |= named
     operands: list[Any] = []
     fields: dict[str, Any] = {}
     opts = None
@@ -182,11 +169,11 @@ def _fit(method: Method, form: Form, arguments: tuple[Any, ...], named: dict[str
         elif kind in _FIELDS:
             field, read = _FIELDS[kind]
             fields[field] = read(given[name]) if name in given else None
-        elif name not in given and kind == _TAG:
+        elif name not in given and kind == "tag":  # torch's own methods want it always
             operands.append(0)
         elif name not in given:
             raise MisfitError
-        elif kind == _ROOT:
+        elif kind == "root":
             fields["rootRank"] = _int(given[name])
         else:
             value = _KINDS[kind](given[name])

@@ -85,7 +85,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
         rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
         super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
         self._rank, self._size, self._global_ranks = rank, size, list(global_ranks)
-        self._name, self._description = name, ""
         #: The group's corner of the store, and MPI's side of it.
         self._store, self.checkin, self.communicator = store, checkin, communicator
         self._engine = engine.start()
@@ -100,13 +99,13 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._calls.compares = size > 1 and communicator.compares
         self._calls.largest_tag = communicator.largest_tag
         self._calls.python_only = self._engine.only_thread is not None
-        self._name_subject()
+        self._calls.subject = flight_recorder.Subject(name, "", tuple(global_ranks))
         #: CUDA tensors that are only moved are handed to MPI itself.
-        self._direct = cuda_path.current.direct
+        self._direct, self._reads_devices = cuda_path.current.direct, cuda_path.current.ipc
         #: Of torch, that collects operations now. It does not say when an exception has ended it.
         self._coalescing_block: Any = None
         #: Second halves of operations, still to be begun: the group is needed for them.
-        self.second_halves: set[Callable[[], int]] = set()
+        self.second_halves: set[Callable[[int], int]] = set()
         #: For windows: how many there were, and what the group has registered.
         self._next_window = self.next_registration = 0
         self.registrations: list[Registration] = []
@@ -126,9 +125,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     # ---- what torch asks a group about itself: the base class answers most of it from C++ backends ----
 
-    def _name_subject(self) -> None:
-        self._calls.subject = flight_recorder.Subject(self._name, self._description, tuple(self._global_ranks))
-
     def rank(self) -> int:
         return self._rank
 
@@ -143,28 +139,23 @@ class ProcessGroupMPI(dist.ProcessGroup):
     getBackendName = _get_backend_name = name  # noqa: N815
 
     def getGroupName(self) -> str:  # noqa: N802
-        """torch's name for the group."""
-        return self._name
+        return self._calls.subject.name
 
     group_name = pg_name = property(getGroupName)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Called by torch when the group is registered."""
-        self._name = name
-        self._name_subject()
+        self._calls.subject = self._calls.subject._replace(name=name)
 
     _set_group_name = setGroupName
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what the group was made for."""
-        return self._description
+        return self._calls.subject.description
 
     group_desc = property(getGroupDesc)
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Called by torch when the group is registered."""
-        self._description = description
-        self._name_subject()
+        self._calls.subject = self._calls.subject._replace(description=description)
 
     _set_group_desc = setGroupDesc
 
@@ -174,7 +165,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         if torch.device(device).type not in device_types():
-            raise RuntimeError(f"group {self._name!r} runs on mpiplus, which has no backend for {device}")
+            raise RuntimeError(f"group {self.group_name!r} runs on mpiplus, which has no backend for {device}")
         return self
 
     get_backend = _get_backend
@@ -194,13 +185,15 @@ class ProcessGroupMPI(dist.ProcessGroup):
         """The group's settings as torch's base class has them."""
         options: Any = torch_internals.backend_class().Options("mpiplus", self.timeout)
         options.global_ranks_in_group = self._global_ranks
-        options.group_name = self._name
+        options.group_name = self.group_name
         return options
 
     @property
-    def supports_splitting(self) -> bool:
-        """True if ``split_group`` works, whose members alone make the new group: from torch 2.15 on."""
+    def supports_window(self) -> bool:
+        """True from torch 2.15 on: ``new_window`` works, or ``split_group``, whose members alone make the new group."""
         return torch_internals.has_python_backends()
+
+    supports_splitting = supports_window
 
     @property
     def supports_shrinking(self) -> bool:
@@ -208,11 +201,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
         if not torch_internals.has_python_backends() or runtime.forked:
             return False
         return mpi_failures.supported(self.communicator.comm)
-
-    @property
-    def supports_window(self) -> bool:
-        """True if ``new_window`` works: from torch 2.15 on."""
-        return torch_internals.has_python_backends()
 
     def comm_split_count(self) -> int:
         """Return how many groups were split off; torch makes names of it."""
@@ -244,17 +232,9 @@ class ProcessGroupMPI(dist.ProcessGroup):
     def global_rank(self, rank: int) -> int:
         return self._global_ranks[rank]
 
-    def has_arrived(self, call: PendingWork, rank: int) -> bool:
-        """Return whether ``rank`` is known to have come to this operation."""
-        return int(self._lib.mpp_arrived(call.handle, rank)) > 0
-
-    def is_through(self, call: PendingWork, rank: int) -> bool:
-        """Return whether ``rank`` is known to have done all of its part in this operation."""
-        return int(self._lib.mpp_arrived(call.handle, rank)) > 1
-
-    def can_see_arrivals(self, call: PendingWork) -> bool:
-        """Return whether :meth:`has_arrived` knows: only where all ranks share memory."""
-        return all(int(self._lib.mpp_arrived(call.handle, rank)) >= 0 for rank in range(self._size))
+    def arrivals(self, call: PendingWork) -> list[int]:
+        """Of each rank 1 if it has come to this operation, 2 if it has done its part; -1 where memory is not shared."""
+        return [int(self._lib.mpp_arrived(call.handle, rank)) for rank in range(self._size)]
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
@@ -269,8 +249,12 @@ class ProcessGroupMPI(dist.ProcessGroup):
         self._calls.broken = f"{self.label} is out of step since {why}"
 
     def gave_up(self, call: PendingWork) -> None:
-        """``call`` has failed here: what others send for it, over MPI, may come and find nobody."""
-        if not self.communicator.shares_memory or not self.can_see_arrivals(call):
+        """``call`` has failed here: what others send for it, over MPI, may come and find nobody.
+
+        And those who read its tensors on this rank's device must not take for good what they find there.
+        """
+        self._lib.mpp_group_gave_up(self._handle)
+        if not self.communicator.choice.own or min(self.arrivals(call)) < 0:
             self.communicator.may_be_sent_to = True
 
     def take_back(self, call: PendingWork) -> None:
@@ -292,7 +276,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
 
     def get_error(self) -> Any:
         """c10d's ErrorType of the last failure: SUCCESS, TIMEOUT, REMOTE_ERROR (a rank died) or COMM_ERROR."""
-        kinds = torch_internals.error_type()
+        kinds = torch_internals.find(f"{torch_internals.C10D}:ErrorType")
         if self._failure is None:
             return kinds.SUCCESS
         if self._timed_out:

@@ -1,30 +1,50 @@
 """Plain tensors for C in place of a call's own: of what C does not take as it is, for every operation.
 
 What an operation reads and writes is said by its roles in operations.py. By these :class:`Method` makes a
-:class:`~torchmpi_plugin.tensors.operands.Plain` for each tensor: memory in which its elements lie in order; and what
-puts the results into the user's tensors. Then C reads the call again. If it cannot, ``refused.py`` says why.
+:class:`Plain` for each tensor: memory in which its elements lie in order; and what puts the results into the user's
+tensors. Then C reads the call again, and raises what is wrong with it (c_src/python/methods.c).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _bridge, operations
-from ..engine.work import Work
 from ..tensors import arguments, overlaps
-from ..tensors.arguments import ArgumentError, Finish, NotDenseError, WithoutMemoryError, bytes_of, check, single
-from ..tensors.operands import plain
+from ..tensors.arguments import ArgumentError, Finish, NotDenseError, WithoutMemoryError, check
+from ..tensors.dtypes import DTYPES
 from ..tensors.overlaps import Memory
-from . import forms, refused, several, sparse
+from . import forms, several, sparse
 from .dispatching import through_dispatcher
 from .group import ProcessGroupMPI as Group
 from .starting import tell_of_no_memory
 
 Tensors = Sequence[torch.Tensor]
+
+
+class Plain(tuple):  # type: ignore[type-arg]  # a named one takes a call of Python's to make
+    """A tensor and the memory of its elements, which lie there in order.
+
+    The tensor, address, number of elements, bytes of each, rows, dtype, C's number of that (-1: none), shape and dtype
+    for the flight recorder, device (None: host memory).
+    """
+
+    __slots__ = ()
+
+
+def plain(tensor: torch.Tensor, buffer: torch.Tensor) -> Plain:
+    """The user's ``tensor``, whose elements are or will be in the contiguous ``buffer``."""
+    dtype, shape = buffer.dtype, tensor.shape
+    return Plain(
+        (
+            *(tensor, buffer.data_ptr(), buffer.numel(), dtype.itemsize, shape[0] if shape else 1),
+            *(dtype, DTYPES.get(dtype, -1), (shape, dtype), None if buffer.is_cpu else buffer.device),
+        )
+    )
 
 
 #: What C is given (``mpp_start_plain``):
@@ -37,17 +57,18 @@ Tensors = Sequence[torch.Tensor]
 Operands = tuple[tuple[Any, ...], Finish, Any, list[torch.Tensor] | None, int]
 
 
-def _first_of(lists: Any, operation: str) -> Any:
-    """The one inner list of an argument that c10d passes as a list of lists; a list of nothing is itself.
+def _tensors_in(argument: Any, operation: str) -> list[torch.Tensor]:
+    """The tensors of a list or of lists, or the one that an argument is; each checked."""
+    if isinstance(argument, (list, tuple)):
+        return [tensor for each in argument for tensor in _tensors_in(each, operation)]
+    return [check(argument, operation)]
 
-    Raises:
-        ValueError: there are several.
-    """
-    if not lists or not isinstance(lists[0], (list, tuple)):
-        return lists
-    if len(lists) > 1:
-        raise ArgumentError(f"{operation}: one tensor per rank goes with one list of tensors, not {len(lists)}")
-    return lists[0]
+
+def _with(plains: Iterator[Plain], argument: Any) -> Any:
+    """The argument with these in place of its tensors, as long as there are any."""
+    if isinstance(argument, (list, tuple)):
+        return [_with(plains, each) for each in argument]
+    return next(plains, argument)
 
 
 class Method:
@@ -73,7 +94,8 @@ class Method:
         roles, _, others = row.roles.partition(" ")
         self._out, _, self._in = roles.partition("+")
         self._has_root, self._reduces = "root" in others.split(), row.reduces
-        #: The operands of a call: of the group, its arguments, and where the results go, if that is settled.
+        #: The operands of a call: of the group, its arguments, where the results go, if that is settled, and whether
+        #: what is written is to be apart from what is read.
         of_tensors = self._moved if self._in else self._in_place
         self.made_plain: Callable[..., Operands] = self._message if not roles or "@" in roles else of_tensors
 
@@ -90,11 +112,14 @@ class Method:
             return group._show_to_modes(group, self.row.method, *given)
         return self.first_form(group, *given)
 
-    def first_form(self, group: Group, *given: Any) -> Any:
-        """The same of the first form, which no TorchDispatchMode is to see."""
+    def first_form(self, group: Group, *given: Any, memory: Memory | None = None) -> Any:
+        """The same of the first form, which no TorchDispatchMode is to see; ``memory``: the results', if settled."""
         before = group._calls.sequence
         try:
-            return self.start(group, given)
+            for apart in (False, True):  # results that lie where is read are put elsewhere
+                work = _bridge.start_plain(self.in_c, *self.made_plain(group, given, memory, apart))
+                if work is not NotImplemented:
+                    return work
         except WithoutMemoryError:
             if not hasattr(dist.ProcessGroup, self._dispatched):
                 raise
@@ -106,60 +131,49 @@ class Method:
             if "@" not in self.row.roles:  # all ranks call it
                 tell_of_no_memory(group, self.row.method, before)
             raise
+        else:
+            raise ArgumentError(f"{self.row.name}: these arguments do not go together")
         # Not in the handler: errors are to show one cause only.
         return through_dispatcher(group, self._dispatched, self.first_form, given)
 
-    def start(self, group: Group, given: tuple[Any, ...], memory: Memory | None = None) -> Work:
-        """The same of dense tensors with memory; ``memory``: the results', where that is settled."""
-        work = _bridge.start_plain(self.in_c, *self.made_plain(group, given, memory))
-        if work is NotImplemented:
-            raise refused.explain(group, self.row, given, self.tensors_of)
-        return work
-
     # ---- the operands, by the roles ----
 
-    def _message(self, group: Group, given: tuple[Any, ...], _: Memory | None) -> Operands:
+    def _message(self, group: Group, given: tuple[Any, ...], *_: Any) -> Operands:
         name = self.row.name
-        if not self._out:  # a barrier
+        if not self._out or len(given[0]) != 1:  # a barrier; or C refuses it
             return (group, *given), None, None, None, 1
-        tensor, writes = single(given[0], name), self._out.startswith("out")
+        tensor, writes = check(given[0][0], name), self._out.startswith("out")
         buffer, finish = arguments.writable(tensor, name) if writes else (arguments.readable(tensor), None)
         return (group, plain(tensor, buffer), *given[1:]), finish, buffer, None, 1
 
-    def _moved(self, group: Group, given: tuple[Any, ...], memory: Memory | None) -> Operands:
+    def _moved(self, group: Group, given: tuple[Any, ...], memory: Memory | None, apart: bool) -> Operands:
         if self.row.method == "allgather" and len(given[1]) > 1:
             buffers, packed, finish, results = several.packed(group.size(), *given[:2])
             tensors = [plain(buffer, buffer) for buffer in buffers], plain(packed, packed)
             return (group, *tensors, *given[2:]), finish, (packed, buffers), results, len(given[0])
-        outs, ins = self.tensors_of(group, given)
+        is_root = not self._has_root or given[-1].rootRank == group.rank()
+        outs, ins = (
+            _tensors_in(argument, self.row.name) if is_root or not role.endswith("[root]") else []
+            for role, argument in ((self._out, given[0]), (self._in, given[1]))
+        )
+        has_one_result = self._out == "out"
+        buffers, finish = memory or overlaps.results(outs, self.row.name, apart and has_one_result)
         sources = [arguments.readable(tensor) for tensor in ins]
-        (buffers, finish), sources = self._apart(group.rank(), outs, sources, memory)
-        places = _plain(self._out, outs, buffers), _plain(self._in, ins, sources)
-        return (group, *places, *given[2:]), finish, (sources, buffers), None, 1
+        if apart and not has_one_result:
+            sources = [source.detach().clone(memory_format=torch.contiguous_format) for source in sources]
+        output, source = _with(map(plain, outs, buffers), given[0]), _with(map(plain, ins, sources), given[1])
+        return (group, output, source, *given[2:]), finish, (sources, buffers), None, 1
 
-    def _apart(self, rank: int, outs: Tensors, sources: Tensors, memory: Memory | None) -> tuple[Memory, Tensors]:
-        """Memory for the results, and the sources, of which none lies in it but what this rank sends itself."""
-        name, own = self.row.name, rank if "[" in self._in else 0
-        own = own if own < len(sources) and "/" not in self._in else -1
-        if self._out == "out":
-            block = rank * bytes_of(outs[0]) if "*" in self._in else 0
-            address = sources[own].data_ptr() + block if sources else 0
-            return memory or overlaps.result(outs[0], name, sources, own, address), sources
-        buffers, _ = memory = memory or overlaps.results(outs, name)
-        place = rank if "[" in self._out and "*" not in self._out else 0
-        if own < 0 or place >= len(buffers):
-            return memory, overlaps.inputs(sources, buffers)
-        block = rank * bytes_of(sources[own]) if "*" in self._out else 0
-        return memory, overlaps.inputs(sources, buffers, own, buffers[place].data_ptr() + block)
-
-    def _in_place(self, group: Group, given: tuple[Any, ...], memory: Memory | None) -> Operands:
+    def _in_place(self, group: Group, given: tuple[Any, ...], memory: Memory | None, _: bool) -> Operands:
         (tensors, opts), at_root = given, True
         name, reduces = self.row.name, self._reduces
         if self._has_root:
-            at_root = arguments.check_root(opts.rootRank, group.size(), name) == group.rank()
+            at_root = opts.rootRank == group.rank()
         if (len(tensors) > 1 and name == "all_reduce") or (len(tensors) != 1 and name == "broadcast"):
             return self._of_several(group, tensors, opts, at_root)
-        tensor = check(tensors[0], name) if len(tensors) == 1 else single(tensors, name)
+        if len(tensors) != 1:  # C refuses it
+            return (group, *given), None, None, None, 1
+        tensor = check(tensors[0], name)
         if memory is not None:
             [buffer], finish = memory
         elif not self._has_root or at_root == reduces:  # a root's result, or what others receive from it
@@ -180,34 +194,5 @@ class Method:
         finish = several.copied(buffer, others, name, finish)
         return (group, plain(tensor, buffer), opts), finish, buffer, list(tensors), 1
 
-    def tensors_of(self, group: Group, given: tuple[Any, ...]) -> tuple[Tensors, Tensors]:
-        """The tensors that are written, and those that are read: of a root's list none elsewhere.
-
-        Raises:
-            ValueError, TypeError: one is none that can be, or somebody else passes what the root alone gives.
-        """
-        name, is_root = self.row.name, True
-        if self._has_root:
-            is_root = arguments.check_root(given[-1].rootRank, group.size(), name) == group.rank()
-        found: list[Tensors] = []
-        for role, argument, what in ((self._out, given[0], "output"), (self._in, given[1], "input")):
-            if role.endswith("*[root]") and not is_root:
-                found.append(())
-            elif "[" not in role or "*" in role:
-                found.append([single(argument, name)])
-            elif role.endswith("[root]") and not is_root:
-                if argument and _first_of(argument, name):
-                    raise ArgumentError(f"{name}: only the root may pass an {what} list")
-                found.append(())
-            else:
-                found.append([check(tensor, name) for tensor in _first_of(argument, name)])
-        return found[0], found[1]
-
 
 _TYPES: dict[str, Any] = {"tensor": torch.Tensor, "list": (list, tuple), "int": int}
-
-
-def _plain(role: str, tensors: Tensors, buffers: Tensors) -> Any:
-    """As the method takes its argument of this role."""
-    made = [plain(tensor, buffer) for tensor, buffer in zip(tensors, buffers, strict=True)]
-    return made if "[" in role and "*" not in role else made[0] if made else None

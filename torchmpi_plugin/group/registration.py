@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,8 +37,8 @@ class Record(NamedTuple):
 
     number: int
     window: int
-    dtype: str
-    shape: Sequence[int]
+    dtype: torch.dtype
+    shape: torch.Size
     memory: Share | None
     offset: int
     counters: Share | None
@@ -46,20 +46,19 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, number: int, window: int, tensor: torch.Tensor, counters: torch.Tensor) -> Record:
         """This rank's."""
-        dtype, offset = str(tensor.dtype).removeprefix("torch."), tensor.storage_offset() * tensor.element_size()
         memory, counted_at = allocation.share_of(tensor), allocation.share_of(counters)
-        return cls(number, window, dtype, tensor.shape, memory, int(offset), counted_at)
+        offset = tensor.storage_offset() * tensor.element_size()
+        return cls(number, window, tensor.dtype, tensor.shape, memory, int(offset), counted_at)
 
     def encoded(self) -> torch.Tensor:
         """As bytes, as many for each rank."""
-        return torch.frombuffer(bytearray(json.dumps(self).encode().ljust(RECORD_BYTES)), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(pickle.dumps(self).ljust(RECORD_BYTES)), dtype=torch.uint8)
 
-    @classmethod
-    def decoded(cls, row: torch.Tensor) -> Record:
+    @staticmethod
+    def decoded(row: torch.Tensor) -> Record:
         """Decode a rank's message."""
-        record = cls(*json.loads(bytes(row.tolist())))
-        memory, counters = (None if share is None else Share(*share) for share in (record.memory, record.counters))
-        return record._replace(memory=memory, counters=counters)
+        found: Record = pickle.loads(bytes(row.tolist()))
+        return found
 
 
 class Peer(NamedTuple):
@@ -72,7 +71,7 @@ class Peer(NamedTuple):
 
 
 def _find(record: Record, process: Process | None) -> Peer:
-    dtype, shape = getattr(torch, record.dtype), torch.Size(record.shape)
+    dtype, shape = record.dtype, record.shape
     memory = allocation.map_from(process, record.memory)
     counters = None if memory is None else allocation.map_from(process, record.counters)
     if memory is None or counters is None:
@@ -88,7 +87,7 @@ class Registration:
         handle: the C window, valid as long as this object.
         peers: every rank's tensor.
         takes_messages: some rank of the group reaches some other's tensor by messages.
-        waits: operations that wait for a signal.
+        works: signals that are under way, or waited for.
     """
 
     def __init__(self, engine: Engine, group: int, number: int, tensor: torch.Tensor, counters: torch.Tensor) -> None:
@@ -96,7 +95,7 @@ class Registration:
         self._kept = tensor, counters
         self.peers: list[Peer] = []
         self.takes_messages = True
-        self.waits: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.works: weakref.WeakSet[Any] = weakref.WeakSet()
         length = arguments.bytes_of(tensor)
         self.closed = True
         self.handle: int = self._lib.mpp_window_new(group, number, tensor.data_ptr(), length, counters.data_ptr())
@@ -125,7 +124,7 @@ class Registration:
 
     def close(self, why: str) -> bool:
         """Nothing comes in any more; False (and nothing closed) while MPI writes to the tensor."""
-        for work in list(self.waits):
+        for work in list(self.works):
             work.if_cancelled = DistBackendError(f"{work}: {why}")
         self.closed = not self._lib.mpp_window_close(self.handle)
         return self.closed

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..communicator import membership
-from ..diagnosis import comparison
+from ..diagnosis import comparison, monitor
 from ..errors import DistBackendError
 from ..mpi import failures, runtime
 from ..tensors.arguments import ArgumentError, check_timeout
@@ -69,28 +69,11 @@ def split_group(
     device_types: list[torch.device] | None = None,
 ) -> Any:
     """:func:`part` as ``torch.distributed.split_group`` calls it; all tensors' devices stay."""
-    name = group_name or f"{group._name}:split:{group._splits}"
+    name = group_name or f"{group.group_name}:split:{group._splits}"
     made = part(group, dist.PrefixStore(f"{name}/", group._store), new_ranks, name, timeout)
     if made is not None:
-        made.setGroupDesc(group_desc or f"{group._description}:split:{group._splits}")
+        made.setGroupDesc(group_desc or f"{group.group_desc}:split:{group._splits}")
     return made
-
-
-def merge_remote_group(
-    group: Group,
-    store: dist.Store,
-    size: int,
-    timeout: timedelta,
-    group_name: str | None = None,
-    group_desc: str | None = None,
-) -> Any:
-    """One group of several, which torch's own would answer with None for a group in Python.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    runtime.refuse_in_forked_child("merge_remote_group")
-    raise NotImplementedError("merge_remote_group: groups of mpiplus cannot be merged. Make one with new_group")
 
 
 #: What torch's process group leaves to its backend in C++.
@@ -133,10 +116,10 @@ def shrink(group: Group, ranks_to_exclude: list[int], shrink_flags: int = 0, opt
     if dead:
         base = failures.without_the_dead(group.communicator.comm, group.timeout)
     group._splits += 1
-    name = f"{group._name} shrunk {group._splits}"
+    name = f"{group.group_name} shrunk {group._splits}"
     store = dist.PrefixStore(f"{name}/", group._store)
     made = _make_part(group, base, store, stay, name, group.timeout)
-    if world.is_current(group):
+    if monitor.answers_for(group):
         world.adopt(made)
     assert group.as_backend is not None
     return group.as_backend(made)

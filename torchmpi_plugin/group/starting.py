@@ -1,20 +1,19 @@
 """Python's part in a call before it begins, and in its Work; and mpiplus's own operations.
 
 C reads, counts, records and starts every call, and makes its Work (c_src/python/bridge.c). It asks :func:`prepare`
-where the group or the thread is special: it compares or collects calls, is out of step, has got more time, is profiled;
+where the group or the thread is special: it collects calls, is out of step, has got more time, is profiled;
 and where tensors are on a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from .. import _bridge, torch_internals
-from ..diagnosis import comparison
-from ..diagnosis.comparison import Call
 from ..diagnosis.flight_recorder import shapes_of
 from ..engine import profiling
 from ..engine.engine import SLICE_NS
@@ -35,6 +34,32 @@ _CURES = {
 }
 
 
+class Call(NamedTuple):
+    """A call as C has read it.
+
+    Attributes:
+        group, operation: of which group, and its name.
+        start: the name of the function of C's that starts it; None: it is one of mpiplus's own.
+        inputs, outputs: its tensors; None: what it reads is what it writes.
+        root: -1: none.
+        lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
+        elements: of its tensor, where there is one.
+        how: the address of the ``mpp_reduction``; 0: it reduces nothing.
+        keep: the memory that C was given, by group/operands.py.
+    """
+
+    group: Any
+    operation: str
+    start: str | None
+    inputs: list[torch.Tensor] | None
+    outputs: list[torch.Tensor]
+    root: int
+    lengths: list[int]
+    elements: int
+    how: int
+    keep: Any
+
+
 def begin(group: Group, operation: str) -> None:
     """Check that an operation may start here and now."""
     if runtime.forked:
@@ -46,15 +71,14 @@ def begin(group: Group, operation: str) -> None:
         group._forget_coalesced()
     if group._engine.only_thread is not None:
         group._engine.check_thread(operation)
-    if profiling.wanted():
-        profiling.begin(operation)
 
 
 def prepare(*read: Any) -> tuple[Any, ...]:
-    """Called by C, with what :class:`~torchmpi_plugin.diagnosis.comparison.Call` has, before it begins a special call.
+    """Called by C, with what :class:`Call` has, before it begins a special call.
 
     Returns:
-        The staging; what ``Halves`` has, or None for each; whether it has been counted; the deadline's extra seconds.
+        The staging; what begins the first of two halves, the second one, and what it keeps, or None for each; the
+        deadline's extra seconds.
     """
     call = Call(*read)
     group, halves, staging = call.group, None, 0
@@ -63,19 +87,17 @@ def prepare(*read: Any) -> tuple[Any, ...]:
     on_device = [tensor for tensor in (*call.outputs, *inputs) if not tensor.is_cpu] if call.start else ()
     if on_device:
         halves = _on_device(call)
-    compares = group._calls.compares and call.peer is None
-    if compares:
-        _compare(call)
-    if on_device:
         staging = stage(group, on_device[0], not call.how or halves is not None)
-    if profiling.events:
-        profiling.describe(call.operation, inputs, call.outputs, lambda: _for_profilers(group))
+    if profiling.wanted():
+        of_group = {"Group size": group.size(), "Process Group Name": group.group_name}
+        of_group["Process Group Ranks"] = str(group._global_ranks)
+        profiling.begin(call.operation, inputs, call.outputs, of_group)
     extension = _extra_seconds(group) if group._calls.extensions else 0.0
     if halves is None:
-        return staging, None, None, None, None, compares, extension
+        return staging, None, None, None, extension
     function, operands, then, keep = halves
     # -1: keep the operation even if it is complete, to go on with it
-    return 0, function, (group._handle, *operands, staging, -1), then, keep, compares, extension
+    return 0, functools.partial(function, group._handle, *operands, staging, -1), then, keep, extension
 
 
 def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]) -> None:
@@ -94,16 +116,32 @@ def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]
 def _on_device(call: Call) -> Halves | None:
     """Return what reduces where the tensors lie; None: C does, in host memory, or there is nothing to do."""
     group, dtype = call.group, call.outputs[0].dtype
-    if not call.how or not group._direct or call.start not in ("allreduce", "reduce_to", "reduce_scatter"):
+    if not call.how or call.start not in ("allreduce", "reduce_to", "reduce_scatter"):
         return None
+    reads = not group._direct and bool(group._lib.mpp_group_reads_devices(group._handle))
     how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", call.how)[0])
     counts = call.lengths[: group.size()] or [call.elements]
-    if not device_reductions.suits(call.outputs[0], sum(counts) * dtype.itemsize, how):
+    limit = group.communicator.choice.limit("cuda_sums" if reads else "cuda_reductions")
+    is_possible = (reads or group._direct) and not (reads and call.start == "reduce_scatter" and len(call.keep[0]) > 1)
+    if not is_possible or not device_reductions.suits(call.outputs[0], sum(counts) * dtype.itemsize, how, limit):
         return None
+    try:
+        return _reducing(call, counts, how, reads)
+    except torch.OutOfMemoryError:
+        if not reads:
+            raise
+        return None  # it goes through shared memory
+
+
+def _reducing(call: Call, counts: Sequence[int], how: Any, reads: bool) -> Halves:
+    """Return what reduces by messages of MPI, or where each rank ``reads`` from the others' devices."""
     if call.start != "reduce_scatter":
-        return device_reductions.to_ranks(group, call.keep, how, None if call.root < 0 else call.root)
+        begin = device_reductions.between_devices if reads else device_reductions.to_ranks
+        return begin(call.group, call.keep, how, call.root)
     inputs, [output] = call.keep
-    return device_reductions.to_one(group, inputs if len(inputs) > 1 else inputs[0], counts, output, how)
+    whole = inputs if len(inputs) > 1 else inputs[0]
+    begin_blocks = device_reductions.scatter_between_devices if reads else device_reductions.to_one
+    return begin_blocks(call.group, whole, counts, output, how)
 
 
 def tell_of_no_memory(group: Group, operation: str, before: int, calls: int = 1) -> None:
@@ -115,31 +153,6 @@ def tell_of_no_memory(group: Group, operation: str, before: int, calls: int = 1)
     """
     while group._calls.sequence < before + calls:
         start(group, operation, group._lib.mpp_no_memory, (group._handle, 0), False, [], is_special=False)
-
-
-def _compare(call: Call) -> None:
-    """Meet all ranks, where the user asked for it (``compares``), and see that they are about to call the same.
-
-    Raises:
-        DistBackendError: on every rank, if they are not; says who calls what. The group stays usable.
-    """
-    group = call.group
-    text, mine = call.signature(_mixes_devices(group))
-    everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
-    operands = group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0
-    name, keep = text + comparison.COMPARING, (mine, everybody)
-    start(group, name, group._lib.mpp_allgather, operands, True, [], call.opts, keep, is_special=False)
-    problem = comparison.disagreement(everybody)
-    if problem:
-        raise DistBackendError(
-            f"{call.operation} (sequence number {group.sequence}, {group.label}) on rank {group.rank()}: detected "
-            f"mismatch between collectives on ranks: {problem}. Nothing was sent; the group can be used again"
-        )
-
-
-def _mixes_devices(group: Group) -> bool:
-    """Return whether ranks with CPU tensors and ranks with CUDA tensors may meet in one collective."""
-    return group.communicator.has_own_collectives and not group._direct
 
 
 def start(
@@ -164,17 +177,9 @@ def start(
         peer: of a message; else it is what all ranks call.
         is_special: :func:`prepare` comes first.
     """
-    operands = (*operands, SLICE_NS if sync else 0)
-    given = group, operation, function, operands, sync, peer, tensors, shapes_of(tensors), opts, keep, is_special
+    begin = functools.partial(function, *operands, SLICE_NS if sync else 0)
+    given = group, operation, begin, sync, peer, tensors, shapes_of(tensors), opts, keep, is_special
     return cast(Work, _bridge.start_function(*given))
-
-
-def _for_profilers(group: Group) -> dict[str, Any]:
-    return {
-        "Group size": group.size(),
-        "Process Group Name": group.group_name,
-        "Process Group Ranks": str(group._global_ranks),
-    }
 
 
 def _extra_seconds(group: Group) -> float:

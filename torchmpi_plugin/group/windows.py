@@ -23,6 +23,8 @@ from .registration import Peer, Record, Registration
 
 #: Kinds of signals: the user's, and those that say that no more will come.
 _SIGNAL, _FAREWELL = 0, 1
+#: c10d's types.
+_OF_ATTRIBUTES = "WindowAttr", "WindowAccessType"
 
 
 class Window:
@@ -41,7 +43,7 @@ class Window:
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """For ``isinstance`` only."""
-        return torch_internals.window_class()
+        return torch_internals.find(f"{torch_internals.C10D}:Window")
 
     # ---- the tensor ----
 
@@ -99,7 +101,10 @@ class Window:
 
     def get_attr(self, peer_rank: int) -> Any:
         """A WindowAttr whose ``access_type`` is UNIFIED if ``map_remote_tensor(peer_rank)`` works, else SEPARATE."""
-        return torch_internals.window_attributes(self._peer(peer_rank, "get_attr").tensor is not None)
+        attributes, kinds = (torch_internals.find(f"{torch_internals.C10D}:{name}") for name in _OF_ATTRIBUTES)
+        found = attributes()
+        found.access_type = kinds.SEPARATE if self._peer(peer_rank, "get_attr").tensor is None else kinds.UNIFIED
+        return found
 
     # ---- communication ----
 
@@ -146,13 +151,14 @@ class Window:
         """Add one to the signals that ``peer_rank`` can wait for; what this rank has put there comes before it."""
         group, registration = self._open("signal")
         self._peer(peer_rank, "signal")
-        return _signal(group, registration, "signal", peer_rank, _SIGNAL, not async_op, opts)
+        return _signal(group, registration, "signal", group._lib.mpp_signal, peer_rank, _SIGNAL, not async_op, opts)
 
     def wait_signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
         """Wait for one signal from ``peer_rank``, and take it. Those that came earlier count."""
         group, registration = self._open("wait_signal")
         self._peer(peer_rank, "wait_signal")
-        return _wait_signal(group, registration, "wait_signal", peer_rank, _SIGNAL, not async_op, opts)
+        wait = group._lib.mpp_wait_signal
+        return _signal(group, registration, "wait_signal", wait, peer_rank, _SIGNAL, not async_op, opts)
 
     # ---- checks ----
 
@@ -228,8 +234,11 @@ def _deregister(group: Group, registration: Registration) -> None:
     name = "tensor_deregister"
     starting.start(group, name, group._lib.mpp_barrier, (group._handle,), True, [])
     others = [rank for rank in range(group.size()) if rank != group.rank()]
-    works = [_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
-    works += [_wait_signal(group, registration, name, rank, _FAREWELL, False, None) for rank in others]
+    works = [
+        _signal(group, registration, name, function, rank, _FAREWELL, False, None)
+        for function in (group._lib.mpp_signal, group._lib.mpp_wait_signal)
+        for rank in others
+    ]
     try:
         for work in works:
             work.wait()
@@ -243,18 +252,14 @@ def _deregister(group: Group, registration: Registration) -> None:
 # ---- signals ----
 
 
-def _signal(group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any) -> Work:
-    operands = registration.handle, peer, kind
-    return starting.start(group, name, group._lib.mpp_signal, operands, sync, [], opts, registration, peer)
-
-
-def _wait_signal(
-    group: Group, registration: Registration, name: str, peer: int, kind: int, sync: bool, opts: Any
+def _signal(
+    group: Group, registration: Registration, name: str, function: Any, peer: int, kind: int, sync: bool, opts: Any
 ) -> Work:
+    """Send one, or wait for one, as C's ``function`` does."""
     operands = registration.handle, peer, kind
-    work = starting.start(group, name, group._lib.mpp_wait_signal, operands, sync, [], opts, registration, peer)
+    work = starting.start(group, name, function, operands, sync, [], opts, registration, peer)
     if not work.finished:
-        registration.waits.add(work)
+        registration.works.add(work)
     return work
 
 

@@ -55,13 +55,8 @@ def adopt(group: Group) -> None:
     group.serves_store = group.rank() == 0 and group.size() > 1
     if group.size() > 1:
         node, secret = group.communicator.place.node_rank, group.communicator.secret
-        monitor.start(group, group.get_group_store(), checkin.store, node, _elsewhere(group), secret)
-
-
-def _elsewhere(group: Group) -> list[int]:
-    """The ranks on other nodes."""
-    communicator = group.communicator
-    return [rank for rank in range(group.size()) if communicator.node_of(rank) != communicator.place.node_rank]
+        elsewhere = [rank for rank in range(group.size()) if group.communicator.node_of(rank) != node]
+        monitor.start(group, group.get_group_store(), checkin.store, node, elsewhere, secret)
 
 
 def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
@@ -75,7 +70,3 @@ def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
     if left:
         return DistBackendError(f"{doing}: {describe_ranks(left)} of the world left the job; look for what ended it")
     return None
-
-
-def is_current(group: Group) -> bool:
-    return monitor.answers_for(group)

@@ -28,12 +28,8 @@ def activate(*names: str) -> None:
         ValueError: another name.
     """
     wanted = settings.integrations(",".join(names)) if names else settings.FRAMEWORKS
-    for name in dict.fromkeys(each for framework in wanted for each in (*_WITH.get(framework, ()), framework)):
-        _activate(name)
-
-
-def _activate(name: str) -> None:
     from .importing import when_imported
 
-    for integration in import_module(f".{name}", __package__).INTEGRATIONS:
-        when_imported(integration)
+    for name in dict.fromkeys(each for framework in wanted for each in (*_WITH.get(framework, ()), framework)):
+        for integration in import_module(f".{name}", __package__).INTEGRATIONS:
+            when_imported(integration)

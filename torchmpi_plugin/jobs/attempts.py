@@ -112,7 +112,8 @@ class Attempts:
             if self._left() == 0 or not is_worth_another(kind, result.returncode, self.restarts.on):
                 return result
             if self._number == self.restarts.most:
-                return result._replace(message=self._used_up(result.message))
+                last = f"\nmpiplus run: this was the last of {self._number} restarts" if self._number else ""
+                return result._replace(message=result.message + last)
             self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
             if (ended := self._wait(result)) is not None:
                 return ended
@@ -123,8 +124,7 @@ class Attempts:
         if self.nodes:
             chosen = self.nodes.choose()
             changes |= {"hosts": self.nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
-        changes = {name: value for name, value in changes.items() if value != getattr(self.spec, name)}
-        return self.start(replace(self.spec, **changes) if changes else self.spec)
+        return self.start(replace(self.spec, **changes))
 
     def _left(self) -> float | None:
         """Of the time of all attempts; None: there is no limit."""
@@ -138,11 +138,6 @@ class Attempts:
                 f"mpiplus run: {', '.join(lost)} no longer answer{'s' if len(lost) == 1 else ''} and will be left out"
             )
         return "lost" if lost else kind
-
-    def _used_up(self, message: str) -> str:
-        if not self.restarts.most:
-            return message
-        return f"{message}\nmpiplus run: this was the last of {self.restarts.most} restarts"
 
     def _wait(self, result: JobResult) -> JobResult | None:
         """Say what has happened and what comes, and wait for it; how the job ended where a signal comes instead."""

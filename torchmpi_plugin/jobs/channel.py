@@ -10,13 +10,14 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-from . import silence
-
 MESSAGE, ATTACHMENT, STDOUT, STDERR = b"J", b"A", b"1", b"2"
 _HEADER = struct.Struct(">cI")
 _LARGEST = 1 << 26  # more than that is no frame of ours
 _PIECE = 1 << 20
-_DEAD_SECONDS = silence.SECONDS
+_DEAD_SECONDS = 45
+#: Of struct tcp_info: how often the same data was sent again in vain, how often in vain it was asked whether more may
+#: come, and ms since anything was acknowledged.
+_SILENCE = struct.Struct("=2xBB52xI")
 
 
 class Frame(NamedTuple):
@@ -62,17 +63,28 @@ class Channel(asyncio.Protocol):
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, connection)
 
     def send(self, kind: bytes, data: bytes) -> None:
-        """Send a frame; to nobody, if the other side is gone."""
-        if self._transport is not None and not self._transport.is_closing():
+        """Send a frame; none without data, and to nobody if the other side is gone."""
+        if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(_HEADER.pack(kind, len(data)) + data)
 
     def say(self, **message: Any) -> None:
         self.send(MESSAGE, json.dumps(message).encode())
 
     def is_silent(self) -> bool:
-        """Return whether the other kernel no longer answers: the node is cut off or dead."""
-        connection = self._transport.get_extra_info("socket") if self._transport is not None else None
-        return connection is not None and silence.is_silent(connection)
+        """Return whether the other kernel has not answered for long, though it was asked: the node is cut off or dead.
+
+        The kernel itself would wait for a quarter of an hour. Keepalive does not run while data is under way that
+        nobody has acknowledged, and TCP_USER_TIMEOUT would also end the connection to a launcher that was stopped
+        (Ctrl-Z), whose kernel answers, but takes nothing.
+        """
+        assert self._transport is not None
+        connection = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, AttributeError, struct.error):
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SILENCE.size)
+            repeated, asked, last_answer = _SILENCE.unpack(info)
+            # A receiver that is full answers each question, at most two minutes after the one before.
+            return bool((repeated or asked > 1) and last_answer > 1000 * _DEAD_SECONDS)
+        return False
 
     def attach(self, data: bytes) -> None:
         """Send what may be long, ahead of a MESSAGE."""

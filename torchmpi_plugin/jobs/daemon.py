@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
-from pathlib import Path
 
 from ..launchers.table import DAEMONS
 from ..node import peers
@@ -28,22 +24,18 @@ class Daemon:
 
     def end(self) -> None:
         """Its launcher is gone, and so is what it has started. It waits for a connection that has died too."""
-        if self._process <= 1 or _name_of(self._process) not in DAEMONS or self.has_died():
-            return
-        with contextlib.suppress(OSError):
-            os.kill(self._process, signal.SIGTERM)
-            until = time.monotonic() + _END_SECONDS
-            while time.monotonic() < until and _name_of(self._process):
-                time.sleep(0.05)
-            if _name_of(self._process) in DAEMONS:
-                os.kill(self._process, signal.SIGKILL)
+        import psutil  # when it is needed: it takes as long as the rest of a supervisor
+
+        with contextlib.suppress(OSError, psutil.Error):
+            process = psutil.Process(self._process)
+            if self._process == 1 or process.name() not in DAEMONS or self.has_died():
+                return
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except psutil.TimeoutExpired:
+                process.kill()
 
 
 def _parent_of(process: int) -> int:
     return int((peers.stat(process) or ["", "0"])[1])
-
-
-def _name_of(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/comm").read_text().strip()
-    return ""

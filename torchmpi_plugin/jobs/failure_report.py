@@ -48,7 +48,7 @@ def find_first(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ra
     complained = [record for record in records if record.complained and record.code != 0 and not record.ended_by_us]
     if complained:
         return min(complained, key=lambda record: record.complained)
-    lost = [record for record in records if record.gone and record.code is None and not record.ended_by_us]
+    lost = [record for record in records if record.gone_without_a_word and not record.ended_by_us]
     return lost[0] if lost and len(lost) < max(2, len(records)) else None
 
 
@@ -126,8 +126,8 @@ def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     if ending.is_timeout:
         late = f"; {describe_ranks(ending.timed_out)} had not ended" if ending.timed_out else ""
         return JobResult(_TIMED_OUT, None, f"{quoted}mpiplus run: the time limit has passed{late}; the job was ended")
-    if ending.recovers and not ending.signalled and _has_recovered(ending.records):
-        return JobResult(0, None, quoted + _describe_recovery(ending.records))
+    if ending.recovers and not ending.signalled and (recovery := _describe_recovery(ending.records)):
+        return JobResult(0, None, quoted + recovery)
     first_failed = find_first(ending.order, ending.records)
     if first_failed is not None:
         failure = failure_of(first_failed, code)
@@ -147,9 +147,8 @@ def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
 def _result_of_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
     """Describe an end where no rank is known to have failed."""
     code = ending.launcher_code or 0
-    left = _left_early(ending)
-    if left:
-        return JobResult(_LEFT, _failure_of_leaving(left), said + _describe_leaving(left, len(ending.records)))
+    if left := _left_early(ending):
+        return _result_of_leaving(left, len(ending.records), said)
     if code or any(record.code != 0 for record in ending.records):
         ended = f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
         return JobResult(code or 1, None, said + ended)
@@ -173,33 +172,24 @@ def _left_early(ending: Ending) -> list[RankRecord]:
     return done if others and ending.launcher_code not in _KILLED else []
 
 
-def _failure_of_leaving(left: Sequence[RankRecord]) -> RankFailure | None:
-    """If only one rank has left, it is to blame."""
-    if len(left) > 1:
-        return None
-    cause = "ended with exit code 0, but without MPI_Finalize"
-    return RankFailure(left[0].rank, left[0].node, _LEFT, left[0].stderr_tail.text(), cause)
-
-
-def _describe_leaving(left: Sequence[RankRecord], ranks: int) -> str:
+def _result_of_leaving(left: Sequence[RankRecord], ranks: int, said: str) -> JobResult:
+    failure, first = None, left[0]
+    if len(left) == 1:  # it is to blame
+        cause = "ended with exit code 0, but without MPI_Finalize"
+        failure = RankFailure(first.rank, first.node, _LEFT, first.stderr_tail.text(), cause)
     names = ", ".join(f"rank {record.rank} on node {record.node}" for record in left[:_SHOWN])
     others = ranks - len(left)
-    return (
+    message = (
         f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "
         f"MPI_Finalize (os._exit?), while {others} rank{'s' if others > 1 else ''} went on, which MPI has ended"
     )
-
-
-def _has_recovered(records: Sequence[RankRecord]) -> bool:
-    """Some have died, not by mpirun's hand, and all others have ended well."""
-    dead = [record for record in records if record.signal or record.gone_without_a_word]
-    survivors = [record for record in records if record not in dead]
-    if not dead or not survivors or any(record.ended_by_mpi for record in dead):
-        return False
-    return all(record.code == 0 for record in survivors)
+    return JobResult(_LEFT, failure, said + message)
 
 
 def _describe_recovery(records: Sequence[RankRecord]) -> str:
+    """Name those that have died, not by mpirun's hand, where all others have ended well; empty: it was not so."""
     dead = [record for record in records if record.code != 0]
+    if len(dead) == len(records) or any(it.ended_by_mpi or not (it.signal or it.gone_without_a_word) for it in dead):
+        return ""
     lines = [f"rank {record.rank} on node {record.node} was {describe_ending(record)}" for record in dead]
     return "\n".join(f"mpiplus run: {line}; the others went on, and ended well" for line in lines)

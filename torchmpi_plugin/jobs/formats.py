@@ -16,11 +16,6 @@ def torch_variables(fields: Mapping[str, int], nodes: int) -> dict[str, str]:
     return {name.upper(): str(value) for name, value in values.items()} | {"ROLE_NAME": "default"}
 
 
-def expand(format_: str, values: Mapping[str, int]) -> str:
-    """``format_`` with its fields replaced."""
-    return format_.format(**{name: values[name] for name in FIELDS})
-
-
 def check_format(format_: str, ranks: int) -> None:
     """See that a FORMAT gives each rank a file of its own.
 
@@ -29,14 +24,12 @@ def check_format(format_: str, ranks: int) -> None:
     """
     known = ", ".join(f"{{{name}}}" for name in FIELDS)
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(format_) if name is not None]
-        unknown = [name for name in fields if name not in FIELDS]
-        if unknown:
-            raise ValueError(f"{format_!r} has the unknown field {{{unknown[0]}}}; there are {known}")
-        expand(format_, dict.fromkeys(FIELDS, 0))
+        fields = {name for _, name, _, _ in string.Formatter().parse(format_) if name is not None}
+        if not (unknown := fields - {*FIELDS}):
+            format_.format_map(dict.fromkeys(FIELDS, 0))
     except (ValueError, IndexError, KeyError) as error:
-        if "unknown field" in str(error):
-            raise
         raise ValueError(f"{format_!r} is no file name with fields: {error}; the fields are {known}") from None
-    if ranks > 1 and not {"rank", "local_rank"} & set(fields):
+    if unknown:
+        raise ValueError(f"{format_!r} has the unknown field {{{min(unknown)}}}; there are {known}")
+    if ranks > 1 and not {"rank", "local_rank"} & fields:
         raise ValueError(f"{format_!r} is the same file for all {ranks} ranks; put {{rank}} into it")

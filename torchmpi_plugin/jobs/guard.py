@@ -12,14 +12,12 @@ import json
 import os
 import signal
 import sys
-from typing import NoReturn
 
 from .. import settings
 from ..node import node
 from .signals import FORWARDED
 
 _KILLED = 128
-VARIABLE = settings.JOB  # for the supervisors, from the launcher: where it listens
 
 
 def attachment() -> bytes:
@@ -30,8 +28,14 @@ def attachment() -> bytes:
 
 def _guard(supervisor: int) -> int:
     """Pass signals on until the supervisor ends; its exit code."""
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(supervisor, number)
+            os.kill(supervisor, signal.SIGCONT)  # one that was stopped is to hear it
+
     for number in FORWARDED:
-        signal.signal(number, lambda received, _: _pass_on(supervisor, received, signal.SIGCONT))
+        signal.signal(number, pass_on)
     _, status = os.waitpid(supervisor, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
@@ -39,34 +43,21 @@ def _guard(supervisor: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_as(code: int, tells_of_deaths: bool) -> NoReturn:
-    """End with the program's code; where MPI tells others of deaths, by SIGKILL if a signal has killed the program.
-
-    Open MPI tells the others of the death of a rank, without which MPI_Comm_shrink waits for it for ever, if its
-    process was killed; an exit code would be an end like any other.
-    """
-    if tells_of_deaths and code > _KILLED:
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(code)
-
-
-def _pass_on(process: int, *numbers: int) -> None:
-    """The signals; SIGCONT among them has one that was stopped hear the others."""
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        for number in numbers:
-            os.kill(process, number)
-
-
 def main() -> None:
     """Be the guard, and its child the supervisor."""
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)  # a launcher may have been started with some of them ignored
-    contact = json.loads(os.environ.pop(VARIABLE))
+    contact = json.loads(os.environ.pop(settings.JOB))  # from the launcher: where it listens
     guard_gone, keep = os.pipe()
     supervisor = os.fork()
     if supervisor:
         os.close(guard_gone)
-        _end_as(_guard(supervisor), contact.get("tells_of_deaths", False))
+        code = _guard(supervisor)
+        # Open MPI tells the others of the death of a rank, without which MPI_Comm_shrink waits for it for ever, if its
+        # process was killed; an exit code would be an end like any other.
+        if code > _KILLED and contact["tells_of_deaths"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(code)
     os.close(keep)
     guard = os.getppid()
     os.setsid()

@@ -13,6 +13,7 @@ from ..launchers.command import launch_command, launch_environment
 from ..launchers.mpirun import Launcher, find_launcher
 from .failure_report import result_of
 from .job_monitor import JobMonitor
+from .loop import run
 from .outcome import JobResult
 from .output import Terminal
 from .spec import JobSpec
@@ -37,7 +38,7 @@ def run_job(spec: JobSpec) -> JobResult:
         how = f"mpiplus run: {launcher.version} ({launcher.path})\n    {shlex.join(argv)}"
         print(how, file=spec.err or sys.stderr)
     monitor = JobMonitor(spec, _terminals(spec))
-    monitor.run(argv, launch_environment(launcher, layout, spec.environment()))
+    run(monitor.run(argv, launch_environment(launcher, layout, spec.environment())))
     return result_of(monitor.ending, Path(launcher.path).name, spec.verbose)
 
 

@@ -18,11 +18,10 @@ from ..node import node
 from ..node.listener import Listener
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
 from .formats import torch_variables
-from .guard import VARIABLE
 from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
-from .loop import Alarm, raise_into, run
+from .loop import Alarm, raise_into
 from .outcome import Ending, RankRecord
 from .output import Terminal, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
@@ -66,7 +65,7 @@ class Member:
 
         # Another container's processes have other numbers: be sure that it is ours.
         with contextlib.suppress(OSError, psutil.Error):
-            if secret in psutil.Process(self.process).environ().get(VARIABLE, ""):
+            if secret in psutil.Process(self.process).environ().get(settings.JOB, ""):
                 node.kill_session(self.process)
                 self.record.is_killed = True
 
@@ -80,36 +79,30 @@ class JobMonitor:
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
         self._secret = secrets.token_hex(16)
         self._channels: set[Channel] = set()
-        self._opening: set[asyncio.Task[None]] = set()
         self._members: dict[int, Member] = {}
         self._interrupted: dict[int, Interrupted] = {}
         records = [RankRecord(rank) for rank in range(spec.layout.ranks)]
         self.ending = Ending(records, recovers=asks_for_recovery(spec.mpi_args))
         self._started = self._closing = self._done = self._held = self._given_up = False
         self._ended_at = self._read_until = _NEVER
-        self._terminate = Alarm(lambda: self._end(signal.SIGTERM))
         self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
         self._unheard = Alarm(self._give_up)
         self._tracebacks, self._name_others = Tracebacks(), Alarm(self._say_who_else)
         self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
 
-    def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    async def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start mpirun and return when it and all ranks have ended."""
-        run(self._run(argv, environment))
-
-    async def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         raise_into(self._over)
         here = self._layout.here
-        address = "127.0.0.1" if here else ""
-        addresses = [address] if here else node.addresses(of_all_interfaces=True)
-        self._listener = Listener(self._secret, address, self._layout.ranks, self._welcome)
+        self._listener = Listener(self._secret, node.LOOPBACK if here else "", self._layout.ranks, self._welcome)
+        addresses = node.addresses(here, of_all_interfaces=True)
         contact = {"addresses": addresses, "port": self._listener.port, "secret": self._secret}
         contact["tells_of_deaths"] = self._tells_of_deaths
         try:
             with caught(FORWARDED, self._loop, self._signalled):
-                await self._watch(argv, {**environment, VARIABLE: json.dumps(contact)})
+                await self._watch(argv, {**environment, settings.JOB: json.dumps(contact)})
         finally:
             self._listener.close()
             for channel in self._channels:
@@ -150,13 +143,11 @@ class JobMonitor:
 
     # ---- the supervisors ----
 
-    def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome(self, connection: socket.socket) -> None:
         end_unanswered(connection)
         channel = Channel(lambda frame: self._greeted(channel, frame), lambda: self._channels.discard(channel))
         self._channels.add(channel)
-        task = self._loop.create_task(channel.open(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        await channel.open(connection)
 
     def _greeted(self, channel: Channel, frame: Frame) -> None:
         """A supervisor's first words."""
@@ -199,10 +190,7 @@ class JobMonitor:
             fields = {"rank": rank, "world_size": len(members), "local_rank": place.local_rank}
             fields |= {"node_rank": place.node_rank, "local_world_size": place.local_size}
             fields["attempt"] = self._spec.attempt
-            if place.local_rank not in (self._spec.shown_local_ranks or [place.local_rank]):
-                member.record.hidden = True
-                for terminal in self._terminals.values():
-                    terminal.hidden.add(rank)
+            member.record.hidden = place.local_rank not in (self._spec.shown_local_ranks or [place.local_rank])
             threads = max(1, len(cores[member.identity]) // place.local_size)
             who = torch_variables(fields, len(set(nodes)))
             who |= {name: members[0].master[name] for name in wanted}
@@ -214,33 +202,25 @@ class JobMonitor:
             )
 
     def _heard(self, member: Member, frame: Frame) -> None:
-        record = member.record
+        record, said = member.record, frame.message if frame.kind == MESSAGE else {}
         if frame.kind == STDOUT:
-            self._terminals[STDOUT].show(record.rank, frame.data)
+            self._show(STDOUT, record, frame.data)
         elif frame.kind == STDERR:
             self._heard_stderr(record, frame.data)
-        elif frame.kind == MESSAGE and frame.message.get("event") == "leaving":
+        elif said.get("event") == "leaving":
             if not record.ended_by_us and not record.ended_by_mpi:
-                record.leaves, record.left_with = True, frame.message["code"]
+                record.leaves, record.left_with = True, said["code"]
                 self.ending.order.append(record)
-        elif frame.kind == MESSAGE and frame.message.get("event") == "ended":
-            said = frame.message
+        elif said.get("event") == "ended":
             record.code, record.signal, record.error = said["code"], said["signal"], said["error"]
             record.ended_by_mpi |= said["by_mpi"]
             if record.ended_by_mpi and not record.signal:
                 record.ended_by_mpi = False  # it has ended by itself meanwhile, as who calls MPI_Abort does
-            if record not in self.ending.order:
-                self.ending.order.append(record)
-            if record.code:
-                self._failed()
-        elif frame.kind == MESSAGE and frame.message.get("event") == "told":
-            self._told_all(member)
-        self._look_again.set(0)
-
-    def _told_all(self, member: Member) -> None:
-        """MPI takes a rank for alive as long as its supervisor is, also where it would tell others of its death."""
-        if member.record.code == 0 or self._tells_of_deaths:
+            self._ended(record)
+        elif said.get("event") == "told" and (record.code == 0 or self._tells_of_deaths):
+            # MPI takes a rank for alive as long as its supervisor is, also where it would tell others of its death.
             member.dismiss()
+        self._look_again.set(0)
 
     def _lost(self, member: Member) -> None:
         self._channels.discard(member.channel)
@@ -248,14 +228,14 @@ class JobMonitor:
             return
         member.record.gone = True
         if member.record.code is None:
-            if member.record not in self.ending.order:
-                self.ending.order.append(member.record)
-            self._failed()
+            self._ended(member.record)
         self._look_again.set(0)
 
-    def _failed(self) -> None:
-        """One rank is dead, and so is the job, unless MPI was asked to let the others go on."""
-        if not self._closing and not self.ending.recovers:
+    def _ended(self, record: RankRecord) -> None:
+        """If it has failed or is dead, so is the job, unless MPI was asked to let the others go on."""
+        if record not in self.ending.order:
+            self.ending.order.append(record)
+        if record.code != 0 and not self._closing and not self.ending.recovers:
             self._end(signal.SIGTERM)
 
     # ---- the output ----
@@ -272,7 +252,11 @@ class JobMonitor:
         if terminal.has_prefix and not record.hidden:
             shown = self._tracebacks.without_the_known(record.rank, shown)
             self._name_others.set(_OTHERS_SECONDS)
-        terminal.show(record.rank, shown)
+        self._show(STDERR, record, shown)
+
+    def _show(self, kind: bytes, record: RankRecord, data: bytes) -> None:
+        if not record.hidden:
+            self._terminals[kind].show(record.rank, data)
 
     def _say_who_else(self, at_once: bool = False) -> None:
         """And show what was held of tracebacks for too long."""
@@ -302,7 +286,7 @@ class JobMonitor:
         if self._ended_at == _NEVER:
             self._ended_at = now
             for rank, interrupted in self._interrupted.items():
-                self._terminals[STDERR].show(rank, interrupted.rest())
+                self._show(STDERR, self.ending.records[rank], interrupted.rest())
             self._say_who_else(at_once=True)
             for terminal in self._terminals.values():
                 terminal.finish()
@@ -325,7 +309,8 @@ class JobMonitor:
         """End what still runs, with a signal now and SIGKILL after the grace."""
         self._close()
         if not self._started:
-            self._hang_up()
+            for member in self._running():
+                member.channel.drop()
             self._process.end_in(0)
             return
         for member in self._running():
@@ -348,10 +333,6 @@ class JobMonitor:
         self._read_until = min(self._read_until, self._loop.time() + self._spec.grace)
         for writer in self._writers():
             writer.is_patient = False
-
-    def _hang_up(self) -> None:
-        for member in self._running():
-            member.channel.drop()
 
     def _fail(self, text: str) -> None:
         """End a job that has not started."""
@@ -391,12 +372,10 @@ class JobMonitor:
             self.ending.launcher_code = self._process.code
             self._loop.call_later(self._spec.grace + 2 * _LAUNCHER_SECONDS, self._give_up)
             if not self._started:
-                self.ending.trouble = self.ending.trouble or "the ranks did not come up"
-                self._close()
-                self._hang_up()
+                self._fail("the ranks did not come up")
             elif not self._closing and self._running():
                 self._close()
-                self._terminate.set(_OWN_ENDING_SECONDS)
+                self._loop.call_later(_OWN_ENDING_SECONDS, self._end, signal.SIGTERM)
                 for member in self._running():
                     member.record.ended_by_mpi = True
         self._look_again.set(0)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from .stderr_tail import TRACEBACK, StderrTail
 
+_COMPLAINTS = (TRACEBACK, "ends the job", "MPI_Abort")
+
 
 @dataclass(frozen=True)
 class RankFailure:
@@ -54,14 +56,10 @@ class RankRecord:
 
     def heard(self, lines: Sequence[str], now: float) -> None:
         """Remember what it wrote to stderr."""
-        if not self.complained and any(_is_complaint(line) for line in lines):
+        if not self.complained and any(word in line for line in lines for word in _COMPLAINTS):
             self.complained = now
         for line in lines:
             self.stderr_tail.add(line)
-
-
-def _is_complaint(line: str) -> bool:
-    return TRACEBACK in line or "ends the job" in line or "MPI_Abort" in line
 
 
 @dataclass

@@ -43,11 +43,7 @@ class LineBuffer:
 
 
 class Terminal:
-    """The place where the output of all ranks comes together.
-
-    Attributes:
-        hidden: ranks of which nothing is shown.
-    """
+    """The place where the output of all ranks comes together."""
 
     def __init__(
         self, stream: TextIO, prefix: bool, colour: bool, writer: Writer | None = None, attempt: int = 0
@@ -59,13 +55,11 @@ class Terminal:
         self._colour = colour
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._unfinished: int | None = None
-        self.hidden: set[int] = set()
 
     def show(self, rank: int, data: bytes) -> None:
-        """Have written what a rank has printed, unless it is hidden."""
+        """Have written what a rank has printed."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
-        text = decoder.decode(data)
-        lines = [] if rank in self.hidden else _LINE.findall(text)
+        lines = _LINE.findall(decoder.decode(data))
         if lines:
             continues = self._unfinished == rank
             start = "\n" if self._unfinished is not None and not continues else ""

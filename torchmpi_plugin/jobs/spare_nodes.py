@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ..launchers.batch import allocated_nodes
-from ..launchers.layout import parse_nodes, read_hostfile
 from .outcome import Ending, RankRecord
 
 
@@ -60,16 +57,3 @@ class SpareNodes:
 
 def _is_lost(record: RankRecord) -> bool:
     return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.node
-
-
-def named_nodes(
-    hosts: str | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
-) -> list[str]:
-    """The nodes that the user names, else those of the batch allocation.
-
-    Raises:
-        ValueError: what the user names cannot be read.
-    """
-    if hosts or hostfile:
-        return [each.name for each in (parse_nodes(hosts) if hosts else read_hostfile(hostfile or ""))]
-    return allocated_nodes(environment)

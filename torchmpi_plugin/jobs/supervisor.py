@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -17,11 +17,9 @@ from ..launchers.table import SLURM
 from ..launchers.variables import who_am_i
 from ..node import leaving, node
 from ..node.calling import call
-from . import handled
+from . import error_file, handled
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon
-from .error_file import ErrorFile
-from .formats import expand
 from .loop import Alarm, raise_into, run
 from .output import LineBuffer
 from .signals import FORWARDED, HARMFUL
@@ -63,7 +61,7 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
 def _master(contact: Mapping[str, Any]) -> dict[str, str]:
     """Return where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now."""
     here = contact["addresses"] == [node.LOOPBACK]
-    return {"MASTER_ADDR": node.own_addresses(here)[0], "MASTER_PORT": str(node.free_port())}
+    return {"MASTER_ADDR": node.addresses(here)[0], "MASTER_PORT": str(node.free_port())}
 
 
 def connect(contact: Mapping[str, Any]) -> socket.socket:
@@ -81,19 +79,20 @@ def connect(contact: Mapping[str, Any]) -> socket.socket:
 class Stream:
     """The program's stdout or stderr."""
 
-    def __init__(
-        self, kind: bytes, pipe: IO[bytes], file: BinaryIO | None, send: Callable[[bytes, bytes], None]
-    ) -> None:
-        self.kind = kind
+    def __init__(self, kind: bytes, pipe: IO[bytes], file: BinaryIO | None, channel: Channel) -> None:
         self.pipe = pipe
         self.file = file
         self.lines = LineBuffer()
         self.quiet = Alarm(self.flush)
-        self._send = send
+        self._kind, self._channel = kind, channel
+
+    def send(self, data: bytes) -> None:
+        """Send the lines that are complete now."""
+        self._channel.send(self._kind, self.lines.feed(data))
 
     def flush(self) -> None:
         """Send what is no complete line as well."""
-        self._send(self.kind, self.lines.flush())
+        self._channel.send(self._kind, self.lines.flush())
 
 
 class Supervisor:
@@ -102,8 +101,8 @@ class Supervisor:
     def __init__(self, guard_gone: int, daemon: Daemon) -> None:
         self._guard_gone, self._daemon = guard_gone, daemon
         self._channel = Channel(self._heard, self._launcher_lost, lambda is_full: self._hold(_BY_CONNECTION, is_full))
-        self._attachment: int | None = None
-        self._error_file: ErrorFile | None = None
+        self._attachment: BinaryIO | None = None
+        self._error_file: Path | None = None
         self._job: Mapping[str, Any] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._streams: list[Stream] = []
@@ -155,22 +154,22 @@ class Supervisor:
         try:
             self._start(self._job)
         except OSError as error:
-            self._cannot_start(error)
+            self._complain(f"cannot start on node {socket.gethostname()}: {error.strerror}: {error.filename}")
+            self._ended(_CANNOT_START)
 
     def _start(self, job: Mapping[str, Any]) -> None:
         os.chdir(job["cwd"])
         files = _open_files(job)
-        path = job["error_file"]
-        self._error_file = ErrorFile(Path(expand(path, job["fields"])) if path else None)
+        self._error_file = error_file.prepare((job["error_file"] or "").format_map(job["fields"]))
         self._leaving, told = os.pipe()
         os.set_inheritable(told, True)
-        leaves = {settings.LEAVING: leaving.name_of(told)}
+        told_of_it = {error_file.VARIABLE: str(self._error_file), settings.LEAVING: leaving.name_of(told)}
         if self._attachment is not None:
-            os.lseek(self._attachment, 0, os.SEEK_SET)
-            os.set_inheritable(self._attachment, True)
+            self._attachment.seek(0)
+            os.set_inheritable(self._attachment.fileno(), True)
         self._child = subprocess.Popen(
             job["command"],
-            env=_environment(job, self._attachment) | self._error_file.variable() | leaves,
+            env=_environment(job, self._attachment) | told_of_it,
             # mpirun's own goes to rank 0; that of the others gives neither data nor its end.
             stdin=None if job["fields"]["rank"] == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -181,17 +180,12 @@ class Supervisor:
         os.close(told)
         self._loop.add_reader(self._leaving, self._hear_of_leaving)
         if self._attachment is not None:
-            os.close(self._attachment)
+            self._attachment.close()
         for kind, pipe, file in zip((STDOUT, STDERR), (self._child.stdout, self._child.stderr), files, strict=True):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            self._streams.append(Stream(kind, pipe, file, self._send))
+            self._streams.append(Stream(kind, pipe, file, self._channel))
         self._read_on()
-
-    def _cannot_start(self, error: OSError) -> None:
-        text = f"mpiplus run: cannot start on node {socket.gethostname()}: {error.strerror}: {error.filename}\n"
-        self._send(STDERR, text.encode())
-        self._ended(_CANNOT_START)
 
     def _look_at_the_child(self) -> None:
         if self._code is None and self._child is not None and (status := self._child.poll()) is not None:
@@ -208,7 +202,7 @@ class Supervisor:
         self._code = status if status >= 0 else 128 - status
         if not self._held:
             self._drained.set(_DRAIN_SECONDS)
-        error = self._error_file.message() if self._code and self._error_file else ""
+        error = error_file.message(self._error_file) if self._code and self._error_file else ""
         ended = {"code": self._code, "signal": max(0, -status), "by_mpi": self._ended_by_mpi, "error": error}
         self._channel.say(event="ended", **ended)
         if self._code:
@@ -224,7 +218,7 @@ class Supervisor:
         if self._child is not None and number in HARMFUL:
             if not handled.pass_on(self._child.pid, number):
                 name = signal.Signals(number).name
-                self._send(STDERR, f"mpiplus run: {name} was not passed on to a program that it would end\n".encode())
+                self._complain(f"{name} was not passed on to a program that it would end")
         elif self._child is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, number)
@@ -250,8 +244,8 @@ class Supervisor:
                 stream.file.write(data)
             except OSError as error:
                 stream.file = None
-                self._send(STDERR, f"mpiplus run: no more output in the file: {error}\n".encode())
-        self._send(stream.kind, stream.lines.feed(data))
+                self._complain(f"no more output in the file: {error}")
+        stream.send(data)
         self._expect_more(stream)
 
     def _expect_more(self, stream: Stream) -> None:
@@ -270,9 +264,9 @@ class Supervisor:
         for stream in list(self._streams):
             self._close(stream)
 
-    def _send(self, kind: bytes, data: bytes) -> None:
-        if data:
-            self._channel.send(kind, data)
+    def _complain(self, text: str) -> None:
+        """On the rank's stderr."""
+        self._channel.send(STDERR, f"mpiplus run: {text}\n".encode())
 
     def _hold(self, who: str, held: bool) -> None:
         """Leave the program's output in its pipes, which stops it at its next print, or go on to read it."""
@@ -306,10 +300,8 @@ class Supervisor:
     def _keep(self, data: bytes) -> None:
         """In a file in memory, for the program."""
         if self._attachment is None:
-            self._attachment = os.memfd_create("mpiplus")
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._attachment, rest) :]
+            self._attachment = os.fdopen(os.memfd_create("mpiplus"), "wb")
+        self._attachment.write(data)
 
     def _obey(self, frame: Frame) -> None:
         order = frame.message if frame.kind == MESSAGE else {}
@@ -351,10 +343,7 @@ class Supervisor:
             self._channel.drop()
         elif self._code is None and self._daemon.has_died():
             self._look_around.cancel()
-            text = (
-                f"mpiplus run: the MPI's daemon on node {socket.gethostname()} has died, which had started this rank\n"
-            )
-            self._send(STDERR, text.encode())
+            self._complain(f"the MPI's daemon on node {socket.gethostname()} has died, which had started this rank")
             self._kill()
 
     def _guard_ended(self) -> None:
@@ -366,16 +355,16 @@ def _open_files(job: Mapping[str, Any]) -> list[BinaryIO | None]:
     opened: dict[str, BinaryIO] = {}
     for format_ in (job["stdout"], job["stderr"]):
         if format_ and format_ not in opened:
-            path = Path(expand(format_, job["fields"]))
+            path = Path(format_.format_map(job["fields"]))
             path.parent.mkdir(parents=True, exist_ok=True)
             # What an earlier attempt has written stays, unless the user keeps them apart by {attempt}.
             opened[format_] = path.open("ab" if job["attempt"] else "wb", buffering=0)
     return [opened.get(format_ or "") for format_ in (job["stdout"], job["stderr"])]
 
 
-def _environment(job: Mapping[str, Any], attachment: int | None) -> dict[str, str]:
+def _environment(job: Mapping[str, Any], attachment: BinaryIO | None) -> dict[str, str]:
     """The rank's own environment, what the launcher's has besides, and what the job says of this rank."""
-    attached = {} if attachment is None else {settings.ATTACHMENT: str(attachment)}
+    attached = {} if attachment is None else {settings.ATTACHMENT: str(attachment.fileno())}
     own = {**job["own"], **attached}
     for name, field in _OF_SLURM.items():
         if name in os.environ:  # in a batch script its own, which says rank 0 to all

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from ..dist.tensors import all_to_all
 from ..errors import RankFailedError
-from .backends import default_backend, get_distributed_backend, set_distributed_backend
 from .config import MultiprocessConfig
 from .parallel import (
     GroupInfo,
@@ -31,7 +30,14 @@ from .parallel import (
     reset_parallelism,
 )
 from .processes import launch_subprocess, launch_subprocesses
-from .running import init_and_run, init_dist, init_process_group_from_backend
+from .running import (
+    default_backend,
+    get_distributed_backend,
+    init_and_run,
+    init_dist,
+    init_process_group_from_backend,
+    set_distributed_backend,
+)
 
 __all__ = [
     "GroupInfo",

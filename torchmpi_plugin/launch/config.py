@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,12 +12,7 @@ from ..dist import before_init
 from ..dist.members import initialized
 from ..launchers import variables as launchers
 
-_MISSING = (None, "", "???")  # omegaconf's MISSING is the last
-
-
-def missing(value: Any) -> bool:
-    """Return whether the user has left a field open."""
-    return value in _MISSING
+_MISSING: tuple[object, ...] = (None, "", "???")  # what the user has left open; the last is omegaconf's MISSING
 
 
 def job_size() -> int | None:
@@ -74,16 +68,16 @@ class MultiprocessConfig:
             ValueError: the program runs under a launcher that started another number of ranks.
         """
         size = job_size()
-        if missing(self.world_size):
+        if self.world_size in _MISSING:
             self.world_size = size or max(torch.cuda.device_count(), 1)
         elif size not in (None, self.world_size):
             raise ValueError(
                 f"MultiprocessConfig: world_size is {self.world_size}, but this program is one of {size} ranks that "
                 f"its launcher started; leave world_size out, or start it without a launcher"
             )
-        if missing(self.local_world_size):
+        if self.local_world_size in _MISSING:
             self.local_world_size = before_init.find().local_size if size else self.world_size
-        if missing(self.master_port):
+        if self.master_port in _MISSING:
             self.master_port = None
             if self.init_method == "env://":
                 self.init_method = "mpi://"

@@ -12,7 +12,7 @@ from typing import Any
 from ..dist.failures import Failure
 from ..errors import RankFailedError
 from ..jobs.job import run_job
-from ..jobs.outcome import JobResult, RankFailure
+from ..jobs.outcome import RankFailure
 from ..jobs.spec import JobSpec
 from ..node.python import python_command
 from .config import MultiprocessConfig, job_size
@@ -110,8 +110,16 @@ def _start(payload: Payload) -> None:
     assert payload.cfg.world_size is not None
     command, size = python_command(_RANK), payload.cfg.world_size
     result = run_job(JobSpec(command, nproc=size, prefix=False, attachment=payload.dumps()))
-    if result.returncode:
-        _raise(result)
+    if not result.returncode:
+        return
+    if result.failure is not None:
+        raise _failed(result.failure)
+    # The message too: ranks that ignore the signal, or have not started yet, end in another way.
+    if result.returncode == INTERRUPTED or "mpiplus run: SIGINT" in result.message:
+        raise KeyboardInterrupt
+    if result.returncode == _TERMINATED:
+        raise SystemExit(result.returncode)
+    raise RuntimeError(f"launch_subprocesses: {result.message}")
 
 
 def _failed(failure: RankFailure) -> RankFailedError:
@@ -125,14 +133,3 @@ def _failed(failure: RankFailure) -> RankFailedError:
         exit_code=failure.exit_code,
         traceback=failure.traceback,
     )
-
-
-def _raise(result: JobResult) -> None:
-    if result.failure is not None:
-        raise _failed(result.failure)
-    # The message too: ranks that ignore the signal, or have not started yet, end in another way.
-    if result.returncode == INTERRUPTED or "mpiplus run: SIGINT" in result.message:
-        raise KeyboardInterrupt
-    if result.returncode == _TERMINATED:
-        raise SystemExit(result.returncode)
-    raise RuntimeError(f"launch_subprocesses: {result.message}")

@@ -13,7 +13,6 @@ from torch.distributed.constants import default_pg_timeout
 
 from ..dist import before_init, members, queries
 from ..dist.starting import initialize_dist
-from .backends import get_distributed_backend
 from .config import MultiprocessConfig
 from .parallel import init_parallelism
 
@@ -21,7 +20,37 @@ log = logging.getLogger("torchmpi_plugin")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_METHOD = "INIT_METHOD"
+_BACKEND, _METHOD = "TORCH_DISTRIBUTED_BACKEND", "INIT_METHOD"
+
+
+def default_backend() -> str:
+    """``"mpiplus"``. From ml, where it is nccl on GPUs and gloo elsewhere.
+
+    Example::
+
+        assert default_backend() == "mpiplus"
+    """
+    return "mpiplus"
+
+
+def get_distributed_backend() -> dist.Backend:
+    """The variable TORCH_DISTRIBUTED_BACKEND, or the default. From ml.
+
+    Example::
+
+        torch.distributed.init_process_group(get_distributed_backend())
+    """
+    return dist.Backend(os.environ.get(_BACKEND) or default_backend())
+
+
+def set_distributed_backend(backend: str) -> None:
+    """Set TORCH_DISTRIBUTED_BACKEND, for this process and those it starts. From ml.
+
+    Example::
+
+        set_distributed_backend("gloo")
+    """
+    os.environ[_BACKEND] = backend
 
 
 def init_process_group_from_backend(backend: str | dist.Backend | None = None) -> None:

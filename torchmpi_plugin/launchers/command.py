@@ -28,20 +28,16 @@ _TORCH = {*OF_SCRIPTS[1:5], *OF_SCRIPTS.node_rank}
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ranks on other nodes take over from the launcher's environment."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _LOCAL | _TORCH and not name.startswith(_LOCAL_PREFIXES)
-    }
+    return _without(environment, _LOCAL | _TORCH, _LOCAL_PREFIXES)
+
+
+def _without(environment: Mapping[str, str], names: set[str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {name: it for name, it in environment.items() if name not in names and not name.startswith(prefixes)}
 
 
 def launch_environment(launcher: Launcher, layout: Layout, environment: Mapping[str, str]) -> dict[str, str]:
     """The launcher's own environment: this one, without another job's ranks, and with what spares its MPI time."""
-    result = {
-        name: value
-        for name, value in environment.items()
-        if name not in _TORCH | _STEP and not name.startswith(_STEP_PREFIXES)
-    }
+    result = _without(environment, _TORCH | _STEP, _STEP_PREFIXES)
     flavour = launcher.library.flavour
     crowded = most_on_a_node(layout) > len(node.cores())
     return {**(flavour.quick if layout.one_node else {}), **(flavour.crowded if crowded else {}), **result}

@@ -16,13 +16,12 @@ from .variables import Launch, detect, variables_of
 _OTHER_WAYS = ("PMI_SIZE", "PMI_FD", "PMI_PORT", "I_MPI_PMI", "I_MPI_PMI_LIBRARY")
 
 
-def misfit(library: Library, environment: Mapping[str, str] | None = None) -> Launch | None:
+def misfit(library: Library, environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The launcher of this process, where it certainly cannot make one world of this library's ranks.
 
     It must be known before MPI_Init, in which MPICH 5 ends the process. What may work (srun serves several kinds of
     ranks, and a library may have been built for more than its own launcher) is left to show itself.
     """
-    environment = os.environ if environment is None else environment
     launch = detect(environment)
     if launch is None:
         return None

@@ -71,22 +71,30 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
     return [Node(name, names.count(name)) for name in dict.fromkeys(names)]  # PBS: a line per rank
 
 
+def named_nodes(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> list[Node]:
+    """The nodes that the user names on the command line or in a hostfile; none: that is left to others.
+
+    Raises:
+        ValueError: what is named cannot be read.
+    """
+    return parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+
+
 def lay_out(
     nproc: int,
     nnodes: int | None = None,
     hosts: str | None = None,
     hostfile: str | os.PathLike[str] | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Layout:
     """Decide how many ranks go where.
 
     Raises:
         ValueError: the numbers do not go together.
     """
-    environment = os.environ if environment is None else environment
     if hosts and hostfile:
         raise ValueError("give the nodes on the command line or in a hostfile, not both")
-    named = parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+    named = named_nodes(hosts, hostfile)
     ranks = nproc * (nnodes or 1)
     batch = allocation(environment)
     if named:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..flavours import FLAVOURS, Library
@@ -36,12 +36,8 @@ class Launcher:
     #: launchers that were found and do not fit, with the reasons
     rejected: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, object]:
-        """As plain data."""
-        return asdict(self)
 
-
-def probe_library(environment: Mapping[str, str] | None = None) -> Library:
+def probe_library() -> Library:
     """Ask a process of its own which MPI library mpi4py loads.
 
     Raises:
@@ -49,7 +45,7 @@ def probe_library(environment: Mapping[str, str] | None = None) -> Library:
     """
     try:
         answer = subprocess.run(
-            python_command(_PROBE), env=environment, check=False, capture_output=True, text=True, timeout=_PROBE_SECONDS
+            python_command(_PROBE), check=False, capture_output=True, text=True, timeout=_PROBE_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise LauncherError(

@@ -30,9 +30,8 @@ def spawned(environment: Mapping[str, str]) -> bool:
     return multiprocessing.parent_process() is not None and settings.RANK_PROCESS not in environment
 
 
-def detect(environment: Mapping[str, str] | None = None) -> Launch | None:
+def detect(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The launcher that says how many ranks there are, or None where none does."""
-    environment = os.environ if environment is None else environment
     inherited = "TORCHELASTIC_RUN_ID" in environment or spawned(environment)
     for row in LAUNCHERS:
         size = number(environment, row.size)
@@ -50,17 +49,17 @@ def variables_of(launch: Launch) -> Kind:
     return next(row for row in LAUNCHERS if row.size == launch.variable)
 
 
-def started_by_mpi(environment: Mapping[str, str] | None = None, size: int | None = None) -> bool:
+def started_by_mpi(environment: Mapping[str, str] = os.environ, size: int | None = None) -> bool:
     """Return whether a launcher that MPI knows (or should know) started this process.
 
     Args:
-        environment: with the launcher's variables; this process's if None.
+        environment: with the launcher's variables.
         size: of the world that the program wants, where that is in no variable.
     """
     launch = detect(environment)
     if launch is None or launch.launcher == SCRIPT:
         return False
-    return size in (None, launch.size) or not spawned(os.environ if environment is None else environment)
+    return size in (None, launch.size) or not spawned(environment)
 
 
 class Identity(NamedTuple):

@@ -37,7 +37,7 @@ _DOING = "init_process_group: making an MPI world of processes that MPI did not 
 
 def needed(size: int) -> bool:
     """Return whether these processes are several, and no launcher has told MPI so."""
-    return size > 1 and not launchers.started_by_mpi(size=size) and not runtime.initialized()
+    return size > 1 and not (launchers.started_by_mpi(size=size) or mpi_library.load().Is_initialized())
 
 
 def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -116,7 +116,7 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
     server.returncode = 0  # it outlives this process: nobody waits for it
     if not port:
         raise DistBackendError(f"{_DOING}: the server on rank 0 did not start")
-    return json.dumps([node.own_addresses(one_node), port, job["secret"]])
+    return json.dumps([node.addresses(one_node), port, job["secret"]])
 
 
 def _connect(offer: list[Any], rank: int, timeout: timedelta) -> socket.socket:

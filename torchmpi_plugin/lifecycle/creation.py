@@ -25,13 +25,6 @@ from . import bootstrap, rendezvous, shutdown
 log = logging.getLogger("torchmpi_plugin")
 
 
-def _is_shared() -> bool:
-    """Return whether the group that torch is making has other backends too."""
-    backends = torch_internals.device_backends()
-    rendezvous.refuse_shared(backends)
-    return len(set(backends.values())) > 1
-
-
 def _base_of_subgroup(options: Options | None, size: int) -> Any:
     """The communicator that its ranks come from: the world's, unless the user gave one of just these ranks."""
     if options is None or options.comm is None:
@@ -45,14 +38,10 @@ def _base_of_subgroup(options: Options | None, size: int) -> Any:
 
 
 def create_process_group(opts: Any, options: Any = None) -> Any:
-    """Called by torch on every member of a new group.
+    """Called by torch on every member of a new group, with its DistributedBackendOptions and the user's ``pg_options``.
 
     Returns:
         The group itself; or, where it has other backends too or the user asked for it, a backend for torch's own.
-
-    Args:
-        opts: torch's DistributedBackendOptions.
-        options: the user's ``pg_options``.
 
     Raises:
         TypeError: ``pg_options`` that are not ours.
@@ -64,7 +53,9 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
             "init_process_group(enable_reconfigure=True): no process can join a job of MPI's later. Leave it out; "
             "torchmpi_plugin.shrink makes a group of those that are left"
         )
-    shared = _is_shared()
+    backends = torch_internals.device_backends()
+    rendezvous.refuse_shared(backends)
+    shared = len(set(backends.values())) > 1
     options = options_among(options, shared)
     doing = "new_group" if opts.global_ranks_in_group else "init_process_group"
     runtime.refuse_in_forked_child(doing)

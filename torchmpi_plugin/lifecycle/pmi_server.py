@@ -20,19 +20,6 @@ from typing import Any
 from ..node.listener import Listener
 
 
-class Rank:
-    """One connected rank."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        self.number = -1  # until it has said who it is
-        self.in_barrier = False
-
-    def send(self, line: str) -> None:
-        """Answer; a rank that has gone is noticed when it is read."""
-        self.writer.write(line.encode() + b"\n")
-
-
 class Server:
     """Args: where to listen, the number of ranks, the secret, and PMI_process_mapping."""
 
@@ -41,8 +28,8 @@ class Server:
         # MPICH names its shared memory after this: two jobs on one node must not have the same.
         self.name = f"mpiplus-{secrets.token_hex(8)}"
         self.values = {"PMI_process_mapping": mapping}
-        self.ranks: dict[int, Rank] = {}
-        self.attending: set[asyncio.Task[None]] = set()
+        self.ranks: dict[int, asyncio.StreamWriter] = {}  # one that has gone is noticed when it is read
+        self.in_barrier: set[int] = set()
         self.listener = Listener(secret, address, size, self._welcome)
         self.started = False  # all ranks have been here
         self.over = asyncio.Event()  # the last rank has gone, or one has while the others wait for it in MPI_Init
@@ -58,46 +45,37 @@ class Server:
         if not self.started:
             self.over.set()
 
-    def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = asyncio.create_task(self._attend(connection))
-        self.attending.add(task)
-        task.add_done_callback(self.attending.discard)
-
-    async def _attend(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
-        rank = Rank(writer)
         try:
-            while (line := await reader.readline()).endswith(b"\n"):
-                text = line[:-1].decode(errors="replace")
-                if rank.number >= 0:
-                    self._answer(rank, dict(word.partition("=")[::2] for word in text.split()))
-                elif not self._greet(rank, text):
-                    break
+            line = await reader.readline()
+            number = line[:-1].decode(errors="replace") if line.endswith(b"\n") else ""
+            if number.isdigit() and int(number) < self.size and int(number) not in self.ranks:
+                await self._serve_rank(int(number), reader, writer)
         except (OSError, ValueError):
             pass  # it is no more, or what it says is no line
         finally:
-            self._gone(rank)
+            writer.close()
 
-    def _gone(self, rank: Rank) -> None:
-        rank.writer.close()
-        if self.ranks.pop(rank.number, None) is not None:
-            # A barrier that can no longer be complete: closing the connections makes MPI_Init fail, not hang.
-            failed = any(other.in_barrier for other in self.ranks.values()) or not self.started
-            if failed or not self.ranks:
-                self.over.set()
-
-    def _greet(self, rank: Rank, number: str) -> bool:
-        if not number.isdigit() or int(number) >= self.size or int(number) in self.ranks:
-            return False
-        rank.number = int(number)
-        self.ranks[rank.number] = rank
+    async def _serve_rank(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.ranks[rank] = writer
         if len(self.ranks) == self.size:
             self.started = True
             self.listener.close()
-        return True
+        try:
+            while (line := await reader.readline()).endswith(b"\n"):
+                words = line.decode(errors="replace").split()
+                if answer := self._answer(rank, dict(word.partition("=")[::2] for word in words)):
+                    writer.write(f"{answer}\n".encode())
+        finally:
+            del self.ranks[rank]
+            self.in_barrier.discard(rank)
+            # A barrier that can no longer be complete: closing the connections makes MPI_Init fail, not hang.
+            if self.in_barrier or not self.started or not self.ranks:
+                self.over.set()
 
-    def _answer(self, rank: Rank, request: dict[str, str]) -> None:
+    def _answer(self, rank: int, request: dict[str, str]) -> str:
         command = request.get("cmd", "")
         fixed = {
             "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -108,27 +86,27 @@ class Server:
             "finalize": "finalize_ack rc=0",
         }
         if command in fixed:
-            rank.send(f"cmd={fixed[command]}")
-        elif command == "put":
+            return f"cmd={fixed[command]}"
+        if command == "put":
             self.values[request.get("key", "")] = request.get("value", "")
-            rank.send("cmd=put_result rc=0 msg=success")
-        elif command == "get":
+            return "cmd=put_result rc=0 msg=success"
+        if command == "get":
             value = self.values.get(request.get("key", ""))
             found = "rc=0 msg=success" if value is not None else "rc=-1 msg=key_not_found"
-            rank.send(f"cmd=get_result {found} value={'unknown' if value is None else value}")
-        elif command == "barrier_in":
-            self._barrier(rank)
-        elif command != "abort":  # after which the rank ends by itself
-            rank.send(f"cmd={command}_result rc=-1 msg=not_supported")
+            return f"cmd=get_result {found} value={'unknown' if value is None else value}"
+        if command == "barrier_in":
+            self._enter_barrier(rank)
+        # After an abort the rank ends by itself.
+        return "" if command in ("barrier_in", "abort") else f"cmd={command}_result rc=-1 msg=not_supported"
 
-    def _barrier(self, rank: Rank) -> None:
-        rank.in_barrier = True
+    def _enter_barrier(self, rank: int) -> None:
+        self.in_barrier.add(rank)
         if self.started and len(self.ranks) < self.size:
             self.over.set()  # somebody has gone already
-        if sum(other.in_barrier for other in self.ranks.values()) == self.size:
-            for other in self.ranks.values():
-                other.in_barrier = False
-                other.send("cmd=barrier_out rc=0")
+        if len(self.in_barrier) == self.size:
+            self.in_barrier.clear()
+            for writer in self.ranks.values():
+                writer.write(b"cmd=barrier_out rc=0\n")
 
 
 async def _serve(seconds: float, **job: Any) -> None:

@@ -35,13 +35,6 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Rendezvous = Iterator[tuple[Store, int, int]]
 
 
-class Request(NamedTuple):
-    """Arguments of the running ``init_process_group``."""
-
-    backend: str
-    options: Any
-
-
 def refuse_shared(backends: Mapping[str, str]) -> None:
     """Refuse a group of several backends where torch would drop some.
 
@@ -58,15 +51,15 @@ def refuse_shared(backends: Mapping[str, str]) -> None:
         )
 
 
-def _request() -> Request:
-    """Look it up in the caller's frame: torch does not tell a rendezvous handler who asks.
+def _request() -> tuple[str, Any]:
+    """Look up backend and options in the caller's frame: torch does not tell a rendezvous handler who asks.
 
     The backend matters because other backends must keep torch's own errors, the options because the world
     may run on a communicator of the user's.
     """
     found = torch_internals.calling_frame("backend", "init_process_group")
     if found is None:
-        return Request("", None)
+        return "", None
     backend = str(found["backend"] or "undefined")
     if backend == "undefined":  # torch takes that of the machine's accelerator or, without one, of its CPU
         accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -74,7 +67,7 @@ def _request() -> Request:
         backend = dist.Backend.default_device_backend_map.get(kind, "")
     if BACKEND in backend.lower() and "," in backend:
         refuse_shared(dict(dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map()))
-    return Request(backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True))
+    return backend, found.get("pg_options") if "," not in backend else among(found.get("pg_options"), True)
 
 
 class Given(NamedTuple):
@@ -139,13 +132,18 @@ def check_arguments(doing: str, timeout: timedelta) -> None:
     check_timeout(doing, timeout)
 
 
-def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
-    """torch's ``env://``; for mpiplus, MPI supplies what the environment does not."""
-    request = _request()
-    if BACKEND not in request.backend.lower():
-        return _others(torch_handler(url, **arguments))
+def torchs_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
+    """torch's ``env://`` and ``tcp://``; for mpiplus, MPI supplies what the environment does not, in our words."""
+    backend, options = _request()
+    where = urlparse(url)
+    if BACKEND not in backend.lower():
+        handler = torch_handler(url, **arguments)
+        return _others(handler) if where.scheme == "env" else handler
     timeout = arguments.get("timeout", default_pg_timeout)
     check_arguments("init_process_group", timeout)
+    if where.scheme == "tcp":
+        given = _given(url, {})._replace(address=where.hostname, port=where.port)
+        return _torchs(torch_handler(url, **arguments), given, options, timeout)
     if _exported_by_us():
         return mpi_rendezvous(url, **arguments)
     given = _given(url, os.environ)
@@ -153,18 +151,7 @@ def env_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **argumen
         return mpi_rendezvous(url, use_environment=True, **arguments)
     if given.size != 1 and given.port == 0:
         raise ValueError("init_process_group: the variable MASTER_PORT must be a port that rank 0 can listen on, not 0")
-    return _torchs(torch_handler(url, **arguments), given, request.options, timeout)
-
-
-def tcp_rendezvous(torch_handler: Callable[..., Rendezvous], url: str, **arguments: Any) -> Rendezvous:
-    """torch's ``tcp://``; for mpiplus with our words where the port is taken."""
-    request, timeout = _request(), arguments.get("timeout", default_pg_timeout)
-    if BACKEND not in request.backend.lower():
-        return torch_handler(url, **arguments)
-    check_arguments("init_process_group", timeout)
-    where = urlparse(url)
-    given = _given(url, {})._replace(address=where.hostname, port=where.port)
-    return _torchs(torch_handler(url, **arguments), given, request.options, timeout)
+    return _torchs(torch_handler(url, **arguments), given, options, timeout)
 
 
 def _others(handler: Rendezvous) -> Rendezvous:
@@ -202,10 +189,8 @@ def _torchs(handler: Rendezvous, given: Given, options: Any, timeout: timedelta)
     except RuntimeError as error:
         if given.rank != 0 or "EADDRINUSE" not in str(error):
             raise
-        hint = launchers.slurms_word(0)
-        raise DistBackendError(
-            f"init_process_group: {tcp_store.port_in_use(given.port)}{f'. {hint}' if hint else ''}"
-        ) from None
+        words = filter(None, (tcp_store.port_in_use(given.port), launchers.slurms_word(0)))
+        raise DistBackendError(f"init_process_group: {'. '.join(words)}") from None
     yield first
     yield from handler
 
@@ -217,7 +202,6 @@ def mpi_rendezvous(
 
     Args:
         url: ``mpi://``; torch appends rank and world_size where the user gave them.
-        timeout: how long to wait for the other ranks.
         use_environment: RANK and WORLD_SIZE, where set, have a say.
 
     Raises:
@@ -226,16 +210,15 @@ def mpi_rendezvous(
     """
     check_arguments("init_process_group", timeout)
     given = _given(url, {} if _exported_by_us() else os.environ, use_environment)
-    base = start_mpi(_request().options, timeout)
+    base = start_mpi(_request()[1], timeout)
     size = base.Get_size()
     if given.size is not None:
         check_world_size(given.size, size)
     rank = base.Get_rank() if given.rank is None else given.rank
     if rank >= size:
         raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
-    place = tcp_store.Endpoint(given.address or "", given.port or 0)
     with runtime.ending("init_process_group", timeout.total_seconds() + _STUCK_SECONDS):
-        store = tcp_store.make_store(base, rank, place, timeout)
+        store = tcp_store.make_store(base, rank, given.address or "", given.port or 0, timeout)
     yield store, rank, size
     raise RuntimeError("mpi:// cannot rendezvous again: MPI's ranks are fixed at launch")
 
@@ -246,22 +229,11 @@ def start_mpi(options: Any, timeout: timedelta) -> Any:
     ours = among(options, shared=False)
     shutdown.abort_on_exception = ours is None or ours.abort_on_exception
     shutdown.install()
-    return base_communicator(options)
-
-
-def base_communicator(options: Any) -> Any:
-    """The communicator the world's ranks come from."""
-    ours = among(options, shared=False)
-    comm = ours.comm if ours is not None else None
-    return runtime.mpi().COMM_WORLD if comm is None else comm
+    return runtime.mpi().COMM_WORLD if ours is None or ours.comm is None else ours.comm
 
 
 def check_world_size(asked: int, size: int) -> None:
-    """torch's size and MPI's must agree.
-
-    Raises:
-        ValueError: they do not; the message says what usually causes it.
-    """
+    """torch's size and MPI's must agree; else a ValueError says what usually causes it."""
     if asked == size:
         return
     library = runtime.library_name(runtime.mpi())
@@ -321,7 +293,7 @@ def export_environment(communicator: Any, steps: Steps) -> None:
 
     def open_store() -> tuple[str, int]:
         global _open_store  # noqa: PLW0603
-        here = node.own_addresses(communicator.node_count == 1)[0]
+        here = node.addresses(communicator.node_count == 1)[0]
         if port := _users("MASTER_PORT"):
             return here, int(port)
         address = _users("MASTER_ADDR") or here

@@ -58,7 +58,7 @@ def install() -> None:
     read_settings()
     _watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
-    _watch_for_finalize(True)
+    runtime.mpi().COMM_SELF.Set_attr(_finalize_key(), True)
     if not runtime.we_finalize:  # else _autoload has it called later; mpi4py's handler was registered before
         atexit.register(at_exit)
     # Before Python joins the user's threads, which may be waiting for ranks that wait for this one.
@@ -79,17 +79,9 @@ def _watch_for_uncaught_exceptions() -> None:
     sys.excepthook = hook
 
 
-def _watch_for_finalize(watch: bool) -> None:
-    """MPI deletes the attributes of COMM_SELF first of all; not at our own end, when it must not call Python."""
-    own = runtime.mpi().COMM_SELF
-    if watch:
-        own.Set_attr(_finalize_key(), True)
-    else:
-        own.Delete_attr(_finalize_key())
-
-
 @functools.cache
 def _finalize_key() -> int:
+    """Of an attribute of COMM_SELF: MPI_Finalize deletes those first of all."""
     return int(runtime.mpi().Comm.Create_keyval(delete_fn=_mpi_is_finalized))
 
 
@@ -162,18 +154,14 @@ def _end_job_on_failure(pending: bool) -> None:
         abort_job(f"exit code {_noted_code}, while others go on", _noted_code)
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
 def abort_job(reason: str, code: int = 1) -> None:
     """End all ranks, with ``reason`` as the last word."""
     mpi = runtime.mpi()
     rank = mpi.COMM_WORLD.Get_rank()
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
-    _flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
     with runtime.ending("MPI_Abort", _ABORT_SECONDS):
         mpi.COMM_WORLD.Abort(code)
@@ -217,7 +205,7 @@ def at_exit() -> None:
     if engine is not None:
         _end_job_if_busy(engine)
         engine.stop()
-    _watch_for_finalize(False)
+    runtime.mpi().COMM_SELF.Delete_attr(_finalize_key())  # at our own end MPI must not call Python
     for group in world.remembered():
         group._calls.broken = group._calls.broken or f"{group.label} {starting.ENDED}"
         group.shutdown()

@@ -36,25 +36,14 @@ def support_of(module: Any, environment: Mapping[str, str]) -> Support:
 
 
 def unless_ucx_lacks_cuda(support: Support, loaded: str) -> Support:
-    """MPI has been built with CUDA, but the UCX that carries its messages need not have been.
-
-    Args:
-        support: what the library says.
-        loaded: the names of the libraries in this process, as after ``MPI_Init``.
-    """
+    """MPI has been built with CUDA, but the UCX that carries its messages need not have been, by what is loaded."""
     if "libucp" in loaded and "libuct_cuda" not in loaded:
         return Support(False, f"{support.why}, but UCX has not loaded its CUDA module (libuct_cuda)")
     return support
 
 
 def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -> Support:
-    """Ask the library.
-
-    Args:
-        library: through which MPI's functions are found: mpi4py's extension module.
-        version: what ``MPI_Get_library_version`` says.
-        environment: where vendors have their switches.
-    """
+    """Ask the library, through which MPI's functions are found: mpi4py's extension module."""
     for name in _SWITCHES:
         if environment.get(name, "").strip().lower() in _OFF:
             return Support(False, f"{name}={environment[name]}")
@@ -63,29 +52,14 @@ def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -
             return Support(False, f"{vendor} wants {name}=1 for it")
     if re.match(r"MPICH Version:\s*3\.", version):
         return Support(False, "MPICH 3 ends the job when it is asked (MPIX_Query_cuda_support)")
-    for ask in (_ask_with_query, _ask_as_mpich):
-        if (support := ask(library)) is not None:
-            return support
+    if (query := getattr(library, "MPIX_Query_cuda_support", None)) is not None:
+        answer = int(query())
+        return Support(answer == 1, f"MPIX_Query_cuda_support() says {answer}")
+    if (query := getattr(library, "MPIX_GPU_query_support", None)) is not None:  # MPICH, Cray MPICH
+        has_cuda = ctypes.c_int(0)
+        error = int(query(_GPU_CUDA, ctypes.byref(has_cuda)))
+        return Support(not error and has_cuda.value == 1, f"MPIX_GPU_query_support(CUDA) says {has_cuda.value}")
     return Support(None, "the library has neither MPIX_Query_cuda_support nor MPIX_GPU_query_support to ask")
-
-
-def _ask_with_query(library: ctypes.CDLL) -> Support | None:
-    """Open MPI, MPICH, MVAPICH, ParaStation."""
-    query = getattr(library, "MPIX_Query_cuda_support", None)
-    if query is None:
-        return None
-    answer = int(query())
-    return Support(answer == 1, f"MPIX_Query_cuda_support() says {answer}")
-
-
-def _ask_as_mpich(library: ctypes.CDLL) -> Support | None:
-    """MPICH, Cray MPICH."""
-    query = getattr(library, "MPIX_GPU_query_support", None)
-    if query is None:
-        return None
-    answer = ctypes.c_int(0)
-    error = int(query(_GPU_CUDA, ctypes.byref(answer)))
-    return Support(not error and answer.value == 1, f"MPIX_GPU_query_support(CUDA) says {answer.value}")
 
 
 def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
@@ -94,12 +68,9 @@ def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, 
     Raises:
         ValueError: something else.
     """
-    if not option:
-        value, place = settings.CUDA.value(environment), settings.CUDA.name
-    elif option in settings.CUDA_PATHS:
-        value, place = option, "Options(cuda=...)"
-    else:
+    if option and option not in settings.CUDA_PATHS:
         raise ValueError(f"Options(cuda=...) must be {settings.CUDA.allowed}, not {option!r}")
+    value, place = (option, "Options(cuda=...)") if option else (settings.CUDA.value(environment), settings.CUDA.name)
     return value, place if value != "auto" else ""
 
 

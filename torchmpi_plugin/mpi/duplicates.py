@@ -50,15 +50,7 @@ def _key() -> int:
 
 
 def of(base: Any, timeout: timedelta) -> Any:
-    """The duplicate of ``base``, made once.
-
-    Args:
-        base: any communicator of this process; all its ranks call this.
-        timeout: how long to wait for them.
-
-    Raises:
-        DistBackendError: they do not come.
-    """
+    """The duplicate of ``base``, made once; all its ranks call this, or get a DistBackendError at the deadline."""
     global _of_world  # noqa: PLW0603
     if base == runtime.mpi().COMM_WORLD:
         _of_world = _of_world or _duplicate(base, timeout)

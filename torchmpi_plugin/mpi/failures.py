@@ -13,8 +13,7 @@ from . import runtime
 def failed_ranks(comm: Any, listen: bool = False) -> list[int]:
     """The ranks of a communicator that MPI knows to be dead; none where MPI does not tell.
 
-    Args:
-        listen: hear the news first, which reaches Open MPI only while it is called.
+    Who listens hears the news first, which reaches Open MPI only while it is called.
     """
     mpi = runtime.mpi()
     with runtime.exclusive():

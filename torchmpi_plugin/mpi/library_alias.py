@@ -19,11 +19,7 @@ _READ_WRITE = 6  # some linkers write into the dynamic section
 
 
 def open_alias(name: str, library: str) -> None:
-    """Load a library with this name that leads to the one in this file; it stays until the process ends.
-
-    Args:
-        name: what other libraries ask for.
-        library: the path of the file they are to get.
+    """Load a library with the name that others ask for, that leads to the one in this file, until the process ends.
 
     Raises:
         OSError: the file cannot be read, or the linker does not take it.

@@ -25,18 +25,16 @@ def wait(request: Any, buffers: tuple[Any, ...], check: Check, awake_seconds: fl
     """
     nap_at = time.monotonic() + awake_seconds
     try:
-        while not _is_complete(request):
+        while True:
+            with runtime.exclusive():
+                if request.Test():
+                    return
             check()
             if time.monotonic() > nap_at:
                 time.sleep(_POLL_SECONDS)
     except BaseException:
         _kept.append((request, buffers))
         raise
-
-
-def _is_complete(request: Any) -> bool:
-    with runtime.exclusive():
-        return bool(request.Test())
 
 
 def all_gather(comm: Any, mine: bytes, check: Check) -> list[bytes]:

@@ -63,21 +63,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def refuse_in_forked_child(doing: str) -> None:
-    """MPI knows one process, and takes what a child says for the parent's word.
-
-    Raises:
-        RuntimeError: this process was forked from an MPI rank.
-    """
+    """Raise a RuntimeError there: MPI knows one process, and takes what a child says for the parent's word."""
     if forked:
         raise RuntimeError(
             f"{doing} in a process forked from an MPI rank: MPI does not survive a fork. Communicate in the parent "
             f"only, or start workers with the spawn method"
         )
-
-
-def initialized() -> bool:
-    """Return whether MPI has been started in this process. Loads the library at most."""
-    return bool(mpi_library.load().Is_initialized())
 
 
 def flavour() -> Flavour:
@@ -134,13 +125,12 @@ def _ending(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = Tru
 
 
 def _begin_deadline(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = True) -> bool:
-    watchdog = settings.WATCHDOG.value()
+    watchdog = settings.WATCHDOG.value() if has_word else 0.0
     who = f"process {os.getpid()} on {socket.gethostname()}"
     until = f", until {seconds:g} s have passed" if seconds < math.inf else ""
     word = f"mpiplus: {who} has waited {watchdog:g} s in {doing}, and goes on waiting{until}. {why}.\n"
     last_word = f"mpiplus: {who} ends: {doing} has not come back after {seconds:g} s. {why}.\n"
-    word_after = watchdog if has_word and watchdog > 0 else -1.0
-    return lib.mpp_deadline(word.encode(), word_after, last_word.encode(), seconds, 1) == 0
+    return lib.mpp_deadline(word.encode(), watchdog if watchdog > 0 else -1.0, last_word.encode(), seconds, 1) == 0
 
 
 def library_name(mpi: Any) -> str:
@@ -232,7 +222,7 @@ def progressing() -> Iterator[None]:
     """For waits outside MPI: what the program has under way in MPI moves on, as in a call of MPI's that waits."""
     module, lib = sys.modules.get("mpi4py.MPI"), _lib
     alive = module is not None and module.Is_initialized() and not module.Is_finalized()
-    if lib is None or not alive or not progress_allowed(module) or lib.mpp_engine_start(1):
+    if lib is None or not alive or not progress_allowed(module) or lib.mpp_engine_start():
         yield
         return
     try:
@@ -243,14 +233,9 @@ def progressing() -> Iterator[None]:
 
 
 def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception | None] = lambda: None) -> T:
-    """Make a blocking call of MPI that has no deadline.
+    """Make a blocking call of MPI that has no deadline; ask every second why there is nothing to wait for any more.
 
     Below ``MPI_THREAD_MULTIPLE`` it has none here either: no other thread may call MPI then.
-
-    Args:
-        seconds: the deadline.
-        call: what to call.
-        look: asked every second why there is nothing to wait for any more.
 
     Raises:
         TimeoutError: it has not come back; its thread is left behind, and may come back when others come late.
@@ -336,11 +321,7 @@ _FINALIZE_SECONDS = 1800.0
 def prepare_finalize(grace: float) -> bool:
     """The last of what is done in Python: see that the end neither hangs nor takes ranks along that go on.
 
-    Args:
-        grace: for threads in MPI, whose call may have been answered late.
-
-    Returns:
-        False: MPI can no longer be ended in order.
+    Threads in MPI, whose call may have been answered late, have some grace. False: MPI can no longer be ended in order.
     """
     until = time.monotonic() + grace
     for thread in _stuck:

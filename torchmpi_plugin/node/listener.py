@@ -13,7 +13,7 @@ import errno
 import hmac
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from . import descriptors
@@ -24,6 +24,8 @@ _CALLER_SECONDS = 10.0  # for a caller to prove itself
 _SPARE = 64
 _PAUSE_SECONDS = 0.5
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+Welcome = Callable[[socket.socket], Coroutine[object, object, None]]
 
 
 class Listener:
@@ -38,16 +40,17 @@ class Listener:
         secret: of the job.
         address: to listen on; empty: on all interfaces.
         expected: how many are to come.
-        welcome: what to do with a connection whose other side knows the secret.
+        welcome: what to do, in a task of its own, with a connection whose other side knows the secret.
     """
 
-    def __init__(self, secret: str, address: str, expected: int, welcome: Callable[[socket.socket], None]) -> None:
+    def __init__(self, secret: str, address: str, expected: int, welcome: Welcome) -> None:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
         self._limit = expected + _SPARE
         descriptors.allow(self._limit)
         self._welcome = welcome
         self._callers: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._welcomed: set[asyncio.Task[None]] = set()  # the loop itself would let go of them
         self._listening = socket.create_server((address, 0), backlog=1024)
         self._listening.setblocking(False)
         self._is_open = True
@@ -120,7 +123,9 @@ class Listener:
         if caller.cancelled() or caller.exception() is not None:
             connection.close()
         else:
-            self._welcome(connection)
+            task = self._loop.create_task(self._welcome(connection))
+            self._welcomed.add(task)
+            task.add_done_callback(self._welcomed.discard)
 
     def _turn_away(self, caller: asyncio.Task[None] | None) -> None:
         """At once, for the sake of its descriptor, which whoever comes next may get: the loop must not look at it."""

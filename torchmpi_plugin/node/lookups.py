@@ -30,12 +30,10 @@ def why_unknown(name: str) -> str:
 
 
 def _needs_no_lookup(host: str) -> bool:
-    if host == "localhost":  # which is in every list of hosts
-        return True
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return True
-    return False
+    return host == "localhost"  # which is in every list of hosts
 
 
 class _ResolverState(ctypes.Structure):

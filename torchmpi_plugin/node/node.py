@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +48,10 @@ def identity() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def own_addresses(one_node: bool) -> list[str]:
-    """Return where the ranks of a job may find this node, the likeliest first; ``one_node``: all of them are on it."""
-    return [LOOPBACK] if one_node else addresses()
-
-
-def addresses(of_all_interfaces: bool = False) -> list[str]:
-    """Return where other nodes may find this one, the likeliest first."""
+def addresses(one_node: bool = False, of_all_interfaces: bool = False) -> list[str]:
+    """Return where a job's processes may find this node, the likeliest first; ``one_node``: all of them are on it."""
+    if one_node:
+        return [LOOPBACK]
     name = socket.gethostname()
     found: list[str] = []
     with contextlib.suppress(OSError):
@@ -103,9 +100,18 @@ def is_local(name: str) -> bool:
     return name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 
 
+def members_of(number: int, membership: Callable[[int], int]) -> list[int]:
+    """The processes of a session or a process group, as ``os.getsid`` or ``os.getpgid`` tells."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if membership(int(name)) == number:
+                found.append(int(name))
+    return found
+
+
 def kill_session(session: int) -> None:
     """Kill all processes of a session; not those that have left it."""
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            if name.isdigit() and os.getsid(int(name)) == session:
-                os.kill(int(name), signal.SIGKILL)
+    for process in members_of(session, os.getsid):
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)

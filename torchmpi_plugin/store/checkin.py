@@ -30,11 +30,6 @@ _FIRST_LOOK, _LOOK_EVERY = 3.0, 10.0
 Look = Callable[[str], DistBackendError | None]
 
 
-def clone_of(store: Store) -> Store:
-    """Another connection to the same store, where it can; on a shared one a call waits for whatever else waits."""
-    return store.clone() if hasattr(store, "clone") else store
-
-
 # ---- threads in store calls ----
 
 # One that comes out of torch's C++ while Python ends is ended there, which C++ answers with abort().
@@ -71,12 +66,11 @@ class CheckIn:
     Args:
         store: the group's own prefix of torch's store.
         name: unique in the store over the life of the job, equal on all ranks.
-        rank, size: this process in the group.
         look: what whoever waits for the others asks now and then; None where nothing is known of them.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, look: Look | None = None) -> None:
-        self._store = store
+        self.store = store
         self._prefix = f"mpiplus/{name}"
         self.rank = rank
         self.size = size
@@ -85,22 +79,20 @@ class CheckIn:
         self._asking: threading.Thread | None = None
 
     def connected_anew(self) -> CheckIn:
-        """The same on a connection of its own: to keep it keeps no server alive, whose port may be wanted again."""
-        other = copy.copy(self)
-        other._store = clone_of(self._store)
-        return other
+        """The same on a connection of its own, where the store has more: on a shared one a call waits for all others.
 
-    @property
-    def store(self) -> Store:
-        """The connection that this asks over."""
-        return self._store
+        To keep it keeps no server alive, whose port may be wanted again.
+        """
+        other = copy.copy(self)
+        other.store = self.store.clone() if hasattr(self.store, "clone") else self.store
+        return other
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
 
     def _present(self, what: str, ranks: list[int]) -> list[int]:
         with contextlib.suppress(RuntimeError):
-            return [r for r in ranks if self._store.check([self._key(what, r)])]
+            return [r for r in ranks if self.store.check([self._key(what, r)])]
         return []
 
     def missing(self, what: str) -> list[int]:
@@ -111,7 +103,7 @@ class CheckIn:
 
     def arrive(self, what: str, value: str) -> None:
         """Say that this rank has come."""
-        self._store.set(self._key(what, self.rank), value)
+        self.store.set(self._key(what, self.rank), value)
 
     def gone(self, doing: str) -> DistBackendError | None:
         """The error of whoever waits for the others, if somebody is known to have ended."""
@@ -137,7 +129,7 @@ class CheckIn:
                 keys = [self._key(what, r) for r in range(self.size)]
                 self._wait(keys, until, doing)
                 values = [item.decode() for item in self._read(keys)]
-                self._store.set(self._key(what, _ALL), json.dumps(values))
+                self.store.set(self._key(what, _ALL), json.dumps(values))
                 return values
             self._wait([self._key(what, _ALL)], until, doing)
             return self._list_with(value, what, until)
@@ -154,20 +146,20 @@ class CheckIn:
             seconds = max(0.01, min(length, until - begun))  # under a millisecond is for ever
             try:
                 with runtime.progressing():
-                    return self._store.wait(keys, timedelta(seconds=seconds))
+                    return self.store.wait(keys, timedelta(seconds=seconds))
             except RuntimeError:
                 now = time.monotonic()
                 if now >= until or now - begun < 0.9 * seconds:  # it is not the time that was up
                     raise
             gone = self.gone(doing)
-            if gone is not None and not self._store.check(keys):  # it may have come, and ended
+            if gone is not None and not self.store.check(keys):  # it may have come, and ended
                 raise gone
             length = _LOOK_EVERY
 
     def _list_with(self, value: str, what: str, until: float) -> list[str]:
         """Return what rank 0 has said now, not to an earlier meeting of this name that the store may still know."""
         while True:
-            values: list[str] = json.loads(self._store.get(self._key(what, _ALL)))
+            values: list[str] = json.loads(self.store.get(self._key(what, _ALL)))
             if values[self.rank : self.rank + 1] == [value]:
                 return values
             if time.monotonic() >= until:
@@ -178,26 +170,22 @@ class CheckIn:
         """Delete all keys of a meeting that everybody has left."""
         for part in [*range(self.size), _ALL] if self.size > 1 else []:
             with contextlib.suppress(RuntimeError):
-                self._store.delete_key(self._key(what, part))
+                self.store.delete_key(self._key(what, part))
 
     def barrier(self, timeout: timedelta, doing: str) -> None:
-        """Wait until all ranks have come.
-
-        Raises:
-            DistBackendError: some did not come; the message names them.
-        """
+        """Wait until all ranks have come; a DistBackendError names those who did not."""
         self._barriers += 1
         self.gather(f"barrier/{self._barriers}", "", timeout, doing)
         # Everybody is past the one before: coming to this one took it.
         if self._barriers > 1:
             for part in [self.rank, _ALL] if self.rank == 0 else [self.rank]:
                 with contextlib.suppress(RuntimeError):
-                    self._store.delete_key(self._key("barrier", self._barriers - 1, part))
+                    self.store.delete_key(self._key("barrier", self._barriers - 1, part))
 
     def _read(self, keys: list[str]) -> list[bytes]:
-        if self._store.has_extended_api():  # type: ignore[attr-defined]
-            return list(self._store.multi_get(keys))
-        return [self._store.get(key) for key in keys]  # file:// knows no multi_get
+        if self.store.has_extended_api():  # type: ignore[attr-defined]
+            return list(self.store.multi_get(keys))
+        return [self.store.get(key) for key in keys]  # file:// knows no multi_get
 
     def _timed_out(self, what: str, doing: str, elapsed: float, error: Exception) -> DistBackendError:
         absent = self.missing(what)
@@ -234,11 +222,11 @@ class CheckIn:
         return answer[0]
 
     def _say(self, subject: str, what: Any) -> None:
-        self._store.set(self._key(subject, self.rank), json.dumps(what))
+        self.store.set(self._key(subject, self.rank), json.dumps(what))
 
     def _heard(self, subject: str) -> dict[int, Any]:
         ranks = self._present(subject, list(range(self.size)))
-        return {rank: json.loads(self._store.get(self._key(subject, rank))) for rank in ranks}
+        return {rank: json.loads(self.store.get(self._key(subject, rank))) for rank in ranks}
 
     def report(self, report: Report) -> None:
         """Tell the others in which collective this rank has long been waiting."""
@@ -255,7 +243,7 @@ class CheckIn:
 
         def say() -> None:
             self._say("left", sequence)
-            self._store.add(self._key("left"), 1)
+            self.store.add(self._key("left"), 1)
 
         self.briefly(say, None)
 
@@ -266,17 +254,11 @@ class CheckIn:
         later would print torch's C++ backtraces.
         """
         until = time.monotonic() + seconds
-        while self.briefly(lambda: self._store.add(self._key("left"), 0), self.size) < self.size:
+        while self.briefly(lambda: self.store.add(self._key("left"), 0), self.size) < self.size:
             if time.monotonic() >= until:
                 return
             time.sleep(0.005)
 
     def departed(self) -> dict[int, int]:
         """The ranks whose programs have ended, with the number of their last collective."""
-
-        def ask() -> dict[int, int]:
-            if self._store.add(self._key("left"), 0) == 0:
-                return {}
-            return self._heard("left")
-
-        return self.briefly(ask, {})
+        return self.briefly(lambda: self._heard("left") if self.store.add(self._key("left"), 0) else {}, {})

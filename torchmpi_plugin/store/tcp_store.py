@@ -30,13 +30,6 @@ _CONNECTIONS = 3
 _ENOUGH = 8
 
 
-class Endpoint(NamedTuple):
-    """The address where the user wants the store; an address of ``""`` and a port of 0 leave it open."""
-
-    address: str
-    port: int
-
-
 class _Process(NamedTuple):
     """The ranks that take part."""
 
@@ -52,8 +45,8 @@ _OWN_RANKS = "Give each process its own, in the variable RANK or as rank=; or ne
 kept: Store | None = None
 
 
-def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> Store:
-    """Every rank of ``base`` calls this.
+def make_store(base: Any, rank: int, address: str, port: int, timeout: timedelta) -> Store:
+    """Every rank of ``base`` calls this; an address of ``""`` and a port of 0 leave it open where the store is.
 
     Raises:
         DistBackendError: ranks that do not come, were given twice, or cannot reach rank 0.
@@ -65,7 +58,7 @@ def make_store(base: Any, rank: int, wanted: Endpoint, timeout: timedelta) -> St
     root = ranks.index(0)
     server, offer = None, None
     if rank == 0:
-        server, offer = _serve(wanted, size, timeout, len({process.node for process in everybody}) == 1)
+        server, offer = _serve(address, port, size, timeout, len({process.node for process in everybody}) == 1)
     offer = members.all_gather(offer)[root]
     if isinstance(offer, str):
         raise DistBackendError(f"init_process_group: rank 0 could not open the store: {offer}")
@@ -154,33 +147,34 @@ def _check_ranks(everybody: list[_Process]) -> None:
     )
 
 
-def _serve(wanted: Endpoint, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
+def _serve(wanted: str, port: int, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
     """The store's server and where to find it, or the reason there is none."""
-    addresses = [wanted.address] if wanted.address else node.own_addresses(one_node)
+    addresses = [wanted] if wanted else node.addresses(one_node)
     descriptors.allow(_CONNECTIONS * size)
     if few := descriptors.scarcity():
         return None, few  # torch's server would refuse the others in silence, who would try again until their deadline
     try:
-        server = _listen(addresses[0], wanted, size, timeout)
+        server = _listen(addresses[0], port, size, timeout, is_ours=not wanted)
     except (RuntimeError, ValueError, OSError) as error:
-        return None, port_in_use(wanted.port) if _is_busy(error) else str(error).splitlines()[0]
+        return None, port_in_use(port) if _is_busy(error) else str(error).splitlines()[0]
     return server, (addresses, server.port)
 
 
 def open_to_others(address: str, size: int, timeout: timedelta) -> TCPStore:
     """A store at a free port for other programs' clients; torch's own rendezvous in this process shares its server."""
-    loopback = address == node.LOOPBACK
-    return _listen(address, Endpoint("" if loopback else address, 0), size, timeout, multi_tenant=True)
+    return _listen(address, 0, size, timeout, multi_tenant=True)
 
 
-def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
+def _listen(
+    address: str, wanted: int, size: int, timeout: timedelta, is_ours: bool = True, multi_tenant: bool = False
+) -> TCPStore:
     """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
     until = time.monotonic() + _REBIND_SECONDS
     while True:
         try:
-            port = wanted.port
+            port = wanted
             how: dict[str, Any] = {"multi_tenant": multi_tenant}
-            if address == node.LOOPBACK and not wanted.address:
+            if address == node.LOOPBACK and is_ours:
                 # torch's own listens to every network, and looks up the names of those who connect under an address
                 # (::ffff:127.0.0.1) that no list of hosts has.
                 listener = socket.create_server((node.LOOPBACK, port))
@@ -188,7 +182,7 @@ def _listen(address: str, wanted: Endpoint, size: int, timeout: timedelta, multi
             with lookups.lookups_are_short(address):
                 return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
         except (RuntimeError, OSError) as error:
-            if wanted.port == 0 or not _is_busy(error) or time.monotonic() > until:
+            if wanted == 0 or not _is_busy(error) or time.monotonic() > until:
                 raise
         time.sleep(0.1)
 

@@ -21,11 +21,6 @@ from ..node.shared_files import Share
 _shares: dict[int, Share] = {}
 
 
-def wanted() -> bool:
-    """Return whether the user lets processes share memory."""
-    return not settings.unshared()
-
-
 def _anonymous_file() -> int | None:
     try:
         return os.memfd_create("mpiplus", os.MFD_CLOEXEC)
@@ -46,7 +41,7 @@ def allocate(length: int) -> torch.Tensor:
     Raises:
         MemoryError: there is not so much.
     """
-    descriptor = _anonymous_file() if wanted() else None
+    descriptor = None if settings.unshared() else _anonymous_file()
     if descriptor is None:
         return torch.zeros(length, dtype=torch.uint8, device="cpu")
     try:
@@ -72,7 +67,7 @@ def share_of(tensor: torch.Tensor) -> Share | None:
 
 def map_from(process: Process | None, share: Share | None) -> torch.Tensor | None:
     """Another process's memory, as bytes; None where it cannot be seen from here."""
-    if process is None or share is None or not wanted():
+    if process is None or share is None or settings.unshared():
         return None
     try:
         descriptor = shared_files.open_share(process.pid, share)

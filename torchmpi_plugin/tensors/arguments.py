@@ -41,16 +41,6 @@ class NoTensorsError(ArgumentError, NotImplementedError):
     """A list without tensors: torch's dispatcher finds a kernel by them."""
 
 
-def single(tensors: Any, operation: str) -> torch.Tensor:
-    """The one tensor of an argument that c10d passes as a list of one, checked."""
-    if isinstance(tensors, torch.Tensor):
-        return check(tensors, operation)
-    if len(tensors) != 1:
-        kind = ArgumentError if tensors else NoTensorsError
-        raise kind(f"{operation}: mpiplus takes one tensor per rank, not {len(tensors)}")
-    return check(tensors[0], operation)
-
-
 def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     """A CPU or CUDA tensor, dense (or COO where ``sparse``), or an exception that says what else it is."""
     if not isinstance(tensor, torch.Tensor):
@@ -89,11 +79,14 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[torch.Tensor, Finish]:
+def writable(
+    tensor: torch.Tensor, operation: str, load: bool = False, apart: bool = False
+) -> tuple[torch.Tensor, Finish]:
     """Memory for a result, and what then puts it into the tensor (None: it is the tensor's own).
 
     Args:
         load: the memory must hold the tensor's elements already.
+        apart: never the tensor's own.
 
     Raises:
         ValueError: several elements lie at one address.
@@ -101,7 +94,7 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
     """
     if not tensor.data_ptr() and torch_internals.is_zero_tensor(tensor):
         raise RuntimeError(f"{operation}: the result cannot be written to an immutable ZeroTensor; pass a .clone()")
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() and not apart:
         return tensor, None
     if torch_internals.shares_elements(tensor):
         raise ArgumentError(
@@ -110,6 +103,8 @@ def writable(tensor: torch.Tensor, operation: str, load: bool = False) -> tuple[
         )
     target = tensor.detach()
     buffer = target.resolve_conj().resolve_neg().contiguous() if load else target.new_empty(target.shape)
+    if apart and buffer.data_ptr() == target.data_ptr():
+        buffer = target.clone()
     return buffer, functools.partial(device.copy, buffer, target)
 
 
@@ -141,23 +136,11 @@ def blocks_of(tensors: Sequence[torch.Tensor | None]) -> Blocks:
     return addresses, [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
 
 
-def check_peer(peer: int, size: int, operation: str, what: str = "rank") -> int:
-    """A rank of the group: of a message, or a root."""
-    if not 0 <= peer < size:
-        raise ArgumentError(f"{operation}: {what} {peer} is not in the group, whose ranks are 0 to {size - 1}")
-    return peer
-
-
-def check_root(root: int, size: int, operation: str) -> int:
+def check_peer(peer: int, size: int, operation: str) -> int:
     """A rank of the group."""
-    return check_peer(root, size, operation, "root rank")
-
-
-def check_tag(tag: int, largest: int, operation: str) -> int:
-    """A tag MPI can carry."""
-    if not 0 <= tag <= largest:
-        raise ArgumentError(f"{operation}: tag {tag} is out of range; this MPI carries tags 0 to {largest}")
-    return tag
+    if not 0 <= peer < size:
+        raise ArgumentError(f"{operation}: rank {peer} is not in the group, whose ranks are 0 to {size - 1}")
+    return peer
 
 
 def check_count(found: int, expected: int, what: str, operation: str) -> None:
@@ -172,34 +155,6 @@ def check_alike(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> Non
         raise ArgumentTypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
     if not (tensor.is_cpu and like.is_cpu) and tensor.device != like.device:
         raise ArgumentError(f"{operation}: all tensors must be on one device, not {like.device} and {tensor.device}")
-
-
-def check_numel(tensor: torch.Tensor, expected: int, what: str, operation: str) -> None:
-    """A buffer of the right length."""
-    if tensor.numel() != expected:
-        raise ArgumentError(f"{operation}: {what} must have {expected} elements, not {tensor.numel()}")
-
-
-def split_sizes(sizes: Sequence[int], tensor: torch.Tensor, ranks: int, what: str, operation: str) -> list[int]:
-    """Elements for each rank, from rows along dimension 0 (no sizes: equal parts); a 0-d tensor is one row."""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    row = tensor.numel() // rows if rows else 0
-    if not sizes:
-        if rows % ranks:
-            raise ArgumentError(
-                f"{operation}: dimension 0 of the {what} ({rows}) cannot be divided by {ranks} ranks; pass split sizes"
-            )
-        return [rows // ranks * row] * ranks
-    check_count(len(sizes), ranks, f"{what} split sizes", operation)
-    if any(size < 0 for size in sizes) or sum(sizes) != rows:
-        raise ArgumentError(f"{operation}: {what} split sizes {list(sizes)} do not add up to its dimension 0 ({rows})")
-    return [size * row for size in sizes]
-
-
-def check_numel_pair(sent: int, received: int, operation: str) -> None:
-    """Check that what a rank sends to itself is what it expects from itself."""
-    if sent != received:
-        raise ArgumentError(f"{operation}: this rank sends itself {sent} elements but expects {received}")
 
 
 #: A longer time overflows in torch, and where clocks count nanoseconds.

@@ -53,11 +53,11 @@ def _load(lib: Lib, ffi: FFI) -> None:
         raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
 
 
-def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, direct: bool, local_rank: int) -> int:
+def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, path: int, local_rank: int) -> int:
     """Return what C wants for the next operation, whose tensors are on this one's device. C frees it.
 
     Args:
-        direct: MPI is given the device's addresses.
+        path: of C's ``enum mpp_path``: whether MPI is given the device's addresses, or other ranks of the node may be.
         local_rank: this process's place on its node.
 
     Raises:
@@ -69,7 +69,7 @@ def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, direct: bool, local_rank: in
     device = tensor.device
     _look_for_forgotten_set_device(device, local_rank)
     message = ffi.new("char[]", 512)
-    handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, direct, message, 512)
+    handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, path, message, 512)
     if not handle:
         raise RuntimeError(f"mpiplus cannot use {device}: {ffi.string(message).decode(errors='replace')}")
     return int(handle)

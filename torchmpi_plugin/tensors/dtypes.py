@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from .. import _bridge, torch_internals
+from .. import _bridge
 from ..operations import BY_NAME
 from .arguments import ArgumentError
 
@@ -36,7 +36,7 @@ def premul_factor(op: Any) -> float:
     Raises:
         ValueError: a tensor of several elements.
     """
-    factor = torch_internals.premul_factor(op)
+    factor = op.__getstate__()[1]
     if isinstance(factor, torch.Tensor):
         if factor.numel() != 1:
             raise ArgumentError(f"the factor of PREMUL_SUM must have one element, not {factor.numel()}")
@@ -73,7 +73,7 @@ def describe_disagreement(rank: int, mine: Any, theirs: Any, expected: int) -> s
     kind, own_kind = _bridge.CALLS[theirs.kind], _bridge.CALLS[mine.kind]
     if kind == "nothing":
         return f"rank {rank} had no memory for its call and makes none"
-    if kind == own_kind == "exchange":
+    if kind == own_kind == "exchange" and theirs.has_lengths:
         if theirs.root < 0:
             return "some rank sends another not as many bytes as that one expects"
         return f"rank {rank} sends {theirs.bytes} bytes to rank {theirs.root}, which expects {theirs.own}"

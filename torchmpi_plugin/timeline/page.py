@@ -137,12 +137,6 @@ def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
     return np.diff(done[at] + np.where(np.isfinite(partly), partly, 0))
 
 
-def _reached(job: Job) -> tuple[list[int], list[float]]:
-    """Of plain messages the sizes, and the bytes a second."""
-    sizes = [int(size) for size in job.reached.get("messages", {})]
-    return sizes, [size / ns * 1e9 for size, ns in zip(sizes, job.reached.get("messages", {}).values(), strict=True)]
-
-
 def _reached_in_words(job: Job) -> str:
     if not job.reached:
         return "Plain messages are measured when a job ends, so not here"
@@ -151,14 +145,15 @@ def _reached_in_words(job: Job) -> str:
 
 def _bandwidth(job: Job) -> Iterator[Any]:
     names, sizes, spent = job.of_kinds("name"), _sizes(job), job.complete - job.came
-    plain_sizes, plain = _reached(job)
+    plain = {int(size): int(size) / ns * 1e9 for size, ns in job.reached.get("messages", {}).items()}
+    plain_sizes, plain_speeds = list(plain), list(plain.values())
     for name in np.unique(names):
         mine = (names == name) & (spent > 0) & (job.bytes > 0) & ~job.is_open
         x = np.unique(sizes[mine])
         y = [float(np.median((job.bytes / spent)[mine & (sizes == size)]) * 1e9) for size in x]
-        shares = np.array(y) / np.interp(np.log(x), np.log(plain_sizes), plain) if plain else np.zeros(0)
+        shares = np.array(y) / np.interp(np.log(x), np.log(plain_sizes), plain_speeds) if plain else np.zeros(0)
         texts = [f"{share:.0%} of plain messages" for share in shares]
         if len(x):
             yield go.Scatter(x=x, y=y, text=texts, name=str(name), mode="lines+markers")
     if plain:
-        yield go.Scatter(x=plain_sizes, y=plain, name="plain messages", mode="lines", line=_PLAIN)
+        yield go.Scatter(x=plain_sizes, y=plain_speeds, name="plain messages", mode="lines", line=_PLAIN)

@@ -19,7 +19,7 @@ node.identity = lambda: f"node {here}"
 if words == ["follow"]:
     dist.init_process_group("mpiplus")
     communicator = dist.group.WORLD.communicator
-    whose = "own" if communicator.has_own_collectives else "both" if communicator.shares_memory else "mpi"
+    whose = "own" if communicator.choice.own_for_all else "both" if communicator.choice.own else "mpi"
     os.write(1, f"follow: rank {dist.get_rank()} {whose}\n".encode())
     dist.destroy_process_group()
 else:

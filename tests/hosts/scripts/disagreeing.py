@@ -26,6 +26,7 @@ calls: dict[str, Callable[[], object]] = {
     "reductions": lambda: dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
     "roots": lambda: dist.broadcast(torch.ones(4), 1 if odd else 0),
     "operations": lambda: dist.barrier() if odd else dist.all_reduce(torch.ones(4)),
+    "waits": lambda: dist.scatter(torch.ones(1), [torch.ones(1)] * size) if me == 0 else dist.all_reduce(torch.ones(4)),
     "long ones": lambda: dist.all_reduce(torch.ones((1 << 18) + odd)),
     "blocks": lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd), torch.ones((2 + odd) * size)),
     "gathered": lambda: dist.all_gather_into_tensor(torch.ones((2 + odd) * size), torch.ones(2 + odd)),
@@ -49,6 +50,6 @@ for number, work in enumerate(pending):
     work.wait()
     assert work.result()[0].tolist() == [float(number * size)] * 3
 communicator = dist.group.WORLD.communicator
-whose = "own" if communicator.has_own_collectives else "both" if communicator.shares_memory else "mpi"
+whose = "own" if communicator.choice.own_for_all else "both" if communicator.choice.own else "mpi"
 os.write(1, f"told: rank {me} of {len(calls)}, {whose}\n".encode())
 dist.destroy_process_group()

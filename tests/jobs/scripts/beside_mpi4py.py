@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import logging
 import sys
-import threading
 import time
 
 import mpi4py
 import torch
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, raises, run, say
+from steps import ME, SIZE, check_works, raises, run, say, warnings_told
 
 import torchmpi_plugin
-
-
-class Warnings(logging.Handler):
-    """Keeps what our logger has to say."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-        logging.getLogger("torchmpi_plugin").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
 
 
 def finalize_last() -> None:
@@ -73,7 +59,7 @@ def thread_level(name: str) -> None:
     mpi4py.rc.thread_level = name
     from mpi4py import MPI
 
-    warnings = Warnings()
+    told = warnings_told()
     wanted = {"single": MPI.THREAD_SINGLE, "funneled": MPI.THREAD_FUNNELED, "serialized": MPI.THREAD_SERIALIZED}[name]
     level = MPI.Query_thread()
     assert level >= wanted
@@ -83,11 +69,9 @@ def thread_level(name: str) -> None:
     check_works()
     check_works(group)
     expected = [] if level >= MPI.THREAD_MULTIPLE else [f"MPI_THREAD_{name.upper()}"]
-    assert len(warnings.messages) == len(expected), warnings.messages
-    assert all(word in message for word, message in zip(expected, warnings.messages, strict=True))
+    assert len(told) == len(expected), told
+    assert all(word in message for word, message in zip(expected, told, strict=True))
     asynchronous(group)
-    if level < MPI.THREAD_SERIALIZED:
-        from_another_thread()
     check_works()
     dist.destroy_process_group()
 
@@ -109,24 +93,6 @@ def asynchronous(group: dist.ProcessGroup) -> None:
     for _ in range(20):
         dist.all_reduce(torch.ones(10), async_op=True)  # dropped
     dist.barrier()
-
-
-def from_another_thread() -> None:
-    """Only the main thread may call MPI: another one is told so, at once, and nobody hangs."""
-    answers: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            dist.all_reduce(torch.ones(2))
-        except RuntimeError as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert len(answers) == 1
-    assert "main thread" in str(answers[0]), answers
-    assert "MPI_THREAD_MULTIPLE" in str(answers[0]), answers
 
 
 def own_communicators() -> None:

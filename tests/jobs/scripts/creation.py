@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from steps import ME, SIZE, check_works, raises, run, say, wait_for
+from steps import ME, SIZE, check_works, raises, run, say, wait_for, warnings_told
 
 from torchmpi_plugin import protocol
 from torchmpi_plugin.communicator import communicator, cuda_path, membership
@@ -28,23 +28,13 @@ SHORT = timedelta(seconds=3)
 LONG = timedelta(seconds=90)
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 def no_memory(*_: object) -> None:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def in_c(
     function: str, answer: int, if_so: Callable[..., bool] = lambda *_: True
-) -> contextlib.AbstractContextManager[None]:
+) -> contextlib.AbstractContextManager[object]:
     """A function of the shim that fails, with the errno that C leaves for it; if so, by its arguments."""
     shim = runtime.shim()
 
@@ -58,14 +48,14 @@ def in_c(
         def __getattr__(self, name: str) -> Any:
             return fail if name == function else getattr(shim.lib, name)
 
-    return replaced(runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
+    return mock.patch.object(runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
 
 
-FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "process": lambda: replaced(communicator.peers, "this", no_memory),
+FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "process": lambda: mock.patch.object(communicator.peers, "this", no_memory),
     "group": lambda: in_c("mpp_group_new", 0),
     "attach": lambda: in_c("mpp_group_attach", -1),
-    "open": lambda: replaced(communicator.shared_files, "open_share", no_memory),
+    "open": lambda: mock.patch.object(communicator.shared_files, "open_share", no_memory),
     "map": lambda: in_c("mpp_map", 0, lambda descriptor, _: descriptor >= 0),  # not memory of the rank's own
 }
 
@@ -87,16 +77,13 @@ def fails() -> None:
 def goes_without(where: str) -> None:
     """Shared memory that one rank cannot have is none for all, and no error."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    told: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = told.append
-    logging.getLogger("torchmpi_plugin").addHandler(handler)
+    told = warnings_told()
     with FAULTS[where]() if ME == GUILTY else contextlib.nullcontext():
         groups = [dist.new_group() for _ in range(3)]
-    words = [record.getMessage() for record in told if "no shared memory on this rank" in record.getMessage()]
+    words = [message for message in told if "no shared memory on this rank" in message]
     assert len(words) == (ME == GUILTY), words  # once, where it is so
     for group in groups:
-        assert not group.communicator.shares_memory
+        assert not group.communicator.choice.own
         check_works(group)
     # Calls are compared all the same.
     with raises(dist.DistBackendError, "all_reduce", rf"rank {GUILTY}\b"):
@@ -128,7 +115,7 @@ def stopped(where: str, directory: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         raise OSError("goes on")
 
-    with replaced(*STOPPED_IN[where], stop) if ME == GUILTY else contextlib.nullcontext():
+    with mock.patch.object(*STOPPED_IN[where], stop) if ME == GUILTY else contextlib.nullcontext():
         expected = rf"{doing}.* gave up after 3 s: rank {GUILTY} began" if ME != GUILTY else "goes on|gave up"
         with raises((dist.DistBackendError, OSError), expected):
             make()
@@ -152,7 +139,7 @@ def vanishes(where: str) -> None:
         Path("vanishes").touch()  # in the test's directory
         os._exit(0)
 
-    with replaced(*VANISHES_IN[where], vanish) if ME == GUILTY else contextlib.nullcontext():
+    with mock.patch.object(*VANISHES_IN[where], vanish) if ME == GUILTY else contextlib.nullcontext():
         expected = rf"creating group .*rank {GUILTY} of the world has ended without a word|MPI.*|rank {GUILTY} has died"
         with raises(dist.DistBackendError, expected):
             dist.new_group()
@@ -174,7 +161,7 @@ def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    with replaced(communicator, "create_file", create_and_die):
+    with mock.patch.object(communicator, "create_file", create_and_die):
         dist.init_process_group("mpiplus", timeout=LONG)
     time.sleep(1000)
 

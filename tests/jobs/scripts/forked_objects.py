@@ -33,7 +33,7 @@ HARMLESS = {
         register_pre_hook register_post_hook register_abort_hook unregister_abort_hook run_abort_hooks get_error
         unregister_pre_hook unregister_post_hook
         allocate_tensor supports_tensor_alloc comm_split_count perform_nocolor_split eager_connect_single_device
-        has_arrived is_through can_see_arrivals break_off leave take_back_failed shutdown failed gave_up failure_of
+        arrivals break_off leave take_back_failed shutdown failed gave_up failure_of
         run_hooks attach as_backend get_abort_hooks bound_device_id _device_types _id _backend_id unbox boxed
         _get_backend_type _register_on_completion_hook _wait_for_pending_works _enable_collectives_timing
         _register_backend _allgather_coalesced time_estimate enable_collectives_timing get_group_rank

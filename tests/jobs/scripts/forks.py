@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 from collections.abc import Callable
 
 import torch
@@ -24,21 +22,6 @@ def busy(action: Callable[[], None]) -> None:
     receive.wait()
     assert tensor[-1] == 3.0
     check_works()
-
-
-def in_child(action: Callable[[], None], leave: Callable[[int], None]) -> int:
-    """Run in a forked child; its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        except BaseException as error:
-            say(f"child failed: {type(error).__name__}: {error}")
-        leave(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
 
 
 def refused() -> None:
@@ -61,33 +44,10 @@ def refused() -> None:
     assert torch.ones(1000).sum() == 1000
 
 
-def forked() -> None:
-    """os.fork, with the ways a child can end: at once, in order, and with destroy_process_group before."""
-
-    def destroy() -> None:
-        refused()
-        dist.destroy_process_group()
-
-    def children() -> None:
-        assert in_child(refused, os._exit) == 0
-        assert in_child(destroy, os._exit) == 0
-
-    dist.init_process_group("mpiplus")
-    check_works()
-    busy(children)
-    if (child := os.fork()) == 0:
-        refused()
-        sys.exit(0)  # exit handlers, ours too, and all of Python's shutdown run in this child
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    check_works()
-    dist.destroy_process_group()
-    dist.init_process_group("mpiplus")
-    check_works()
-
-
 def child_target(queue, live_group: bool) -> None:
     if live_group:
         refused()
+        dist.destroy_process_group()
     else:
         assert not dist.is_initialized()
     queue.put(ME)
@@ -103,6 +63,9 @@ def worker_processes() -> None:
     for method in ("fork", "spawn", "forkserver"):
         busy(lambda method=method: load(method))
         say(f"DataLoader works with {method}")
+    dist.destroy_process_group()
+    dist.init_process_group("mpiplus")
+    check_works()
 
 
 def start_one(method: str) -> None:

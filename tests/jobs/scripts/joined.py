@@ -1,8 +1,10 @@
-"""Worlds of processes that MPI's launcher did not start."""
+"""Worlds of processes that MPI's launcher did not start; and a rank that starts a program."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from steps import ME, SIZE, check_works, raises, run
 import torchmpi_plugin
 
 PATIENCE = timedelta(seconds=60)
+ALONE = "import torch.distributed as d; d.init_process_group('mpiplus'); print('a world of', d.get_world_size())"
 
 
 def trains() -> None:
@@ -37,10 +40,23 @@ def spawned(url: str, size: str) -> None:
 
 
 def member(rank: int, size: int, url: str) -> None:
-    dist.init_process_group("mpiplus", init_method=url, rank=rank, world_size=size, timeout=PATIENCE)
+    """By the URL, or if it is a port by variables."""
+    if url.isdigit():
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=url)
+        dist.init_process_group("mpiplus", timeout=PATIENCE)
+    else:
+        dist.init_process_group("mpiplus", init_method=url, rank=rank, world_size=size, timeout=PATIENCE)
     check_works()
     dist.destroy_process_group()
     os.write(1, f"member {rank} of {size} is done\n".encode())
+
+
+def program() -> None:
+    """It is told what to leave out of its environment, and that works."""
+    dist.init_process_group("mpiplus")
+    told = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False).stderr
+    environment = eval(told[told.index("env=") + 4 :].strip(), {"os": os})
+    subprocess.run([sys.executable, "-c", ALONE], env=environment, check=True)
 
 
 def absent() -> None:

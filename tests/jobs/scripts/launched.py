@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 LAST = SIZE - 1
 
 
@@ -134,6 +135,29 @@ def signalled(name: str) -> None:
         time.sleep(0.01)
     time.sleep(0.3)
     print(f"got {name} {len(got)} time(s)")
+
+
+def fails(how: str, times: str) -> None:
+    """The last rank, in the first attempts."""
+    meet()
+    print(f"attempt {ATTEMPT} of {os.environ['TORCHELASTIC_MAX_RESTARTS']}", flush=True)
+    meet()
+    if int(times) > ATTEMPT and RANK == LAST:
+        if how == "supervisor":
+            os.kill(os.getppid(), signal.SIGKILL)
+        if how.isdigit():
+            os._exit(int(how))
+        if how == "sleeps":
+            time.sleep(1000)
+        os.kill(os.getpid(), signal.Signals[how])
+    meet()
+    print("at the end")
+
+
+def waits() -> None:
+    """Until it is told to end."""
+    Path(f"waits-{ATTEMPT}-{RANK}").touch()
+    time.sleep(1000)
 
 
 def sleeps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import re
 import signal
@@ -35,6 +36,15 @@ SIZE = _launchers_word("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", default
 def say(text: object) -> None:
     """One line, in one piece, whatever the other ranks print."""
     os.write(1, f"[{ME}] {text}\n".encode())
+
+
+def warnings_told() -> list[str]:
+    """What our logger warns of from now on."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("torchmpi_plugin").addHandler(handler)
+    return told
 
 
 @contextlib.contextmanager

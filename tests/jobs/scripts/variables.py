@@ -9,10 +9,11 @@ import resource
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say
@@ -23,17 +24,8 @@ from torchmpi_plugin.node import node
 COMPLETE = {"RANK": str(ME), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
-@contextlib.contextmanager
-def variables(**values: str) -> Iterator[None]:
-    """Set for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    yield
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+#: Set for a while.
+variables = partial(mock.patch.dict, os.environ)
 
 
 def check_mpi_is_not_running() -> None:
@@ -79,10 +71,8 @@ def works() -> None:
 
 def misspelt() -> None:
     """Works, and is told."""
-    for _ in range(2):
-        dist.init_process_group("mpiplus")
-        check_works()
-        dist.destroy_process_group()
+    works()
+    works()
 
 
 #: Variable, value, what is allowed.

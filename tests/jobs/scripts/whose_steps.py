@@ -7,7 +7,7 @@ from steps import say
 import torchmpi_plugin
 from torchmpi_plugin.cli.bench.session import new_groups
 from torchmpi_plugin.cli.bench.training.alone import AloneGroup
-from torchmpi_plugin.cli.bench.training.ways import WAYS, Place
+from torchmpi_plugin.cli.bench.training.ways import WAYS, Place, planned
 
 torch.set_num_threads(1)
 groups = new_groups(("mpiplus", "gloo"), False)
@@ -20,8 +20,8 @@ def calls() -> int:
     return sum(operation["calls"] for operation in operations.values())
 
 
-for way in (way.with_samples(2) for way in WAYS):
-    task, dtype = way.quick[0]
+for way in WAYS:
+    (_, task, dtype), *_ = planned([way], quick=True, samples=2)
     places = {name: Place(task, getattr(torch, dtype), group, group) for name, group in groups.items()}
     places["alone"] = Place(task, getattr(torch, dtype), alone, first, alone=True)
     trainings = {name: way.make(place) for name, place in places.items()}

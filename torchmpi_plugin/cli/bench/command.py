@@ -35,6 +35,7 @@ class Settings:
     sizes: Sequence[int]  # bytes
     repeats: int  # the turns of each contestant
     block_seconds: float  # about how long one turn lasts, in seconds
+    device: str  # where the tensors are, but for raw MPI's: "cpu" or "cuda"
 
 
 def parse_names(_: click.Context | None, __: click.Parameter | None, value: str) -> list[str]:
@@ -102,8 +103,14 @@ def _saying_what_is_wrong() -> Iterator[None]:
     metavar="[FILE]",
     is_flag=False,
     flag_value=_TUNING_FILE,
-    help="Instead, measure MPI's collectives between nodes against mpiplus's, and write there which to take, for "
-    f"MPIPLUS_TUNING ({_TUNING_FILE}).",
+    help="Instead, measure MPI's collectives between nodes against mpiplus's, one phase against two on a node, or with "
+    f"--device cuda copies between devices, and write there which to take, for MPIPLUS_TUNING ({_TUNING_FILE}).",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    help="Where tensors are, but for raw MPI's (cpu). cuda: mpiplus on each path of CUDA tensors, gloo and nccl.",
 )
 @click.option("--ops", metavar="NAME,...", default="", callback=parse_operations, help="Operations (all).")
 @click.option("--sizes", metavar="SIZE,...", callback=parse_sizes, help=f"Sizes of the data ({_FULL_SIZES}).")
@@ -143,6 +150,7 @@ def bench(
     json_file: Path | None,
     plot_file: Path | None,
     tuning_file: Path | None,
+    device: str,
     ops: list[str],
     sizes: list[int] | None,
     backends: list[str],
@@ -168,13 +176,20 @@ def bench(
     timed with nothing else to do, that a step does not get longer by, cut off at 0 and 1. A rank has one thread, or
     OMP_NUM_THREADS. More ranks than cores: mpirun --oversubscribe -n 4.
     """
+    if device == "cuda" and not _is_given(context, "backends"):
+        from torch.distributed import is_nccl_available  # slow to import
+
+        backends += ["nccl"] * is_nccl_available()
     if ways:
         _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
         with _beside(busy):
-            _train(parse_names(None, None, ways), backends, quick, repeats, Files(json_file, plot_file, None), samples)
+            from .training.training import run
+
+            files = Files(json_file, plot_file, None)
+            run(parse_names(None, None, ways), backends, quick, repeats, files, samples, device)
         return
     if tuning_file:
-        _refuse(context, _CONTESTANTS, "--tune, which compares MPI's collectives with mpiplus's")
+        _refuse(context, _CONTESTANTS, "--tune, which compares ways of mpiplus")
     settings = Settings(
         backends=[] if tuning_file else backends,
         raw=[RAW, *([NONBLOCKING] if nonblocking else [])] if raw and not tuning_file else [],
@@ -184,74 +199,58 @@ def bench(
         repeats=repeats or (5 if quick else 11),
         # Among others that compute a turn has to last for many rounds of the scheduler, of some 4 ms for each of them.
         block_seconds=0.3 if busy else 0.01 if quick else 0.02,
+        device=device,
     )
     with _beside(busy):
-        _run(settings, Files(json_file, plot_file, tuning_file))
+        _run(settings, Files(json_file, plot_file, tuning_file, device))
 
 
 def _beside(busy: int) -> AbstractContextManager[None]:
+    from ...mpi import runtime
     from .busy import busy_cores
 
     with _saying_what_is_wrong():
-        mpi_library.load()
+        runtime.mpi()
     return busy_cores(busy)
+
+
+def _is_given(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
 def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
     for option in context.command.params:
-        is_given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        if option.name in names and is_given:
+        if option.name in names and _is_given(context, option.name or ""):
             raise click.UsageError(f"{option.opts[0]} does not go with {beside}", context)
 
 
-def _train(
-    names: Sequence[str],
-    backends: Sequence[str],
-    quick: bool,
-    repeats: int | None,
-    files: Files,
-    samples: int | None,
-) -> None:
-    from .training.ways import choose
-
-    try:
-        ways = choose([] if names == ["all"] else names)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--train") from None
-
-    from ...mpi import runtime
-
-    with _saying_what_is_wrong():
-        runtime.mpi()
-    from .training import training
-
-    training.run(ways, backends, quick, repeats, files, samples)
-
-
 def _run(settings: Settings, files: Files) -> None:
-    from ...mpi import runtime
     from . import tune
-    from .limit import measure_link
+    from .limit import measure_bus, measure_link
     from .operations import OPERATIONS, plan
     from .overlap import measure_overlap
     from .report import Report, open_console, print_facts
     from .session import new_groups, open_session
 
-    with _saying_what_is_wrong():
-        runtime.mpi()
-    names = settings.operations or list(tune.OPERATIONS if files.tuning else OPERATIONS)
     make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
-    with open_session(settings.raw, make_groups, files.why_not) as session:
+    with open_session(settings.raw, make_groups, files.why_not, settings.device) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
         print_facts(console, facts := session.facts())
+        usual = (
+            {row.operation for row in tune.table(session.nodes, settings.device).values()}
+            if files.tuning
+            else OPERATIONS
+        )
+        names = settings.operations or [name for name in OPERATIONS if name in usual]
         link = measure_link(session, settings.repeats, settings.block_seconds)
+        bus = measure_bus(session, settings.repeats, settings.block_seconds)
         cases = plan([OPERATIONS[name] for name in names], settings.sizes, session.size)
         rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
         skips_overlap = alone or files.tuning is not None
         overlaps = [] if skips_overlap else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
-    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link)
+    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link, bus)
     report.print(console)
     if session.rank == 0:
         files.write(report, session.nodes, console)

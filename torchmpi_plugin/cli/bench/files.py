@@ -21,6 +21,7 @@ class Files:
     json: Path | None  # every number
     plot: Path | None  # the picture
     tuning: Path | None  # which collectives are faster; where it is given that is what the benchmark measures
+    device: str = "cpu"  # where the tensors are
 
     def why_not(self, nodes: Sequence[str]) -> str:
         """Say why something could not be written after minutes of measuring, and nothing where all is well."""
@@ -34,7 +35,7 @@ class Files:
                 import matplotlib  # noqa: F401
             except ImportError as error:
                 return f"--plot needs matplotlib ({error}): pip install matplotlib"
-        return tune.why_not(nodes) if self.tuning else ""
+        return tune.why_not(nodes, self.device) if self.tuning else ""
 
     def write(self, report: Report, nodes: Sequence[str], console: Console) -> None:
         """Write what was asked for, and say so."""
@@ -48,6 +49,6 @@ class Files:
             from ...mpi import runtime
             from . import tune
 
-            tuning = tune.choose(report.rows, nodes, runtime.mpi().get_vendor())
-            self.tuning.write_text(tuning.text())
+            tuning = tune.choose(report.rows, nodes, runtime.mpi().get_vendor(), self.device)
+            self.tuning.write_text(tune.keeping(tuning, self.tuning).text())
             console.print(tune.in_words(tuning, self.tuning), soft_wrap=True, markup=False)  # a path

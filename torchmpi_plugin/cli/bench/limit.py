@@ -1,11 +1,13 @@
-"""Latency and bandwidth of plain messages between two nodes, beside which the operations are to be seen."""
+"""Limits of what operations can reach: plain messages between two nodes, and copies to a device and back."""
 
 from __future__ import annotations
 
+import torch
 from mpi4py import MPI
 
-from .measure import Call
-from .results import Link
+from .device import Device
+from .measure import Call, take_turns
+from .results import Bus, Link
 from .session import Session
 
 _SMALL, _LARGE = 8, 16 * 1024**2
@@ -23,7 +25,7 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
     peer = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), 1)
     nothing: dict[str, Call] = {"ping_pong": lambda: None, "exchange": lambda: None}
     calls = _calls(session.comm, peer) if session.rank in (0, peer) else nothing
-    timings = session.measure(calls, repeats, block_seconds)
+    timings = take_turns(calls, repeats, block_seconds, session)
     names = session.comm.allgather(MPI.Get_processor_name())
     return Link(
         ranks=(0, peer),
@@ -53,3 +55,39 @@ def _calls(comm: MPI.Intracomm, peer: int) -> dict[str, Call]:
         MPI.Request.Waitall([comm.Irecv(into, other), comm.Isend(out, other)])
 
     return {"ping_pong": ping_pong, "exchange": exchange}
+
+
+def measure_bus(session: Session, repeats: int, block_seconds: float) -> Bus | None:
+    """Measure copies between pinned memory and the device, which all ranks make at once.
+
+    Returns:
+        The same on every rank; None where tensors are in host memory.
+    """
+    if session.device.is_cpu:
+        return None
+    timings = take_turns(_copies(session.device), repeats, block_seconds, session)
+    return Bus(size=_LARGE, **{f"{name}_us": 1e6 * turns.median for name, turns in timings.items()})
+
+
+def _copies(device: Device) -> dict[str, Call]:
+    """Return the calls by name; but for the first, the timer waits for them."""
+    out, into = (device.tensor(_LARGE, torch.uint8) for _ in range(2))
+    pinned_into, pinned_out = (device.pinned(_LARGE) for _ in range(2))
+    streams = device.new_stream(), device.new_stream()
+
+    def short() -> None:
+        into[:_SMALL].copy_(pinned_out[:_SMALL], non_blocking=True)
+        device.settle()
+
+    def to_device() -> None:
+        into.copy_(pinned_out, non_blocking=True)
+
+    def from_device() -> None:
+        pinned_into.copy_(out, non_blocking=True)
+
+    def exchange() -> None:
+        for stream, copy in zip(streams, (to_device, from_device), strict=True):
+            with stream:
+                copy()
+
+    return {"latency": short, "to_device": to_device, "from_device": from_device, "exchange": exchange}

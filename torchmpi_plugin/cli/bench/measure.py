@@ -24,6 +24,7 @@ class Ranks(Protocol):
     """The ranks that measure together, as the timer needs them: ``Session`` says what each does."""
 
     def synchronise(self) -> None: ...
+    def settle(self) -> None: ...
     def slowest(self, seconds: float) -> float: ...
     def means(self, values: Sequence[float]) -> list[float]: ...
 
@@ -71,6 +72,7 @@ def _time_block(call: Call, calls: int, ranks: Ranks) -> tuple[float, list[float
     before, start = used(), time.perf_counter()
     for _ in range(calls):
         call()
+    ranks.settle()
     seconds, after = time.perf_counter() - start, used()
     return ranks.slowest(seconds), [end - begin for begin, end in zip(before, after, strict=True)]
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from .device import Device
 from .measure import Call
 from .sizes import fit_size
 
@@ -46,6 +47,7 @@ class Operation:
     dtypes: tuple[str, ...] = ("float32",)  # what to measure it with; none for an operation without data
     send: Share = "whole"  # whether the tensor sent is the whole of the data or one rank's part of it
     recv: Share | None = None  # the same of the tensor received; None where both are one tensor
+    sends: bool = False  # whether it consists of messages
     least_ranks: int = 1  # the fewest ranks it makes sense on
 
 
@@ -57,18 +59,17 @@ class Case:
     dtype: str  # the name of the dtype; empty for an operation without data
     size: int  # bytes of the whole of the data
 
-    def tensors(self, ranks: int) -> tuple[Tensor, Tensor]:
+    def tensors(self, ranks: int, device: Device) -> tuple[Tensor, Tensor]:
         """Return this rank's tensors to send from and to receive into."""
         if not self.dtype:
             return torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
-        send = self._tensor(self.operation.send, ranks)
-        return send, send if self.operation.recv is None else self._tensor(self.operation.recv, ranks)
+        send = self._tensor(self.operation.send, ranks, device)
+        return send, send if self.operation.recv is None else self._tensor(self.operation.recv, ranks, device)
 
-    def _tensor(self, share: Share, ranks: int) -> Tensor:
+    def _tensor(self, share: Share, ranks: int, device: Device) -> Tensor:
         dtype = DTYPES[self.dtype]
         whole = self.size // dtype.itemsize
-        # Written to, not torch.zeros: untouched zeros are one page of the kernel's, always in the cache.
-        return torch.empty(whole if share == "whole" else whole // ranks, dtype=dtype, device="cpu").fill_(0)
+        return device.tensor(whole if share == "whole" else whole // ranks, dtype)
 
 
 def raw_message(tensor: Tensor) -> list[object]:
@@ -84,12 +85,12 @@ def raw_message(tensor: Tensor) -> list[object]:
     return [tensor.view(torch.uint8).numpy(), datatype]
 
 
-def _ping_pong(rank: int, ranks: int, send: Callable[[int], Call], recv: Callable[[int], Call]) -> Call:
-    """Ranks 0 and 1 play, 2 and 3, and so on; the last of an odd number looks on."""
+def _ping_pong(rank: int, ranks: int, call: Callable[[str, int], Call]) -> Call:
+    """Ranks 0 and 1 play, 2 and 3, and so on; the last of an odd number looks on. ``call``: a name, a rank."""
     peer = rank ^ 1
     if peer >= ranks:
         return lambda: None
-    first, second = (send(peer), recv(peer)) if rank < peer else (recv(peer), send(peer))
+    first, second = (call(name, peer) for name in (("send", "recv") if rank < peer else ("recv", "send")))
 
     def round_trip() -> None:
         first()
@@ -100,20 +101,22 @@ def _ping_pong(rank: int, ranks: int, send: Callable[[int], Call], recv: Callabl
 
 def _raw_ping_pong(raw: Raw, ball: Tensor, _: Tensor) -> Call:
     message = raw_message(ball)
-    return _ping_pong(
-        raw.comm.rank,
-        raw.comm.size,
-        lambda peer: raw.call("Send", message, peer),
-        lambda peer: raw.call("Recv", message, peer),
-    )
+    return _ping_pong(raw.comm.rank, raw.comm.size, lambda name, peer: raw.call(name.title(), message, peer))
 
 
 def _torch_ping_pong(group: dist.ProcessGroup, ball: Tensor, _: Tensor) -> Call:
-    return _ping_pong(
-        dist.get_rank(group),
-        dist.get_world_size(group),
-        lambda peer: partial(dist.send, ball, peer, group=group),
-        lambda peer: partial(dist.recv, ball, peer, group=group),
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    return _ping_pong(rank, ranks, lambda name, peer: partial(getattr(dist, name), ball, peer, group=group))
+
+
+def _of_two(name: str, method: str, call: Callable[..., object], send: Share, recv: Share) -> Operation:
+    """A collective that sends from one tensor and receives into another."""
+    return Operation(
+        name,
+        raw=lambda raw, out, into: raw.call(method, raw_message(out), raw_message(into)),
+        torch=lambda group, out, into: partial(call, into, out, group=group),
+        send=send,
+        recv=recv,
     )
 
 
@@ -131,7 +134,7 @@ OPERATIONS = {
             torch=lambda group, _, data: partial(dist.all_reduce, data, group=group),
             dtypes=("float32", "bfloat16"),
         ),
-        Operation("ping_pong", raw=_raw_ping_pong, torch=_torch_ping_pong, least_ranks=2),
+        Operation("ping_pong", raw=_raw_ping_pong, torch=_torch_ping_pong, sends=True, least_ranks=2),
         Operation(
             "barrier",
             raw=lambda raw, *_: raw.call("Barrier"),
@@ -143,27 +146,9 @@ OPERATIONS = {
             raw=lambda raw, _, data: raw.call("Bcast", raw_message(data), 0),
             torch=lambda group, _, data: partial(dist.broadcast, data, 0, group=group),
         ),
-        Operation(
-            "all_gather_into_tensor",
-            raw=lambda raw, send, recv: raw.call("Allgather", raw_message(send), raw_message(recv)),
-            torch=lambda group, send, recv: partial(_all_gather_single, recv, send, group=group),
-            send="part",
-            recv="whole",
-        ),
-        Operation(
-            "reduce_scatter_tensor",
-            raw=lambda raw, send, recv: raw.call("Reduce_scatter_block", raw_message(send), raw_message(recv)),
-            torch=lambda group, send, recv: partial(_reduce_scatter_single, recv, send, group=group),
-            send="whole",
-            recv="part",
-        ),
-        Operation(
-            "all_to_all_single",
-            raw=lambda raw, send, recv: raw.call("Alltoall", raw_message(send), raw_message(recv)),
-            torch=lambda group, send, recv: partial(dist.all_to_all_single, recv, send, group=group),
-            send="whole",
-            recv="whole",
-        ),
+        _of_two("all_gather_into_tensor", "Allgather", _all_gather_single, "part", "whole"),
+        _of_two("reduce_scatter_tensor", "Reduce_scatter_block", _reduce_scatter_single, "whole", "part"),
+        _of_two("all_to_all_single", "Alltoall", dist.all_to_all_single, "whole", "whole"),
     )
 }
 

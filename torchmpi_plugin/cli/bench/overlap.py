@@ -9,7 +9,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from .measure import Call
+from .measure import Call, take_turns
 from .operations import OPERATIONS, Case, raw_message
 from .results import FRONT_END, NONBLOCKING, OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Overlap
 from .session import Session
@@ -22,12 +22,12 @@ def measure_overlap(session: Session, repeats: int, block_seconds: float) -> lis
     calls.pop(FRONT_END, None)
     if NONBLOCKING in calls:
         calls.pop(RAW, None)  # its asynchronous form is the other
-    sync = session.measure(calls, repeats, block_seconds)
-    data, _ = case.tensors(session.comm.size)
+    sync = take_turns(calls, repeats, block_seconds, session)
+    tensors = session.tensors(case)
     waits: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, seconds in waits.items():
-            seconds.append(_wait_seconds(session, name, data))
+            seconds.append(_wait_seconds(session, name, tensors[name][0]))
     return [Overlap(name, 1e6 * sync[name].median, 1e6 * statistics.median(waits[name])) for name in calls]
 
 
@@ -37,6 +37,7 @@ def _wait_seconds(session: Session, name: str, data: Tensor) -> float:
     time.sleep(OVERLAP_SLEEP)
     start = time.perf_counter()
     wait()
+    session.settle()
     return session.slowest(time.perf_counter() - start)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -15,6 +14,8 @@ from .results import FRONT_END, Row
 from .sizes import format_size
 from .training.results import Row as Trainings
 
+#: Styles of the lines for what is measured beside the operations.
+_LIMITS = (":", "-.")
 _INCHES, _DOTS_PER_INCH = (10.0, 2.5), 72
 
 
@@ -30,8 +31,8 @@ def draw(report: Report, path: Path) -> None:
     all_axes = figure.subplots(max(1, len(kinds)), 2, squeeze=False)
     for kind, (latency, bandwidth) in zip(kinds, all_axes, strict=False):
         rows = [row for row in report.rows if (row.operation, row.dtype) == kind]
-        _draw_latency(latency, report, rows)
-        _draw_bandwidth(bandwidth, report, rows)
+        _draw_lines(latency, report, rows, "us per call", lambda row, name: row.us.get(name), "latency_us")
+        _draw_lines(bandwidth, report, rows, "bus bandwidth, GB/s", Row.bus_gb_per_s, "gb_per_s")
         latency.set_title(" ".join(kind), loc="left", fontsize="medium")
     figure.suptitle(_title(report), fontsize="medium")
     handles, labels = all_axes[0][0].get_legend_handles_labels()
@@ -64,44 +65,35 @@ def draw_training(rows: Sequence[Trainings], facts: Mapping[str, str | int], pat
 def _step_seconds(row: Trainings, name: str) -> float:
     """0: not measured."""
     if name == "alone":
-        return statistics.median(next(iter(row.trained.values())).alone.seconds)
-    return row.trained[name].seconds if name in row.trained else 0.0
+        return next(iter(row.trained.values())).alone.median
+    return row.trained[name].step.median if name in row.trained else 0.0
 
 
 def _facts_in_words(facts: Mapping[str, str | int]) -> str:
-    names = ("ranks", "nodes", "MPI", "torch", "torchmpi-plugin", "processor")
+    names = ("ranks", "nodes", "MPI", "torch", "torchmpi-plugin", "processor", "device of rank 0")
     return ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
 
 
 def _title(report: Report) -> str:
-    facts = _facts_in_words(report.facts)
-    return facts if report.link is None else f"{facts}\n{in_words(report.link)}"
+    return "\n".join((_facts_in_words(report.facts), *map(in_words, report.limits().values())))
 
 
-def _draw_latency(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
+def _draw_lines(
+    axes: Axes,
+    report: Report,
+    rows: Sequence[Row],
+    what: str,
+    value_of: Callable[[Row, str], float | None],
+    of_limit: str,
+) -> None:
+    """Draw a line for each contestant, and one for each limit, whose attribute ``of_limit`` is the same figure."""
     for name in report.contestants:
-        _draw_line(axes, name, [(row.size, row.us.get(name)) for row in rows])
-    if report.link:
-        axes.axhline(report.link.latency_us, color="0.4", linestyle=":", label="plain messages")
-    _finish(axes, "us per call", rows)
-
-
-def _draw_bandwidth(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
-    for name in report.contestants:
-        _draw_line(axes, name, [(row.size, row.bus_gb_per_s(name)) for row in rows])
-    if report.link:
-        axes.axhline(report.link.gb_per_s, color="0.4", linestyle=":")
-    _finish(axes, "bus bandwidth, GB/s", rows)
-
-
-def _draw_line(axes: Axes, name: str, points: Sequence[tuple[int, float | None]]) -> None:
-    known = [(size, value) for size, value in points if value is not None]
-    # Drawn also where it is empty: the next contestant keeps its colour, and the legend is that of all.
-    style = "--" if name == FRONT_END else "-"
-    axes.plot([size for size, _ in known], [value for _, value in known], style, marker=".", label=name)
-
-
-def _finish(axes: Axes, what: str, rows: Sequence[Row]) -> None:
+        known = [(row.size, value) for row in rows if (value := value_of(row, name)) is not None]
+        # Drawn also where it is empty: the next contestant keeps its colour, and the legend is that of all.
+        style = "--" if name == FRONT_END else "-"
+        axes.plot([size for size, _ in known], [value for _, value in known], style, marker=".", label=name)
+    for (name, limit), style in zip(report.limits().items(), _LIMITS, strict=False):
+        axes.axhline(getattr(limit, of_limit), color="0.4", linestyle=style, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size)) if size >= 1 else ""))

@@ -15,10 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Link, Overlap, Row, backends_of, comparisons
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Bus, Link, Overlap, Row, backends_of, comparisons
 from .sizes import format_size
 
-_WIDTH = 132
+_WIDTH, _WIDEST = 132, 1000
 #: Of the cores, wanted by others before the benchmark: more, and it measures them.
 _BUSY = 0.5
 
@@ -89,6 +89,13 @@ def open_console(rank: int) -> Console:
     return Console(quiet=rank != 0, width=_WIDTH, force_terminal=False, highlight=False)
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print it as wide as it has to be: with many contestants that is wider than text."""
+    found = console.measure(table, options=console.options.update_width(_WIDEST))
+    console.width = max(_WIDTH, found.maximum)
+    console.print(table)
+
+
 def print_facts(console: Console, facts: Mapping[str, str | int]) -> None:
     """Print what the numbers depend on, one fact on a line."""
     table = Table(box=None, show_header=False)
@@ -113,6 +120,12 @@ class Report:
     rows: Sequence[Row]  # the times of the operations
     overlaps: Sequence[Overlap]  # the asynchronous operations; none on one rank
     link: Link | None = None  # plain messages between two nodes, or two ranks; None on one rank
+    bus: Bus | None = None  # copies to each rank's device and back; None without devices
+
+    def limits(self) -> dict[str, Link | Bus]:
+        """Return what has been measured of those, by name."""
+        found: dict[str, Link | Bus | None] = {"plain messages": self.link, "bus": self.bus}
+        return {name: limit for name, limit in found.items() if limit}
 
     def notes(self) -> list[str]:
         """Return a line for each operation and dtype that a contestant refused."""
@@ -131,16 +144,17 @@ class Report:
             "contestants": list(self.contestants),
             "operations": [row.to_json(self.contestants) for row in self.rows],
             "point_to_point": self.link and self.link.to_json(),
+            "bus": self.bus and self.bus.to_json(),
             "overlap": [overlap.to_json() for overlap in self.overlaps],
             "notes": self.notes(),
         }
 
     def print(self, console: Console) -> None:
         """Print the tables and the notes, but not the facts: they stand above, see :func:`print_facts`."""
-        if self.link:
-            console.print(f"\n{in_words(self.link)}")
+        for limit in self.limits().values():
+            console.print(f"\n{in_words(limit)}")
         console.print("\nmicroseconds per call on the slowest rank, median of the turns; GB/s: bus bandwidth")
-        console.print(_operations_table(self.rows, self.contestants))
+        print_table(console, _operations_table(self.rows, self.contestants))
         for note in self.notes():
             console.print(note, style="dim")
         if not self.overlaps:
@@ -151,12 +165,17 @@ class Report:
         console.print(_overlap_table(self.overlaps))
 
 
-def in_words(link: Link) -> str:
-    """Return what was measured between two ranks, as one line."""
-    ranks = " and ".join(f"rank {rank} on {node}" for rank, node in zip(link.ranks, link.hosts, strict=True))
+def in_words(limit: Link | Bus) -> str:
+    """Return what was measured between two ranks, or on the bus, as one line."""
+    if isinstance(limit, Bus):
+        rates = [limit.size / us / 1000 for us in (limit.to_device_us, limit.from_device_us)]
+        where, one_way = "the bus, all ranks at once", "{:.2f} GB/s to the device, {:.2f} from it, ".format(*rates)
+    else:
+        ranks = " and ".join(f"rank {rank} on {node}" for rank, node in zip(limit.ranks, limit.hosts, strict=True))
+        where, one_way = f"plain messages of MPI, {ranks}", ""
     return (
-        f"plain messages of MPI, {ranks}: {format_us(link.latency_us)} us for 8 B; {link.gb_per_s:.2f} GB/s each way "
-        f"at once ({format_size(link.size)})"
+        f"{where}: {format_us(limit.latency_us)} us for 8 B; {one_way}{limit.gb_per_s:.2f} GB/s each way "
+        f"at once ({format_size(limit.size)})"
     )
 
 

@@ -114,14 +114,12 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Link:
-    """Latency and bandwidth of plain messages between two ranks."""
+class Limit:
+    """A limit of what operations can reach; times in microseconds."""
 
-    ranks: tuple[int, int]  # the two
-    hosts: tuple[str, str]  # where each of them is; the same name twice if all ranks are on one node
-    latency_us: float  # of a message of 8 bytes, half the time there and back, in microseconds
-    size: int  # of the large message, in bytes
-    exchange_us: float  # how long both take to send each other one of these at once, in microseconds
+    latency_us: float  # of 8 bytes, in one direction
+    size: int  # of what is large, in bytes
+    exchange_us: float  # how long one of these takes in each direction, at once
 
     @property
     def gb_per_s(self) -> float:
@@ -131,3 +129,19 @@ class Link:
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
         return {**asdict(self), "gb_per_s": self.gb_per_s}
+
+
+@dataclass(frozen=True)
+class Link(Limit):
+    """Plain messages between two ranks; the latency is half the time there and back."""
+
+    ranks: tuple[int, int]  # the two
+    hosts: tuple[str, str]  # where each of them is; the same name twice if all ranks are on one node
+
+
+@dataclass(frozen=True)
+class Bus(Limit):
+    """Copies between pinned memory and each rank's device, of all ranks at once."""
+
+    to_device_us: float  # of the large copy
+    from_device_us: float  # the same the other way

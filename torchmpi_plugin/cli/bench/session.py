@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch import Tensor
 
+from ...communicator import cuda_path
+from ...names import BACKEND
 from ...node import node
+from . import device as devices
+from .device import CPU, Device
 from .front_end import EmptyGroup
-from .measure import Call, Turns, take_turns
+from .measure import Call, take_turns
 from .operations import Case, Raw
 from .report import machine_facts
 from .results import FRONT_END, NONBLOCKING, RAW, Row
@@ -29,6 +36,11 @@ def _finish(request: MPI.Request) -> None:
         os.sched_yield()
 
 
+def in_a_line(error: Exception) -> str:
+    """Return what an error says first, or else of which type it is."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class Session:
     """Ranks that measure together.
 
@@ -39,10 +51,14 @@ class Session:
         comm: the communicator of the raw calls, and of the timer between its turns.
         groups: by contestant, a process group of all ranks.
         contestants: what is compared: raw MPI if wanted, then the groups.
+        device: where the groups' tensors are; those of raw MPI are in host memory.
     """
 
-    def __init__(self, comm: MPI.Intracomm, nodes: Sequence[str], raw: Sequence[str], groups: Groups) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, nodes: Sequence[str], raw: Sequence[str], groups: Groups, device: Device = CPU
+    ) -> None:
         self.comm = comm
+        self.device = device
         self.nodes = nodes
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -50,8 +66,13 @@ class Session:
         self.contestants = [*raw, *groups]
 
     def synchronise(self) -> None:
-        """Return on no rank before every rank has called."""
+        """Return on no rank before every rank has called, and its device has done what it was to do."""
+        self.settle()
         _finish(self.comm.Ibarrier())
+
+    def settle(self) -> None:
+        """Wait for this rank's device, where it has one."""
+        self.device.settle()
 
     def slowest(self, seconds: float) -> float:
         """Return the largest ``seconds`` of all ranks, on every rank."""
@@ -68,37 +89,51 @@ class Session:
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
         library = MPI.Get_library_version().partition("\n")[0].partition(",")[0]
-        return machine_facts(self.size, len(set(self.nodes)), " ".join(library.split()))
+        facts = machine_facts(self.size, len(set(self.nodes)), " ".join(library.split()))
+        return facts if self.device.is_cpu else facts | _device_facts(self.device)
+
+    def place_of(self, contestant: str) -> Device:
+        """Return where the tensors of a contestant are."""
+        return CPU if contestant in (RAW, NONBLOCKING) else self.device
+
+    def why_no_messages(self, contestant: str) -> str:
+        """Say why a contestant cannot send plain messages from where its tensors are; empty if it can.
+
+        It is not tried: gloo hands the address on the device to the kernel, fails, and the receiver waits for ever.
+        """
+        return f"{contestant} sends no tensors on devices" if contestant == "gloo" and not self.device.is_cpu else ""
+
+    def tensors(self, case: Case) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return this rank's tensors for ``case`` by contestant: the same for all of those at one place."""
+        at = {place: case.tensors(self.size, place) for place in set(map(self.place_of, self.contestants))}
+        return {name: at[self.place_of(name)] for name in self.contestants}
 
     def calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
         """Return what to call for ``case`` by contestant, and for those that cannot, why; the same on every rank."""
         calls: dict[str, Call] = {}
         refusals: dict[str, str] = {}
-        send, recv = case.tensors(self.size)
-        for name in self.contestants:
+        for name, (send, recv) in self.tensors(case).items():
             reason = ""
             try:
+                if case.operation.sends and (why_not := self.why_no_messages(name)):
+                    raise ValueError(why_not)
                 if name in (RAW, NONBLOCKING):
                     calls[name] = case.operation.raw(Raw(self.comm, blocking=name == RAW), send, recv)
                 else:
                     calls[name] = case.operation.torch(self.groups[name], send, recv)
                 calls[name]()
             except (RuntimeError, TypeError, ValueError) as error:
-                reason = str(error).partition("\n")[0] or type(error).__name__
+                reason = in_a_line(error)
             reasons = [found for found in self.comm.allgather(reason) if found]
             if reasons:
                 calls.pop(name, None)
                 refusals[name] = reasons[0]
         return calls, refusals
 
-    def measure(self, calls: Mapping[str, Call], repeats: int, block_seconds: float) -> dict[str, Turns]:
-        """Time ``calls`` in turns; see :func:`~torchmpi_plugin.cli.bench.measure.take_turns`."""
-        return take_turns(calls, repeats, block_seconds, self)
-
     def measure_case(self, case: Case, repeats: int, block_seconds: float) -> Row:
         """Time all contestants on one case."""
         calls, refusals = self.calls(case)
-        timings = self.measure(calls, repeats, block_seconds)
+        timings = take_turns(calls, repeats, block_seconds, self)
         return Row(
             operation=case.operation.name,
             dtype=case.dtype,
@@ -110,34 +145,64 @@ class Session:
         )
 
 
-def new_groups(backends: Sequence[str], front_end: bool) -> Groups:
-    """Start torch.distributed."""
-    first, *others = backends
-    dist.init_process_group(first, init_method="mpi://")
-    groups = {first: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
+def _device_facts(device: Device) -> dict[str, str | int]:
+    return {
+        "device of rank 0": torch.cuda.get_device_name(device.place),
+        "ranks share devices": "yes: nccl, which refuses that, is left out" if device.is_shared else "no",
+        "CUDA": str(torch.version.cuda),
+        "CUDA tensors": f"{cuda_path.current.name}: {cuda_path.current.why}",
+        "raw MPI": "on tensors in host memory",
+    }
+
+
+def new_groups(backends: Sequence[str], front_end: bool, device: Device = CPU) -> Groups:
+    """Start torch.distributed; without nccl beside others where ranks share a device, which it refuses."""
+    names = [name for name in backends if name != "nccl" or not device.is_shared] or backends
+    # nccl has a barrier on the current device, which has been chosen.
+    warnings.filterwarnings("ignore", r"barrier\(\): using the device", UserWarning)
+    dist.init_process_group(names[0], init_method="mpi://")
+    groups: Groups = {}
+    for name in names:
+        group: Any = dist.new_group(backend=name) if groups else dist.group.WORLD
+        groups |= by_path(group) if name == BACKEND and not device.is_cpu else {name: group}
     return groups | ({FRONT_END: EmptyGroup.of_all_ranks()} if front_end else {})
+
+
+def by_path(group: dist.ProcessGroup) -> Groups:
+    """Return this group and such on all other paths of CUDA tensors, by the names of the paths."""
+    groups = {cuda_path.current.name: group}
+    for path in cuda_path.others():
+        with cuda_path.taking(path):
+            groups[path.name] = dist.new_group(backend=BACKEND)
+    return groups
 
 
 @contextmanager
 def open_session(
-    raw: Sequence[str], make_groups: Callable[[], Groups], why_not: Callable[[Sequence[str]], str]
+    raw: Sequence[str],
+    make_groups: Callable[[Device], Groups],
+    why_not: Callable[[Sequence[str]], str],
+    kind: str = "cpu",
 ) -> Iterator[Session]:
     """Start MPI and torch.distributed on all ranks of the job, and end the latter.
 
     Args:
         raw: what of plain MPI to measure: RAW, NONBLOCKING.
-        make_groups: starts torch.distributed; the groups by contestant.
+        make_groups: starts torch.distributed for tensors on this rank's device; the groups by contestant.
         why_not: why nothing can be measured, or nothing, given where each rank is; asked of rank 0 before all else.
+        kind: of device: "cpu" or "cuda".
 
     Raises:
-        SystemExit: there is such a reason, which rank 0 has told.
+        SystemExit: there is such a reason, or no device on some rank, which rank 0 has told.
     """
     comm = MPI.COMM_WORLD.Dup()
     nodes = comm.allgather(node.identity())
-    if reason := comm.bcast(why_not(nodes) if comm.rank == 0 else ""):
-        _refuse(comm, reason)
+    reasons = comm.allgather((comm.rank == 0 and why_not(nodes)) or devices.why_not(kind))
+    if any(reasons):
+        _refuse(comm, next(filter(None, reasons)))
+    device = devices.choose(kind, comm, nodes[: comm.rank].count(nodes[comm.rank]))
     try:
-        yield Session(comm, nodes, raw, make_groups())
+        yield Session(comm, nodes, raw, make_groups(device), device)
     except click.ClickException as error:  # on every rank
         dist.destroy_process_group()
         _refuse(comm, error.message)

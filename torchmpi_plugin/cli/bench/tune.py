@@ -1,107 +1,160 @@
-"""``mpiplus bench --tune``: MPI's collectives against mpiplus's between nodes, and the file that says which to take."""
+"""``mpiplus bench --tune``: both ways of each row of the table of selection, and the file that says which to take."""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch.distributed as dist
 
 from ... import settings
-from ...communicator.choice import KINDS
-from ...communicator.tuning import Tuning
+from ...communicator import choice, cuda_path
+from ...communicator.choice import BETWEEN_NODES, SELECTION
+from ...communicator.tuning import Tuning, read
+from ...mpi import runtime
+from ...node import node
 from ...options import Options
+from .device import Device
 from .results import Row
-from .sizes import format_size
-
-#: What is measured, of those that mpiplus has collectives of its own for.
-OPERATIONS = tuple(KINDS)
-CONTESTANTS = ("own", "mpi")
 
 
-def why_not(nodes: Sequence[str]) -> str:
+def table(nodes: Sequence[str], device: str = "cpu") -> dict[str, choice.Row]:
+    """Return the rows to measure with tensors there, in a group that has its ranks on these nodes."""
+    where = choice.BETWEEN_NODES if len(set(nodes)) > 1 else choice.ON_A_NODE
+    if device != "cpu":
+        where = choice.CUDA_ON_A_NODE if settings.CUDA.value() == "ipc" else choice.CUDA
+    rows = {name: row for name, row in SELECTION.items() if row.where == where and row.counts(len(set(nodes)))}
+    return {name: row for name, row in rows.items() if len(nodes) >= row.ranks}
+
+
+def contestants(rows: dict[str, choice.Row]) -> tuple[str, str]:
+    """Return the two ways, which are the same in all those rows."""
+    row = next(iter(rows.values()))
+    return row.short, row.long
+
+
+def why_not(nodes: Sequence[str], device: str) -> str:
     """Return why there is nothing to compare; empty if there is something."""
-    if len(set(nodes)) == 1:
+    if not table(nodes, device):
+        if device != "cpu":
+            return f"--tune --device {device} compares on one node, and of two and more ranks"
         return (
-            "--tune compares collectives between nodes, and all ranks are on one: start it on those that it is for, "
-            "as in mpirun --host node1:2,node2:2 -n 4 mpiplus bench --tune"
+            "--tune compares collectives between nodes, or of three and more ranks on one: start it on those that it "
+            "is for, as in mpirun --host node1:2,node2:2 -n 4 mpiplus bench --tune"
         )
     if variable := settings.unshared():
         return f"--tune compares with mpiplus's own collectives, which {variable} forbids: unset it"
     return ""
 
 
-def new_groups() -> dict[str, dist.ProcessGroup]:
-    """Make a group of all ranks for each choice.
+def new_groups(device: Device) -> dict[str, dist.ProcessGroup]:
+    """Make a group of all ranks for each of the two ways, by a tuning file that knows no other.
 
     Raises:
-        click.ClickException: mpiplus has no shared memory on a node, so both would be MPI's.
+        click.ClickException: mpiplus has no shared memory on a node, so both would be MPI's, or MPI gets no tensors of
+            that device.
     """
     dist.init_process_group("mpiplus", init_method="mpi://", pg_options=Options(collectives="mpi"))
-    groups = {name: dist.new_group(pg_options=Options(collectives=name)) for name in CONTESTANTS}
-    if not groups["own"].communicator.shares_memory:
+    nodes = runtime.mpi().COMM_WORLD.allgather(node.identity())
+    rows = table(nodes, device.kind)
+    if any(row.where == choice.CUDA for row in rows.values()) and not cuda_path.current.direct:
+        raise click.ClickException(
+            f"--tune --device {device.kind}: MPI gets no CUDA tensors ({cuda_path.current.why}). To compare shared "
+            f"memory with copies between the devices of a node, set {settings.CUDA.name}=ipc"
+        )
+    groups = by_way(rows, nodes)
+    if not all(group.communicator.choice.own for group in groups.values()):
         raise click.ClickException("--tune: mpiplus's collectives need shared memory, and a node's /dev/shm is full")
     return groups
 
 
-def choose(rows: Sequence[Row], nodes: Sequence[str], mpi: tuple[str, Sequence[int]]) -> Tuning:
-    """Say up to which size of each operation mpiplus's collectives are to be taken."""
-    measured = [row for row in rows if all(name in row.us for name in CONTESTANTS)]
-    ratio = statistics.geometric_mean(row.us["own"] / row.us["mpi"] for row in measured)
-    return Tuning(
-        own_up_to={
-            operation: _longest_own([row for row in measured if row.operation == operation])
-            for operation in OPERATIONS
-            if any(row.operation == operation for row in measured)
-        },
-        hosts=len(set(nodes)),
-        ranks_per_host=list(Counter(nodes).values()),
-        mpi=mpi[0],
-        mpi_version=".".join(map(str, mpi[1])),
-        ratio=round(ratio, 3),
-        medians_us=[
-            {
-                "operation": row.operation,
-                "dtype": row.dtype,
-                "bytes": row.size,
-                **{name: round(row.us[name], 2) for name in CONTESTANTS},
-            }
-            for row in measured
-        ],
-    )
+def by_way(rows: dict[str, choice.Row], nodes: Sequence[str]) -> dict[str, Any]:
+    """Return a group of all ranks for each of the two ways of the rows."""
+    groups = {}
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "tuning.json")
+        os.environ[settings.TUNING.name] = str(file)
+        for way, limit in zip(contestants(rows), (None, 0), strict=True):
+            file.write_text(_tuning(dict.fromkeys(rows, limit), nodes, runtime.mpi().get_vendor(), 1.0, []).text())
+            groups[way] = dist.new_group(backend="mpiplus", pg_options=Options(collectives="auto"))
+    del os.environ[settings.TUNING.name]  # no other group is made
+    return groups
 
 
-def _bytes_of_sums(row: Row) -> int:
-    """Sums of 16-bit floats cross the wire as float32, and C counts them so."""
-    return row.size * (2 if row.dtype in ("bfloat16", "float16") else 1)
+def _tuning(
+    limits: dict[str, int | None],
+    nodes: Sequence[str],
+    mpi: tuple[str, Sequence[int]],
+    ratio: float,
+    medians_us: Sequence[dict[str, Any]],
+) -> Tuning:
+    version = ".".join(map(str, mpi[1]))
+    return Tuning(limits, len(set(nodes)), list(Counter(nodes).values()), mpi[0], version, ratio, medians_us)
 
 
-def _longest_own(rows: Sequence[Row]) -> int | None:
-    """The bytes up to which mpiplus's collective is taken, so that the product of all rows' times is least; None: all.
+def choose(rows: Sequence[Row], nodes: Sequence[str], mpi: tuple[str, Sequence[int]], device: str = "cpu") -> Tuning:
+    """Say up to which size of each operation the first way is to be taken."""
+    selection = table(nodes, device)
+    ways = contestants(selection)
+    measured = [row for row in rows if all(way in row.us for way in ways)]
+    limits = {
+        name: _longest_short([row for row in measured if row.operation == selected.operation], selected)
+        for name, selected in selection.items()
+        if any(row.operation == selected.operation for row in measured)
+    }
+    ratio = statistics.geometric_mean(row.us[ways[0]] / row.us[ways[1]] for row in measured)
+    medians_us = [
+        {"operation": row.operation, "dtype": row.dtype, "bytes": row.size}
+        | {way: round(row.us[way], 2) for way in ways}
+        for row in measured
+    ]
+    return _tuning(limits, nodes, mpi, round(ratio, 3), medians_us)
+
+
+def keeping(tuning: Tuning, path: Path) -> Tuning:
+    """Return it with the limits of other rows that the file has for such jobs, as of tensors that are elsewhere."""
+    try:
+        before = read(path)
+    except ValueError:
+        return tuning
+    if (before.hosts, before.mpi) != (tuning.hosts, tuning.mpi):
+        return tuning
+    return replace(tuning, limits={**before.limits, **tuning.limits})
+
+
+def _bytes_counted(row: Row, way: choice.Row) -> int:
+    """Between nodes sums of 16-bit floats cross the wire as float32, and C counts them so."""
+    return row.size * (2 if way.where == BETWEEN_NODES and row.dtype in ("bfloat16", "float16") else 1)
+
+
+def _longest_short(rows: Sequence[Row], way: choice.Row) -> int | None:
+    """The bytes up to which the first way is taken, so that the product of all rows' times is least; None: all.
 
     Of several sizes the largest: MPI's call comes after the comparison of the calls, with which short data is sent, so
     what is about equal is better sent with it.
     """
     best, least = 0, math.inf
-    for longest in (0, *sorted({_bytes_of_sums(row) for row in rows})):
-        time = sum(math.log(row.us["own" if _bytes_of_sums(row) <= longest else "mpi"]) for row in rows)
+    for longest in (0, *sorted({_bytes_counted(row, way) for row in rows})):
+        time = sum(math.log(row.us[way.short if _bytes_counted(row, way) <= longest else way.long]) for row in rows)
         if time <= least:
             best, least = longest, time
-    return None if best == max(map(_bytes_of_sums, rows)) else best
+    return None if best == max(_bytes_counted(row, way) for row in rows) else best
 
 
 def in_words(tuning: Tuning, path: Path) -> str:
     """Return what was found, and how to go by it."""
-    found = []
-    for operation, longest in tuning.own_up_to.items():
-        whose = "own" if longest is None else f"own up to {format_size(longest)}, then MPI's" if longest else "MPI's"
-        found.append(f"{operation} {whose}")
+    found = [(SELECTION[name], f"{name} {SELECTION[name].describe(limit)}") for name, limit in tuning.limits.items()]
+    row, _ = found[0]
     return (
-        f"collectives between nodes, as they were faster: {'; '.join(found)}. Own ones take {tuning.ratio:.2f} of the "
-        f"time of MPI's, as the geometric mean over the table. For jobs on {tuning.hosts} nodes: "
+        f"what was faster {row.where}: {'; '.join(words for _, words in found)}. {row.short} takes {tuning.ratio:.2f} "
+        f"of the time of {row.long}, as the geometric mean over the table. For jobs on {tuning.hosts} node(s): "
         f"{settings.TUNING.name}={path.absolute()}"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...communicator import footprint
+from ... import settings
+from ...communicator import footprint, tuning
 from ...communicator.choice import choose
 from ...communicator.config import GroupConfig, group_config
 from ...mpi import library as mpi_library
@@ -31,8 +32,8 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
         reports: by rank, of all of them; each has the ``host``, the ``node``, and what :func:`own_report` tells.
 
     Returns:
-        The ``path`` of its collectives, and by node bytes: of the segment, and what is free for it; of each rank's own,
-        at once and later. Or the ``problem`` for which there can be no group.
+        The ``path`` of its collectives, its ``selection``, and by node bytes: of the segment, and what is free for it;
+        of each rank's own, at once and later. Or the ``problem`` for which there can be no group.
     """
     in_order = [reports[rank] for rank in sorted(reports)]
     if problems := [report["problem"] for report in in_order if report["problem"]]:
@@ -40,7 +41,13 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
     places = node.places([report["node"] for report in in_order])
     firsts = [report for report, place in zip(in_order, places, strict=True) if not place.local_rank]
     wanted = GroupConfig(**in_order[0]["config"])
-    choice = choose(wanted.collectives, len(firsts))
+    limits, file = None, settings.TUNING.value()
+    if file and wanted.collectives == "auto":
+        try:
+            limits = tuning.limits(file, len(firsts), module.get_vendor()[0])
+        except ValueError as error:
+            return {"problem": str(error)}
+    choice = choose(wanted.collectives, len(firsts), limits)
     nodes = []
     if choice.own:
         shim = mpi_library.import_shim(module)
@@ -48,4 +55,5 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
         for first, found in zip(firsts, costs, strict=True):
             sizes = {"segment_bytes": found.segment, "rank_bytes": found.own, "rank_bytes_later": found.later}
             nodes.append({"host": first["host"], "free_bytes": first["free_bytes"], **sizes})
-    return {"path": choice.describe(len(firsts)), "nodes": nodes}
+    selection = choice.table(len(firsts), len(places))
+    return {"path": choice.describe(len(firsts)), "selection": selection, "nodes": nodes}

@@ -127,6 +127,8 @@ def _group_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"{place['host']}: {segment} of /dev/shm ({free} free); {own}"
     if len(group["nodes"]) > _SHOWN_NODES:
         yield "", f"and {len(group['nodes']) - _SHOWN_NODES} more"
+    for name, ways in group["selection"].items():
+        yield "", f"{name}: {ways}"
 
 
 def _variable_rows(facts: Mapping[str, Any], verbose: bool) -> Iterator[tuple[str, str]]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from typing import Any
 
+from ...flavours import Library
 from ...launchers import fit
+from ...mpi import cuda_aware
 from ...mpi import library as mpi_library
 from ...node import node
 from ...node.python import python_command
-from . import group, library
+from . import group
 from .pairs import Talk, failed_pairs
 
+_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+_ABIS = {"openmpi": "Open MPI's", "mpich": "MPICH's", "mpiabi": "the MPI-5 standard's"}
 _GROUPS = "groups"
 _WORK = "from torchmpi_plugin.cli.info.worker import main; main()"
 
@@ -29,20 +31,20 @@ def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str
         What the process found out before it ended or had to be stopped, and why that was not everything; empty if
         it was.
     """
-    read, write = os.pipe()
-    os.set_inheritable(write, True)
-    command = python_command(_WORK, str(write), str(pair_seconds), *([_GROUPS] if groups else []))
-    # Its prints must not get into the report; it must inherit PMI_FD.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, close_fds=False)
-    os.close(write)
-    lines, late = _listen(read, time.monotonic() + seconds)
+    command, late = python_command(_WORK, str(pair_seconds), *([_GROUPS] if groups else [])), False
+    # It must inherit PMI_FD.
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, close_fds=False) as child:
+        try:
+            said, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            said, late = error.output or b"", True
+    code = child.returncode
     facts: dict[str, Any] = {}
-    for line in lines:
-        facts.update(json.loads(line))
+    for line in said.splitlines(keepends=True):
+        if line.startswith(b"{") and line.endswith(b"\n"):  # it is no print of Python's start, and was not cut off
+            facts.update(json.loads(line))
     phase = facts.pop("phase", "the start")
-    if late:
-        child.kill()
-    code = child.wait()
     if "error" in facts:
         return facts, str(facts.pop("error"))
     if late:
@@ -52,26 +54,10 @@ def ask_mpi(seconds: float, pair_seconds: float, groups: bool) -> tuple[dict[str
     return facts, ""
 
 
-def _listen(read: int, until: float) -> tuple[list[str], bool]:
-    """All lines up to the end of the pipe, or to the deadline."""
-    data = b""
-    while (left := until - time.monotonic()) > 0:
-        if not select.select([read], [], [], left)[0]:
-            break
-        piece = os.read(read, 1 << 16)
-        if not piece:
-            os.close(read)
-            return data.decode().splitlines(), False
-        data += piece
-    os.close(read)
-    complete = data[: data.rfind(b"\n") + 1]
-    return complete.decode().splitlines(), True
-
-
 def main() -> None:
-    """Call MPI, and write what comes of it, a JSON object on a line, to the descriptor that the command line names."""
-    write, pair_seconds = int(sys.argv[1]), float(sys.argv[2])
-    os.set_inheritable(write, False)
+    """Call MPI, and write what comes of it to stdout, a JSON object on a line; what MPI prints goes to stderr."""
+    write, pair_seconds = os.dup(1), float(sys.argv[1])
+    os.dup2(2, 1)
 
     def tell(**facts: Any) -> None:
         os.write(write, json.dumps(facts).encode() + b"\n")
@@ -93,7 +79,7 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
     fit.check(found)
     tell(phase="MPI_Init")
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    tell(mpi=library.describe(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
+    tell(mpi=_initialised(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
     good = True
     if mpi.COMM_WORLD.Get_size() > 1:
         tell(phase="the exchange between all pairs of ranks")
@@ -103,6 +89,32 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
         tell(phase="MPI_Finalize")
         mpi.Finalize()
     return good
+
+
+def _initialised(module: Any, library: Library) -> dict[str, Any]:
+    """Return what an initialised ``mpi4py.MPI`` says besides."""
+    levels = [getattr(module, f"THREAD_{name}") for name in _LEVELS]
+    return {
+        "vendor": library.vendor,
+        "version": library.version,
+        "text": library.headline,
+        "standard": ".".join(map(str, module.Get_version())),
+        "abi": f"{_ABIS[library.abi]} ({library.abi})" if library.abi else "that which mpi4py was built for",
+        "path": library.path or "unknown",
+        "thread_level": f"MPI_THREAD_{_LEVELS[levels.index(module.Query_thread())]}",
+        "cuda": _cuda(module),
+    }
+
+
+def _cuda(module: Any) -> dict[str, Any]:
+    """Return whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
+    support = cuda_aware.support_of(module, os.environ)
+    try:
+        direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, os.environ))
+    except ValueError as error:
+        direct, why = False, str(error)
+    path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"
+    return {"aware": support.aware, "why": support.why, "path": path, "path_why": why}
 
 
 def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:

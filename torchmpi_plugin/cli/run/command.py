@@ -17,7 +17,7 @@ from ... import settings
 from ...jobs.formats import FIELDS
 from ...jobs.writing import say
 from ...launchers.batch import allocated_ranks
-from ...launchers.layout import parse_nodes, read_hostfile
+from ...launchers.layout import named_nodes
 from ...launchers.variables import Launch
 from ...timeline.command import directory_of, draw, drawable
 from ..started import is_shell_step, speaks, started_by
@@ -150,8 +150,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
     numbers = count_ranks(*counts, *where)
     spec = spec_of(argv, numbers, given)
     _warn(no_effect(given))
-    standalone = given["standalone"] and any(where)
-    _warn(contradictions(spec.layout.ranks, given["node_rank"], given["master_addr"], given["world_size"], standalone))
+    _warn(contradictions(spec.layout.ranks, given))
 
     def tell(text: str) -> None:
         say(sys.stderr, f"{text}\n", max(spec.grace, _LAST_WORDS_SECONDS))
@@ -187,7 +186,7 @@ def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobS
         mpi_args=[word for text in given["mpi_args"] for word in shlex.split(text)],
         env={name: str(value) for name, value in env.items() if value is not None},
         shown_local_ranks=given["local_ranks_filter"],
-        **files_of(given["log_dir"], given["stdout"], given["stderr"])._asdict(),
+        **files_of(given["log_dir"], given["stdout"], given["stderr"]),
     )
     try:
         _ = spec.layout
@@ -295,10 +294,9 @@ def count_ranks(
         raise click.UsageError("-n and --nproc-per-node exclude each other")
     if per_node is not None:
         try:
-            named = parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+            return Numbers(per_node, nnodes or len(named_nodes(hosts, hostfile)) or 1)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        return Numbers(per_node, nnodes or len(named) or 1)
     if nproc is not None:
         return Numbers(nproc, nnodes)
     allocated = allocated_ranks(os.environ)
@@ -312,19 +310,18 @@ def _warn(lines: Sequence[str]) -> None:
         click.echo(f"mpiplus run: {line}", err=True)
 
 
-def contradictions(
-    ranks: int, node_rank: int | None, master_addr: str | None, world_size: int | None, standalone_with_hosts: bool
-) -> list[str]:
+def contradictions(ranks: int, given: Mapping[str, Any]) -> list[str]:
     """Return warnings to a user of torchrun or Composer whose options mean something else, or nothing, with MPI."""
     lines = []
-    if node_rank is not None:
+    if given["node_rank"] is not None:
         lines.append(
             "--node-rank has no effect: one call starts the ranks of all nodes; name them with --hosts, and do not "
             "start it on each node"
         )
-    if world_size is not None and world_size != ranks:
+    world_size, master_addr = given["world_size"], given["master_addr"]
+    if world_size not in (None, ranks):
         lines.append(f"--world-size {world_size} is ignored: -n and --nnodes make {ranks} ranks")
-    if standalone_with_hosts:
+    if given["standalone"] and (given["hosts"] or given["hostfile"]):
         lines.append("--standalone has no effect: the ranks run on the nodes that are named")
     if master_addr is not None:
         lines.append(f"--master-addr {master_addr} is passed on as MASTER_ADDR, where rank 0 must run; MPI needs none")

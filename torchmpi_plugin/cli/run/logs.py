@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import click
 
 _RANK = "attempt_{attempt}/{rank}"
 SHOWN_LAYOUT = "attempt_0/RANK/stdout.log, stderr.log, error.json"
-
-
-class Files(NamedTuple):
-    """Each rank's files, as FORMATs."""
-
-    stdout: str | None
-    stderr: str | None
-    error_file: str | None
 
 
 def parse_ranks(_: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
@@ -26,9 +18,10 @@ def parse_ranks(_: click.Context, option: click.Parameter, value: str | None) ->
     return [int(word) for word in words] or None
 
 
-def files_of(log_dir: str | None, stdout: str | None, stderr: str | None) -> Files:
-    """torchrun's layout below ``log_dir``; what is named for one stream counts instead."""
+def files_of(log_dir: str | None, stdout: str | None, stderr: str | None) -> dict[str, Any]:
+    """FORMATs of each rank's files: torchrun's layout below ``log_dir``; what is named for a stream counts instead."""
     if log_dir is None:
-        return Files(stdout, stderr, None)
+        return {"stdout": stdout, "stderr": stderr, "error_file": None}
     below = f"{log_dir.replace('{', '{{').replace('}', '}}')}/{_RANK}"
-    return Files(stdout or f"{below}/stdout.log", stderr or f"{below}/stderr.log", f"{below}/error.json")
+    stdout, stderr = stdout or f"{below}/stdout.log", stderr or f"{below}/stderr.log"
+    return {"stdout": stdout, "stderr": stderr, "error_file": f"{below}/error.json"}

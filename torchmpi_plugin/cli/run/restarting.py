@@ -11,8 +11,10 @@ import click
 
 from ...jobs.attempts import Restarts, parse_restart_on
 from ...jobs.job import run_job
-from ...jobs.spare_nodes import SpareNodes, named_nodes
+from ...jobs.spare_nodes import SpareNodes
 from ...jobs.spec import JobSpec
+from ...launchers.batch import allocated_nodes
+from ...launchers.layout import named_nodes
 from .counts import NodeRange
 
 _ANSWER_SECONDS = 20.0  # for a node that may be lost to start something
@@ -33,7 +35,7 @@ def nodes_to_choose_from(
     if wanted is None or (not may_restart and not isinstance(wanted, NodeRange)):
         return []
     try:
-        named = named_nodes(hosts, hostfile, os.environ)
+        named = [each.name for each in named_nodes(hosts, hostfile)] or allocated_nodes(os.environ)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if isinstance(wanted, NodeRange) and len(named) < wanted.least:

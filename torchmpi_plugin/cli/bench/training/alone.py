@@ -7,13 +7,24 @@ processor longer.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..front_end import Complete, EmptyGroup
+
+Value = TypeVar("Value")
+
+
+def completed(value: Value, tensors: Sequence[Tensor]) -> torch.futures.Future[Value]:
+    """Return a future that has this value, in which these are the tensors."""
+    devices: list[Any] = [tensor.device for tensor in tensors if not tensor.is_cpu]
+    future: torch.futures.Future[Value] = torch.futures.Future(devices=devices)
+    future.set_result(value)
+    return future
 
 
 class _Result(Complete):
@@ -29,9 +40,7 @@ class _Result(Complete):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Return a future that is complete."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future
+        return completed(self._tensors, self._tensors)
 
 
 class AloneGroup(EmptyGroup):

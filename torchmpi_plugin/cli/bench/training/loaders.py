@@ -33,4 +33,5 @@ class _Encoded(IterableDataset[tuple[Tensor, Tensor]]):
 
 def load(data: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Return these for ever, as processes of this rank decode them; they end with the iterator."""
-    return iter(DataLoader(_Encoded(data, targets), batch_size=None, num_workers=WORKERS))
+    loader = DataLoader(_Encoded(data.cpu(), targets.cpu()), batch_size=None, num_workers=WORKERS)
+    return ((inputs.to(data.device), wanted.to(data.device)) for inputs, wanted in loader)

@@ -18,74 +18,55 @@ _ROWS, _ROW = 8, 1024**2
 SLEEP = 0.004
 
 
-class ConvolutionalNetwork(nn.Module):
+def convolutional_network() -> nn.Module:
     """Three convolutions and two layers on colour images of 32 by 32: 1.1 million parameters.
 
-    Without batch norm, whose buffers DDP would broadcast at every step.
+    Without batch norm, whose buffers DDP would broadcast at every step. It returns the scores of the classes,
+    [batch, class].
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in ((3, 32), (32, 64), (64, 128)):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, _CLASSES))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the scores of the classes, [batch, class]."""
-        scores: Tensor = self.layers(images)
-        return scores
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, _CLASSES))
 
 
 class Transformer(nn.Module):
-    """Four layers that guess the next word at each place of 64: 2.2 million parameters."""
+    """Four layers that guess the next word at each place of 64: 2.2 million parameters.
+
+    Without its embeddings, its scores, and some of its layers it is one of the stages of a pipeline.
+    """
 
     def __init__(self, width: int = 192) -> None:
         super().__init__()
-        self.words = nn.Embedding(_WORDS, width)
-        self.places = nn.Embedding(_CONTEXT, width)
+        self.words: nn.Embedding | None = nn.Embedding(_WORDS, width)
+        self.places: nn.Embedding | None = nn.Embedding(_CONTEXT, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.scores = nn.Linear(width, _WORDS)
+        self.scores: nn.Linear | None = nn.Linear(width, _WORDS)
 
-    def forward(self, text: Tensor) -> Tensor:
-        """Return the scores of the words, [batch, word, place]."""
-        inner = self.words(text) + self.places.weight[: text.shape[1]]
-        scores: Tensor = self.scores(self.layers(inner, mask=_mask(inner), is_causal=True))
-        return scores.transpose(1, 2)
+    def keep_stage(self, stage: int, stages: int) -> Transformer:
+        """Become one of the stages of a pipeline, and return it.
 
-
-def _mask(inner: Tensor) -> Tensor:
-    """Each place sees those before it."""
-    length = inner.shape[1]
-    return torch.full((length, length), float("-inf"), dtype=inner.dtype).triu(1)
-
-
-class TransformerStage(nn.Module):
-    """One of the stages of a pipeline that together are a :class:`Transformer`.
-
-    Args:
-        whole: the network; its layers become this one's.
-        stage: 0 has the embeddings, the last one the scores.
-        stages: how many there are; at most as many as layers.
-    """
-
-    def __init__(self, whole: Transformer, stage: int, stages: int) -> None:
-        super().__init__()
-        layers = list(whole.layers.layers)
+        Args:
+            stage: 0 has the embeddings, the last one the scores.
+            stages: how many there are; at most as many as layers.
+        """
+        layers = self.layers.layers
         start, end = (index * len(layers) // stages for index in (stage, stage + 1))
-        self.layers = nn.ModuleList(layers[start:end])
-        self.words = whole.words if stage == 0 else None
-        self.places = whole.places if stage == 0 else None
-        self.scores = whole.scores if stage == stages - 1 else None
+        self.layers.layers = layers[start:end]
+        if stage > 0:
+            self.words = self.places = None
+        if stage < stages - 1:
+            self.scores = None
+        return self
 
     def forward(self, inner: Tensor) -> Tensor:
-        """Return the scores, [batch, word, place], or what the next stage takes, [batch, place, width]."""
+        """Return the scores of the words, [batch, word, place]; a stage takes and gives [batch, place, width]."""
         if self.words is not None and self.places is not None:
             inner = self.words(inner) + self.places.weight[: inner.shape[1]]
-        mask = _mask(inner)
-        for layer in self.layers:
-            inner = layer(inner, src_mask=mask, is_causal=True)
+        # Each place sees those before it.
+        mask = nn.Transformer.generate_square_subsequent_mask(inner.shape[1], inner.device, inner.dtype)
+        inner = self.layers(inner, mask=mask, is_causal=True)
         return inner if self.scores is None else self.scores(inner).transpose(1, 2)
 
 
@@ -149,7 +130,7 @@ class Task:
     learning_rate: float  # with which a few steps on one batch make its loss fall
 
 
-CNN = Task("CNN", ConvolutionalNetwork, _images, samples=16, learning_rate=0.05)
+CNN = Task("CNN", convolutional_network, _images, samples=16, learning_rate=0.05)
 TRANSFORMER = Task("transformer", Transformer, _text, samples=4, learning_rate=0.1)
 SLEEPER = Task("sleeper", Sleeper, _numbers, samples=1, learning_rate=1e-7)
 TASKS = (CNN, TRANSFORMER, SLEEPER)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..measure import Turns
+from ..report import print_table
 from ..results import comparisons
 from .ways import WAYS
 
@@ -47,12 +48,7 @@ class Trained:
     @property
     def samples_per_second(self) -> float:
         """All ranks' together, in the median turn."""
-        return self.samples / self.seconds
-
-    @property
-    def seconds(self) -> float:
-        """A step in the median turn."""
-        return self.step.median
+        return self.samples / self.step.median
 
     @property
     def over_alone(self) -> float:
@@ -76,7 +72,7 @@ class Trained:
 
     @property
     def _all_reduce_seconds(self) -> float | None:
-        return statistics.median(self.all_reduce.seconds) if self.all_reduce else None
+        return self.all_reduce.median if self.all_reduce else None
 
     @property
     def overlap_is_clear(self) -> bool:
@@ -87,7 +83,7 @@ class Trained:
     @property
     def waiting(self) -> float:
         """The part of a step that is spent waiting: 0 to 1."""
-        return _within_one(self.exposed / self.seconds)
+        return _within_one(self.exposed / self.step.median)
 
     @property
     def overlap(self) -> float | None:
@@ -119,9 +115,9 @@ class Trained:
         if self.overlap_is_clear and all_reduce and self.overlap is not None:
             hidden = f"{100 * self.overlap:.0f} ±{100 * self.spread / all_reduce:.0f} %"
         return [
-            f"{1e3 * self.seconds:.2f}",
-            f"{1e3 * statistics.median(self.alone.seconds):.2f}",
-            f"{self.over_alone:.2f} ±{self.spread / statistics.median(self.alone.seconds):.2f}",
+            f"{1e3 * self.step.median:.2f}",
+            f"{1e3 * self.alone.median:.2f}",
+            f"{self.over_alone:.2f} ±{self.spread / self.alone.median:.2f}",
             "-" if all_reduce is None else f"{1e3 * all_reduce:.2f}",
             hidden,
             f"{usage['voluntary']:.0f} + {usage['involuntary']:.0f}",
@@ -185,7 +181,7 @@ def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> N
     """Print all rows as one table, with what its columns mean, and the notes."""
     console.print("\ntraining, medians of the turns, times of the slowest rank")
     if rows:
-        console.print(_table(rows))
+        print_table(console, _table(rows))
     for pair in rows[0].ratios() if rows else ():
         mean = statistics.geometric_mean(row.ratios()[pair] for row in rows)
         console.print(f"{pair} in samples/s, geometric mean of the rows: {mean:.2f}\n")

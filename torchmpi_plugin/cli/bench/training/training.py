@@ -22,20 +22,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import click
 import torch
 import torch.distributed as dist
 
+from ..device import Device
 from ..files import Files
 from ..measure import Call, take_turns
 from ..operations import DTYPES
 from ..report import open_console, print_facts
-from ..session import Session, new_groups, open_session
+from ..session import Session, in_a_line, new_groups, open_session
 from .alone import AloneGroup
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
-from .ways import Place, Training, Way, left_out, planned
+from .ways import Place, Training, Way, choose, left_out, planned
 
 _CHECKED_STEPS = 6
 #: After the first one DDP makes its buckets anew, in the order in which gradients came.
@@ -43,6 +45,7 @@ _STEPS_TO_SETTLE = 3
 #: Seconds for other ranks to fail as this one did.
 _PATIENCE = 20.0
 _ALONE, _ALL_REDUCE = "alone", "all_reduce"
+Made = TypeVar("Made")
 
 
 class TrainingError(Exception):
@@ -53,41 +56,27 @@ class RefusedError(Exception):
     """This torch or a backend cannot train in this way. Every rank raises it."""
 
 
-def _agree(session: Session, name: str, error: Exception | None) -> None:
-    """Return where no rank has an error.
+def _on_all(session: Session, name: str, make: Callable[[], Made]) -> Made:
+    """Make something on every rank, or on none.
 
     Raises:
-        RefusedError: all came here, and a rank has one.
-        RuntimeError: this rank has one, and others do not come: they wait for it in an operation. It ends the job.
+        RefusedError: all ranks came here, and one of them cannot make it.
+        RuntimeError: this rank cannot, and others do not come: they wait for it in an operation. It ends the job.
     """
+    made: list[Made] = []
+    problem: Exception | None = None
+    try:
+        made.append(make())
+    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        problem = error
     everybody, start = session.comm.Ibarrier(), time.monotonic()
     while not everybody.Test():
         os.sched_yield()
-        if error and time.monotonic() > start + _PATIENCE:
-            raise RuntimeError(f"{name}: {_in_a_line(error)}, on this rank, while others go on") from error
-    if reasons := list(filter(None, session.comm.allgather(_in_a_line(error)))):
+        if problem and time.monotonic() > start + _PATIENCE:
+            raise RuntimeError(f"{name}: {in_a_line(problem)}, on this rank, while others go on") from problem
+    if reasons := list(filter(None, session.comm.allgather(in_a_line(problem) if problem else ""))):
         raise RefusedError(f"{name}: {reasons[0]}")
-
-
-def _in_a_line(error: Exception | None) -> str:
-    return "" if error is None else str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _on_all(session: Session, name: str, make: Callable[[], Training]) -> Training:
-    """Make it on every rank, or on none.
-
-    Raises:
-        RefusedError: it cannot be made.
-    """
-    made: Training | None = None
-    problem: Exception | None = None
-    try:
-        made = make()
-    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        problem = error
-    _agree(session, name, problem)
-    assert made is not None
-    return made
+    return made[0]
 
 
 def _check(session: Session, trainings: dict[str, Training], title: str, dtype: str) -> dict[str, list[float]]:
@@ -100,13 +89,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
     losses, drifts = {}, {}
     for name, training in trainings.items():
         start = training.parameters()
-        own: list[float] = []
-        failure: Exception | None = None
-        try:
-            own = [float(training.step()) for _ in range(_CHECKED_STEPS)]
-        except (RuntimeError, TypeError, ValueError) as error:
-            failure = error
-        _agree(session, name, failure)
+        own = _on_all(session, name, partial(_first_losses, training))
         losses[name] = [sum(of_ranks) / session.size for of_ranks in zip(*session.comm.allgather(own), strict=True)]
         end = training.parameters()
         of_rank_0 = torch.from_numpy(session.comm.bcast(end.numpy()))
@@ -117,9 +100,13 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
     return losses
 
 
-def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype) -> Call:
+def _first_losses(training: Training) -> list[float]:
+    return [float(training.step()) for _ in range(_CHECKED_STEPS)]
+
+
+def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype, device: Device) -> Call:
     """Return a call that makes the all_reduces of DDP's buckets in one step, all at once."""
-    buckets = [torch.empty(length, dtype=dtype, device="cpu").fill_(0) for length in lengths]
+    buckets = [device.tensor(length, dtype) for length in lengths]
 
     def call() -> None:
         works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
@@ -138,14 +125,17 @@ def _measure(
     Raises:
         TrainingError, RefusedError: see :func:`_check`.
     """
-    if reason := way.why_not(session.size):
+    silent = filter(None, map(session.why_no_messages, session.groups if way.sends else ()))
+    if way.most_ranks and session.size > way.most_ranks:
+        raise RefusedError(f"{session.size} ranks are more than its {way.most_ranks} layers")
+    if reason := next(silent, ""):
         raise RefusedError(reason)
-    kind, (first, *_) = DTYPES[dtype], session.groups.values()
+    kind, (first, *_), device = DTYPES[dtype], session.groups.values(), session.device
     trainings = {
-        name: _on_all(session, name, partial(way.make, Place(task, kind, group, group)))
+        name: _on_all(session, name, partial(way.make, Place(task, kind, group, group, device=device)))
         for name, group in session.groups.items()
     }
-    alone = _on_all(session, _ALONE, partial(way.make, Place(task, kind, alone_group, first, alone=True)))
+    alone = _on_all(session, _ALONE, partial(way.make, Place(task, kind, alone_group, first, True, device)))
     losses = _check(session, trainings, f"{way.name}, {task.name} of {dtype}", dtype)
     for training in (alone, *trainings.values()):
         training.stand_still()
@@ -161,7 +151,7 @@ def _measure(
     for name, training in trainings.items():
         calls[name] = training.step
         if lengths:
-            calls[f"{name} {_ALL_REDUCE}"] = _all_reduce_of(session.groups[name], lengths, kind)
+            calls[f"{name} {_ALL_REDUCE}"] = _all_reduce_of(session.groups[name], lengths, kind, device)
     turns = take_turns(calls, repeats, seconds, session)
     trained = {
         name: Trained(alone.samples, turns[name], turns[_ALONE], turns.get(f"{name} {_ALL_REDUCE}"), losses[name])
@@ -179,19 +169,21 @@ def _set_threads() -> str:
 
 
 def run(
-    ways: Sequence[Way],
+    names: Sequence[str],
     backends: Sequence[str],
     quick: bool,
     repeats: int | None,
     files: Files,
     samples: int | None,
+    device: str,
 ) -> None:
-    """Measure all ways, print the table, and write it and a picture where files are named."""
+    """Measure these ways, print the table, and write it and a picture where files are named."""
+    ways = choose(names)
     turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
     rows: list[Row] = []
     notes: list[str] = []
     problem = ""
-    with open_session([], partial(new_groups, backends, False), files.why_not) as session:
+    with open_session([], partial(new_groups, backends, False), files.why_not, device) as session:
         console = open_console(session.rank)
         alone_group = AloneGroup.of_all_ranks()
         if session.size == 1:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,8 +17,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from ..device import CPU, Device
+from .alone import completed
 from .loaders import WORKERS, load
-from .models import CNN, SLEEPER, TRANSFORMER, Task, TransformerStage
+from .models import CNN, SLEEPER, TRANSFORMER, Task
 
 _SEED = 11
 _MOMENTUM = 0.9
@@ -37,6 +40,7 @@ class Place:
     group: dist.ProcessGroup  # the process group; for a step alone, a group that sends nothing
     making_group: dist.ProcessGroup  # one that sends, to make DDP and stages on
     alone: bool = False  # whether the step is one that does all but communicate
+    device: Device = CPU  # where the network and its data are
 
     @property
     def rank(self) -> int:
@@ -49,12 +53,13 @@ class Place:
     def network(self) -> nn.Module:
         """Return a new one, the same on every rank."""
         torch.manual_seed(_SEED)
-        return self.task.make().to(self.dtype)
+        return self.task.make().to(self.device.place, self.dtype)
 
     def batch(self, samples: int, rank: int) -> tuple[Tensor, Tensor]:
         """Return data and targets, those of ``rank``."""
         dice = torch.Generator().manual_seed(_SEED + 1 + rank)
-        return self.task.batch(dice, samples, self.dtype)
+        data, targets = self.task.batch(dice, samples, self.dtype)
+        return data.to(self.device.place), targets.to(self.device.place)
 
 
 @dataclass
@@ -74,9 +79,9 @@ class Training:
             group["lr"] = 0.0
 
     def parameters(self) -> Tensor:
-        """Return a copy of all ``copies``, as one vector of float64."""
+        """Return a copy of all ``copies`` in host memory, as one vector of float64."""
         return torch.cat(
-            [copy.detach().double().flatten() for copy in self.copies]
+            [copy.detach().double().flatten().cpu() for copy in self.copies]
             or [torch.empty(0, dtype=torch.double, device="cpu")]
         )
 
@@ -99,39 +104,42 @@ def _sgd(place: Place, model: nn.Module) -> Optimizer:
 
 # ---- DistributedDataParallel ----
 
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]
 
+def _ddp_model(place: Place, bucket_mib: int, at_once: bool = False) -> tuple[DistributedDataParallel, list[int]]:
+    """Return DDP and the list that the lengths of its buckets come into, in each step, if it is alone.
 
-def _done(bucket: Tensor) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket)
-    return future
-
-
-def _ddp_model(place: Place, bucket_mib: int) -> tuple[DistributedDataParallel, list[int]]:
-    """Return DDP and the list that the lengths of its buckets come into, in each step, if it is alone."""
+    ``at_once``: the gradients' all_reduce is within the backward pass.
+    """
     model = DistributedDataParallel(place.network(), process_group=place.making_group, bucket_cap_mb=bucket_mib)
     lengths: list[int] = []
-    if place.alone:
 
-        def as_it_is(bucket: Tensor) -> torch.futures.Future[Tensor]:
+    def hook(bucket: Tensor) -> torch.futures.Future[Tensor]:
+        if place.alone:
             lengths.append(bucket.numel())
-            return _done(bucket)
+        else:
+            dist.all_reduce(bucket, group=place.group)
+        return completed(bucket, [bucket])
 
+    if place.alone or at_once:
         # Not the function itself: DDP takes no annotations that are text, as all are here.
-        model.register_comm_hook(None, lambda state, bucket: as_it_is(bucket.buffer()))
+        model.register_comm_hook(None, lambda state, bucket: hook(bucket.buffer()))
     return model, lengths
 
 
-def _ddp(place: Place, bucket_mib: int, zero: bool = False, has_loaders: bool = False) -> Training:
-    model, lengths = _ddp_model(place, bucket_mib)
+def _ddp(
+    place: Place, bucket_mib: int, zero: bool = False, has_loaders: bool = False, at_once: bool = False
+) -> Training:
+    """With ``at_once`` it shows what DDP costs where nothing goes on in the background."""
+    model, lengths = _ddp_model(place, bucket_mib, at_once)
     optimizer = _zero_optimizer(place, model) if zero else _sgd(place, model)
     batch = place.batch(place.task.samples, place.rank)
     batches = load(*batch) if has_loaders else repeat(batch)
+    # DDP divides gradients by the number of ranks while it copies them, but not for a hook.
+    scale = 1 / place.size if at_once else 1.0
 
     def step() -> Tensor:
         lengths.clear()
-        return _plain_step(model, optimizer, *next(batches))
+        return _plain_step(model, optimizer, *next(batches), scale)
 
     return Training(step, optimizer, len(batch[1]) * place.size, list(model.parameters()), lengths)
 
@@ -141,27 +149,6 @@ def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
 
     settings: dict[str, Any] = {"lr": place.task.learning_rate, "momentum": _MOMENTUM}
     return ZeroRedundancyOptimizer(model.parameters(), SGD, process_group=place.group, **settings)
-
-
-def _at_once(place: Place, bucket_mib: int) -> Training:
-    """The gradients' all_reduce within the backward pass: what DDP costs where nothing goes on in the background."""
-    model, lengths = _ddp_model(place, bucket_mib)
-    if not place.alone:
-
-        def reduce(bucket: Tensor) -> torch.futures.Future[Tensor]:
-            dist.all_reduce(bucket, group=place.group)
-            return _done(bucket)
-
-        model.register_comm_hook(None, lambda state, bucket: reduce(bucket.buffer()))
-    optimizer = _sgd(place, model)
-    data, targets = place.batch(place.task.samples, place.rank)
-
-    def step() -> Tensor:
-        lengths.clear()
-        # DDP divides gradients by the number of ranks while it copies them, but not for a hook.
-        return _plain_step(model, optimizer, data, targets, 1 / place.size)
-
-    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
 
 
 def _accumulation(place: Place, bucket_mib: int) -> Training:
@@ -198,7 +185,7 @@ def _fsdp2(place: Place) -> Training:
     # What the network returns is a view, which nobody writes to.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     model: Any = place.network()
-    mesh = DeviceMesh.from_group(place.group, "cpu")
+    mesh = DeviceMesh.from_group(place.group, place.device.place.type)
     for part in (*model.layers.layers, model):
         fully_shard(part, mesh=mesh)
         if hasattr(part, "set_force_sum_reduction_for_comms"):
@@ -214,7 +201,7 @@ def _tensor_parallel(place: Place) -> Training:
 
     model: Any = place.network()
     # Meshes of the same ranks and names are equal, and DTensor takes for each operation the first that it has seen.
-    mesh = DeviceMesh.from_group(place.group, "cpu", mesh_dim_names=(place.group.group_name,))
+    mesh = DeviceMesh.from_group(place.group, place.device.place.type, mesh_dim_names=(place.group.group_name,))
     for layer in model.layers.layers:
         # src_data_rank: all ranks have the same parameters already.
         parts: Any = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
@@ -230,10 +217,10 @@ def _pipeline(place: Place) -> Training:
 
     rank, size = place.rank, place.size
     whole: Any = place.network()
+    module = whole.keep_stage(rank, size)
     data, targets = place.batch(place.task.samples * size, rank=0)
     microbatches = _MICROBATCHES * size
-    module = TransformerStage(whole, rank, size)
-    stage = PipelineStage(module, rank, size, torch.device("cpu"), group=place.making_group)
+    stage = PipelineStage(module, rank, size, place.device.place, group=place.making_group)
     schedule = Schedule1F1B(stage, microbatches, loss_fn=_loss)
     optimizer = _sgd(place, module)
     inputs_of_step = [data] if rank == 0 else []
@@ -267,25 +254,7 @@ class Way:
     rows: tuple[tuple[Task, str], ...]  # which networks and dtypes
     quick: tuple[tuple[Task, str], ...]  # those of them that --quick measures too
     most_ranks: int = 0  # and 0 for any number
-
-    def why_not(self, ranks: int) -> str:
-        """Say why it cannot be done on so many ranks, and nothing if it can."""
-        if self.most_ranks and ranks > self.most_ranks:
-            return f"{ranks} ranks are more than its {self.most_ranks} layers"
-        return ""
-
-    def with_samples(self, samples: int | None) -> Way:
-        """The same with so many samples of a rank in one step."""
-        if samples is None:
-            return self
-        rows, quick = (
-            tuple(
-                (replace(task, samples=samples if task is not SLEEPER else task.samples), dtype)
-                for task, dtype in given
-            )
-            for given in (self.rows, self.quick)
-        )
-        return replace(self, rows=rows, quick=quick)
+    sends: bool = False  # whether it sends messages
 
 
 _FLOAT, _BFLOAT = _BOTH
@@ -300,7 +269,7 @@ WAYS = (
     Way(
         "at-once",
         "DDP with a comm hook that calls all_reduce and waits",
-        partial(_at_once, bucket_mib=1),
+        partial(_ddp, bucket_mib=1, at_once=True),
         _ALL,
         _FLOATS,
     ),
@@ -313,7 +282,7 @@ WAYS = (
     ),
     Way("fsdp2", "fully_shard of each layer", _fsdp2, _TWO, _ONE),
     Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, bucket_mib=1, zero=True), _FLOATS, _ONE),
-    Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, most_ranks=4),
+    Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, 4, sends=True),
     Way("tensor", "parallelize_module, all_reduces of 192 KiB", _tensor_parallel, _TWO, _ONE),
     Way("loaders", f"ddp, and {WORKERS} processes a rank that decode", _ddp_loaded, _FLOATS, ((CNN, _FLOAT),)),
     Way(
@@ -327,21 +296,23 @@ WAYS = (
 
 
 def choose(names: Sequence[str]) -> list[Way]:
-    """Return these ways, or all if none is named.
+    """Return these ways; for no name, and for "all", all of them.
 
     Raises:
-        ValueError: there is no such way.
+        click.BadParameter: there is no such way.
     """
     known = {way.name: way for way in WAYS}
+    if not names or list(names) == ["all"]:
+        return list(WAYS)
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no way {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[name] for name in names] if names else list(WAYS)
+        raise click.BadParameter(f"no way {', '.join(unknown)}; there are {', '.join(known)}", param_hint="--train")
+    return [known[name] for name in names]
 
 
 def planned(ways: Sequence[Way], quick: bool, samples: int | None = None) -> list[tuple[Way, Task, str]]:
-    """Return what is measured, in this order."""
-    sized = [way.with_samples(samples) for way in ways]
-    return [(way, task, dtype) for way in sized for task, dtype in (way.quick if quick else way.rows)]
+    """Return what is measured, in this order; but the sleeper with so many ``samples`` of a rank in one step."""
+    sized = {task: replace(task, samples=samples) for task in (CNN, TRANSFORMER) if samples}
+    return [(way, sized.get(task, task), dtype) for way in ways for task, dtype in (way.quick if quick else way.rows)]
 
 
 def left_out(ways: Sequence[Way]) -> list[str]:

@@ -1,0 +1,215 @@
+/* Exported and imported allocations, which are kept: a handle is made once, and opened once by each process.
+ *
+ * Who frees an allocation does not say so: torch gives memory back to the driver when it runs out of it, or when it is
+ * told to. The driver keeps it as long as another process has it open. So each export looks whether one of the earlier
+ * ones is still there, and counts how often one was not; who imports closes all it has of a process whose count
+ * differs, once nobody reads from it. The driver opens nothing where something that was freed is still open: that is
+ * closed first, and nobody can be reading from it, as a tensor lives until all have read it. (So does UCX's cache.)
+ */
+#include "cuda/ipc.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "engine/pause.h"
+
+enum { OUT_OF_MEMORY = 2, FIRST_CAPACITY = 16 };
+
+typedef struct {
+    cuda_address base;
+    uint64_t allocation;
+    cuda_ipc_handle handle;
+    int refused; /* a CUresult: there is no handle, as of memory that is mapped piece by piece */
+} export;
+
+static struct {
+    pthread_mutex_t lock;
+    export *list;
+    int count, capacity;
+    unsigned looked_at;
+    uint64_t freed, process;
+} exports = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int has_room(void **list, int count, int *capacity, size_t size) {
+    if (count < *capacity) return 1;
+    int more = *capacity ? 2 * *capacity : FIRST_CAPACITY;
+    void *longer = realloc(*list, (size_t)more * size);
+    if (!longer) return 0;
+    *list = longer;
+    *capacity = more;
+    return 1;
+}
+
+static int number_of(cuda_address base, uint64_t *allocation) {
+    return mpp_cuda.pointer_attribute(allocation, CUDA_BUFFER_ID, base);
+}
+
+static int is_freed(int i) {
+    uint64_t allocation;
+    return number_of(exports.list[i].base, &allocation) || allocation != exports.list[i].allocation;
+}
+
+/* One at a time; all, where one has gone: they go together. */
+static void forget_freed(void) {
+    if (!exports.count || !is_freed((int)(exports.looked_at++ % (unsigned)exports.count))) return;
+    exports.freed++;
+    for (int i = exports.count - 1; i >= 0; i--)
+        if (is_freed(i)) exports.list[i] = exports.list[--exports.count];
+}
+
+static int find_export(cuda_address base, const export **found) {
+    uint64_t allocation;
+    int error = number_of(base, &allocation);
+    if (error) return error;
+    for (int i = 0; i < exports.count; i++) {
+        *found = &exports.list[i];
+        if ((*found)->base == base && (*found)->allocation == allocation) return CUDA_OK;
+    }
+    if (!has_room((void **)&exports.list, exports.count, &exports.capacity, sizeof(export))) return OUT_OF_MEMORY;
+    export *made = &exports.list[exports.count++];
+    *made = (export){.base = base, .allocation = allocation};
+    made->refused = mpp_cuda.ipc_handle(&made->handle, base);
+    *found = made;
+    return CUDA_OK;
+}
+
+static int export_in_context(uintptr_t address, mpp_exported *exported) {
+    cuda_address base;
+    size_t bytes;
+    const export *found;
+    int error = mpp_cuda.address_range(&base, &bytes, address);
+    if (error) return error;
+    forget_freed();
+    error = find_export(base, &found);
+    if (error || found->refused) return error ? error : found->refused;
+    if (!exports.process) exports.process = (uint64_t)getpid() << 40 ^ (uint64_t)now_ns();
+    *exported = (mpp_exported){found->handle, exports.process, found->allocation, base,
+                               bytes,         address - base,  exports.freed,     1};
+    return CUDA_OK;
+}
+
+int mpp_export(const copier *c, uintptr_t address, mpp_exported *exported) {
+    int error = mpp_enter_device(c->device);
+    if (error) return error;
+    pthread_mutex_lock(&exports.lock);
+    error = export_in_context(address, exported);
+    pthread_mutex_unlock(&exports.lock);
+    mpp_leave_device();
+    return error;
+}
+
+/* ---- what others have exported ---- */
+
+typedef struct {
+    uint64_t allocation;
+    uint64_t base, bytes; /* in the other process */
+    cuda_address at;
+} import;
+
+struct mpp_imports {
+    mpp_imports *next;
+    uint64_t process;
+    const cuda_device *device;
+    int holders, readers;
+    import *list;
+    int count, capacity;
+    uint64_t freed; /* of the other process, when these were opened */
+};
+
+static struct {
+    pthread_mutex_t lock;
+    mpp_imports *first;
+} imported = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void close_one(mpp_imports *imports, int i) {
+    mpp_cuda.ipc_close(imports->list[i].at);
+    imports->list[i] = imports->list[--imports->count];
+}
+
+/* In the device's context. */
+static void close_all(mpp_imports *imports) {
+    for (int i = imports->count - 1; i >= 0; i--) close_one(imports, i);
+}
+
+static void close_what_was_at(mpp_imports *imports, const mpp_exported *exported) {
+    for (int i = imports->count - 1; i >= 0; i--) {
+        const import *o = &imports->list[i];
+        if (o->base < exported->base + exported->bytes && exported->base < o->base + o->bytes) close_one(imports, i);
+    }
+}
+
+static int import_in_context(mpp_imports *imports, const mpp_exported *exported, uintptr_t *address) {
+    if (imports->freed != exported->freed && !imports->readers) {
+        close_all(imports);
+        imports->freed = exported->freed;
+    }
+    for (int i = 0; i < imports->count; i++) {
+        *address = imports->list[i].at + exported->offset;
+        if (imports->list[i].allocation == exported->allocation) return CUDA_OK;
+    }
+    close_what_was_at(imports, exported);
+    if (!has_room((void **)&imports->list, imports->count, &imports->capacity, sizeof *imports->list))
+        return OUT_OF_MEMORY;
+    import *o = &imports->list[imports->count];
+    int error = mpp_cuda.ipc_open(&o->at, exported->handle, CUDA_LAZY_PEER_ACCESS);
+    if (error) return error;
+    imports->count++;
+    o->allocation = exported->allocation;
+    o->base = exported->base;
+    o->bytes = exported->bytes;
+    *address = o->at + exported->offset;
+    return CUDA_OK;
+}
+
+int mpp_import(mpp_imports *imports, const mpp_exported *exported, uintptr_t *address) {
+    int error = mpp_enter_device(imports->device);
+    if (error) return error;
+    pthread_mutex_lock(&imported.lock);
+    error = import_in_context(imports, exported, address);
+    pthread_mutex_unlock(&imported.lock);
+    mpp_leave_device();
+    return error;
+}
+
+static mpp_imports *find_imports(const cuda_device *device, uint64_t process) {
+    mpp_imports *found = imported.first;
+    while (found && !(found->device == device && found->process == process)) found = found->next;
+    return found;
+}
+
+mpp_imports *mpp_hold_imports(const cuda_device *device, uint64_t process) {
+    pthread_mutex_lock(&imported.lock);
+    mpp_imports *imports = find_imports(device, process);
+    if (!imports && (imports = calloc(1, sizeof *imports))) {
+        *imports = (mpp_imports){.next = imported.first, .process = process, .device = device};
+        imported.first = imports;
+    }
+    if (imports) imports->holders++;
+    pthread_mutex_unlock(&imported.lock);
+    return imports;
+}
+
+void mpp_count_readers(mpp_imports *imports, int more) {
+    pthread_mutex_lock(&imported.lock);
+    imports->readers += more;
+    pthread_mutex_unlock(&imported.lock);
+}
+
+static void forget(mpp_imports *imports) {
+    mpp_imports **at = &imported.first;
+    while (*at != imports) at = &(*at)->next;
+    *at = imports->next;
+    free(imports->list);
+    free(imports);
+}
+
+void mpp_let_go_of_imports(mpp_imports *imports) {
+    pthread_mutex_lock(&imported.lock);
+    if (--imports->holders == 0 && !imports->readers && !mpp_enter_device(imports->device)) {
+        close_all(imports);
+        mpp_leave_device();
+        forget(imports);
+    }
+    pthread_mutex_unlock(&imported.lock);
+}

@@ -1,0 +1,205 @@
+/* CUDA tensors of a group on one node, read from one device by another, or by another process on the same.
+ *
+ * Each rank says where its tensor is (cuda/ipc.h), and the others copy from there what they want. Such an operation has
+ * two chunks. With the first one the calls are compared, and all know what the others have exported; that it has come
+ * from the device means that the tensor is complete there. A rank publishes the second one when it has read all it
+ * wants, and is done when all have: nobody may change a tensor that another one is still reading.
+ *
+ * A rank that gives up, as at a deadline, says so before its caller may change the tensor. Who has read from it since
+ * waits on, until its own deadline.
+ *
+ * Whether the driver lets a rank read another one's memory is tried with the first tensors that both have on the bus.
+ * All ranks see what each of them can do in the calls, and decide alike: one that cannot takes all to the bus (bus.c).
+ */
+#include <stdlib.h>
+
+#include "engine/activity.h"
+#include "shm/shm.h"
+
+enum { UNKNOWN, READABLE, CLOSED };
+
+struct mpp_peer {
+    _Atomic int state;
+    mpp_imports *imports;
+};
+
+int mpp_peers_new(mpp_channel *c) {
+    c->peers = calloc((size_t)c->size, sizeof *c->peers);
+    return c->peers != NULL;
+}
+
+static int is_readable(const mpp_channel *c, int rank) { return rank == c->rank || c->peers[rank].state == READABLE; }
+
+static int is_worth_it(const mpp_channel *c, uint64_t bytes) { return bytes > (uint64_t)c->limits[MPP_BUS]; }
+
+static int can_take_part(const shm_op *s, const mpp_channel *c) {
+    return s->bus && s->bus->shows_memory && s->bus->copier->device == c->registered;
+}
+
+static int show(shm_op *s, uintptr_t address) { return !mpp_export(s->bus->copier, address, &s->bus->exported); }
+
+void mpp_introduce(shm_op *s, uintptr_t address) {
+    const mpp_channel *c = s->op.group->channel;
+    int unknown = 0;
+    for (int r = 0; can_take_part(s, c) && r < c->size; r++) unknown |= r != c->rank && c->peers[r].state == UNKNOWN;
+    if (unknown) show(s, address);
+}
+
+void mpp_offer(shm_op *s, uintptr_t address, uint64_t bytes, const size_t *wanted) {
+    const mpp_channel *c = s->op.group->channel;
+    int readable = 1;
+    if (!can_take_part(s, c) || !is_worth_it(c, bytes) || (address && !show(s, address))) return;
+    for (int r = 0; r < c->size; r++)
+        if (wanted ? wanted[r] > 0 : r == s->root) readable &= is_readable(c, r);
+    if (readable) s->place = MPP_BETWEEN_DEVICES;
+}
+
+/* ---- under the lock ---- */
+
+mpp_exported *mpp_exported_by(const shm_op *s, const mpp_channel *c, int rank) {
+    return &c->exported[(uint64_t)rank * (uint64_t)c->ring + s->first % (uint64_t)c->ring];
+}
+
+int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes) {
+    if (!is_worth_it(c, bytes)) return 0;
+    for (int r = 0; r < c->size; r++)
+        if (mpp_call_of(s, c, r)->place != MPP_BETWEEN_DEVICES) return 0;
+    return 1;
+}
+
+void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
+    for (int r = 0; can_take_part(s, c) && r < c->size; r++) {
+        int place = mpp_call_of(s, c, r)->place;
+        int is_tried = place >= MPP_ON_BUS && mpp_exported_by(s, c, r)->is_there && c->peers[r].state == UNKNOWN;
+        uintptr_t address;
+        if (r == c->rank || !is_tried) continue;
+        c->peers[r].imports = mpp_hold_imports(c->registered, mpp_exported_by(s, c, r)->process);
+        int is_open = c->peers[r].imports && !mpp_import(c->peers[r].imports, mpp_exported_by(s, c, r), &address);
+        c->peers[r].state = is_open ? READABLE : CLOSED;
+    }
+}
+
+uintptr_t mpp_peer_address(shm_op *s, int rank) {
+    mpp_channel *c = s->op.group->channel;
+    uintptr_t address = 0;
+    int error = mpp_import(c->peers[rank].imports, mpp_exported_by(s, c, rank), &address);
+    if (error && !s->bus->error) s->bus->error = error;
+    return error ? 0 : address;
+}
+
+int mpp_has_pulled(shm_op *s) { return s->done && mpp_bus_has_come_to(s->bus, &s->op, MPP_UP, 0, 1); }
+
+/* Before it has finished this one: who has, and then left, did so when all had read. */
+static int has_anyone_left(const shm_op *s, const mpp_channel *c) {
+    for (int r = 0; r < c->size; r++)
+        if (atomic_load_explicit(&c->counters[r].has_left, memory_order_acquire) &&
+            atomic_load_explicit(&c->counters[r].out, memory_order_acquire) < s->first + s->chunks)
+            return 1;
+    return 0;
+}
+
+static void count_readers(const mpp_channel *c, int more) {
+    for (int r = 0; r < c->size; r++)
+        if (c->peers[r].imports) mpp_count_readers(c->peers[r].imports, more);
+}
+
+int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t)) {
+    if (!may_read(s, c, s->first + s->done)) return 0;
+    if (s->done) return !has_anyone_left(s, c);
+    if (s->pull) s->pull(s);
+    count_readers(c, 1); /* not before: what was freed is closed where nobody reads, this operation included */
+    return 1;
+}
+
+void mpp_peers_end(mpp_channel *c, int state) {
+    if (state == MPP_FAILED) mpp_peers_leave(c);
+    else count_readers(c, -1);
+}
+
+/* ---- sums: each rank gets its block of all, reduces it on its device, and shows the result ---- */
+
+int mpp_group_reads_devices(uintptr_t group) {
+    const mpp_channel *c = ((const mpp_group *)group)->channel;
+    int readable = c && c->registered;
+    for (int r = 0; readable && r < c->size; r++) readable = is_readable(c, r);
+    return readable;
+}
+
+static mpp_stretch block_of(const shm_op *s, int rank) {
+    size_t begin = s->block * (size_t)rank;
+    if (begin >= s->bytes) return (mpp_stretch){0, 0};
+    return (mpp_stretch){begin, s->bytes - begin < s->block ? s->bytes - begin : s->block};
+}
+
+static void pull_stretch(shm_op *s, mpp_stretch mine) {
+    const mpp_channel *c = s->op.group->channel;
+    for (int r = 0; mine.length && r < c->size; r++) {
+        uintptr_t theirs = r == c->rank ? 0 : mpp_peer_address(s, r);
+        if (theirs)
+            mpp_bus_copy_in_device(s->bus, s->received + (size_t)r * mine.length, theirs + mine.begin, mine.length);
+    }
+}
+
+static void pull_parts(shm_op *s) { pull_stretch(s, block_of(s, s->op.group->rank)); }
+
+static void pull_own_blocks(shm_op *s) {
+    int me = s->op.group->rank;
+    pull_stretch(s, (mpp_stretch){mpp_sum_of(s->lengths, me), s->lengths[me]});
+}
+
+static void pull_results(shm_op *s) {
+    const mpp_channel *c = s->op.group->channel;
+    for (int r = 0; r < c->size; r++) {
+        mpp_stretch block = block_of(s, r);
+        uintptr_t theirs = r == c->rank || !block.length ? 0 : mpp_peer_address(s, r);
+        if (theirs) mpp_bus_copy_in_device(s->bus, (uintptr_t)s->out + block.begin, theirs, block.length);
+    }
+}
+
+void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own) {
+    s->second = second;
+    s->block = second->block = block;
+    s->received = own->received;
+    s->pull = pull_parts;
+    second->received = own->result;
+    second->pull = s->root < 0 || s->root == s->op.group->rank ? pull_results : NULL;
+    second->out = s->out;
+    second->bytes = s->bytes;
+    second->checked = second->between_devices = 1;
+    second->chunks = 0; /* it takes numbers once the calls have been compared */
+}
+
+void mpp_reads_own_blocks(shm_op *s, uintptr_t received) {
+    s->received = received;
+    s->pull = pull_own_blocks;
+}
+
+void mpp_drop_second(shm_op *s, mpp_channel *c) {
+    if (c->head == s->second) mpp_drop_head(c);
+}
+
+int mpp_is_left_to_reduce(uintptr_t first) { return ((const shm_op *)first)->between_devices; }
+
+uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging) {
+    shm_op *s = ((shm_op *)first)->second;
+    ((shm_op *)first)->second = NULL;
+    s->op.staging = s->bus = (mpp_staging *)staging;
+    s->op.idle = 0;
+    mpp_stage_on_bus(&s->op);
+    int error = mpp_export(s->bus->copier, s->received, &s->bus->exported);
+    if (error && !s->bus->error) s->bus->error = error;
+    return mpp_start(&s->op, 0);
+}
+
+void mpp_peers_leave(mpp_channel *c) { atomic_store_explicit(&c->counters[c->rank].has_left, 1, memory_order_release); }
+
+void mpp_peers_abort(mpp_channel *c) {
+    if (c->head && c->head->between_devices && !c->head->bus) mpp_drop_head(c);
+}
+
+void mpp_peers_close(mpp_channel *c) {
+    for (int r = 0; c->registered && r < c->size; r++)
+        if (c->peers[r].imports) mpp_let_go_of_imports(c->peers[r].imports);
+    free(c->peers);
+    c->peers = NULL;
+}

@@ -1,0 +1,108 @@
+"""`mpiplus bench --device cuda` over a stand-in for the driver: all that it measures but whole trainings.
+
+torch makes no tensors and streams on a device here, so the benchmark is given a place that makes them elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import DeviceTensor, Driver, on_device
+
+from torchmpi_plugin.cli.bench import overlap, tune
+from torchmpi_plugin.cli.bench.device import Device
+from torchmpi_plugin.cli.bench.limit import measure_bus
+from torchmpi_plugin.cli.bench.operations import OPERATIONS, plan
+from torchmpi_plugin.cli.bench.results import RAW
+from torchmpi_plugin.cli.bench.session import Session, by_path
+from torchmpi_plugin.communicator import cuda_path
+
+TURNS = (1, 0.0001)
+BYTES = 65536
+
+
+class InStandIn(Device):
+    """Tensors and copies of the stand-in."""
+
+    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return on_device(DeviceTensor.driver, torch.zeros(count, dtype=dtype))
+
+    def pinned(self, count: int) -> torch.Tensor:
+        return torch.ones(count, dtype=torch.uint8)
+
+    def new_stream(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def settle(self) -> None:
+        DeviceTensor.driver.drain()
+
+
+@pytest.fixture
+def session(world, channel, new_group, driver: Driver) -> Iterator[Session]:
+    """All paths, as under a CUDA-aware MPI, and what may be gloo."""
+    if world.size != 2:
+        pytest.skip("on 2 ranks: the device's threads need cores too")
+    with cuda_path.taking(cuda_path.Path(True, "the stand-in's memory is the host's")):
+        groups = by_path(new_group(None))
+    yield Session(channel, ["here"] * 2, [RAW], {**groups, "gloo": new_group(None)}, InStandIn(torch.device("cuda")))
+    for path in groups.keys() - {"direct"}:  # that one is new_group's to destroy
+        dist.destroy_process_group(groups[path])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name: str, session: Session, driver: Driver) -> None:
+    """On all paths, and raw MPI on the host; gloo is not asked for messages, which would never come."""
+    assert session.contestants == [RAW, "direct", "ipc", "staged", "gloo"]
+    for case in plan([OPERATIONS[name]], (8, BYTES), 2):
+        row = session.measure_case(case, *TURNS)
+        assert all(row.us[path] > 0 for path in ("direct", "ipc", "staged")), row.refusals
+        assert RAW in row.us or case.dtype == "bfloat16"
+        assert ("gloo" in row.us) == (name != "ping_pong")
+
+
+def test_each_path_is_the_one_that_it_is_called(session: Session, driver: Driver) -> None:
+    """Only what is staged is copied to a device from the host."""
+    (case,) = plan([OPERATIONS["broadcast"]], (512 << 10,), 2)
+    calls, _ = session.calls(case)
+    copies = {}
+    for path in ("direct", "ipc", "staged"):
+        calls[path]()  # the ranks find out whether they can read each other's devices
+        driver.calls()
+        calls[path]()
+        copies[path] = {name for name in driver.calls() if name.startswith("Memcpy")}
+    root = session.rank == 0
+    assert copies["direct"] == set()
+    assert copies["ipc"] == ({"MemcpyDtoHAsync"} if root else {"MemcpyDtoDAsync"})  # of the first chunk, to compare
+    assert copies["staged"] == ({"MemcpyDtoHAsync"} if root else {"MemcpyHtoDAsync"})
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_reduce"])
+def test_tuning_compares_two_ways(name: str, session: Session, driver: Driver, monkeypatch) -> None:
+    """Each of the groups that it makes goes one of them, at any size."""
+    monkeypatch.setenv("MPIPLUS_CUDA", "ipc")
+    with cuda_path.taking(cuda_path.Path(False, "asked for", ipc=True)):
+        groups = tune.by_way(tune.table(session.nodes, "cuda"), session.nodes)
+    tuned = Session(session.comm, session.nodes, [], groups, session.device)
+    (case,) = plan([OPERATIONS[name]], (512 << 10,), 2)[:1]
+    calls, _ = tuned.calls(case)
+    for way in groups:
+        for _ in range(2):
+            driver.calls()
+            calls[way]()
+        copies = {each for each in driver.calls() if each.startswith("Memcpy")}
+        assert ("MemcpyDtoDAsync" in copies) == (way == "between_devices" and (name != "broadcast" or session.rank > 0))
+    for group in groups.values():
+        dist.destroy_process_group(group)
+
+
+def test_bus_and_overlap(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = measure_bus(session, *TURNS)
+    assert bus is not None and min(bus.to_json().values()) > 0
+    monkeypatch.setattr(overlap, "OVERLAP_SIZE", BYTES)
+    monkeypatch.setattr(overlap, "OVERLAP_SLEEP", 0.01)
+    found = overlap.measure_overlap(session, *TURNS)
+    assert [one.contestant for one in found] == session.contestants
