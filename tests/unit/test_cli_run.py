@@ -22,6 +22,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: pytest.fail("it started something"))
     (tmp_path / "train.py").touch()
+    (tmp_path / "bytes").write_bytes(b"\xff\n")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,11 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "2", "-m", "no_such_module.at.all"], "there is no module"),
         (["-n", "2", "-c", "print(1)"], "there is no command 'print\\(1\\)'.*python -c"),
         (["-n", "2", "-m", "-c", "x"], "exclude each other"),
+        (["-n", "2", "-c", "echo it's"], "is no command line: No closing quotation"),
+        (["-n", "2", "--mpi-args", "'--x", "train.py"], "is no command line: No closing quotation"),
+        (["-n", "9" * 20, "train.py"], "is not in the range"),
+        (["-n", "2", "--local-ranks-filter", "\u00b2", "train.py"], "is no list of ranks"),
+        (["-n", "2", "--hostfile", "bytes", "train.py"], "the hostfile 'bytes' cannot be read"),
         (["-n", "2", "--nproc-per-node", "2", "train.py"], "exclude each other"),
         (["-n", "2", "--stdout", "{who}", "train.py"], "unknown field {who}"),
         (["-n", "2", "--stderr", "one-file", "train.py"], "same file"),

@@ -133,6 +133,14 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "must end with .json" in done.output
 
 
+@pytest.mark.parametrize("text", ["5\n[]", '{"rank": 0}', '{"rank": 0, "first": "x"}', '{"rank": 0, "node": []}', "\udcff"])
+def test_files_that_are_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "1-job.0.json").write_text(text, errors="surrogateescape")
+    np.ones(1, rows.ROW).tofile(tmp_path / "1-job.0.calls")
+    done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
+    assert done.exit_code == 1 and "Error: the files of job 1-job" in done.output, done.exception
+
+
 def test_sixty_four_ranks(tmp_path: Path) -> None:
     """The time of an operation does not grow with the number of them."""
     seconds = []

@@ -53,8 +53,8 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
     """
     try:
         lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise ValueError(f"the hostfile {str(path)!r} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the hostfile {str(path)!r} cannot be read: {error}") from None
     named = []
     for line in lines:
         words = line.partition("#")[0].split()

@@ -78,11 +78,16 @@ def in_directory(directory: Path) -> Job:
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: their files are damaged.
     """
     jobs = rows.jobs_in(directory)
     if not jobs:
         raise FileNotFoundError(f"{directory} has no calls of ranks that ran with MPIPLUS_TIMELINE={directory}")
-    return of([rows.read(path) for path in list(jobs.values())[-1]])
+    name, paths = list(jobs.items())[-1]
+    try:
+        return of([rows.read(path) for path in paths])
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"the files of job {name} in {directory} are damaged: {error!r}") from error
 
 
 def of(recorded: Sequence[Recorded]) -> Job:

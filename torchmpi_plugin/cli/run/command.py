@@ -21,7 +21,7 @@ from ...launchers.layout import named_nodes
 from ...launchers.variables import Launch
 from ...timeline.command import directory_of, draw, drawable
 from ..started import is_shell_step, speaks, started_by
-from .counts import NODES, PER_NODE, NodeRange
+from .counts import MOST, NODES, PER_NODE, NodeRange
 from .logs import SHOWN_LAYOUT, files_of, parse_ranks
 from .of_torchrun import no_effect, torchrun_options
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...jobs.spec import JobSpec
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
-_POSITIVE = click.IntRange(min=1)
+_POSITIVE = click.IntRange(1, MOST)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 _NEED_A_LAUNCHER = (
@@ -183,7 +183,7 @@ def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobS
         argv,
         **numbers._asdict(),
         **{name: given[name] for name in same},
-        mpi_args=[word for text in given["mpi_args"] for word in shlex.split(text)],
+        mpi_args=[word for text in given["mpi_args"] for word in _words(text)],
         env={name: str(value) for name, value in env.items() if value is not None},
         shown_local_ranks=given["local_ranks_filter"],
         **files_of(given["log_dir"], given["stdout"], given["stderr"]),
@@ -213,7 +213,7 @@ def program_command(program: str, arguments: Sequence[str], module: bool, comman
     if command:
         words = [program, *arguments]
         if not arguments and shutil.which(program) is None:
-            words = shlex.split(program)  # -c "program argument"
+            words = _words(program)  # -c "program argument"
         if not words or shutil.which(words[0]) is None:
             raise click.UsageError(
                 f"there is no command {program!r} on the PATH; -c runs a command, for Python code: "
@@ -226,6 +226,13 @@ def program_command(program: str, arguments: Sequence[str], module: bool, comman
             f"the script {program!r} {what} (from {os.getcwd()}). For a module use -m, for a command -c."
         )
     return [python, program, *arguments]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise click.UsageError(f"{text!r} is no command line: {error}") from None
 
 
 def _module_exists(top: str) -> bool:

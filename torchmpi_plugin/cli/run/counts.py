@@ -42,4 +42,6 @@ class _Nodes(click.IntRange):
         return super().convert(least if colon else value, param, ctx)
 
 
-PER_NODE, NODES = _PerNode(min=1), _Nodes(min=1)
+#: More than any machine has: a job of more is a mistake, for which lists of ranks would fill the memory.
+MOST = 10_000_000
+PER_NODE, NODES = _PerNode(1, MOST), _Nodes(1, MOST)

@@ -13,7 +13,7 @@ SHOWN_LAYOUT = "attempt_0/RANK/stdout.log, stderr.log, error.json"
 def parse_ranks(_: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
     """``0,1``."""
     words = value.split(",") if value is not None else []
-    if not all(word.strip().isdigit() for word in words):
+    if not all(word.strip().isdecimal() for word in words):
         raise click.BadParameter(f"{value!r} is no list of ranks, such as 0,1", param=option)
     return [int(word) for word in words] or None
 
