@@ -129,47 +129,41 @@ void mpp_set_stage_bytes(size_t bytes);
 size_t mpp_get_stage_bytes(void);
 void mpp_cuda_release(void);
 
-/* Of a sum between devices: how many elements each rank reduces; where the others' of this rank's come, and where what
- * has become of them is to be. */
+/* Of a reduction between devices: where the others' elements of this rank's block come; and of a sum, how many each
+ * rank reduces, and where what has become of them is to be. */
 typedef struct {
     size_t elements;
     uintptr_t received, result;
 } mpp_block;
+
+/* Of one by MPI what its first exchange sends and receives, and what all ranks must call alike: `count` elements, of
+ * the longest block if there are `counts`. The second one's tag goes to `later_tag` before the first is complete. */
+typedef struct {
+    const uintptr_t *send, *recv;
+    const size_t *send_bytes, *recv_bytes, *counts;
+    size_t count;
+    int kind, *later_tag;
+} mpp_exchange_operands;
 
 /* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
  * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
  * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
 #define MPP_OPERATION(name, parameters, ...) uintptr_t mpp_##name parameters;
 #include "ops.def"
-/* A reduction on the device, which all ranks must call alike (`count`: elements, of the longest block if there are
- * `counts`): its first exchange. The tag of the second one goes to `later_tag` before the first is complete. And a call
- * of it that this rank has no memory for, which the others learn in its place. */
-uintptr_t mpp_sum_between_devices(uintptr_t group, uintptr_t tensor, size_t count, const mpp_reduction *how, int root,
-                                  const mpp_block *own, uintptr_t staging, int64_t wait_ns);
-uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
-                                      const mpp_reduction *how, uintptr_t received, uintptr_t staging, int64_t wait_ns);
 int mpp_group_reads_devices(uintptr_t group); /* each rank's; so far as this one knows */
 int mpp_is_left_to_reduce(uintptr_t first);
 uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging);
-uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const size_t *send_bytes,
-                                 const uintptr_t *recv, const size_t *recv_bytes, int kind, const mpp_reduction *how,
-                                 int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
-                                 int64_t wait_ns);
-uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns);
 
 /* Windows. A window is the memory that `number` stands for on all ranks; what others send to it comes from the time
  * that somebody listens on. Signals of different kinds are counted apart: 0 and 1. */
 size_t mpp_counters_size(int size);
 uintptr_t mpp_window_new(uintptr_t group, int64_t number, uintptr_t memory, size_t bytes, uintptr_t counters);
-void mpp_window_reach(uintptr_t window, int rank, uintptr_t counters);
+void mpp_window_reach(uintptr_t window, int rank, uintptr_t memory, uintptr_t counters);
 int mpp_window_listen(uintptr_t window);
 int mpp_window_close(uintptr_t window);
 void mpp_window_release(uintptr_t window);
 /* Whether what is sent to windows of the operation's group can no longer be received, whichever it is for. */
 int mpp_windows_failed(uintptr_t op);
-uintptr_t mpp_put(uintptr_t window, uintptr_t buffer, size_t bytes, int peer, size_t offset, int64_t wait_ns);
-uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);
-uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns);
 
 /* An operation that was returned is unclaimed until it is claimed. */
 uintptr_t mpp_unclaimed(void);

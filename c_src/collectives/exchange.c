@@ -319,14 +319,13 @@ uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *sen
 }
 
 /* Both tags are taken once the calls have been compared: ranks that call something else take none. */
-uintptr_t mpp_exchange_to_reduce(uintptr_t group, const uintptr_t *send, const size_t *send_bytes,
-                                 const uintptr_t *recv, const size_t *recv_bytes, int kind, const mpp_reduction *how,
-                                 int root, size_t count, const size_t *counts, int *later_tag, uintptr_t staging,
-                                 int64_t wait_ns) {
+uintptr_t mpp_exchange_to_reduce(uintptr_t group, const mpp_exchange_operands *b, const mpp_reduction *how, int root,
+                                 uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
-    const called call = {kind, root, how, count, counts, MPP_ON_DEVICE, later_tag};
-    mpp_note(kind, count * mpp_dtype_size(how->dtype), root);
-    return exchange(g, (exchanged){send, recv, send_bytes, recv_bytes, 1, NULL}, &call, -1, staging, wait_ns);
+    const called call = {b->kind, root, how, b->count, b->counts, MPP_ON_DEVICE, b->later_tag};
+    const exchanged x = {b->send, b->recv, b->send_bytes, b->recv_bytes, 1, NULL};
+    mpp_note(b->kind, b->count * mpp_dtype_size(how->dtype), root);
+    return exchange(g, x, &call, -1, staging, wait_ns);
 }
 
 uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,

@@ -247,9 +247,9 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
 /* In a group on one node, of blocks in a row: where ranks whose devices can be read reduce there, `received` has what
  * the others have of this rank's block, as of mpp_sum_between_devices, and `out` is yet to be written. */
 uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
-                                      const mpp_reduction *how, uintptr_t received, uintptr_t staging,
+                                      const mpp_reduction *how, const mpp_block *own, uintptr_t staging,
                                       int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
-    return over_shm(g, in, (void *)out, counts, how, received, staging, wait_ns);
+    return over_shm(g, in, (void *)out, counts, how, own->received, staging, wait_ns);
 }

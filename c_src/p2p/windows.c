@@ -1,10 +1,9 @@
 /* Windows: a tensor of one rank that others write to (put), and signals between ranks that say when it is written.
  *
  * Signals are counted in memory of the rank that they go to, a counter for each kind and sender. Who has that memory
- * mapped, and the tensor's with it, writes to both itself: Python copies the data, mpp_signal counts. All others send
- * messages, of which the receiving rank's listener takes care whatever that rank does: a notice, and after the notice
- * of a put its data, under a second tag. What comes from one rank is done in its order, so who sees a signal sees all
- * that the same rank has put before.
+ * mapped, and the tensor's with it, writes to both itself. All others send messages, of which the receiving rank's
+ * listener takes care whatever that rank does: a notice, and after the notice of a put its data, under a second tag.
+ * What comes from one rank is done in its order, so who sees a signal sees all that the same rank has put before.
  *
  * Not MPI's own windows: MPI_Put and MPI_Win_flush may block until the other side calls MPI, have no nonblocking form,
  * and would hold the engine's lock meanwhile.
@@ -12,6 +11,7 @@
 #include "p2p/windows.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "message/message.h"
 
@@ -33,16 +33,18 @@ struct mpp_window {
     mpp_window *next; /* in group->windows */
     mpp_group *group;
     int64_t number;
-    char *memory;
     size_t bytes;
     int listens, closed;
-    waiting *waits;     /* in program order */
-    uint64_t *taken;    /* of the signals to this rank: as many have been waited for */
-    counter *reached[]; /* of each rank: its counters, where this process can count itself; NULL where it cannot */
+    waiting *waits;  /* in program order */
+    uint64_t *taken; /* of the signals to this rank: as many have been waited for */
+    struct {
+        char *memory;
+        counter *counters;
+    } reached[]; /* of each rank, where this process can write itself; NULL where it cannot */
 };
 
 static counter *counter_of(const mpp_window *w, int of, int kind, int from) {
-    return &w->reached[of][kind * w->group->size + from];
+    return &w->reached[of].counters[kind * w->group->size + from];
 }
 
 /* ---- messages: the sender ---- */
@@ -85,13 +87,16 @@ static uintptr_t send(mpp_group *g, notice head, const char *data, int peer, int
 uintptr_t mpp_put(uintptr_t window, uintptr_t buffer, size_t bytes, int peer, size_t offset, int64_t wait_ns) {
     const mpp_window *w = (mpp_window *)window;
     const notice head = {.window = w->number, .kind = PUT, .offset = offset, .bytes = bytes};
-    return send(w->group, head, (const char *)buffer, peer, wait_ns);
+    char *memory = w->reached[peer].memory;
+    if (!memory && bytes) return send(w->group, head, (const char *)buffer, peer, wait_ns);
+    if (bytes) memmove(memory + offset, (const void *)buffer, bytes);
+    return 0;
 }
 
 uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns) {
     const mpp_window *w = (mpp_window *)window;
     const notice head = {.window = w->number, .kind = kind};
-    if (!w->reached[peer]) return send(w->group, head, NULL, peer, wait_ns);
+    if (!w->reached[peer].counters) return send(w->group, head, NULL, peer, wait_ns);
     atomic_fetch_add_explicit(counter_of(w, peer, kind, w->group->rank), 1, memory_order_release);
     return 0;
 }
@@ -151,8 +156,10 @@ static void understand(const mpp_listener *l, incoming *in) {
     }
 }
 
+static char *memory_of(const mpp_window *w) { return w->reached[w->group->rank].memory; }
+
 static char *place_for(incoming *in, size_t bytes) {
-    if (in->window && bytes <= in->head.bytes - in->done) return in->window->memory + in->head.offset + in->done;
+    if (in->window && bytes <= in->head.bytes - in->done) return memory_of(in->window) + in->head.offset + in->done;
     free(in->spill);
     in->spill = malloc(bytes + 1);
     return in->spill;
@@ -300,7 +307,7 @@ static int wait_step(mpp_op *op) {
         return MPP_DONE;
     }
     const mpp_listener *l = w->group->listener;
-    if (!w->listens || !l->op.failure || w->reached[m->peer]) return MPP_PENDING;
+    if (!w->listens || !l->op.failure || w->reached[m->peer].counters) return MPP_PENDING;
     leave(m);
     return mpp_fail(op, l->op.failure, l->op.mpi_error);
 }
@@ -337,10 +344,9 @@ uintptr_t mpp_window_new(uintptr_t group, int64_t number, uintptr_t memory, size
     if (!w) return 0;
     w->group = g;
     w->number = number;
-    w->memory = (char *)memory;
     w->bytes = bytes;
     w->taken = (uint64_t *)&w->reached[g->size];
-    w->reached[g->rank] = (counter *)counters;
+    mpp_window_reach((uintptr_t)w, g->rank, memory, counters);
     mpp_lock();
     w->next = g->windows;
     g->windows = w;
@@ -348,8 +354,10 @@ uintptr_t mpp_window_new(uintptr_t group, int64_t number, uintptr_t memory, size
     return (uintptr_t)w;
 }
 
-void mpp_window_reach(uintptr_t window, int rank, uintptr_t counters) {
-    ((mpp_window *)window)->reached[rank] = (counter *)counters;
+void mpp_window_reach(uintptr_t window, int rank, uintptr_t memory, uintptr_t counters) {
+    mpp_window *w = (mpp_window *)window;
+    w->reached[rank].memory = (char *)memory;
+    w->reached[rank].counters = (counter *)counters;
 }
 
 /* Nothing more comes in, and who waits for a signal fails. Refuses (-1) while MPI writes a put to it. */

@@ -202,26 +202,17 @@ static int is_in_place(const call *c) { /* the result of an operation that is co
     return done != NULL;
 }
 
-/* It lets go of the GIL itself: a function of the shim, with its arguments (functools.partial). No line of Python. */
-static int call_function(const call *c, uintptr_t *op) {
-    PyObject *handle = PyObject_CallNoArgs(c->function);
-    *op = handle ? (uintptr_t)PyLong_AsUnsignedLongLong(handle) : 0;
-    Py_XDECREF(handle);
-    return !PyErr_Occurred();
-}
-
-static int call_engine(const call *c, uintptr_t *op) {
+static uintptr_t call_engine(const call *c) {
     int64_t wait_ns = mpp_patience(c);
     PyThreadState *gil = PyEval_SaveThread();
-    *op = c->start(c, wait_ns);
+    uintptr_t op = c->start(c, wait_ns);
     PyEval_RestoreThread(gil);
-    mpp_note_message(c, *op);
-    return 1;
+    mpp_note_message(c, op);
+    return op;
 }
 
 static PyObject *start(call *c) {
     PyObject *entry = entry_of(c), *work = NULL;
-    uintptr_t op;
     if (!entry || !tell_details(c)) {
         mpp_engine->call_returns(0);
         Py_XDECREF(entry);
@@ -229,10 +220,10 @@ static PyObject *start(call *c) {
     }
     count(c, entry);
     mpp_note_site(c, mpp_is_message(c) ? c->group->messages : c->group->sequence);
-    int is_started = c->function ? call_function(c, &op) : call_engine(c, &op);
-    mpp_engine->call_returns(is_started && !op);
-    if (is_started && op) work = incomplete_work(c, entry, op);
-    else if (is_started && is_in_place(c) && record(entry, NULL)) work = complete_work(c);
+    uintptr_t op = call_engine(c);
+    mpp_engine->call_returns(!op);
+    if (op) work = incomplete_work(c, entry, op);
+    else if (is_in_place(c) && record(entry, NULL)) work = complete_work(c);
     if (work && work != Py_None) mpp_note_work(work, entry);
     Py_DECREF(entry);
     return work;
@@ -276,17 +267,20 @@ static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL :
 static PyObject *prepare(call *c) {
     const mpp_method *m = c->method;
     PyObject *said =
-        PyObject_CallFunction(bridge_state.prepare, "OOOOOiNnKO", c->self, c->name, or_none(m ? m->start_name : NULL),
+        PyObject_CallFunction(bridge_state.prepare, "OOOOOiNnKO", c->self, c->name, m->start_name,
                               or_none(c->in.tensors), results_of(c), c->root, lengths_of(c), (Py_ssize_t)c->a.count,
-                              (unsigned long long)(m && m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
-    unsigned long long staging;
-    PyObject *function, *keep;
-    if (said && !PyArg_ParseTuple(said, "KOOOd", &staging, &function, &c->then, &keep, &c->extension)) Py_CLEAR(said);
+                              (unsigned long long)(m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
+    unsigned long long staging, first;
+    const char *start;
+    PyObject *keep;
+    if (said && !PyArg_ParseTuple(said, "KdzKOO", &staging, &c->extension, &start, &first, &c->then, &keep))
+        Py_CLEAR(said);
     if (!said) return NULL;
     c->staging = staging;
     c->then = unless_none(c->then);
     if (c->then) { /* in two halves */
-        c->function = function;
+        c->start = mpp_find_starter(start);
+        c->first = (const void *)(uintptr_t)first;
         c->keep = keep;
     }
     return said;
@@ -358,21 +352,6 @@ PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     if (c.self && (c.group = calls_of(c.self)))
         work = mpp_read_call(&c, m, operands) ? run(&c) : PyErr_Occurred() ? NULL : shared(Py_NotImplemented);
     if (work && c.results && work != Py_NotImplemented && !set(work, interned.lists, shared(c.lists))) Py_CLEAR(work);
-    mpp_forget(&c);
-    return work;
-}
-
-/* Of mpiplus's own, by a function of C's that Python has found. `is_special`: Python is asked before. */
-PyObject *mpp_start_function(PyObject *module, PyObject *args) {
-    (void)module;
-    call c = {.peer = NO_PEER, .root = -1, .bytes = SIZE_MAX};
-    PyObject *peer, *tensors, *shapes, *work = NULL;
-    if (!PyArg_ParseTuple(args, "OOOpOO!O!OOp", &c.self, &c.name, &c.function, &c.sync, &peer, &PyList_Type, &tensors,
-                          &PyTuple_Type, &shapes, &c.opts, &c.keep, &c.is_special))
-        return NULL;
-    if (peer != Py_None) c.peer = (int)PyLong_AsLong(peer);
-    c.out = (tensor_args){shared(tensors), shared(shapes)};
-    if (!PyErr_Occurred() && (c.group = calls_of(c.self))) work = c.is_special ? run(&c) : start(&c);
     mpp_forget(&c);
     return work;
 }

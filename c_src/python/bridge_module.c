@@ -189,7 +189,6 @@ static PyMethodDef functions[] = {
      "What numbers the calls for a timeline, or None: timeline/recording.py."},
     {"asked_for", mpp_asked_for, METH_O, "Somebody waits for a future of ours, for the timeline."},
     {"start_plain", mpp_start_plain, METH_VARARGS, "Start an operation on plain tensors: group/operands.py."},
-    {"start_function", mpp_start_function, METH_VARARGS, "Start an operation of mpiplus's own: group/starting.py."},
     {"user_frames", mpp_user_frames, METH_NOARGS,
      "The calls of the user's program that led here: code, instruction, ..."},
     {"last_entry", mpp_last_entry, METH_NOARGS,

@@ -52,15 +52,18 @@ typedef uintptr_t starter(const call *c, int64_t wait_ns);
 typedef int reader(call *c, PyObject *args);
 struct call { /* what it refers to is borrowed, but for the group, tensors, shapes and lists */
     PyObject *self, *name;
-    const mpp_method *method; /* NULL: a function of Python's */
+    const mpp_method *method;
     calls_object *group;
     PyObject *opts;
-    int sync, peer, root, tag;
+    int sync, peer, root, tag;      /* tag: or which kind of signal */
     tensor_args out, in;            /* the results, and what they are made of; without the latter: of themselves */
     PyObject *finish, *keep, *then; /* as engine/work.py says; NULL: none */
     PyObject *results;              /* the Work's tensors where these are not what C is given; or NULL */
     PyObject *lists;                /* in how many its future has them; NULL: in one */
     PyObject *device;               /* of its tensors; NULL: there are none, None: host memory */
+    uintptr_t of;                   /* the group's handle, or a window's */
+    size_t offset;                  /* in another rank's tensor, in bytes */
+    const void *first;              /* of two halves: what it takes besides */
     uintptr_t staging;
     int is_plain;     /* Python has made the operands: of their types at least */
     int is_special;   /* Python is asked before it begins, and told of its Work */
@@ -72,7 +75,6 @@ struct call { /* what it refers to is borrowed, but for the group, tensors, shap
     int flat;
     size_t bytes; /* about so many are moved */
     starter *start;
-    PyObject *function; /* in place of that, with the operands, where Python has made these; or NULL */
 };
 
 static inline PyObject *shared(PyObject *object) { /* a new reference */
@@ -183,6 +185,7 @@ enum { NO_OPTIONS = -1 };
 /* methods.c: what Python's table of operations says of a method, 0: C does not know these; and how its arguments are
  * read: 1; or 0, with an exception (mpp_refuse) where they are wrong, and without one where Python is to see to the
  * call: tensors are not plain, or results lie where is read. */
+starter *mpp_find_starter(const char *name);
 int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 
@@ -196,7 +199,6 @@ PyObject *mpp_asked_for(PyObject *module, PyObject *future);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_start_plain(PyObject *module, PyObject *args);
-PyObject *mpp_start_function(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
 PyObject *mpp_last_entry(PyObject *module, PyObject *unused);
 

@@ -10,9 +10,7 @@
 /* ---- what is started ---- */
 
 #define MPP_OPERATION(name, parameters, ...)                                                                           \
-    static uintptr_t start_##name(const call *c, int64_t ns) {                                                         \
-        return mpp_engine->name(c->group->handle, ##__VA_ARGS__, ns);                                                  \
-    }
+    static uintptr_t start_##name(const call *c, int64_t ns) { return mpp_engine->name(c->of, ##__VA_ARGS__, ns); }
 #include "ops.def"
 
 /* ---- the operands: args are self, then c10d's. As mpp_read_call says ---- */
@@ -220,9 +218,27 @@ static int read_message(call *c, PyObject *args) { return read_tagged(c, args, 1
 
 static int read_from_any(call *c, PyObject *args) { return read_tagged(c, args, 0); }
 
+/* What group/windows.py has made: a tensor or None, the other rank, where in its tensor, which kind of signal, the
+ * window, whether the call is asynchronous, and options with its timeout or None. */
+static int read_of_window(call *c, PyObject *args) {
+    PyObject *self, *tensor;
+    unsigned long long window;
+    Py_ssize_t offset;
+    int is_async;
+    if (!PyArg_ParseTuple(args, "OOiniKpO", &self, &tensor, &c->peer, &offset, &c->tag, &window, &is_async, &c->opts))
+        return 0;
+    c->of = window;
+    c->offset = (size_t)offset;
+    c->sync = !is_async;
+    if (tensor == Py_None) return mpp_make_tensor_args(&c->out, 0);
+    if (!mpp_read_single(c, tensor, &c->out, &c->a)) return 0;
+    c->bytes = c->a.bytes;
+    return 1;
+}
+
 /* ---- the tables of both ---- */
 
-int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
+starter *mpp_find_starter(const char *name) {
     static const struct {
         const char *name;
         starter *start;
@@ -230,6 +246,12 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
 #define MPP_OPERATION(name, ...) {#name, start_##name},
 #include "ops.def"
     };
+    for (size_t i = 0; i < sizeof starters / sizeof *starters; i++)
+        if (!strcmp(starters[i].name, name)) return starters[i].start;
+    return NULL;
+}
+
+int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
     static const struct {
         const char *roles; /* of tensors */
         int count;         /* of arguments before the options */
@@ -247,12 +269,13 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
                    {"out[]+in[]", 2, read_lists},
                    {"in@peer", NO_OPTIONS, read_message},
                    {"out@peer", NO_OPTIONS, read_message},
-                   {"out@any", NO_OPTIONS, read_from_any}};
+                   {"out@any", NO_OPTIONS, read_from_any},
+                   {"in@window", NO_OPTIONS, read_of_window},
+                   {"none", NO_OPTIONS, read_nothing}};
     size_t tensors = strcspn(roles, " ");
     m->has_root = strstr(roles + tensors, " root") != NULL;
     m->reduces = strstr(roles + tensors, " op") != NULL;
-    for (size_t i = 0; i < sizeof starters / sizeof *starters; i++)
-        if (!strcmp(starters[i].name, start)) m->start = starters[i].start;
+    m->start = mpp_find_starter(start);
     for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
         if (strlen(readers[i].roles) != tensors || strncmp(readers[i].roles, roles, tensors)) continue;
         m->read = readers[i].read;
@@ -263,6 +286,7 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
 
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args) {
     c->start = m->start;
+    c->of = c->group->handle;
     return (m->operands == NO_OPTIONS || mpp_read_options(c, args, m->operands + 1)) &&
            (!m->has_root || mpp_read_root(c)) && m->read(c, args) && (!m->reduces || mpp_read_reduction(c, c->a.type));
 }

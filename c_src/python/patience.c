@@ -21,6 +21,7 @@ static int64_t patience_for(size_t bytes) {
 }
 
 int64_t mpp_patience(const call *c) {
+    if (c->then) return -1; /* even if it is complete it goes on */
     if (c->sync) return MPP_SLICE_NS;
     if (last_message.op) last_message.waited_for = 0;
     last_message.op = 0;

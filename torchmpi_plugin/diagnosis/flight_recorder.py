@@ -92,13 +92,6 @@ class Entry(NamedTuple):
         return "completed" if over else "scheduled"
 
 
-def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
-    """Describe tensors: the tensors themselves would keep their memory."""
-    if len(tensors) == 1:
-        return ((tensors[0].shape, tensors[0].dtype),)
-    return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-
-
 class Recorder:
     """One per world; keeps so many operations."""
 

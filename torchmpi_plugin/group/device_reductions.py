@@ -28,10 +28,10 @@ from .group import ProcessGroupMPI as Group
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 
 
-#: An operation in two halves, of which the first is an exchange: C's function for that and its operands; what begins
-#: the second half, when the first one, whose handle it gets, is complete, and returns C's, 0 if it is complete; tensors
-#: that must live.
-Halves = tuple[Callable[..., int], tuple[Any, ...], Callable[[int], int], Any]
+#: An operation in two halves: the name of C's function that starts the first, and what it takes besides the call; what
+#: begins the second half, when the first one, whose handle it gets, is complete, and returns C's, 0 if it is complete;
+#: what must live.
+Halves = tuple[str, Any, Callable[[int], int], Any]
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -130,8 +130,7 @@ def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int) -> Halves:
     mine = blocks[group.rank()]
     result = mine if group.rank() in wanted else mine.new_empty(mine.numel())
     kind = group._lib.MPP_ALL_REDUCE if root < 0 else group._lib.MPP_REDUCE
-    call = kind, how, root, flat.numel(), group._ffi.NULL
-    return _begin(group, blocks, result, wanted, call)
+    return _begin(group, blocks, result, wanted, how, (kind, flat.numel(), None))
 
 
 def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
@@ -143,25 +142,30 @@ def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tenso
         output: contiguous.
     """
     blocks = inputs if isinstance(inputs, list) else inputs.detach().view(-1).split(list(counts))
-    call = group._lib.MPP_REDUCE_SCATTER, how, -1, max(counts), list(counts)
-    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), call)
+    call = group._lib.MPP_REDUCE_SCATTER, max(counts), counts
+    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), how, call)
 
 
 def _begin(
-    group: Group, blocks: Sequence[torch.Tensor], result: torch.Tensor, wanted: Sequence[int], call: tuple[Any, ...]
+    group: Group,
+    blocks: Sequence[torch.Tensor],
+    result: torch.Tensor,
+    wanted: Sequence[int],
+    how: Any,
+    call: tuple[int, int, Sequence[int] | None],
 ) -> Halves:
     """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``.
 
     All memory is asked for now, before the others are told of the call.
 
     Args:
-        call: what all ranks must agree on, as ``mpp_exchange_to_reduce`` takes it.
+        call: C's kind, elements, and those of each block, if these differ: all ranks must agree on them.
     """
-    rank, size, how = group.rank(), group.size(), call[1]
+    rank, size = group.rank(), group.size()
     received = result.new_empty((size, blocks[rank].numel()))
     sources = [blocks[r] if r == rank else received[r] for r in range(size)]
-    lib, handle = group._lib, group._handle
-    spaces, later_tag = spaces_for(result, size), group._ffi.new("int *")
+    lib, ffi, handle = group._lib, group._ffi, group._handle
+    spaces, later_tag = spaces_for(result, size), ffi.new("int *")
 
     def share(_: int) -> int:
         combine(sources, result, how, spaces)
@@ -170,8 +174,12 @@ def _begin(
         staging = 0 if result.is_cpu else stage(group, result, moves=True)
         return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
 
-    operands = *blocks_of(blocks), *blocks_of(sources), *call, later_tag
-    return lib.mpp_exchange_to_reduce, operands, _second_half(group, result, share), (received, blocks, result)
+    (send, send_bytes), (recv, recv_bytes), (kind, count, counts) = blocks_of(blocks), blocks_of(sources), call
+    addresses = [ffi.new("uintptr_t[]", each) for each in (send, recv)]
+    lengths = [ffi.NULL if each is None else ffi.new("size_t[]", each) for each in (send_bytes, recv_bytes, counts)]
+    first = ffi.new("mpp_exchange_operands *", (*addresses, *lengths, count, kind, later_tag))
+    kept = received, blocks, result, addresses, lengths
+    return "exchange_to_reduce", first, _second_half(group, result, share), kept
 
 
 def _second_half(group: Group, result: torch.Tensor, begin: Callable[[int], int]) -> Callable[[int], int]:
@@ -219,8 +227,7 @@ def between_devices(group: Group, tensor: torch.Tensor, how: Any, root: int) -> 
 
     shown = result if result.numel() else flat  # others read nothing of it, and it has an address
     own = group._ffi.new("mpp_block *", (length, received.data_ptr(), shown.data_ptr()))
-    operands = flat.data_ptr(), flat.numel(), how, root, own
-    return lib.mpp_sum_between_devices, operands, _second_half(group, flat, share), (received, flat, result)
+    return "sum_between_devices", own, _second_half(group, flat, share), (received, flat, result)
 
 
 def scatter_between_devices(
@@ -235,8 +242,7 @@ def scatter_between_devices(
     """
     rank, lib = group.rank(), group._lib
     flat, result = inputs.detach().view(-1), output.detach().view(-1)
-    begins = [sum(counts[:r]) for r in range(group.size())]
-    received, combine_all = _to_combine(group, flat[begins[rank] :][: counts[rank]], result, how)
+    received, combine_all = _to_combine(group, flat[sum(counts[:rank]) :][: counts[rank]], result, how)
 
     def finish(first: int) -> int:
         if lib.mpp_is_left_to_reduce(first):
@@ -244,9 +250,8 @@ def scatter_between_devices(
             device.own_stream(result.device).synchronize()
         return 0
 
-    addresses = [flat.data_ptr() + begin * flat.element_size() for begin in begins]  # also of empty blocks
-    operands = addresses, result.data_ptr(), list(counts), how, received.data_ptr()
-    return lib.mpp_scatter_between_devices, operands, _second_half(group, result, finish), (received, flat, result)
+    own = group._ffi.new("mpp_block *", {"received": received.data_ptr()})
+    return "scatter_between_devices", own, _second_half(group, result, finish), (received, flat, result)
 
 
 def _to_combine(

@@ -112,8 +112,8 @@ class Registration:
                 continue
             peer = _find(record, processes[rank])
             self.peers.append(peer)
-            if peer.counters is not None:
-                self._lib.mpp_window_reach(self.handle, rank, peer.counters.data_ptr())
+            if peer.tensor is not None and peer.counters is not None:
+                self._lib.mpp_window_reach(self.handle, rank, peer.tensor.data_ptr(), peer.counters.data_ptr())
         return torch.tensor([peer.tensor is not None for peer in self.peers], dtype=torch.uint8, device="cpu")
 
     def listen(self) -> None:

@@ -1,4 +1,4 @@
-"""Python's part in a call before it begins, and in its Work; and mpiplus's own operations.
+"""Python's part in a call before it begins, and in its Work.
 
 C reads, counts, records and starts every call, and makes its Work (c_src/python/bridge.c). It asks :func:`prepare`
 where the group or the thread is special: it collects calls, is out of step, has got more time, is profiled;
@@ -7,16 +7,13 @@ and where tensors are on a device.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import _bridge, torch_internals
-from ..diagnosis.flight_recorder import shapes_of
 from ..engine import profiling
-from ..engine.engine import SLICE_NS
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
@@ -39,7 +36,7 @@ class Call(NamedTuple):
 
     Attributes:
         group, operation: of which group, and its name.
-        start: the name of the function of C's that starts it; None: it is one of mpiplus's own.
+        start: the name of the function of C's that starts it.
         inputs, outputs: its tensors; None: what it reads is what it writes.
         root: -1: none.
         lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
@@ -50,7 +47,7 @@ class Call(NamedTuple):
 
     group: Any
     operation: str
-    start: str | None
+    start: str
     inputs: list[torch.Tensor] | None
     outputs: list[torch.Tensor]
     root: int
@@ -77,14 +74,14 @@ def prepare(*read: Any) -> tuple[Any, ...]:
     """Called by C, with what :class:`Call` has, before it begins a special call.
 
     Returns:
-        The staging; what begins the first of two halves, the second one, and what it keeps, or None for each; the
-        deadline's extra seconds.
+        The staging; the deadline's extra seconds; of two halves the name of the function of C's that starts the first,
+        the address of what it takes besides the call, what begins the second one, and what both keep; else nothing.
     """
     call = Call(*read)
     group, halves, staging = call.group, None, 0
     begin(group, call.operation)
     inputs = call.outputs if call.inputs is None else call.inputs
-    on_device = [tensor for tensor in (*call.outputs, *inputs) if not tensor.is_cpu] if call.start else ()
+    on_device = [tensor for tensor in (*call.outputs, *inputs) if not tensor.is_cpu]
     if on_device:
         halves = _on_device(call)
         staging = stage(group, on_device[0], not call.how or halves is not None)
@@ -94,10 +91,9 @@ def prepare(*read: Any) -> tuple[Any, ...]:
         profiling.begin(call.operation, inputs, call.outputs, of_group)
     extension = _extra_seconds(group) if group._calls.extensions else 0.0
     if halves is None:
-        return staging, None, None, None, extension
-    function, operands, then, keep = halves
-    # -1: keep the operation even if it is complete, to go on with it
-    return 0, functools.partial(function, group._handle, *operands, staging, -1), then, keep, extension
+        return staging, extension, None, 0, None, None
+    start, first, then, keep = halves
+    return staging, extension, start, int(group._ffi.cast("uintptr_t", first)), then, (first, keep)
 
 
 def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]) -> None:
@@ -152,34 +148,8 @@ def tell_of_no_memory(group: Group, operation: str, before: int, calls: int = 1)
         calls: of how many collectives it consists.
     """
     while group._calls.sequence < before + calls:
-        start(group, operation, group._lib.mpp_no_memory, (group._handle, 0), False, [], is_special=False)
-
-
-def start(
-    group: Group,
-    operation: str,
-    function: Callable[..., int],
-    operands: tuple[Any, ...],
-    sync: bool,
-    tensors: list[torch.Tensor],
-    opts: Any = None,
-    keep: Any = None,
-    peer: int | None = None,
-    is_special: bool = True,
-) -> Work:
-    """Start an operation of mpiplus's own in C, and make its Work.
-
-    Args:
-        function, operands: of C, which returns 0 if the operation is complete, and what it takes, but for the time to
-            poll.
-        tensors: the results; of a put, what is put.
-        keep: buffers that must live until the operation is complete.
-        peer: of a message; else it is what all ranks call.
-        is_special: :func:`prepare` comes first.
-    """
-    begin = functools.partial(function, *operands, SLICE_NS if sync else 0)
-    given = group, operation, begin, sync, peer, tensors, shapes_of(tensors), opts, keep, is_special
-    return cast(Work, _bridge.start_function(*given))
+        method = _bridge.Method(None, operation, "no_memory", "none")
+        _bridge.start_plain(method, (group,), None, None, None, 1)
 
 
 def _extra_seconds(group: Group) -> float:

@@ -11,20 +11,26 @@ import weakref
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d as c10d
 
-from .. import torch_internals
+from .. import _bridge, torch_internals
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import allocation, arguments
-from . import starting
 from .group import ProcessGroupMPI as Group
+from .operands import plain
 from .registration import Peer, Record, Registration
 
 #: Kinds of signals: the user's, and those that say that no more will come.
 _SIGNAL, _FAREWELL = 0, 1
 #: c10d's types.
 _OF_ATTRIBUTES = "WindowAttr", "WindowAccessType"
+_REGISTER = _bridge.Method(None, "tensor_register", "allgather", "out*+in")
+_MEET = _bridge.Method(None, "tensor_deregister", "barrier", "")
+_PUT, _SEND, _WAIT = (_bridge.Method(None, name, name, "in@window") for name in ("put", "signal", "wait_signal"))
+#: Nothing comes after these.
+_LAST = [_bridge.Method(None, "tensor_deregister", start, "in@window") for start in ("signal", "wait_signal")]
 
 
 class Window:
@@ -137,28 +143,21 @@ class Window:
                 f"put: elements {begin} to {end} are not in the tensor of rank {dst_rank}, which has "
                 f"{peer.shape.numel()}"
             )
-        source = arguments.readable(tensor.detach())
-        start: Any = _copy
-        operands: tuple[Any, ...]
-        if peer.tensor is not None or not tensor.numel():
-            operands = source, None if peer.tensor is None else peer.tensor.view(-1)[begin:end]
-        else:
-            start, length, where = group._lib.mpp_put, arguments.bytes_of(source), begin * tensor.element_size()
-            operands = registration.handle, source.data_ptr(), length, dst_rank, where
-        return starting.start(group, "put", start, operands, not async_op, [tensor], opts, source, dst_rank)
+        source, where = arguments.readable(tensor.detach()), begin * tensor.element_size()
+        operands = group, plain(tensor, source), dst_rank, where, 0, registration.handle, async_op, opts
+        return _bridge.start_plain(_PUT, operands, None, source, None, 1)
 
     def signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
         """Add one to the signals that ``peer_rank`` can wait for; what this rank has put there comes before it."""
         group, registration = self._open("signal")
         self._peer(peer_rank, "signal")
-        return _signal(group, registration, "signal", group._lib.mpp_signal, peer_rank, _SIGNAL, not async_op, opts)
+        return _signal(group, registration, _SEND, peer_rank, _SIGNAL, async_op, opts)
 
     def wait_signal(self, peer_rank: int, async_op: bool, opts: Any = None) -> Work:
         """Wait for one signal from ``peer_rank``, and take it. Those that came earlier count."""
         group, registration = self._open("wait_signal")
         self._peer(peer_rank, "wait_signal")
-        wait = group._lib.mpp_wait_signal
-        return _signal(group, registration, "wait_signal", wait, peer_rank, _SIGNAL, not async_op, opts)
+        return _signal(group, registration, _WAIT, peer_rank, _SIGNAL, async_op, opts)
 
     # ---- checks ----
 
@@ -177,13 +176,6 @@ class Window:
     def _peer(self, rank: int, operation: str) -> Peer:
         group, registration = self._open(operation)
         return registration.peers[arguments.check_peer(rank, group.size(), operation)]
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor | None, wait_ns: int) -> int:
-    """A put to where this process can write itself: complete at once."""
-    if target is not None:
-        target.copy_(source.view(-1))
-    return 0
 
 
 # ---- collective ----
@@ -213,9 +205,14 @@ def _register(group: Group, window: int, tensor: torch.Tensor) -> Registration:
 def _tell(group: Group, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
     everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
-    operands, keep = (group._handle, mine.data_ptr(), everybody.data_ptr(), mine.numel(), 0), (mine, everybody)
-    starting.start(group, "tensor_register", group._lib.mpp_allgather, operands, True, [], None, keep)
+    operands = group, plain(everybody, everybody), plain(mine, mine), _waited_for(c10d.AllgatherOptions())
+    _bridge.start_plain(_REGISTER, operands, None, (mine, everybody), None, 1)
     return everybody
+
+
+def _waited_for(opts: Any) -> Any:
+    opts.asyncOp = False
+    return opts
 
 
 def _check_agreement(group: Group, records: list[Record]) -> None:
@@ -231,19 +228,14 @@ def _check_agreement(group: Group, records: list[Record]) -> None:
 
 def _deregister(group: Group, registration: Registration) -> None:
     """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
-    name = "tensor_deregister"
-    starting.start(group, name, group._lib.mpp_barrier, (group._handle,), True, [])
+    _bridge.start_plain(_MEET, (group, _waited_for(c10d.BarrierOptions())), None, None, None, 1)
     others = [rank for rank in range(group.size()) if rank != group.rank()]
-    works = [
-        _signal(group, registration, name, function, rank, _FAREWELL, False, None)
-        for function in (group._lib.mpp_signal, group._lib.mpp_wait_signal)
-        for rank in others
-    ]
+    works = [_signal(group, registration, method, rank, _FAREWELL, True, None) for method in _LAST for rank in others]
     try:
         for work in works:
             work.wait()
     except DistBackendError:
-        group.break_off(f"{name} failed")
+        group.break_off("tensor_deregister failed")
         raise
     registration.close("the tensor was deregistered")
     group.registrations.remove(registration)
@@ -253,11 +245,11 @@ def _deregister(group: Group, registration: Registration) -> None:
 
 
 def _signal(
-    group: Group, registration: Registration, name: str, function: Any, peer: int, kind: int, sync: bool, opts: Any
+    group: Group, registration: Registration, method: Any, peer: int, kind: int, is_async: bool, opts: Any
 ) -> Work:
-    """Send one, or wait for one, as C's ``function`` does."""
-    operands = registration.handle, peer, kind
-    work = starting.start(group, name, function, operands, sync, [], opts, registration, peer)
+    """Send one, or wait for one."""
+    operands = group, None, peer, 0, kind, registration.handle, is_async, opts
+    work: Work = _bridge.start_plain(method, operands, None, registration, None, 1)
     if not work.finished:
         registration.works.add(work)
     return work
