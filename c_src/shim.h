@@ -20,7 +20,8 @@ enum { MPP_SLICE_NS = 50000000 };
 enum { MPP_REPORTED = 4 };
 
 /* Why an operation failed: an MPI error code, a CUDA one, or one of these. After MPP_FAILURE_MEMORY mpp_failure_of
- * says in `first` whether the call has taken its place in the order all the same, so that the group can go on. */
+ * says in `first` whether the call has taken its place in the order all the same, so that the group can go on; after
+ * one of MPI's or CUDA's, on which other rank that was, plus one. */
 enum mpp_failure {
     MPP_FAILURE_MPI = 1,
     MPP_FAILURE_MEMORY = 2,
@@ -113,7 +114,8 @@ size_t mpp_group_wide(uintptr_t group);                              /* so much 
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
 void mpp_group_abort(uintptr_t group);
-void mpp_group_gave_up(uintptr_t group); /* a call; what it was to send may change from now on */
+void mpp_group_fail(uintptr_t group, int error); /* the same, and the others are told of an error of CUDA's */
+void mpp_group_gave_up(uintptr_t group);         /* a call; what it was to send may change from now on */
 int mpp_group_close(uintptr_t group);
 void mpp_group_release(uintptr_t group);
 

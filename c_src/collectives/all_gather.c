@@ -138,7 +138,8 @@ static uintptr_t over_shm(mpp_group *g, const void *in, const uintptr_t *out, co
     s->write = write_own_block;
     s->read = read_blocks;
     s->pull = pull_blocks;
-    mpp_offer(s, bytes[g->rank] ? (uintptr_t)in : 0, longest, bytes);
+    uintptr_t shown = bytes[g->rank] ? (uintptr_t)in : 0;
+    mpp_offer(s, &shown, NULL, longest, bytes);
     if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
     mpp_sign(s, MPP_ALL_GATHER, -1, longest);
     if (staging) {

@@ -77,14 +77,15 @@ static void read_sum(shm_op *s, uint64_t chunk) {
 
 /* A rank that has what it takes offers it; else the ranks find out whether they could. */
 static int offer(shm_op *s, const mpp_block *own) {
+    uintptr_t shown = (uintptr_t)s->in;
     if (!own) {
-        mpp_introduce(s, (uintptr_t)s->in);
+        mpp_introduce(s, &shown, NULL);
         return 1;
     }
     shm_op *second = mpp_new_agreement(s->op.group);
     if (!second) return 0;
     mpp_in_halves(s, second, own->elements * s->element, own);
-    mpp_offer(s, (uintptr_t)s->in, s->bytes, NULL);
+    mpp_offer(s, &shown, NULL, s->bytes, NULL);
     return 1;
 }
 

@@ -115,7 +115,8 @@ static uintptr_t over_shm(mpp_group *g, void *buffer, size_t bytes, int root, ui
         s->read = read_from_root;
         s->pull = pull_from_root;
     }
-    mpp_offer(s, g->rank == root ? (uintptr_t)buffer : 0, bytes, NULL);
+    uintptr_t shown = g->rank == root ? (uintptr_t)buffer : 0;
+    mpp_offer(s, &shown, NULL, bytes, NULL);
     if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
     mpp_sign(s, MPP_BROADCAST, root, bytes);
     if (staging) {

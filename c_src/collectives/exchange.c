@@ -79,35 +79,13 @@ static void read_slots(shm_op *s, uint64_t chunk) {
 
 /* ---- between devices ---- */
 
-/* Where the block for `to` is, after the first one that goes to another rank: they lie one after the other. */
-static size_t offset_of_block(const size_t *lengths, int from, int to) {
-    size_t offset = 0;
-    int r = 0;
-    while (r < to && (r == from || !lengths[r])) r++;
-    for (; r < to; r++) offset += lengths[r];
-    return offset;
-}
-
-/* What others can find by the first one's address: 0: there are none, or they lie otherwise. */
-static int are_in_a_row(const mpp_group *g, const exchanged *x, uintptr_t *first) {
-    *first = 0;
-    for (int r = 0; r < g->size; r++) {
-        if (r == g->rank || !x->send_bytes[r]) continue;
-        if (!*first) *first = x->send[r];
-        if (x->send[r] != *first + offset_of_block(x->send_bytes, g->rank, r)) return 0;
-    }
-    return 1;
-}
-
 static void pull_from_all(shm_op *s) {
     mpp_channel *c = s->op.group->channel;
     for (int i = 1; i < c->size; i++) {
         int from = (c->rank + i) % c->size;
         size_t length = s->lengths[c->size + from];
         uintptr_t block = length ? mpp_peer_address(s, from) : 0;
-        if (!block) continue;
-        block += offset_of_block((const size_t *)mpp_slot_of(c, from, s->first), from, c->rank);
-        mpp_bus_copy_in_device(s->bus, s->out_list[from], block, length);
+        if (block) mpp_bus_copy_in_device(s->bus, s->out_list[from], block, length);
     }
 }
 
@@ -181,8 +159,7 @@ static mpp_op *compare(mpp_group *g, const exchanged *x) {
     s->bus = x->bus;
     if (s->bus) s->place = MPP_ON_BUS;
     s->pull = pull_from_all;
-    uintptr_t first;
-    if (may_carry(g) && are_in_a_row(g, x, &first)) mpp_offer(s, first, INT64_MAX, x->recv_bytes);
+    if (may_carry(g)) mpp_offer(s, x->send, x->send_bytes, INT64_MAX, x->recv_bytes);
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
     s->call.own = balance_of(g, x);

@@ -113,8 +113,8 @@ static uintptr_t over_shm(mpp_group *g, const uintptr_t *in, void *out, const si
     if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
     if (received) {
         mpp_reads_own_blocks(s, received);
-        mpp_offer(s, in[0], longest, NULL); /* whoever has memory for them can read all ranks */
-    } else if (s->bus) mpp_introduce(s, in[0]);
+        mpp_offer(s, in, s->lengths, longest, NULL); /* whoever has memory for them can read all ranks */
+    } else if (s->bus) mpp_introduce(s, in, s->lengths);
     mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
     if (staging) {
         for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
@@ -244,7 +244,7 @@ uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out
     return by_mpi(g, in, out, counts, flat, how, staging, wait_ns);
 }
 
-/* In a group on one node, of blocks in a row: where ranks whose devices can be read reduce there, `received` has what
+/* In a group on one node: where ranks whose devices can be read reduce there, `received` has what
  * the others have of this rank's block, as of mpp_sum_between_devices, and `out` is yet to be written. */
 uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
                                       const mpp_reduction *how, const mpp_block *own, uintptr_t staging,

@@ -90,6 +90,10 @@ static int export_in_context(uintptr_t address, mpp_exported *exported) {
 }
 
 int mpp_export(const copier *c, uintptr_t address, mpp_exported *exported) {
+    if (exported->is_there && address - exported->base < exported->bytes) {
+        exported->offset = address - exported->base;
+        return CUDA_OK;
+    }
     int error = mpp_enter_device(c->device);
     if (error) return error;
     pthread_mutex_lock(&exports.lock);

@@ -18,7 +18,8 @@ typedef struct {
 /* What this process has opened of another one's, for all its groups: the driver has one mapping per process. */
 typedef struct mpp_imports mpp_imports;
 
-/* These two return a CUresult. */
+/* These two return a CUresult. `exported`: of an address before, which saves the calls where both lie in one
+ * allocation, or of none. */
 int mpp_export(const copier *c, uintptr_t address, mpp_exported *exported);
 int mpp_import(mpp_imports *imports, const mpp_exported *exported, uintptr_t *address);
 

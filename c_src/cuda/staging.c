@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { OUT_OF_MEMORY = 2 };
+enum { OUT_OF_MEMORY = 2, SHORT = 1 << 16 };
 
 /* Bytes of one slot, of all lanes together. Large enough for a bus to be busy with, small enough that several fit
  * into the processor's cache. */
@@ -38,7 +38,7 @@ static int enter_to_wait(mpp_owned *owned) {
     return entered || !mpp_enter_device(t->copier->device);
 }
 
-/* Notes what has been queued on the user's stream: the operation that takes this staging starts after it. */
+/* The operation that takes this staging, in this call, starts after what has been queued on the user's stream. */
 uintptr_t mpp_stage(int device, uintptr_t stream, int path, char *message, int length) {
     mpp_staging *t = calloc(1, sizeof *t);
     int error = OUT_OF_MEMORY;
@@ -46,12 +46,8 @@ uintptr_t mpp_stage(int device, uintptr_t stream, int path, char *message, int l
         t->owned = (mpp_owned){release, enter_to_wait, mpp_leave_device};
         t->direct = path == MPP_PATH_DIRECT;
         t->shows_memory = path == MPP_PATH_PEERS;
+        t->users = (cuda_stream)stream;
         error = mpp_get_copier(device, &t->copier);
-    }
-    if (!error) error = mpp_enter_device(t->copier->device);
-    if (!error) {
-        error = mpp_cuda.event_record(t->copier->start, (cuda_stream)stream);
-        mpp_leave_device();
     }
     if (!error) return (uintptr_t)t;
     mpp_cuda_error_text(error, message, length);
@@ -67,6 +63,7 @@ void mpp_staging_free(mpp_staging *t) {
         if (t->pinned) mpp_put_pinned(t->copier, t->pinned, t->pinned_bytes);
         if (t->copier) mpp_put_copier(t->copier);
     }
+    free(t->exported);
     free(t->lanes);
     free(t->where);
     free(t);
@@ -101,6 +98,7 @@ static cuda_stream stream_of(const copier *c, int direction) { return direction 
 
 /* The same for copies that are begun now, and come after what the user had queued. */
 static cuda_stream stream_for(mpp_staging *t, int direction) {
+    if (t->loads_there && !t->opened) return t->users;
     cuda_stream stream = stream_of(t->copier, direction);
     if (!t->is_ordered[direction]) note(t, mpp_cuda.stream_wait(stream, t->copier->start, 0));
     t->is_ordered[direction] = t->is_busy[direction] = 1;
@@ -186,10 +184,14 @@ void mpp_stage_begin(mpp_op *op, size_t piece) {
     if (t->error || !enter(t)) return;
     if (t->on_bus || t->pieces > 1) note(t, mpp_second_stream(t->copier));
     size_t first = t->pieces < t->slots ? t->pieces : t->slots;
+    /* What is short keeps the user's stream busy for a moment only, and no stream need wait for another. */
+    t->loads_there = is_first && !t->direct && !t->on_bus && reads(t) && t->pieces == 1 && t->slot_bytes <= SHORT;
+    if (is_first && !t->loads_there) note(t, mpp_cuda.event_record(t->copier->start, t->users));
     /* A message may come in while the user's stream is busy. */
     if (t->on_bus || (!t->direct && !reads(t))) t->opened = first;
     if (t->on_bus || t->direct) t->begun = first;
     while (!t->error && t->begun < first) load_next(t);
+    if (t->loads_there) note(t, mpp_cuda.event_record(t->copier->start, t->users));
     if (is_first) t->entered = 1;
     else mpp_leave_device();
 }
@@ -232,13 +234,14 @@ static int is_over(mpp_staging *t, int direction) {
 }
 
 static int has_come(mpp_staging *t, size_t piece) {
-    if (t->direct) return query(t, t->copier->start);
+    if (t->direct || t->loads_there) return t->is_ordered[MPP_DOWN] = query(t, t->copier->start);
     return t->pieces > 1 ? query(t, t->copier->loaded[piece % t->slots]) : is_over(t, MPP_DOWN);
 }
 
 static int fail(mpp_op *op, const mpp_staging *t) {
     mpp_fail(op, MPP_FAILURE_CUDA, t->error);
     atomic_store(&op->group->aborted, 1);
+    if (op->group->tell) op->group->tell(op->group, MPP_FAILURE_CUDA, t->error);
     return 0;
 }
 
@@ -314,7 +317,7 @@ static int step_in_context(mpp_op *op) {
 /* Whether all copies are over, those of a failed operation, too. Where there were none, what the user had queued is:
  * it may be what the result comes from. */
 static int is_at_end(mpp_staging *t) {
-    int has_waited = t->is_ordered[MPP_DOWN] || t->is_ordered[MPP_UP] || (t->direct && t->opened);
+    int has_waited = t->is_ordered[MPP_DOWN] || t->is_ordered[MPP_UP];
     return has_waited ? is_over(t, MPP_DOWN) && is_over(t, MPP_UP) : query(t, t->copier->start);
 }
 
@@ -326,5 +329,5 @@ static int step(mpp_op *op) {
         if (t->state == MPP_DONE) mpp_stage_close(t, t->longest);
     }
     if (!t->error && !is_at_end(t)) return MPP_PENDING;
-    return t->error ? mpp_fail(op, MPP_FAILURE_CUDA, t->error) : t->state;
+    return t->error && !fail(op, t) ? MPP_FAILED : t->state;
 }

@@ -39,11 +39,13 @@ typedef struct {
 struct mpp_staging {
     mpp_owned owned;       /* first: the engine gives it back */
     int (*step)(mpp_op *); /* the operation's own; the engine calls the staging's, which calls this */
+    cuda_stream users;     /* where the operation comes after what is there, when it is begun */
+    int loads_there;       /* its one piece comes by that stream as well */
     int state;             /* what that said at last, while copies are still under way */
     int error;             /* of the first CUDA call that failed */
     int direct, on_bus;
     int shows_memory;              /* other ranks may read the buffers where they are */
-    mpp_exported exported;         /* of an operation on the bus: the memory that others may read, peers.c */
+    mpp_exported *exported;        /* of an operation on the bus: the memory that others may read, peers.c; or NULL */
     int entered;                   /* the caller's thread has entered the device until its call has begun, or is over */
     int is_ordered[2], is_busy[2]; /* by MPP_DOWN, MPP_UP: the stream waits for the user's; has something to do */
     copier *copier;                /* streams and events */

@@ -95,6 +95,7 @@ struct mpp_group {
     _Atomic int *sleepers;      /* ranks of the node that sleep */
     void (*await)(mpp_group *); /* under the lock: puts into the bell what the next operation waits for */
     mpp_bell *(*bell_of)(const mpp_group *, int rank); /* NULL: that rank is on another node */
+    void (*tell)(mpp_group *, int failure, int code);  /* the others, what keeps this rank from going on */
     int listens;                                       /* in the engine's list of those whose bell is asleep */
     mpp_group *also_listens;
     mpp_channel *channel; /* NULL where not all ranks of a node share memory */

@@ -104,6 +104,12 @@ void mpp_group_abort(uintptr_t handle) {
     mpp_unlock();
 }
 
+void mpp_group_fail(uintptr_t handle, int error) {
+    mpp_group *g = (mpp_group *)handle;
+    if (g->tell && !mpp_is_closed(g)) g->tell(g, MPP_FAILURE_CUDA, error);
+    mpp_group_abort(handle);
+}
+
 /* The group's communicator and segment are not touched any more. Refuses (-1) while an operation is active, as MPI or
  * a neighbour may still touch its buffers; and while a window is open. */
 int mpp_group_close(uintptr_t handle) {

@@ -1,4 +1,4 @@
-/* Who sleeps until a counter of others has moved, and who wakes them (engine/bell.h). */
+/* Who sleeps until a counter of others has moved, who wakes them (engine/bell.h), and who moves none any more. */
 #include "shm/shm.h"
 
 static const size_t offset_of[MPP_COUNTERS] = {[MPP_IN] = offsetof(rank_counters, in),
@@ -69,10 +69,17 @@ static mpp_bell *bell_of(const mpp_group *g, int rank) {
     return &g->channel->counters[t ? t->place_of[rank] : rank].bell;
 }
 
+static void tell(mpp_group *g, int failure, int code) {
+    rank_counters *counters = g->channel->counters;
+    atomic_store(&counters[g->channel->rank].failure, (int64_t)failure << 32 | (uint32_t)code);
+    atomic_store(&counters[0].is_broken, 1);
+}
+
 void mpp_attach_bell(mpp_group *g) {
     mpp_channel *c = g->channel;
     g->bell = &c->counters[c->rank].bell;
     g->sleepers = &c->counters[0].sleepers;
     g->await = await;
     g->bell_of = bell_of;
+    g->tell = tell;
 }

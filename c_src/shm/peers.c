@@ -16,7 +16,7 @@
 #include "engine/activity.h"
 #include "shm/shm.h"
 
-enum { UNKNOWN, READABLE, CLOSED };
+enum { UNKNOWN, READABLE, CLOSED, OUT_OF_MEMORY = 2 };
 
 struct mpp_peer {
     _Atomic int state;
@@ -36,19 +36,35 @@ static int can_take_part(const shm_op *s, const mpp_channel *c) {
     return s->bus && s->bus->shows_memory && s->bus->copier->device == c->registered;
 }
 
-static int show(shm_op *s, uintptr_t address) { return !mpp_export(s->bus->copier, address, &s->bus->exported); }
+/* Of one block for all ranks (`lengths`: NULL), or one for each of the others. */
+static int shows_blocks(const shm_op *s) { return s->in_list != NULL; }
 
-void mpp_introduce(shm_op *s, uintptr_t address) {
+/* A CUresult. */
+static int show(shm_op *s, const uintptr_t *blocks, const size_t *lengths) {
+    const mpp_group *g = s->op.group;
+    mpp_exported *all = calloc(lengths ? (size_t)g->size : 1, sizeof *all), last = {0};
+    int error = all ? CUDA_OK : OUT_OF_MEMORY;
+    for (int r = 0; r < (lengths ? g->size : 1) && !error; r++) {
+        if (lengths ? !lengths[r] || r == g->rank : !blocks[r]) continue;
+        error = mpp_export(s->bus->copier, blocks[r], &last);
+        all[r] = last;
+    }
+    if (last.is_there) s->bus->exported = all;
+    else free(all);
+    return error;
+}
+
+void mpp_introduce(shm_op *s, const uintptr_t *blocks, const size_t *lengths) {
     const mpp_channel *c = s->op.group->channel;
     int unknown = 0;
     for (int r = 0; can_take_part(s, c) && r < c->size; r++) unknown |= r != c->rank && c->peers[r].state == UNKNOWN;
-    if (unknown) show(s, address);
+    if (unknown) show(s, blocks, lengths);
 }
 
-void mpp_offer(shm_op *s, uintptr_t address, uint64_t bytes, const size_t *wanted) {
+void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64_t bytes, const size_t *wanted) {
     const mpp_channel *c = s->op.group->channel;
     int readable = 1;
-    if (!can_take_part(s, c) || !is_worth_it(c, bytes) || (address && !show(s, address))) return;
+    if (!can_take_part(s, c) || !is_worth_it(c, bytes) || show(s, blocks, lengths)) return;
     for (int r = 0; r < c->size; r++)
         if (wanted ? wanted[r] > 0 : r == s->root) readable &= is_readable(c, r);
     if (readable) s->place = MPP_BETWEEN_DEVICES;
@@ -56,8 +72,16 @@ void mpp_offer(shm_op *s, uintptr_t address, uint64_t bytes, const size_t *wante
 
 /* ---- under the lock ---- */
 
-mpp_exported *mpp_exported_by(const shm_op *s, const mpp_channel *c, int rank) {
-    return &c->exported[(uint64_t)rank * (uint64_t)c->ring + s->first % (uint64_t)c->ring];
+/* What a rank shows to `reader`: in the wide slot of the first chunk, which itself is in a slot of the usual length. */
+static mpp_exported *exported_by(const shm_op *s, const mpp_channel *c, int rank, int reader) {
+    uint64_t place = (uint64_t)rank * (uint64_t)c->ring + s->first % (uint64_t)c->ring;
+    return (mpp_exported *)(c->wide + place * c->slot_bytes * c->widening) + (shows_blocks(s) ? reader : 0);
+}
+
+void mpp_write_exports(const shm_op *s, const mpp_channel *c) {
+    static const mpp_exported none;
+    for (int r = 0; r < (shows_blocks(s) ? c->size : 1); r++)
+        *exported_by(s, c, c->rank, r) = s->bus->exported ? s->bus->exported[r] : none;
 }
 
 int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes) {
@@ -70,11 +94,11 @@ int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t byte
 void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
     for (int r = 0; can_take_part(s, c) && r < c->size; r++) {
         int place = mpp_call_of(s, c, r)->place;
-        int is_tried = place >= MPP_ON_BUS && mpp_exported_by(s, c, r)->is_there && c->peers[r].state == UNKNOWN;
+        int is_tried = place >= MPP_ON_BUS && exported_by(s, c, r, c->rank)->is_there && c->peers[r].state == UNKNOWN;
         uintptr_t address;
         if (r == c->rank || !is_tried) continue;
-        c->peers[r].imports = mpp_hold_imports(c->registered, mpp_exported_by(s, c, r)->process);
-        int is_open = c->peers[r].imports && !mpp_import(c->peers[r].imports, mpp_exported_by(s, c, r), &address);
+        c->peers[r].imports = mpp_hold_imports(c->registered, exported_by(s, c, r, c->rank)->process);
+        int is_open = c->peers[r].imports && !mpp_import(c->peers[r].imports, exported_by(s, c, r, c->rank), &address);
         c->peers[r].state = is_open ? READABLE : CLOSED;
     }
 }
@@ -82,7 +106,7 @@ void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
 uintptr_t mpp_peer_address(shm_op *s, int rank) {
     mpp_channel *c = s->op.group->channel;
     uintptr_t address = 0;
-    int error = mpp_import(c->peers[rank].imports, mpp_exported_by(s, c, rank), &address);
+    int error = mpp_import(c->peers[rank].imports, exported_by(s, c, rank, c->rank), &address);
     if (error && !s->bus->error) s->bus->error = error;
     return error ? 0 : address;
 }
@@ -142,10 +166,7 @@ static void pull_stretch(shm_op *s, mpp_stretch mine) {
 
 static void pull_parts(shm_op *s) { pull_stretch(s, block_of(s, s->op.group->rank)); }
 
-static void pull_own_blocks(shm_op *s) {
-    int me = s->op.group->rank;
-    pull_stretch(s, (mpp_stretch){mpp_sum_of(s->lengths, me), s->lengths[me]});
-}
+static void pull_own_blocks(shm_op *s) { pull_stretch(s, (mpp_stretch){0, s->lengths[s->op.group->rank]}); }
 
 static void pull_results(shm_op *s) {
     const mpp_channel *c = s->op.group->channel;
@@ -186,7 +207,7 @@ uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging) {
     s->op.staging = s->bus = (mpp_staging *)staging;
     s->op.idle = 0;
     mpp_stage_on_bus(&s->op);
-    int error = mpp_export(s->bus->copier, s->received, &s->bus->exported);
+    int error = show(s, &s->received, NULL);
     if (error && !s->bus->error) s->bus->error = error;
     return mpp_start(&s->op, 0);
 }

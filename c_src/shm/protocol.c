@@ -267,12 +267,18 @@ static int have_all_come(shm_op *s, mpp_channel *c) {
 
 static int check(shm_op *s, mpp_channel *c) { return have_all_come(s, c) ? mpp_check_calls(s, c) : MPP_PENDING; }
 
-/* Between nodes each rank sees the errors of its own messages only, and those here wait for each other. */
-static void share_failure(mpp_op *op, mpp_channel *c) {
-    _Atomic int64_t *broken = &c->counters[0].broken;
-    if (op->failure == MPP_FAILURE_MPI) atomic_store(broken, op->mpi_error);
-    int64_t error = atomic_load_explicit(broken, memory_order_relaxed);
-    if (error) mpp_fail(op, MPP_FAILURE_MPI, (int)error);
+/* Between nodes each rank sees the errors of its own messages only, and nobody those of another one's device. Those
+ * here wait for each other: whom one that failed has not finished this operation with fails alike. */
+static void share_failure(shm_op *s, mpp_channel *c) {
+    const mpp_topology *t = c->topology;
+    if (s->op.failure == MPP_FAILURE_MPI) s->op.group->tell(s->op.group, MPP_FAILURE_MPI, s->op.mpi_error);
+    for (int r = 0; atomic_load(&c->counters[0].is_broken) && !s->op.failure && r < c->size; r++) {
+        int64_t failure = atomic_load(&c->counters[r].failure);
+        uint64_t end = s->first + (s->checked ? s->chunks : 1);
+        if (!failure || atomic_load_explicit(&c->counters[r].out, memory_order_acquire) >= end) continue;
+        s->op.detail[0] = 1 + (t ? t->members[t->first[t->here] + r] : r);
+        mpp_fail(&s->op, (int)(failure >> 32), (int)failure);
+    }
 }
 
 /* Does what can be done now for the operation whose turn it is. */
@@ -289,7 +295,7 @@ static int move(shm_op *s, mpp_channel *c) {
         }
         if (moved) atomic_fetch_add_explicit(&op->group->moves, 1, memory_order_relaxed);
     }
-    if (c->internode && s->done < s->chunks) share_failure(op, c);
+    if (s->done < s->chunks) share_failure(s, c);
     if (op->failure && c->internode && !c->internode->is_idle(s)) return MPP_PENDING;
     if (op->failure) return MPP_FAILED; /* also: data that does not come from the device */
     return s->done == s->chunks ? MPP_DONE : state;

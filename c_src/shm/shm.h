@@ -34,10 +34,11 @@ typedef struct {
     char pad3[CACHE_LINE - sizeof(uint64_t)];
     mpp_call call[MAX_RING]; /* what the signature stands for; the others hardly ever read it */
     _Atomic uint64_t agreed; /* of the first rank on a node: calls that were compared with the other nodes' */
-    _Atomic int64_t broken;  /* of the same: MPI's error, once a rank here has met one between the nodes */
+    _Atomic int64_t failure; /* what keeps this rank from going on: enum mpp_failure, and its code in the lower half */
+    _Atomic int is_broken;   /* of the first rank: there is a rank here with a failure */
     _Atomic int sleepers;    /* of the same: ranks here that sleep */
     _Atomic int has_left;    /* this rank has given up an operation; what others read of its devices may have changed */
-    char pad4[CACHE_LINE - 2 * sizeof(uint64_t) - 2 * sizeof(int)];
+    char pad4[CACHE_LINE - 2 * sizeof(uint64_t) - 3 * sizeof(int)];
     mpp_bell bell;
     mpp_call_summary summary; /* of all nodes, from the last comparison */
 } rank_counters;
@@ -124,7 +125,6 @@ struct mpp_channel {
     int size, rank, ring;
     size_t slot_bytes;
     char *wide;              /* slots for long chunks, NULL: there are none */
-    mpp_exported *exported;  /* before them: by rank and slot, of calls on the bus */
     size_t widening, length; /* how much longer than the others they are; of the whole segment */
     cuda_device *registered; /* the segment is, by this device */
     int refused;             /* what the driver said instead: a CUresult */
@@ -272,17 +272,18 @@ int mpp_bus_store(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_chann
 /* ---- peers.c: copies between devices ---- */
 
 int mpp_peers_new(mpp_channel *c); /* whether there is memory for them */
-/* Shows the others a tensor that none will read here, as long as it is not known who can read whose. */
-void mpp_introduce(shm_op *s, uintptr_t address);
-/* Before a call of `bytes`, as far as all ranks know them, is signed: others may read what is at `address`, unless that
- * is 0, and this rank wants so many bytes from each; NULL: some of the root. */
-void mpp_offer(shm_op *s, uintptr_t address, uint64_t bytes, const size_t *wanted);
+/* Shows the others tensors that none will read here, as long as it is not known who can read whose. As of mpp_offer. */
+void mpp_introduce(shm_op *s, const uintptr_t *blocks, const size_t *lengths);
+/* Before a call of `bytes`, as all ranks know them, is signed: each of the others may read its block, or, if `lengths`
+ * is NULL, the only one, unless that is at 0; and this rank wants so many bytes from each; NULL: some of the root. */
+void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64_t bytes, const size_t *wanted);
 /* All ranks have called the same: whether they could read each other's devices. If not, those that can be are found. */
 int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes);
 void mpp_look_for_peers(shm_op *s, mpp_channel *c);
-/* What a rank has exported for a call, in the segment. */
-mpp_exported *mpp_exported_by(const shm_op *s, const mpp_channel *c, int rank);
-/* Where that is for this one, for copies on the bus; 0: it cannot be had, and the operation will fail. */
+/* What this rank shows, for the others in the segment. */
+void mpp_write_exports(const shm_op *s, const mpp_channel *c);
+/* Where what another one does is for this one, for copies on the bus; 0: it cannot be had, and the operation will fail.
+ */
 uintptr_t mpp_peer_address(shm_op *s, int rank);
 /* In place of mpp_bus_load and mpp_bus_store. */
 int mpp_has_pulled(shm_op *s);

@@ -71,7 +71,7 @@ def test_moves(refused: str, driver: Driver, new_group, world) -> None:
             failures.run(TABLE[name], case)
             copies = driver.calls()
             to_host = copies.get("MemcpyDtoHAsync", 0)
-            if refused == "on no rank" and name not in ("scatter", "all_to_all"):  # of tensors here and there
+            if refused == "on no rank":
                 assert "MemcpyHtoDAsync" not in copies and to_host <= group.size, (name, copies)
     driver.lib.fake_fail(None, 0, 0)
     failures.report()
@@ -95,9 +95,8 @@ def test_sums(op_name: str, name: str, driver: Driver, new_group, world, monkeyp
                 driver.calls()
                 failures.run(operation, case)
                 copies = driver.calls()
-                is_here = op_name != "PREMUL_SUM" and name != "reduce_scatter"  # a list, here and there
                 gets_no_result = name == "reduce" and case.rank != case.root
-                is_right = ("MemcpyHtoDAsync" not in copies) == (is_here or gets_no_result)
+                is_right = ("MemcpyHtoDAsync" not in copies) == (op_name != "PREMUL_SUM" or gets_no_result)
                 assert is_right or not copies, (str(case), copies)
     failures.report()
 
@@ -163,9 +162,9 @@ def without_memory(*_: object) -> None:
 
 
 def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch) -> None:
-    """Told there, to the others by their deadline; what has been begun behind it is not left under way."""
+    """All are told; what has been begun behind it is not left under way."""
     inside.sum_between_devices(monkeypatch)
-    group, lib = new_pair(new_group, world, 3), runtime.shim().lib
+    group, lib = new_pair(new_group, world), runtime.shim().lib
     try_reading(driver, group)
     dist.barrier()
     active, is_behind = lib.mpp_active_count(), threading.Event()
@@ -178,7 +177,7 @@ def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch)
         monkeypatch.setattr(device_reductions, "combine", fail)
     works = [dist.all_reduce(long_tensor(driver, 1), group=group.process_group, async_op=True) for _ in range(2)]
     is_behind.set()
-    for work, words in zip(works, ("none left" if world.rank == 1 else "in time|timed out", ""), strict=True):
+    for work, words in zip(works, ("none left" if world.rank == 1 else "OUT_OF_MEMORY.* on rank 1", ""), strict=True):
         with pytest.raises(dist.DistBackendError, match=words):
             work.wait()
     group.process_group.shutdown()
@@ -317,7 +316,7 @@ def test_who_is_done_first_may_leave(driver: Driver, new_group, world, channel) 
 @pytest.mark.parametrize("call", [b"IpcOpenMemHandle", b"MemcpyDtoDAsync", b"MemGetAddressRange"])
 def test_failing_driver(call: bytes, driver: Driver, new_group, world) -> None:
     """Once the ranks have agreed, it is an error that names the driver; before, they go by way of the host."""
-    group = new_pair(new_group, world, 3)
+    group = new_pair(new_group, world)
     try_reading(driver, group)
     tensor = on_device(driver, torch.full((COUNT,), float(world.rank)))
     driver.drain()
@@ -328,8 +327,7 @@ def test_failing_driver(call: bytes, driver: Driver, new_group, world) -> None:
         dist.broadcast(tensor, 1, group=group.process_group)
         assert tensor.unique().tolist() == [1]
     else:
-        words = "OUT_OF_MEMORY: out of memory" if world.rank else "timed out|in time"
-        with pytest.raises(dist.DistBackendError, match=words):
+        with pytest.raises(dist.DistBackendError, match=r"OUT_OF_MEMORY: out of memory .* on rank [12]"):
             dist.broadcast(tensor, 0, group=group.process_group)
     driver.lib.fake_fail(None, 0, 0)
     dist.barrier()
@@ -344,9 +342,9 @@ FAULTS = list(itertools.product(("broadcast", "all_reduce", "reduce_scatter_tens
 
 @pytest.mark.parametrize(("name", "call", "after"), share("faults between devices", FAULTS))
 def test_walk_of_failures(name: str, call: str, after: int, driver: Driver, new_group, world, monkeypatch) -> None:
-    """The n-th call of each of the driver's functions fails on rank 1: an error there, and no wrong result anywhere."""
+    """The n-th call of each of the driver's functions fails on rank 1: all are told so at once, or have the result."""
     inside.sum_between_devices(monkeypatch)
-    group = new_pair(new_group, world, 2)
+    group, begun = new_pair(new_group, world, 20), time.monotonic()
     try_reading(driver, group)
     source = long_tensor(driver, world.rank + 1, 2 * world.size)
     result = long_tensor(driver, 0, 2) if name == "reduce_scatter_tensor" else source
@@ -362,7 +360,7 @@ def test_walk_of_failures(name: str, call: str, after: int, driver: Driver, new_
         else:
             dist.reduce_scatter_tensor(result, source, group=group.process_group)
     except (dist.DistBackendError, RuntimeError) as error:
-        assert re.search("OUT_OF_MEMORY: out of memory" if world.rank == 1 else "timed out|in time", str(error))
+        assert re.search("memory .* on rank 1", str(error)) and time.monotonic() - begun < patient(20) / 2, str(error)
     else:
         assert result.unique().tolist() == [1 if name == "broadcast" else sum(r + 1 for r in world.ranks)]
     driver.lib.fake_fail(None, 0, 0)

@@ -378,12 +378,14 @@ def test_everything_is_given_back(driver: Driver, world) -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "send"])
 def test_calls_of_the_driver(name: str, driver: Driver, world) -> None:
-    """Of 8 bytes: the copies that there must be, and one event of the user's stream, which a stream waits for.
+    """Of 8 bytes: the copies that there must be, and one event of the user's stream: where that copies, its end.
 
-    Besides it is asked until the device is there. The device is entered to note the event, and once to go on, unless
-    the wait takes more than one slice, or another thread moves the operation.
+    Besides it is asked until the device is there. The device is entered once, unless the wait takes more than a slice
+    or another thread moves it.
     """
-    loads = name == "all_reduce" or world.rank == 0
+    loads, stores = name == "all_reduce" or world.rank == 0, name == "all_reduce" or world.rank > 0
+    short = loads and name != "broadcast"  # that copies by the bus
+    copies = ["MemcpyDtoHAsync"] * loads + ["MemcpyHtoDAsync"] * stores + ["StreamWaitEvent"] * (not short)
     calls = {
         "all_reduce": dist.all_reduce,
         "broadcast": lambda tensor: dist.broadcast(tensor, 0),
@@ -400,10 +402,9 @@ def test_calls_of_the_driver(name: str, driver: Driver, world) -> None:
         entered.append((one := driver.calls())["CtxPushCurrent"])
         if number >= 3:  # what is made once, is
             found.update(one)
-    assert min(entered) == 2
+    assert min(entered) == 1
     del found["CtxPushCurrent"], found["CtxPopCurrent"]
-    assert "EventQuery" not in found and found.pop("StreamQuery", 0) >= CALLS
-    loaded, stored = ("MemcpyDtoHAsync",) * loads, ("MemcpyHtoDAsync",) * (name == "all_reduce" or not loads)
+    assert [found.pop(what, 0) >= CALLS for what in ("EventQuery", "StreamQuery")] == [short, stores or not short]
     made = {what: found.pop(what, 0) for what in ("StreamCreate", "EventCreate", "MemHostAlloc")}
-    assert dict(found) == dict.fromkeys(("EventRecord", "StreamWaitEvent", *loaded, *stored), CALLS)
-    assert max(made.values()) <= 2 * 9  # for two whose end another thread has seen
+    assert dict(found) == dict.fromkeys(("EventRecord", *copies), CALLS)
+    assert max(made.values()) <= CALLS // 20 * 9  # for those whose end another thread has seen: a few

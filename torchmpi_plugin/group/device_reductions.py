@@ -13,6 +13,7 @@ matters, nor what else it has begun meanwhile.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,9 +142,15 @@ def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tenso
         counts: elements of each block.
         output: contiguous.
     """
-    blocks = inputs if isinstance(inputs, list) else inputs.detach().view(-1).split(list(counts))
     call = group._lib.MPP_REDUCE_SCATTER, max(counts), counts
-    return _begin(group, [block.detach().view(-1) for block in blocks], output.detach().view(-1), (), how, call)
+    return _begin(group, _blocks_of(inputs, counts), output.detach().view(-1), (), how, call)
+
+
+def _blocks_of(inputs: Any, counts: Sequence[int]) -> list[torch.Tensor]:
+    if isinstance(inputs, list):
+        return [block.detach().view(-1) for block in inputs]
+    flat, ends = inputs.detach().view(-1), itertools.accumulate(counts)
+    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _begin(
@@ -195,6 +202,7 @@ def _second_half(group: Group, result: torch.Tensor, begin: Callable[[int], int]
                 return begin(first)
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
+            group._lib.mpp_group_fail(group._handle, 2 if isinstance(error, torch.OutOfMemoryError) else 999)  # unknown
             raise DistBackendError(f"a reduction on {result.device} failed on rank {group.rank()}: {error}") from error
         except BaseException:
             group.break_off("a reduction on the device was interrupted")
@@ -230,19 +238,10 @@ def between_devices(group: Group, tensor: torch.Tensor, how: Any, root: int) -> 
     return "sum_between_devices", own, _second_half(group, flat, share), (received, flat, result)
 
 
-def scatter_between_devices(
-    group: Group, inputs: torch.Tensor, counts: Sequence[int], output: torch.Tensor, how: Any
-) -> Halves:
-    """Reduce block ``r`` of every rank's input on rank ``r``, the blocks read from each other's devices.
-
-    Args:
-        inputs: contiguous, with all blocks in it.
-        counts: elements of each block.
-        output: contiguous.
-    """
-    rank, lib = group.rank(), group._lib
-    flat, result = inputs.detach().view(-1), output.detach().view(-1)
-    received, combine_all = _to_combine(group, flat[sum(counts[:rank]) :][: counts[rank]], result, how)
+def scatter_between_devices(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
+    """The same as :func:`to_one` with the blocks read from each other's devices."""
+    lib, result, blocks = group._lib, output.detach().view(-1), _blocks_of(inputs, counts)
+    received, combine_all = _to_combine(group, blocks[group.rank()], result, how)
 
     def finish(first: int) -> int:
         if lib.mpp_is_left_to_reduce(first):
@@ -251,7 +250,7 @@ def scatter_between_devices(
         return 0
 
     own = group._ffi.new("mpp_block *", {"received": received.data_ptr()})
-    return "scatter_between_devices", own, _second_half(group, result, finish), (received, flat, result)
+    return "scatter_between_devices", own, _second_half(group, result, finish), (received, blocks, result)
 
 
 def _to_combine(

@@ -45,7 +45,8 @@ def failure_of(group: Any, call: PendingWork) -> Exception:
         return DistBackendError(f"{text}. No result was written; the group can be used again ({particulars})")
     if failure == lib.MPP_FAILURE_CUDA:
         group.break_off(f"{call} failed")
-        return DistBackendError(f"{call.name}: {device.error_text(lib, ffi, code[0])} ({particulars})")
+        where = first[0] - 1 if first[0] else group.rank()
+        return DistBackendError(f"{call.name}: {device.error_text(lib, ffi, code[0])} on rank {where} ({particulars})")
     if failure == lib.MPP_FAILURE_CANCELLED:
         return call.if_cancelled or DistBackendError(f"{particulars}: {group._calls.broken or 'cancelled'}")
     return _failure_in_mpi(group, call, particulars, code[0])

@@ -118,8 +118,9 @@ def _on_device(call: Call) -> Halves | None:
     how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", call.how)[0])
     counts = call.lengths[: group.size()] or [call.elements]
     limit = group.communicator.choice.limit("cuda_sums" if reads else "cuda_reductions")
-    is_possible = (reads or group._direct) and not (reads and call.start == "reduce_scatter" and len(call.keep[0]) > 1)
-    if not is_possible or not device_reductions.suits(call.outputs[0], sum(counts) * dtype.itemsize, how, limit):
+    if not (reads or group._direct) or not device_reductions.suits(
+        call.outputs[0], sum(counts) * dtype.itemsize, how, limit
+    ):
         return None
     try:
         return _reducing(call, counts, how, reads)
