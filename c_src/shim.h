@@ -228,8 +228,8 @@ typedef struct mpp_record {
 void mpp_keep_records(uint64_t count);
 /* From now on in this memory, for ever: a power of two of them. Returns the number of the next call; 0: no memory. */
 uint64_t mpp_keep_records_at(uintptr_t where, uint64_t places);
-/* This thread begins a call, whose number it returns; what it starts until it returns is that call's. */
-uint64_t mpp_call_begins(void);
+/* This thread begins a call now, whose number it returns; what it starts until it returns is that call's. */
+uint64_t mpp_call_begins(int64_t now);
 void mpp_call_returns(int is_complete);
 /* What this thread's call is, and whether it returns when it is complete. */
 void mpp_call_is(int kind, uint64_t sequence, int is_awaited);

@@ -1,7 +1,6 @@
 """The extension made from c_src/python/bridge_module.c."""
 
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 #: Of shim.h: the states of an operation, and how long C polls in one call.
@@ -42,10 +41,32 @@ class Calls:
     coalescing: list[tuple[Any, list[Any]]] | None
     #: Times added to deadlines.
     extensions: list[Any]
-    #: What the flight recorder keeps of the group.
+    #: What records of calls say of the group.
     subject: Any
-    #: The last collective, as the flight recorder keeps it.
-    last: tuple[Any, ...] | None
+    #: The last collective.
+    last: Call | None
+
+class Call:
+    """The record of a call, which C writes once; its Work and the flight recorder keep it, without the tensors.
+
+    ``collective`` and ``message`` count the group's calls of either kind; ``sequence`` is the one of its own kind.
+    """
+
+    subject: Any  # of the group: flight_recorder.Subject
+    operation: str
+    peer: int | None  # of a message the other rank; -1: any
+    inputs: tuple[tuple[Sequence[int], Any], ...]  # shapes and dtypes
+    outputs: tuple[tuple[Sequence[int], Any], ...]
+    lengths: list[int] | None  # where calls are compared in detail: of two lists, of one for each rank
+    work: Callable[[], Any] | None  # refers to its Work; None: it was complete at once, or is not recorded
+    frames: list[Any] | None  # who called, if it was not complete at once: code, instruction, the next one's code ...
+    collective: int
+    message: int
+    sequence: int
+    number: int  # among this process's calls, whose times C keeps (mpp_record)
+    begun: int  # when, by time.monotonic_ns
+    limit: float  # the group's timeout, and by how much the deadline was put off, in seconds
+    extension: float
 
 class Method:
     """Carries out a method of c10d in C where it can, and hands over to ``python`` where it cannot."""
@@ -70,7 +91,6 @@ def set_timeline(kind_of: Callable[..., int] | None) -> None: ...
 def start_plain(
     method: Method, operands: tuple[Any, ...], finish: Any, keep: Any, results: Any, lists: int, /
 ) -> Any: ...
-def last_entry() -> tuple[Any, ...] | None: ...
+def last_call() -> Call | None: ...
 def wait_for(work: Any) -> bool: ...
-def user_frames() -> list[tuple[CodeType, int]]: ...
 def view(tensor: Any) -> tuple[int, int] | None: ...

@@ -51,8 +51,8 @@ void mpp_keep_records(uint64_t count) {
     if (!kept || kept->mask + 1 < places) keep_at(calloc((size_t)places, sizeof(mpp_record)), places);
 }
 
-uint64_t mpp_call_begins(void) {
-    called.begun = now_ns();
+uint64_t mpp_call_begins(int64_t now) {
+    called.begun = now;
     called.number = atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1;
     mpp_record *r = place_of(called.number);
     if (r) *r = (mpp_record){.number = called.number, .begun = called.begun, .last = -1, .peer = -1};

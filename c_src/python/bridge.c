@@ -19,8 +19,6 @@ mpp_interned interned;
 
 /* ---- what is noted of a call ---- */
 
-static PyObject *peer_of(const call *c) { return mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None); }
-
 /* Borrowed: what a Work has of these. */
 static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
 static PyObject *results_of(const call *c) { return c->results ? c->results : c->out.tensors; }
@@ -39,44 +37,63 @@ static int tell_details(const call *c) {
     return text != NULL;
 }
 
-/* As flight_recorder.Entry has it. */
-static PyObject *entry_of(const call *c) {
-    const calls_object *g = c->group;
-    PyObject *inputs = c->in.shapes ? c->in.shapes : c->out.shapes;
-    return Py_BuildValue("OOKKNOOK", g->subject, c->name, g->sequence + !mpp_is_message(c),
-                         g->messages + mpp_is_message(c), peer_of(c), inputs, c->out.shapes,
-                         (unsigned long long)mpp_engine->call_begins());
+static PyObject *lengths_of(const call *c) {
+    Py_ssize_t count = c->lengths ? 2 * c->group->size : 0;
+    PyObject *all = PyList_New(count);
+    for (Py_ssize_t i = 0; all && i < count; i++) PyList_SetItem(all, i, PyLong_FromSize_t(c->lengths[i]));
+    return all;
 }
 
-static void keep_as(PyObject **last, PyObject *entry) {
+static call_object *record_of(const call *c) {
+    const calls_object *g = c->group;
+    call_object *r = (call_object *)PyType_GenericAlloc((PyTypeObject *)bridge_state.call, 0);
+    if (!r) return NULL;
+    r->subject = shared(g->subject);
+    r->operation = shared(c->name);
+    r->inputs = shared(c->in.shapes ? c->in.shapes : c->out.shapes);
+    r->outputs = shared(c->out.shapes);
+    r->peer = mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None);
+    r->lengths = g->compares ? lengths_of(c) : NULL;
+    r->collective = g->sequence + !mpp_is_message(c);
+    r->message = g->messages + mpp_is_message(c);
+    r->sequence = mpp_is_message(c) ? r->message : r->collective;
+    r->limit = g->timeout;
+    r->extension = c->extension;
+    r->begun = (unsigned long long)now_ns();
+    r->number = mpp_engine->call_begins((int64_t)r->begun);
+    return r;
+}
+
+static void keep_as(PyObject **last, call_object *record) {
     PyObject *before = *last;
-    *last = shared(entry);
+    *last = shared((PyObject *)record);
     Py_XDECREF(before);
 }
 
-static void count(call *c, PyObject *entry) {
-    c->group->sequence += !mpp_is_message(c);
-    c->group->messages += mpp_is_message(c);
-    keep_as(&bridge_state.last, entry);
-    if (!mpp_is_message(c)) keep_as(&c->group->last, entry);
+static void count(call *c, call_object *record) {
+    c->group->sequence = record->collective;
+    c->group->messages = record->message;
+    keep_as(&bridge_state.last, record);
+    if (!mpp_is_message(c)) keep_as(&c->group->last, record);
 }
 
-PyObject *mpp_last_entry(PyObject *module, PyObject *unused) {
+PyObject *mpp_last_call(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return shared(bridge_state.last ? bridge_state.last : Py_None);
 }
 
-/* A call that goes on with its Work, and who has called it; NULL: it is complete. */
-static int record(PyObject *entry, PyObject *work) {
+/* For the flight recorder: also of a call that goes on with its Work who has called it; NULL: it is complete. */
+static int keep(call_object *record, PyObject *work) {
     PyObject *recorder = PyDict_GetItemWithError(bridge_state.recorder, interned.current), *done = NULL;
     if (!recorder || recorder == Py_None) return !PyErr_Occurred();
     Py_INCREF(recorder);
-    PyObject *more = work ? Py_BuildValue("NN", PyWeakref_NewRef(work, NULL), mpp_user_frames(NULL, NULL)) : NULL;
-    PyObject *all = more ? PySequence_Concat(entry, more) : work ? NULL : shared(entry);
-    if (all) done = PyObject_CallMethodObjArgs(recorder, interned.append, all, NULL);
+    if (work) {
+        record->work = PyWeakref_NewRef(work, NULL);
+        record->frames = mpp_user_frames();
+    }
+    if (!work || (record->work && record->frames))
+        done = PyObject_CallMethodObjArgs(recorder, interned.append, record, NULL);
     Py_DECREF(recorder);
-    Py_XDECREF(more);
-    Py_XDECREF(all);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -102,13 +119,6 @@ static PyObject *complete_work(const call *c) {
     return work;
 }
 
-static PyObject *lengths_of(const call *c) {
-    Py_ssize_t count = c->lengths ? 2 * c->group->size : 0;
-    PyObject *all = PyList_New(count);
-    for (Py_ssize_t i = 0; all && i < count; i++) PyList_SetItem(all, i, PyLong_FromSize_t(c->lengths[i]));
-    return all;
-}
-
 static PyObject *this_thread(void) { return PyLong_FromUnsignedLong(PyThread_get_thread_ident()); }
 
 /* The group is needed for a second half. */
@@ -120,29 +130,23 @@ static int announce_second_half(const call *c) {
 }
 
 /* What engine/work.py says that every PendingWork has. */
-static int describe(PyObject *work, const call *c, PyObject *handle) {
-    const calls_object *g = c->group;
-    unsigned long long number = mpp_is_message(c) ? g->messages : g->sequence;
+static int describe(PyObject *work, const call *c, call_object *record, PyObject *handle) {
     return set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
-           set(work, interned.name, shared(c->name)) &&
-           set(work, interned.number, PyLong_FromUnsignedLongLong(number)) && set(work, interned.peer, peer_of(c)) &&
-           set(work, interned.opts, shared(opts_of(c))) && set(work, interned.limit, PyFloat_FromDouble(g->timeout)) &&
-           set(work, interned.started, PyFloat_FromDouble(1e-9 * (double)now_ns())) &&
+           set(work, interned.call, shared((PyObject *)record)) && set(work, interned.opts, shared(opts_of(c))) &&
            set(work, interned.tensors, shared(results_of(c))) && set(work, interned.keep, shared(kept_of(c))) &&
            set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
            (!c->finish || set(work, interned.finish, shared(c->finish))) &&
            (!c->then || (set(work, interned.then, shared(c->then)) && announce_second_half(c))) &&
-           (!g->compares || set(work, interned.lengths, lengths_of(c))) &&
-           (!c->extension || set(work, interned.extension, PyFloat_FromDouble(c->extension))) &&
            (!c->sync || set(work, interned.caller, this_thread()));
 }
 
 /* The Work of an operation that goes on, in the registry. Without memory for one nobody can wait for the operation; its
  * tensors are kept for ever, as others may write to them. `is_notified`: the background completes it if nobody waits.
  */
-static PyObject *own(const call *c, uintptr_t op, int *is_notified) {
+static PyObject *own(const call *c, call_object *record, uintptr_t op, int *is_notified) {
     PyObject *handle = PyLong_FromUnsignedLongLong(op), *work = PyObject_CallNoArgs(bridge_state.pending);
-    int is_owned = handle && work && describe(work, c, handle) && !PyDict_SetItem(bridge_state.registry, handle, work);
+    int is_owned =
+        handle && work && describe(work, c, record, handle) && !PyDict_SetItem(bridge_state.registry, handle, work);
     if (!is_owned) {
         Py_INCREF(results_of(c));
         Py_INCREF(c->out.tensors);
@@ -181,11 +185,11 @@ static void leave_to_background(PyObject *work) {
     Py_XDECREF(traceback);
 }
 
-static PyObject *incomplete_work(const call *c, PyObject *entry, uintptr_t op) {
+static PyObject *incomplete_work(const call *c, call_object *record, uintptr_t op) {
     int is_notified;
-    PyObject *work = own(c, op, &is_notified);
+    PyObject *work = own(c, record, op, &is_notified);
     if (!work) return NULL;
-    if (!record(entry, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
+    if (!keep(record, work)) PyErr_WriteUnraisable(work); /* the operation goes on all the same */
     if (is_notified) return work;
     PyObject *done = c->sync ? PyObject_CallMethodObjArgs(work, interned.wait, NULL) : watch(work);
     if (!done) {
@@ -212,20 +216,21 @@ static uintptr_t call_engine(const call *c) {
 }
 
 static PyObject *start(call *c) {
-    PyObject *entry = entry_of(c), *work = NULL;
-    if (!entry || !tell_details(c)) {
+    call_object *record = record_of(c);
+    PyObject *work = NULL;
+    if (!record || PyErr_Occurred() || !tell_details(c)) {
         mpp_engine->call_returns(0);
-        Py_XDECREF(entry);
+        Py_XDECREF((PyObject *)record);
         return NULL;
     }
-    count(c, entry);
-    mpp_note_site(c, mpp_is_message(c) ? c->group->messages : c->group->sequence);
+    count(c, record);
+    mpp_note_site(c, record->sequence);
     uintptr_t op = call_engine(c);
     mpp_engine->call_returns(!op);
-    if (op) work = incomplete_work(c, entry, op);
-    else if (is_in_place(c) && record(entry, NULL)) work = complete_work(c);
-    if (work && work != Py_None) mpp_note_work(work, entry);
-    Py_DECREF(entry);
+    if (op) work = incomplete_work(c, record, op);
+    else if (is_in_place(c) && keep(record, NULL)) work = complete_work(c);
+    if (!op && work && work != Py_None) mpp_note_work(work, record);
+    Py_DECREF((PyObject *)record);
     return work;
 }
 

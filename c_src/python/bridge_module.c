@@ -28,6 +28,19 @@ static PyMemberDef calls_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyMemberDef call_members[] = {
+#define OBJECT(name) {#name, T_OBJECT, offsetof(call_object, name), 0, NULL},
+#define NUMBER(name) {#name, T_ULONGLONG, offsetof(call_object, name), 0, NULL},
+    MPP_CALL_OBJECTS(OBJECT) MPP_CALL_NUMBERS(NUMBER){"limit", T_DOUBLE, offsetof(call_object, limit), 0, NULL},
+    {"extension", T_DOUBLE, offsetof(call_object, extension), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void clear_members(PyObject *self, const PyMemberDef *members) {
+    for (const PyMemberDef *m = members; m->name; m++)
+        if (m->type == T_OBJECT) Py_CLEAR(*(PyObject **)((char *)self + m->offset));
+}
+
 static int calls_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     for (const PyMemberDef *m = calls_members; m->name; m++)
@@ -35,11 +48,7 @@ static int calls_traverse(PyObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static int calls_clear(PyObject *self) {
-    for (const PyMemberDef *m = calls_members; m->name; m++)
-        if (m->type == T_OBJECT) Py_CLEAR(*(PyObject **)((char *)self + m->offset));
-    return 0;
-}
+static int calls_clear(PyObject *self) { return clear_members(self, calls_members), 0; }
 
 static void calls_free(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
@@ -65,6 +74,20 @@ static PyType_Spec calls_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = calls_slots,
 };
+
+/* ---- Call: the record of one; nothing in it refers to it but by a weak reference ---- */
+
+static void call_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    clear_members(self, call_members);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot call_slots[] = {
+    {Py_tp_members, call_members}, {Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, call_free}, {0, NULL}};
+
+static PyType_Spec call_spec = {"torchmpi_plugin._bridge.Call", sizeof(call_object), 0, Py_TPFLAGS_DEFAULT, call_slots};
 
 /* ---- Method: as many as operations, for the life of the process ---- */
 
@@ -189,10 +212,7 @@ static PyMethodDef functions[] = {
      "What numbers the calls for a timeline, or None: timeline/recording.py."},
     {"asked_for", mpp_asked_for, METH_O, "Somebody waits for a future of ours, for the timeline."},
     {"start_plain", mpp_start_plain, METH_VARARGS, "Start an operation on plain tensors: group/operands.py."},
-    {"user_frames", mpp_user_frames, METH_NOARGS,
-     "The calls of the user's program that led here: code, instruction, ..."},
-    {"last_entry", mpp_last_entry, METH_NOARGS,
-     "The last call of this process: flight_recorder.Entry. None: there is none."},
+    {"last_call", mpp_last_call, METH_NOARGS, "The last call of this process, or None."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
     {"view", view, METH_O, "The address and the dimensions of a tensor that C can read, else None."},
     {NULL, NULL, 0, NULL},
@@ -254,12 +274,14 @@ PyMODINIT_FUNC PyInit__bridge(void) {
     method_type_of_python = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
     Py_XDECREF(types);
     PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
-    PyObject *method = calls ? PyType_FromSpec(&method_spec) : NULL;
+    PyObject *call = calls ? PyType_FromSpec(&call_spec) : NULL;
+    PyObject *method = call ? PyType_FromSpec(&method_spec) : NULL;
     bridge_state.calls = calls;
+    bridge_state.call = call;
     bridge_state.method = method;
     if (!method || !add_constants(module) || PyModule_AddObject(module, "Method", method)) goto failed;
-    Py_INCREF(calls);
-    if (PyModule_AddObject(module, "Calls", calls)) goto failed;
+    if (PyModule_AddObject(module, "Calls", shared(calls)) || PyModule_AddObject(module, "Call", shared(call)))
+        goto failed;
     return module;
 failed:
     Py_XDECREF(module);

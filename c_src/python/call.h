@@ -31,10 +31,19 @@ typedef struct {
     double timeout;                /* in seconds */
     PyObject *broken, *coalescing; /* None, or why Python is to be asked before each call */
     PyObject *extensions;          /* the same, if not empty */
-    PyObject *subject, *last;      /* for the flight recorder: the group, and the last collective's entry */
+    PyObject *subject, *last;      /* for records: the group; the last collective's record */
 } calls_object;
 
-/* The tensors that an operation reads, or writes, and their shapes for the flight recorder. */
+/* The record of a call: `_bridge.Call`, whose stub says what each is. */
+#define MPP_CALL_OBJECTS(X) X(subject) X(operation) X(peer) X(inputs) X(outputs) X(lengths) X(work) X(frames)
+#define MPP_CALL_NUMBERS(X) X(collective) X(message) X(sequence) X(number) X(begun)
+#define MPP_OBJECT(name) PyObject *name;
+#define MPP_NUMBER(name) unsigned long long name;
+typedef struct {
+    PyObject_HEAD MPP_CALL_OBJECTS(MPP_OBJECT) MPP_CALL_NUMBERS(MPP_NUMBER) double limit, extension;
+} call_object;
+
+/* The tensors that an operation reads, or writes, and their shapes for its record. */
 typedef struct {
     PyObject *tensors, *shapes;
 } tensor_args;
@@ -138,11 +147,11 @@ int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 
 /* What the bridge was told of Python's side (bridge_module.c); all zero before. */
 typedef struct {
-    PyObject *calls, *method, *plain, *work, *pending, *lock; /* types */
-    PyObject *is_profiled;                                    /* of this thread: a function */
+    PyObject *calls, *call, *method, *plain, *work, *pending, *lock; /* types */
+    PyObject *is_profiled;                                           /* of this thread: a function */
     PyObject *modes;               /* how many TorchDispatchModes it has entered: a function */
     PyObject *recorder, *registry; /* dictionaries: of a module, and the engine's */
-    PyObject *last;                /* of all groups' calls the last, as flight_recorder.Entry has it */
+    PyObject *last;                /* of all groups' calls the record of the last */
     PyObject *watch;               /* a method of the engine's */
     PyObject *prepare, *follow;    /* of what is special: functions of starting.py */
     PyObject *premul_factor;       /* of a PREMUL_SUM: a function */
@@ -157,11 +166,10 @@ extern mpp_bridge_state bridge_state;
 /* clang-format off */
 #define MPP_INTERNED(X)                                                                                                \
     X(calls, "_calls") X(current, "current") X(append, "append") X(opts_word, "opts") X(handle, "handle")              \
-    X(finished, "finished") X(group, "group") X(name, "name") X(number, "number") X(peer, "peer") X(opts, "_opts")     \
-    X(limit, "_limit") X(extension, "extension") X(started, "started") X(tensors, "_tensors") X(keep, "_keep")         \
+    X(finished, "finished") X(group, "group") X(call, "call") X(opts, "_opts") X(tensors, "_tensors") X(keep, "_keep") \
     X(finish, "_finish") X(then, "_then") X(future, "_future") X(error, "_error") X(caller, "caller")                  \
-    X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists") X(lengths, "_lengths") \
-    X(root_tensor, "rootTensor") X(instruction, "f_lasti") X(second_halves, "second_halves") X(call, "_call")          \
+    X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists")                       \
+    X(root_tensor, "rootTensor") X(instruction, "f_lasti") X(second_halves, "second_halves")                           \
     X(dtype, "dtype") X(is_neg, "is_neg") X(is_conj, "is_conj") X(storage_offset, "storage_offset")                    \
     X(async_op, "asyncOp") X(reduce_op, "reduceOp") X(root_rank, "rootRank") X(cpu, "cpu")
 /* clang-format on */
@@ -192,15 +200,15 @@ int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 /* timeline.c: which of the program's calls this is, for the timeline; nothing without one. */
 PyObject *mpp_set_timeline(PyObject *module, PyObject *function);
 void mpp_note_site(const call *c, uint64_t sequence);
-void mpp_note_work(PyObject *work, PyObject *entry);
+void mpp_note_work(PyObject *work, call_object *record);
 void mpp_note_asked_for(PyObject *work);
-PyObject *mpp_user_frames(PyObject *module, PyObject *unused);
+PyObject *mpp_user_frames(void);
 PyObject *mpp_asked_for(PyObject *module, PyObject *future);
 
 PyObject *mpp_call_operation(PyObject *method, PyObject *args, PyObject *named);
 PyObject *mpp_start_plain(PyObject *module, PyObject *args);
 PyObject *mpp_wait_for(PyObject *module, PyObject *work);
-PyObject *mpp_last_entry(PyObject *module, PyObject *unused);
+PyObject *mpp_last_call(PyObject *module, PyObject *unused);
 
 /* Once per process; an exception where one is missing or not as expected. */
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *dtypes, PyObject *operations);

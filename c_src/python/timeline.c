@@ -89,8 +89,7 @@ static PyObject *this_frame(void) { /* a new reference; NULL: there is none, or 
 
 /* The calls of the user's program that led here, the innermost first: code, instruction, code, instruction ... The line
  * would have to be counted from the function's first. */
-PyObject *mpp_user_frames(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
+PyObject *mpp_user_frames(void) {
     PyObject *frames = PyList_New(0), *code, *frame = users_frame(this_frame(), &code);
     while (frames && frame) {
         PyObject *at = instruction_of(frame);
@@ -159,9 +158,9 @@ void mpp_note_site(const call *c, uint64_t sequence) {
     mpp_engine->call_is(s.kind, sequence, c->sync);
 }
 
-/* `entry` has the call's number. */
-void mpp_note_work(PyObject *work, PyObject *entry) {
-    if (kind_of && PyObject_SetAttr(work, interned.call, PyTuple_GetItem(entry, 7))) PyErr_Clear();
+/* Of a call that was complete at once; others' Works have the record anyway. */
+void mpp_note_work(PyObject *work, call_object *record) {
+    if (kind_of && PyObject_SetAttr(work, interned.call, (PyObject *)record)) PyErr_Clear();
 }
 
 PyObject *mpp_asked_for(PyObject *module, PyObject *future) {
@@ -171,8 +170,9 @@ PyObject *mpp_asked_for(PyObject *module, PyObject *future) {
 }
 
 void mpp_note_asked_for(PyObject *work) {
-    PyObject *number = kind_of ? PyObject_GetAttr(work, interned.call) : NULL;
-    if (number) mpp_engine->call_asked_for(PyLong_AsUnsignedLongLong(number));
-    Py_XDECREF(number);
+    PyObject *record = kind_of ? PyObject_GetAttr(work, interned.call) : NULL;
+    if (record && (PyObject *)Py_TYPE(record) == bridge_state.call)
+        mpp_engine->call_asked_for(((call_object *)record)->number);
+    Py_XDECREF(record);
     PyErr_Clear();
 }

@@ -132,9 +132,9 @@ def test_what_a_work_says(asynchronous: bool, group, world) -> None:
 
 
 @pytest.fixture
-def entries(monkeypatch) -> list[tuple[Any, ...]]:
+def entries(monkeypatch) -> list[Any]:
     """What the flight recorder is given from now on."""
-    found: list[tuple[Any, ...]] = []
+    found: list[Any] = []
 
     class Recorder:
         append = found.append
@@ -150,11 +150,13 @@ def test_the_flight_recorder_sees_both(group, entries) -> None:
             dist.all_gather_into_tensor(torch.empty(2 * RANKS), torch.ones(2))
             dist.all_gather([torch.empty(2) for _ in range(RANKS)], torch.ones(2))
     through_p, through_c = (
-        [(entry[0], entry[1], entry[3], *entry[4:7]) for entry in half] for half in (entries[:3], entries[3:])
+        [(entry.subject, entry.operation, entry.message, entry.peer, entry.inputs, entry.outputs) for entry in half]
+        for half in (entries[:3], entries[3:])
     )
     assert through_c == through_p
-    assert [entry[2] for entry in entries] == list(range(entries[0][2], entries[0][2] + 6))
-    assert all(before[7] <= after[7] for before, after in itertools.pairwise(entries))
+    first = entries[0].collective
+    assert [entry.collective for entry in entries] == list(range(first, first + 6))
+    assert all(before.number < after.number for before, after in itertools.pairwise(entries))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -165,7 +167,7 @@ def test_the_flight_recorder_knows_who_called(group, world, entries) -> None:
     for python_only in (True, False, False):
         with inside.through_python(group, python_only):
             work, line = dist.irecv(torch.ones(3), group=group, group_src=left), here.f_lineno
-            code, instruction, *callers = entries.pop()[9]
+            code, instruction, *callers = entries.pop().frames
             dist.barrier()
             dist.send(torch.ones(3), group=group, group_dst=right)
             work.wait()

@@ -54,7 +54,9 @@ class Case:
     def __init__(self, dtype: torch.dtype) -> None:
         self.group = Group()
         self.work = PendingWork()
-        self.work.handle, self.work.group, self.work.name, self.work.number = HANDLE, self.group, "all_reduce", 1
+        times = {"begun": 0, "limit": 0.0, "extension": 0.0}
+        call: Any = SimpleNamespace(operation="all_reduce", outputs=(), peer=None, sequence=1, **times)
+        self.work.handle, self.work.group, self.work.call = HANDLE, self.group, call
         self.work._tensors, self.work._lock = [torch.ones(2, dtype=dtype)], threading.RLock()
         self.futures: list[Any] = []
 

@@ -8,12 +8,13 @@ torch's own check of this kind wraps C++ groups only.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
+from .._bridge import Call
 from ..engine.work import PendingWork, in_words
 from ..names import describe_ranks
 from ..operations import BY_NAME
@@ -29,28 +30,28 @@ def wanted() -> bool:
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
 
 
-def essence(operation: str, tensors: Sequence[torch.Tensor]) -> str:
+def essence(call: Call) -> str:
     """Return what of a call is equal on ranks that agree, as far as the tensors it returns tell.
 
     Shapes are not: (2, 3) and (6,) go together, and the parts of an all_gather may differ in length.
     """
-    if not tensors:
-        return operation
-    row = BY_NAME.get(operation)
-    count = f" {tensors[0].numel()}" if row and row.equal_counts else ""
-    return f"{operation}{count} {tensors[0].dtype}"
+    if not call.outputs:
+        return call.operation
+    (shape, dtype), row = call.outputs[0], BY_NAME.get(call.operation)
+    count = f" {math.prod(shape)}" if row and row.equal_counts else ""
+    return f"{call.operation}{count} {dtype}"
 
 
-def who_calls_what(checkin: CheckIn, call: PendingWork) -> str:
-    """Meet the ranks whose calls have failed like this one, ``call``: all calls that differ, with the ranks.
+def who_calls_what(checkin: CheckIn, work: PendingWork) -> str:
+    """Meet the ranks whose calls have failed like this one: all calls that differ, with the ranks.
 
     Returns:
         Nothing where some rank does not say within seconds what it called, or the store does not answer.
     """
-    what, within = f"mismatch/{call.number}", timedelta(seconds=TELLING_SECONDS)
-    mine = json.dumps([_in_full(call), _lengths(call, checkin)])
+    what, within = f"mismatch/{work.call.sequence}", timedelta(seconds=TELLING_SECONDS)
+    mine = json.dumps([_in_full(work), _lengths(work.call, checkin)])
     nobody: list[str] = []
-    told = checkin.briefly(lambda: checkin.gather(what, mine, within, call.name), nobody, TELLING_SECONDS + 1)
+    told = checkin.briefly(lambda: checkin.gather(what, mine, within, work.call.operation), nobody, TELLING_SECONDS + 1)
     said = [json.loads(each) for each in told]
     texts, lengths = [text for text, _ in said], [of_rank for _, of_rank in said]
     problems = [*_different_calls(texts), *(_different_lengths(lengths) if all(lengths) else ())]
@@ -63,27 +64,27 @@ def _different_calls(texts: list[str]) -> list[str]:
     return calls if len(calls) > 1 else []
 
 
-def _in_full(call: PendingWork) -> str:
+def _in_full(work: PendingWork) -> str:
     """The call with its reduction, root and device, and the blocks of a reduce_scatter."""
-    row, tensors, opts = BY_NAME.get(call.name), call._tensors, call._opts
+    call, opts, row = work.call, work._opts, BY_NAME.get(work.call.operation)
     if row is None or opts is None:
-        return in_words(call.name, tensors)
+        return in_words(call)
     how = f" ({kind_of(opts.reduceOp).name})" if row.reduces else ""
-    text = in_words(call.name + how, tensors)
-    blocks = call._lengths[: len(call._lengths) // 2]
+    text, lengths = in_words(call, how), call.lengths or []
+    blocks = lengths[: len(lengths) // 2]
     if row.start == "reduce_scatter" and len({*blocks}) > 1:
         text += f" in blocks of {', '.join(map(str, blocks))}"
-    if tensors and not tensors[0].is_cpu:
-        text += f" on {tensors[0].device.type}"
+    if work._tensors and not work._tensors[0].is_cpu:
+        text += f" on {work._tensors[0].device.type}"
     return text + (f" with root {opts.rootRank}" if "root" in row.roles.split() else "")
 
 
-def _lengths(call: PendingWork, checkin: CheckIn) -> list[list[int]]:
+def _lengths(call: Call, checkin: CheckIn) -> list[list[int]]:
     """The bytes to each rank, and those that are expected from each; nothing of other operations."""
-    row, size = BY_NAME.get(call.name), checkin.size
-    if row is None or not call._lengths or row.start not in ("exchange", "allgather_list"):
+    row, size = BY_NAME.get(call.operation), checkin.size
+    if row is None or not call.lengths or row.start not in ("exchange", "allgather_list"):
         return []
-    first, second = call._lengths[:size], call._lengths[size:]
+    first, second = call.lengths[:size], call.lengths[size:]
     return [first, second] if row.start == "exchange" else [[first[checkin.rank]] * size, first]
 
 

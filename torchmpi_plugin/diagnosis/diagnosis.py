@@ -10,6 +10,7 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 from .. import settings
+from .._bridge import Call
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError, attempt
 from ..names import NOT_ARRIVED, describe_ranks
@@ -17,7 +18,6 @@ from ..node import peers
 from ..node.peers import Process
 from ..store.checkin import CheckIn, Report
 from . import comparison, monitor
-from .flight_recorder import Entry
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -37,8 +37,8 @@ _ENOUGH_ARRIVED = 64
 _SILENT = "stopped, dead, cut off, or busy without Python"
 
 
-def _report_of(call: PendingWork) -> Report:
-    return Report(call.number, in_words(call.name, call._tensors), comparison.essence(call.name, call._tensors))
+def _report_of(call: Call) -> Report:
+    return Report(call.sequence, in_words(call), comparison.essence(call))
 
 
 class Located(Protocol):
@@ -53,7 +53,7 @@ class Examined(Protocol):
     @property
     def group_name(self) -> str: ...
     @property
-    def last_entry(self) -> tuple[Any, ...] | None: ...
+    def last_call(self) -> Call | None: ...
     @property
     def checkin(self) -> CheckIn: ...
     @property
@@ -61,9 +61,9 @@ class Examined(Protocol):
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def global_rank(self, rank: int) -> int: ...
-    def arrivals(self, call: PendingWork) -> list[int]: ...
+    def arrivals(self, work: PendingWork) -> list[int]: ...
     def break_off(self, why: str) -> None: ...
-    def take_back(self, call: PendingWork) -> None: ...
+    def take_back(self, work: PendingWork) -> None: ...
 
 
 class _Answer(NamedTuple):
@@ -90,52 +90,48 @@ class Diagnosis:
     def last_call(self) -> Report | None:
         """The last collective that was begun, whether it is complete or not."""
         try:
-            last = self._group.last_entry
+            last = self._group.last_call
         except ReferenceError:  # the group was dropped, or could not be made
             return None
-        if last is None:
-            return None
-        call = Entry(*last)
-        name, tensors = call.operation, call.results()
-        return Report(call.collective, in_words(name, tensors), comparison.essence(name, tensors))
+        return None if last is None else _report_of(last)
 
     # ---- while an operation waits ----
 
-    def look(self, call: PendingWork) -> Exception | None:
-        """Let the others know that ``call`` waits; the error, if it waits for somebody who has gone."""
+    def look(self, work: PendingWork) -> Exception | None:
+        """Let the others know that ``work`` waits; the error, if it waits for somebody who has gone."""
         group = self._group
-        if call.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * call.seconds):
+        if work.elapsed() < min(_REPORT_AFTER, _REPORT_SHARE * work.seconds):
             return None
-        if call.peer is None and call.number > self._reported:
-            self._reported = call.number
-            group.checkin.report(_report_of(call))
+        if work.call.peer is None and work.call.sequence > self._reported:
+            self._reported = work.call.sequence
+            group.checkin.report(_report_of(work.call))
         if time.monotonic() - self._looked < _LOOK_EVERY:
             return None
         self._looked = time.monotonic()
-        error = self._gone(call)
+        error = self._gone(work)
         if error is None:
-            self._warn(call)
+            self._warn(work)
         return error
 
-    def _gone(self, call: PendingWork) -> Exception | None:
+    def _gone(self, work: PendingWork) -> Exception | None:
         group = self._group
         left = group.checkin.departed()
         dead = [rank for rank in range(group.size()) if peers.has_ended(group.communicator.processes[rank])]
-        if call.peer is None:
+        if work.call.peer is None:
             # One that came and died before it was done will not move the rest of its data.
-            arrivals = group.arrivals(call)
+            arrivals = group.arrivals(work)
             missed = {rank for rank in dead if arrivals[rank] < 2}
-            missed |= {rank for rank, last in left.items() if last < call.number}
-        elif call.peer < 0:
+            missed |= {rank for rank, last in left.items() if last < work.call.sequence}
+        elif work.call.peer < 0:
             gone = {*left, *dead}
             missed = gone if len(gone) == group.size() - 1 else set()
         else:
-            missed = {call.peer} & {*left, *dead}
+            missed = {work.call.peer} & {*left, *dead}
         if not missed or self._may_end_the_job(missed - {*dead}):
             return None
-        if call.peer is None:
-            group.break_off(f"{call} failed")
-        text = f"{call} on rank {group.rank()}: waiting for {describe_ranks(sorted(missed))}"
+        if work.call.peer is None:
+            group.break_off(f"{work} failed")
+        text = f"{work} on rank {group.rank()}: waiting for {describe_ranks(sorted(missed))}"
         killed = sorted(missed - {*left})
         if killed:
             who = f"{self._name(killed)} has {peers.ENDED}"
@@ -154,58 +150,58 @@ class Diagnosis:
             names.append(f"rank {rank}" + (f" (process {process.pid})" if process else ""))
         return " and ".join(names)
 
-    def _warn(self, call: PendingWork) -> None:
+    def _warn(self, work: PendingWork) -> None:
         """The watchdog: one line after a while, the next after twice the time."""
-        if self._watchdog <= 0 or call.elapsed() < self._watchdog or time.monotonic() < self._quiet_until:
+        if self._watchdog <= 0 or work.elapsed() < self._watchdog or time.monotonic() < self._quiet_until:
             return
-        self._quiet_until = time.monotonic() + call.elapsed()
-        who = self._who_is_missing(call) if call.peer is None else self._what_they_do([call.peer])
+        self._quiet_until = time.monotonic() + work.elapsed()
+        who = self._who_is_missing(work) if work.call.peer is None else self._what_they_do([work.call.peer])
         log.warning(
             "mpiplus: rank %d has waited %.0f s for %s, and goes on waiting (the timeout is %g s). %s",
             self._group.rank(),
-            call.elapsed(),
-            call,
-            call.seconds,
+            work.elapsed(),
+            work,
+            work.seconds,
             who,
         )
 
     # ---- when its time is up ----
 
-    def timed_out(self, call: PendingWork) -> Exception:
+    def timed_out(self, work: PendingWork) -> Exception:
         """The error of an operation whose time is up."""
         group = self._group
         text = (
-            f"{call} timed out on rank {group.rank()} after {call.elapsed():.1f} s (the timeout is {call.seconds:g} s)"
+            f"{work} timed out on rank {group.rank()} after {work.elapsed():.1f} s (the timeout is {work.seconds:g} s)"
         )
         if monitor.monitor is not None:
             group.checkin.briefly(monitor.monitor.want_traces, None)
-        if (peer := call.peer) is not None:
+        if (peer := work.call.peer) is not None:
             doing = attempt("what the other rank does", lambda: self._what_they_do([peer]), "")
             whose = f"rank {peer} {doing}" if doing else "that rank is stopped or dead"
-            call.if_cancelled = DistBackendError(f"{text}: the matching call was not made there, or {whose}")
-            group.take_back(call)  # a receive: the group stays usable
-            return call.if_cancelled
-        group.break_off(f"{call} timed out")
-        group.checkin.report(_report_of(call))
-        time.sleep(min(_REPORT_GRACE, 0.1 * call.seconds))
-        who = attempt("who is missing", lambda: self._who_is_missing(call), "Who has not arrived is unknown")
+            work.if_cancelled = DistBackendError(f"{text}: the matching call was not made there, or {whose}")
+            group.take_back(work)  # a receive: the group stays usable
+            return work.if_cancelled
+        group.break_off(f"{work} timed out")
+        group.checkin.report(_report_of(work.call))
+        time.sleep(min(_REPORT_GRACE, 0.1 * work.seconds))
+        who = attempt("who is missing", lambda: self._who_is_missing(work), "Who has not arrived is unknown")
         return DistBackendError(f"{text}. {who}")
 
-    def _who_is_missing(self, call: PendingWork) -> str:
+    def _who_is_missing(self, work: PendingWork) -> str:
         group = self._group
         everybody = range(group.size())
         heard = group.checkin.reports()
-        reports = {**(heard or {}), group.rank(): _report_of(call)}
-        arrivals = group.arrivals(call)
+        reports = {**(heard or {}), group.rank(): _report_of(work.call)}
+        arrivals = group.arrivals(work)
         waiting = {r for r in everybody if arrivals[r] > 0}
-        waiting |= {r for r, report in reports.items() if report.number >= call.number}
+        waiting |= {r for r, report in reports.items() if report.number >= work.call.sequence}
         missing = [r for r in everybody if r not in waiting]
         # Those who have come are asked as well: one of them may have been stopped since.
         others = [r for r in everybody if r in waiting and r != group.rank()]
         answers = self._ask([*missing[:_ENOUGH], *others[:_ENOUGH_ARRIVED]])
         # A rank whose part is done, as a broadcast's root, or that has only just come, has not reported.
         calls = {r: answer.call for r, answer in answers.items() if answer is not None and answer.call is not None}
-        through = {r: last for r, last in calls.items() if last.number >= call.number and r not in waiting}
+        through = {r: last for r, last in calls.items() if last.number >= work.call.sequence and r not in waiting}
         missing = [r for r in missing if r not in through]
         parts = []
         if missing and heard is None and min(arrivals) < 0:

@@ -3,8 +3,7 @@
 torch's own recorder sees what goes through torch's dispatcher, which an operation of mpiplus does not (see
 docs/api-modes.md); and a backend in Python cannot tell it when an operation is complete. So mpiplus keeps a ring of its
 own, and writes it as torch does: under the same variables, to the same files, for the same tools
-(``python -m torch.distributed.flight_recorder.fr_trace``). An entry costs a tuple: without the names of its parts,
-and without the tensors.
+(``python -m torch.distributed.flight_recorder.fr_trace``). An entry is the record that C writes of a call anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import pickle
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import operations, torch_internals
+from .._bridge import Call
 from ..engine import engine
 from ..status import files
 from .frames import line_of
@@ -32,8 +31,6 @@ log = logging.getLogger("torchmpi_plugin")
 #: The version of torch's format that this writes.
 _FORMAT = "2.10"
 _DEFAULT_ENTRIES = 2000
-
-Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 class Subject(NamedTuple):
@@ -54,58 +51,26 @@ class Subject(NamedTuple):
         return f"group {self.name!r}" + (f" ({self.title})" if self.title != self.name else "")
 
 
-class Entry(NamedTuple):
-    """One operation. Kept as a plain tuple: making this takes four times as long.
-
-    Attributes:
-        subject: the group.
-        operation: its name.
-        collective, message: numbers in the group; of a message, how many collectives came before.
-        peer: of a message; -1: any rank.
-        inputs, outputs: shapes and dtypes.
-        call: its number among this process's calls, whose times C keeps (mpp_record).
-        work: refers to its Work while somebody holds that, which somebody does while it is pending; None: it was
-            complete at once.
-        frames: where it was called, if it was not complete at once, the innermost call first: its code, the instruction
-            in that, the next one's code, and so on.
-    """
-
-    subject: Subject
-    operation: str
-    collective: int
-    message: int
-    peer: int | None
-    inputs: Shapes
-    outputs: Shapes
-    call: int
-    work: weakref.ref[Any] | None = None
-    frames: Sequence[Any] = ()
-
-    def results(self) -> list[torch.Tensor]:
-        """Return tensors like those that it returns, without memory."""
-        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self.outputs]
-
-    def state(self) -> str:
-        """As the analyzer calls it: what has failed was never seen to finish."""
-        work = None if self.work is None else self.work()
-        over = work is None or (work.finished and work._error is None)
-        return "completed" if over else "scheduled"
+def _state(entry: Call) -> str:
+    """As the analyzer calls it: what has failed was never seen to finish."""
+    work = None if entry.work is None else entry.work()
+    return "completed" if work is None or (work.finished and work._error is None) else "scheduled"
 
 
 class Recorder:
     """One per world; keeps so many operations."""
 
     def __init__(self, entries: int, rank: int) -> None:
-        self._ring: deque[tuple[Any, ...]] = deque(maxlen=entries)
+        self._ring: deque[Call] = deque(maxlen=entries)
         #: Keeps one more.
         self.append = self._ring.append
         self._rank = rank
         self._dumping, self._dumped = threading.Lock(), False
         engine.start().lib.mpp_keep_records(entries)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Call]:
         """Return what is kept, the oldest first."""
-        return [Entry(*one) for one in list(self._ring)]
+        return list(self._ring)
 
     # ---- the trace ----
 
@@ -116,7 +81,7 @@ class Recorder:
         rows = [
             self._row(number, groups.index(entry.subject), entry, frames)
             for number, entry in enumerate(entries if collectives else [])
-            if not only_active or entry.state() != "completed"
+            if not only_active or _state(entry) != "completed"
         ]
         return pickle.dumps(
             {
@@ -132,18 +97,18 @@ class Recorder:
         )
 
     @staticmethod
-    def _status(entries: list[Entry]) -> dict[str, dict[str, int]]:
+    def _status(entries: list[Call]) -> dict[str, dict[str, int]]:
         status: dict[str, dict[str, int]] = {}
         for entry in entries:
             of_group = status.setdefault(entry.subject.name, {"last_completed_collective": -1})
             of_group["last_enqueued_collective"] = of_group["last_started_collective"] = entry.collective
-            if entry.peer is None and entry.state() == "completed":
+            if entry.peer is None and _state(entry) == "completed":
                 of_group["last_completed_collective"] = entry.collective
         return status
 
-    def _row(self, number: int, group: int, entry: Entry, frames: bool) -> dict[str, Any]:
-        state, subject = entry.state(), entry.subject
-        created, started, completed = _times_of(entry.call)
+    def _row(self, number: int, group: int, entry: Call, frames: bool) -> dict[str, Any]:
+        state, subject, calls = _state(entry), entry.subject, entry.frames or []
+        created, started, completed = _times_of(entry.number)
         row = {
             "record_id": number,
             "pg_id": group,
@@ -165,12 +130,12 @@ class Recorder:
         if frames:
             row["frames"] = [
                 {"filename": code.co_filename, "line": line_of(code, at), "name": code.co_name}
-                for code, at in zip(entry.frames[::2], entry.frames[1::2], strict=True)
+                for code, at in zip(calls[::2], calls[1::2], strict=True)
             ]
         return row
 
     @staticmethod
-    def _name(entry: Entry, rank: int) -> str:
+    def _name(entry: Call, rank: int) -> str:
         if entry.peer is None:
             row = operations.BY_NAME.get(entry.operation)
             return (row and row.recorded) or entry.operation
@@ -209,7 +174,7 @@ def _times_of(call: int) -> tuple[int, int | None, int | None]:
     return begun + offset, max(begun, last) + offset if last else None, complete + offset if complete else None
 
 
-def _columns(side: str, shapes: Shapes) -> dict[str, Any]:
+def _columns(side: str, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> dict[str, Any]:
     return {
         f"{side}_sizes": [list(shape) for shape, _ in shapes],
         f"{side}_dtypes": [_name_of(dtype) for _, dtype in shapes],

@@ -8,10 +8,10 @@ import socket
 import time
 from typing import Any
 
+from .._bridge import Call
 from ..engine import engine
 from ..timeline.rows import ROW
 from . import flight_recorder
-from .flight_recorder import Entry
 from .frames import line_of
 
 
@@ -27,7 +27,7 @@ def as_text(rank: int, size: int, node: int) -> str:
     lib, ffi = engine.start().lib, engine.start().ffi
     record: Any = ffi.new("mpp_record *")
     for entry in entries:
-        if not lib.mpp_record_of(entry.call, record):
+        if not lib.mpp_record_of(entry.number, record):
             continue
         if entry.subject not in groups:
             groups[entry.subject] = len(groups)
@@ -45,7 +45,7 @@ def as_text(rank: int, size: int, node: int) -> str:
     return "\n".join(json.dumps(line) for line in [*lines, {"rows": rows}])
 
 
-def _place_of(entry: Entry) -> tuple[str, int]:
+def _place_of(entry: Call) -> tuple[str, int]:
     if not entry.frames:
         return "", 0
     code, instruction = entry.frames[:2]

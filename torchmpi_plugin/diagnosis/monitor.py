@@ -80,12 +80,11 @@ def describe() -> str:
     waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(activity.waiting.values())]
     if waits:
         return "; ".join(waits) + at
-    last = _bridge.last_entry()
-    if last is None:
+    call = _bridge.last_call()
+    if call is None:
         return f"has called nothing yet{at}"
-    call = flight_recorder.Entry(*last)
-    words = in_words(call.operation, call.results())
-    return f"does not wait; its last call was {words} (sequence number {call.collective}, {call.subject.label}){at}"
+    where = f"(sequence number {call.sequence}, {call.subject.label})"
+    return f"does not wait; its last call was {in_words(call)} {where}{at}"
 
 
 def _answer() -> str:

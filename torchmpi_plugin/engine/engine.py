@@ -114,7 +114,7 @@ class Engine:
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
-        self.check_thread(f"waiting for {work.name}")
+        self.check_thread(f"waiting for {work.call.operation}")
         lib = self.lib
         try:
             while not work.finished:

@@ -20,19 +20,20 @@ from .contracts import Owner, Pending
 from .typed_future import TypedFuture
 
 
-def in_words(operation: str, tensors: list[torch.Tensor]) -> str:
-    """An operation on ``tensors``, of which the first is described."""
-    if not tensors:
-        return operation
-    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-    return f"{operation} of {tuple(tensors[0].shape)} {str(tensors[0].dtype).removeprefix('torch.')}{more}"
+def in_words(call: _bridge.Call, how: str = "") -> str:
+    """A call, of whose tensors the first is described."""
+    if not call.outputs:
+        return f"{call.operation}{how}"
+    (shape, dtype), *others = call.outputs
+    more = f" and {len(others)} more" if others else ""
+    return f"{call.operation}{how} of {tuple(shape)} {str(dtype).removeprefix('torch.')}{more}"
 
 
 class _Future(torch.futures.Future[list[torch.Tensor]]):
     """One that tells the timeline when Python waits for it. C++ does so unseen, as DDP's part there does."""
 
-    #: The number of the Work's call.
-    _call = 0
+    #: The Work's.
+    call: _bridge.Call | None = None
 
     def wait(self) -> list[torch.Tensor]:
         _bridge.asked_for(self)
@@ -68,8 +69,8 @@ class Work(dist.Work):
     #: What resolves it: itself, but for one that C++ reads. None once somebody has taken it to do so.
     _promise: torch.futures.Future[list[torch.Tensor]] | TypedFuture | None = None
     _lock = _asking
-    #: The call's number, where there is a timeline.
-    _call = 0
+    #: The record of the call; of one that was complete at once only where there is a timeline.
+    call: Any = None
 
     # ---- the c10d interface ----
 
@@ -150,7 +151,7 @@ class Work(dist.Work):
                 self._future = self._promise.future
             else:
                 self._promise = self._future = _Future(devices=devices)
-                self._future._call = self._call
+                self._future.call = self.call
             future = self._future
         self.resolve()
         return future
@@ -197,25 +198,13 @@ class PendingWork(Work):
 
     finished = False
     group: Owner
-    name = ""
-    #: In the group.
-    number = 0
-    #: Of a message the other rank; -1: any.
-    peer: int | None = None
-    #: When it was called, by time.monotonic.
-    started = 0.0
+    call: _bridge.Call
     #: The thread whose call made it and goes on; 0 once the operation is on its own.
     caller = 0
     #: Why it was taken back, if it was.
     if_cancelled: Exception | None = None
-    #: Seconds that the deadline was put off by.
-    extension = 0.0
-    #: c10d's options, which may have a timeout of the call's own; and the group's timeout, in seconds.
+    #: c10d's options, which may have a timeout of the call's own.
     _opts: Any = None
-    #: In a group that compares calls in detail, as C has read them: of two lists, one after the other, of one for each
-    #: rank; none where it has no such lists.
-    _lengths: list[int] = []  # noqa: RUF012 - never changed in place
-    _limit = 0.0
     #: Begins a second C operation when the first one is complete; its handle. Called once, on any thread.
     _then: Callable[[int], int] | None = None
     # Its _lock is its own: held while results are copied and a second half begins, which may take long. Whoever holds
@@ -227,7 +216,7 @@ class PendingWork(Work):
     def seconds(self) -> float:
         """Its deadline, from the call: the call's own, else the group's."""
         own = float(self._opts.timeout.total_seconds()) if self._opts is not None else 0.0
-        return (own if own > 0 else self._limit) + self.extension
+        return (own if own > 0 else self.call.limit) + self.call.extension
 
     def _hurry(self) -> None:
         if not self.finished:
@@ -242,18 +231,18 @@ class PendingWork(Work):
                 running.lib.mpp_release(self._first_handle)
 
     def __str__(self) -> str:
-        peer = ""
-        if self.peer is not None:
-            direction = "to" if self.name in ("send", "put", "signal") else "from"
-            peer = f" {direction} rank {self.peer}" if self.peer >= 0 else " from any rank"
-        return f"{in_words(self.name, self._tensors)}{peer} (sequence number {self.number}, {self.group.label})"
+        call, peer = self.call, ""
+        if call.peer is not None:
+            direction = "to" if call.operation in ("send", "put", "signal") else "from"
+            peer = f" {direction} rank {call.peer}" if call.peer >= 0 else " from any rank"
+        return f"{in_words(call)}{peer} (sequence number {call.sequence}, {self.group.label})"
 
     def _tell(self, error: Exception, timed_out: bool = False) -> None:
         self.group.failed(error, timed_out)
 
     def elapsed(self) -> float:
         """Seconds since the call."""
-        return time.monotonic() - self.started
+        return time.monotonic() - 1e-9 * self.call.begun
 
     def source_rank(self) -> int:
         """The rank, in the group, that a message came from; -1 before it came."""

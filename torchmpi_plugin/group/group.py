@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import torch_internals
-from .._bridge import Calls
+from .._bridge import Call, Calls
 from ..communicator import cuda_path
 from ..communicator.communicator import Communicator
 from ..diagnosis import flight_recorder
@@ -225,8 +225,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
         return self._calls.sequence
 
     @property
-    def last_entry(self) -> tuple[Any, ...] | None:
-        """The last collective, as the flight recorder keeps it."""
+    def last_call(self) -> Call | None:
+        """The record of the last collective."""
         return self._calls.last
 
     def global_rank(self, rank: int) -> int:

@@ -205,14 +205,9 @@ def _register(group: Group, window: int, tensor: torch.Tensor) -> Registration:
 def _tell(group: Group, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
     everybody = torch.empty(group.size(), mine.numel(), dtype=torch.uint8, device="cpu")
-    operands = group, plain(everybody, everybody), plain(mine, mine), _waited_for(c10d.AllgatherOptions())
-    _bridge.start_plain(_REGISTER, operands, None, (mine, everybody), None, 1)
+    operands = group, plain(everybody, everybody), plain(mine, mine), c10d.AllgatherOptions()
+    _bridge.start_plain(_REGISTER, operands, None, (mine, everybody), None, 1).wait()
     return everybody
-
-
-def _waited_for(opts: Any) -> Any:
-    opts.asyncOp = False
-    return opts
 
 
 def _check_agreement(group: Group, records: list[Record]) -> None:
@@ -228,7 +223,7 @@ def _check_agreement(group: Group, records: list[Record]) -> None:
 
 def _deregister(group: Group, registration: Registration) -> None:
     """Meet the others, then wait for the last of what they have put: nothing comes after a farewell."""
-    _bridge.start_plain(_MEET, (group, _waited_for(c10d.BarrierOptions())), None, None, None, 1)
+    _bridge.start_plain(_MEET, (group, c10d.BarrierOptions()), None, None, None, 1).wait()
     others = [rank for rank in range(group.size()) if rank != group.rank()]
     works = [_signal(group, registration, method, rank, _FAREWELL, True, None) for method in _LAST for rank in others]
     try:

@@ -75,7 +75,7 @@ class Recording:
         if self._optimizer() is optimizer:
             self._steps += 1
             lib = engine.start().lib
-            lib.mpp_call_begins()
+            lib.mpp_call_begins(time.monotonic_ns())
             lib.mpp_call_is(STEP, self._steps, 1)
             lib.mpp_call_returns(1)
 
