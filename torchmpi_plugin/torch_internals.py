@@ -282,16 +282,11 @@ def are_fake(types: Iterable[type]) -> bool:
     return module is not None and any(issubclass(each, module.FakeTensor) for each in types)
 
 
-@functools.cache
-def _keys_of_wrappers() -> tuple[Any, ...]:
-    keys = find("torch._C:DispatchKey")
-    return keys.Python, keys.Functionalize, keys.FuncTorchGradWrapper, keys.FuncTorchBatched
-
-
 def is_wrapper(tensor: Any) -> bool:
     """Return whether torch's dispatcher has to take the tensor apart before a kernel can use it."""
-    found = find("torch._C:_dispatch_keys")(tensor)
-    return any(found.has(key) for key in _keys_of_wrappers())
+    found, keys = find("torch._C:_dispatch_keys")(tensor), find("torch._C:DispatchKey")
+    of_wrappers = keys.Python, keys.Functionalize, keys.FuncTorchGradWrapper, keys.FuncTorchBatched
+    return any(found.has(key) for key in of_wrappers)
 
 
 def inside_gradients(tensor: Any) -> Any:
