@@ -182,11 +182,21 @@ def _of_many_cases(items: Sequence[pytest.Item]) -> set[str]:
     return {name for names in cases.values() for name in names} - {*chosen}
 
 
+def _installation(item: pytest.Item) -> Any:
+    return getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
+
+
+def _is_in_every_change(item: pytest.Item) -> bool:
+    """Where coverage is measured: what the others leave out is more than the gate leaves room for."""
+    marked = item.get_closest_marker("every_change") is not None
+    return marked and getattr(_installation(item), "vendor", "") == "Open MPI"
+
+
 def _is_anothers(item: pytest.Item) -> bool:
     """Whether a test of jobs is left to the other of the two MPIs in this change, or to another change."""
-    installation = getattr(item, "callspec", SimpleNamespace(params={})).params.get("installation")
+    installation = _installation(item)
     vendor = getattr(installation, "vendor", "")
-    marks = ("under_each", "slow") if vendor == "Open MPI" else ("under_each",)
+    marks = ("under_each", "slow", "every_change") if vendor == "Open MPI" else ("under_each",)
     if vendor not in JOB_PARTS or any(map(item.get_closest_marker, marks)):
         return False
     return number(f"part of jobs: {item.nodeid.replace(installation.name, '')}", 10) not in JOB_PARTS[vendor]
@@ -196,7 +206,7 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     """What this run leaves out of the tests that take long, of those that start jobs, and of those that compute."""
     jobs = [item for item in items if item.nodeid.startswith(STARTING_JOBS)]
     others = {item.nodeid for item in jobs if _is_anothers(item)}
-    slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
+    slow = [item.nodeid for item in items if item.get_closest_marker("slow") and not _is_in_every_change(item)]
     computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
     chosen = [*share("slow tests", slow), *share("tests that compute", computing)]
     many = _of_many_cases([item for item in items if item.nodeid not in others])
@@ -221,6 +231,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 8 s; a change runs a share of these, the night all")
     config.addinivalue_line("markers", "cases(one_of): a change runs one of so many of its cases, the night all")
+    config.addinivalue_line("markers", "every_change: under Open MPI, as it runs modules that few other tests run")
     config.addinivalue_line("markers", "under_each: in each change under both MPIs, which differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:

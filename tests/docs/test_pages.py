@@ -35,7 +35,7 @@ def texts_of(source: Path) -> list[str]:
 
 
 def messages() -> list[str]:
-    return re.findall(r"^### `(.*)`$", TROUBLE.read_text(), re.M)
+    return re.findall(r"^(?:### |\| )`([^`]*)`(?:$| \|)", TROUBLE.read_text(), re.M)
 
 
 @pytest.mark.parametrize("message", messages())

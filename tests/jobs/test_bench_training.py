@@ -79,6 +79,7 @@ def test_each_backend_is_trained_on_itself(job: Job) -> None:
     assert sorted(told) == sorted((*way, *pair) for way in ways for pair in wanted.items())
 
 
+@pytest.mark.every_change
 @pytest.mark.slow
 def test_only_the_ways_that_are_named(job: Job) -> None:
     _, found = figures_of(job, "--train=sleep")

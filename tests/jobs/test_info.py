@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 
@@ -14,6 +15,7 @@ def test_alone(job: Job) -> None:
     assert max(map(len, outcome.stdout.splitlines())) <= 132
 
 
+@pytest.mark.every_change
 def test_under_a_launcher(job: Job) -> None:
     """Rank 0 speaks for all, once."""
     outcome = ended(job.start(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)

@@ -28,6 +28,7 @@ def test_mpiplus_leaves_the_port_to_others(job: Job) -> None:
     outcome.says(r"sum mpiplus \[2.0, 2.0\]", "subgroup gloo gloo")
 
 
+@pytest.mark.every_change
 def test_a_variable_chooses_the_backend(job: Job) -> None:
     """Also for a program that asks first what there is, and then what it has got."""
     for name in ("gloo", "mpi", "ccl"):

@@ -103,6 +103,7 @@ def test_before_there_is_a_group(job: Job) -> None:
         assert (told.returncode, "has called init_process_group with mpiplus" in told.stdout) == (1, True)
 
 
+@pytest.mark.every_change
 def test_a_rank_that_is_killed(job: Job) -> None:
     """Open MPI lets the others go on if asked to; MPICH's launcher ends them, and there is no job to ask."""
     lets_go_on = job.installation.vendor == "Open MPI"
@@ -137,6 +138,7 @@ def test_under_mpiplus_run_and_in_a_subprocess_of_torchrun(job: Job) -> None:
             assert "rank 1 is behind" in asked(environment).stdout
 
 
+@pytest.mark.every_change
 def test_two_jobs_and_one_that_ends(job: Job) -> None:
     """Without a name both are listed; who watches sees the end."""
     with running(job, ranks_of(job, "sleeps")) as environment:

@@ -58,6 +58,7 @@ def test_ranks_that_are_killed(job: Job) -> None:
     assert sum(event["name"] == "barrier (not complete)" for event in events) == 2
 
 
+@pytest.mark.every_change
 def test_of_a_running_job(job: Job) -> None:
     """However it was started."""
     command = job.installation.command(test_status.RANKS, [str(SCRIPTS / "asked.py"), "sleeps"])
