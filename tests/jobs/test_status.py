@@ -159,6 +159,8 @@ def test_nobody_to_ask(job: Job) -> None:
     environment = {**job.installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(job.directory / "none")}
     told = asked(environment)
     assert (told.returncode, "no job of this user" in told.stdout) == (1, True)
+    told = asked(environment, "--json")
+    assert (told.returncode, json.loads(told.stdout)) == (1, {})
     assert "there is none" in asked(environment, "12345").stderr
 
 

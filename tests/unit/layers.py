@@ -27,6 +27,7 @@ LOOSE = {
         "operations",
         "options",
         "protocol",
+        "seconds",
         "settings",
         "torch_internals",
         "torch_operators",
@@ -45,7 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
     "timeline": ("errors", "operations", "settings", "tensors", "mpi", "engine"),
-    "status": ("names", "settings", "node", "engine", "timeline"),
+    "status": ("names", "seconds", "settings", "node", "engine", "timeline"),
     "diagnosis": (
         *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "store", "engine", "timeline", "status"),
@@ -64,7 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "launch": ("errors", "node", "launchers", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "launchers"),
     "cli": (
-        *("flavours", "names", "operations", "options", "settings"),
+        *("flavours", "names", "operations", "options", "seconds", "settings"),
         *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),
     ),
     DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -220,6 +221,21 @@ def test_two_ranks_on_a_host_have_nothing_to_tune(tmp_path: Path, monkeypatch: p
     assert files.why_not(["a", "b"]) == files.why_not(["a", "a", "a"]) == ""
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
     assert "MPIPLUS_COLLECTIVES=mpi-only forbids" in files.why_not(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("bench --sizes 8,9999999999G", "10,737,418,238,926,258,176 bytes are more than this node's memory"),
+        ("info --timeout nan", "'nan' is not a number of seconds"),
+        ("status --interval inf", "inf is not in the range"),
+        ("status --watch nan", "--watch takes seconds"),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with(command: str, problem: str) -> None:
+    result = CliRunner().invoke(cli.main, command.split())
+    assert result.exit_code == 2
+    assert problem in " ".join(click.unstyle(result.output).split())
 
 
 @pytest.mark.parametrize("text", ["", "0", "0K", "-8", "1.5M", "1T", "K", "1KK", "8 8"])

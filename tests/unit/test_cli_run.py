@@ -49,6 +49,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "9", "--hosts", "a:2", "train.py"], "do not fit"),
         (["-n", "2", "--hostfile", "nowhere", "train.py"], "cannot be read"),
         (["-n", "2", "--timeout", "0", "train.py"], "not in the range"),
+        (["-n", "2", "--attempt-timeout", "nan", "train.py"], "'nan' is not a number of seconds"),
         (["-n", "2", "--lr", "0.1", "train.py"], "No such option"),
         (["--nproc-per-node", "gpu", "train.py"], "tensors on the CPU; give a number, auto or cpu"),
         (["--nproc-per-node", "x", "train.py"], "is not a valid integer"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from ..seconds import LONGEST, Seconds
 from .asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
 from .files import RankSocket, all_sockets
 from .screen import attention_of, job_line, late_of, screen_of
@@ -31,7 +32,7 @@ _ALL, _EVERY = "all", "2"
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0, max=LONGEST),
     default=0.5,
     show_default=True,
     help="Over which operations a second are counted.",
@@ -142,11 +143,11 @@ def _list(jobs: dict[str, list[RankSocket]], as_json: bool) -> None:
     ranks = {name: ask_job(sockets) for name, sockets in jobs.items()}
     if as_json:
         click.echo(json.dumps({name: [asdict(rank) for rank in of_job] for name, of_job in ranks.items()}))
-        return
-    for name, of_job in ranks.items():
-        click.echo(job_line(name, of_job))
-    if not jobs:
+    elif not jobs:
         click.echo("no job of this user on this node has called init_process_group with mpiplus")
+    else:
+        click.echo("\n".join(job_line(name, of_job) for name, of_job in ranks.items()))
+    if not jobs:
         sys.exit(1)
 
 
@@ -155,8 +156,8 @@ def _seconds(watch: str | None) -> float:
     if watch is None:
         return 0.0
     try:
-        return max(0.1, float(watch))
-    except ValueError:
+        return Seconds(min=0.1, max=LONGEST, clamp=True).convert(watch, None, None)
+    except click.BadParameter:
         raise click.UsageError(f"--watch takes seconds, or the name of a job that runs here, not {watch!r}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -71,9 +72,12 @@ def parse_backends(ctx: click.Context | None, param: click.Parameter | None, val
 def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str | None) -> list[int] | None:
     """Turn a list of sizes like ``8,64K`` into bytes."""
     try:
-        return None if value is None else [parse_size(text) for text in value.split(",")]
+        sizes = None if value is None else [parse_size(text) for text in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    if sizes and max(sizes) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise click.BadParameter(f"{max(sizes):,} bytes are more than this node's memory")
+    return sizes
 
 
 def parse_plot(_: click.Context | None, __: click.Parameter | None, value: Path | None) -> Path | None:

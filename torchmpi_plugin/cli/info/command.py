@@ -12,6 +12,7 @@ import click
 
 from ...flavours import Library
 from ...launchers.variables import who_am_i
+from ...seconds import LONGEST, Seconds
 from ..started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result each have deadlines made of it
@@ -24,7 +25,7 @@ _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result ea
 @click.option(
     "--timeout",
     metavar="SECONDS",
-    type=click.FloatRange(min=1),
+    type=Seconds(min=1, max=LONGEST),
     default=30.0,
     show_default=True,
     help="For everything that MPI is asked.",

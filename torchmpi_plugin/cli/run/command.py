@@ -19,6 +19,7 @@ from ...jobs.writing import say
 from ...launchers.batch import allocated_ranks
 from ...launchers.layout import named_nodes
 from ...launchers.variables import Launch
+from ...seconds import Seconds
 from ...timeline.command import directory_of, draw, drawable
 from ..started import is_shell_step, speaks, started_by
 from .counts import MOST, NODES, PER_NODE, NodeRange
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
 _POSITIVE = click.IntRange(1, MOST)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = Seconds(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 _NEED_A_LAUNCHER = (
     *("stdout", "stderr", "timeout", "hosts", "log_dir"),
@@ -93,7 +94,7 @@ class Numbers(NamedTuple):
 @click.option(
     "--grace",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=10.0,
     show_default=True,
     help="Between SIGTERM and SIGKILL when the job is ended.",
