@@ -98,22 +98,3 @@ def test_tuning(mpi: Installation, tmp_path: Path) -> None:
         output = believing(mpi, tmp_path, "0,1", "follow", tuning=file.name)
         own_for_all = all(limit is None for limit in limits.values())
         assert re.findall(r"follow: rank \d (\w+)", output) == ["own" if own_for_all else "both"] * 2, output
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("ranks", "hosts", "variables"),
-    [(17, 17, {}), (3, 0, {"MPIPLUS_COLLECTIVES": "mpi-only"}), (4, 2, {"MPIPLUS_COLLECTIVES": "mpi"})],
-    ids=["17 nodes", "no shared memory", "by choice"],
-)
-def test_disagreements_where_mpi_moves_the_data(
-    mpi: Installation, ranks: int, hosts: int, variables: dict[str, str]
-) -> None:
-    """Every rank is told, as over shared memory, and the group goes on."""
-    if ranks > 4 and mpi.vendor == "Open MPI" and not FULL:
-        pytest.skip("so many ranks are another MPI's; MPIPLUS_TEST_FULL=1: all")
-    command = mpi.command(ranks, [str(SCRIPTS / "disagreeing.py"), str(hosts)])
-    code, output = run_limited(command, {**mpi.full_environment(), **variables}, 400)
-    assert code == 0, output
-    whose = "both" if hosts == 17 else "mpi"
-    assert len(re.findall(rf"told: rank \d+ of 10, {whose}", output)) == ranks, output

@@ -189,7 +189,7 @@ def wanted_of(gloo: Any, call: Call) -> list[torch.Tensor]:
 
 
 ONE = torch.ones(2)
-#: On every rank alike, so that all go on.
+#: Refused where they are made, before anything is sent.
 WRONG: dict[str, tuple[type[Exception], str, Callable[[Any, int], Any]]] = {
     "a root beyond the group": (ValueError, "root rank", lambda group, size: group.broadcast(ONE, size)),
     "a root below the group": (ValueError, "root rank", lambda group, size: group.reduce(ONE, -1)),

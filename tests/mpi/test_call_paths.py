@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 from collections.abc import Callable
@@ -15,10 +14,9 @@ import tensor_kinds as kinds
 import torch
 import torch.distributed as dist
 from cases import Case
-from groups import RANKS, only_up_to
+from groups import RANKS
 from method_calls import options
 from operation_table import API_MODE, MOVEMENT, REDUCTION, TABLE, of_kind
-from sampling import share
 from started import run_case
 from test_operations import groups_for, rows
 
@@ -218,32 +216,3 @@ def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) ->
 
 
 # ---- nothing is left behind ----
-
-
-@only_up_to(2)
-@pytest.mark.parametrize("operation", rows(share("call paths: operations that leave nothing", IN_C, 8)))
-def test_nothing_is_left_behind(operation, all_groups, channel, monkeypatch) -> None:
-    """Neither by calls that C carries out, nor by those it hands over after it has read half of them."""
-    monkeypatch.setattr("torchmpi_plugin.diagnosis.flight_recorder.current", None)  # which keeps some thousand entries
-    group = all_groups["world"]
-    if group.size < operation.min_size:
-        pytest.skip("needs more ranks")
-    cases = [Case(group, mode=mode, layout=layout) for mode in operation.modes for layout in ("contiguous", "strided")]
-
-    def blocks() -> int:
-        for _ in range(6):
-            for case in cases:
-                list(run_case(operation, case))
-        gc.collect()
-        return sys.getallocatedblocks()
-
-    blocks()
-    least, before = 1 << 30, blocks()
-    for _ in range(8):
-        after = blocks()
-        least, before = min(least, after - before), after
-        # An object lost with every call would be at least 12 blocks each time. What is complete and nobody waits for
-        # is kept until the background comes by.
-        if max(channel.allgather(least)) < 12:
-            return
-    pytest.fail(f"{least} blocks are left behind each time")

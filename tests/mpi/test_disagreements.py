@@ -1,6 +1,4 @@
-"""Ranks that call different things all get an error, whatever it is, and go on together: over shared memory, and where
-MPI is given CUDA tensors.
-"""
+"""Ranks that call different things all get an error, whatever it is, and go on together."""
 
 from __future__ import annotations
 
@@ -198,11 +196,15 @@ def problem_of(call: Call, calls: list[Call], group: Any, rank: int, is_async: b
 CALLS = count("disagreements: calls", 600, 40)
 
 
-def test_every_difference_is_an_error_on_every_rank(new_group, channel) -> None:
-    group = new_group(None, timeout=timedelta(seconds=20))
-    if not group.communicator.choice.own:
-        pytest.skip("not over shared memory")
-    try_random_calls(group, channel, "disagreements", on_device=False)
+@pytest.mark.parametrize("placement", [*PLACEMENTS, "MPI, by choice"])
+def test_every_difference_is_an_error_on_every_rank(placement: str, new_group, channel, monkeypatch) -> None:
+    """Whoever moves the data."""
+    if placement in PLACEMENTS:
+        group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
+    else:
+        group = new_group(None, pg_options=torchmpi_plugin.Options(collectives="mpi"))
+    inside.set_timeout(group, timedelta(seconds=20))
+    try_random_calls(group, channel, f"disagreements, {placement}", on_device=False)
 
 
 @only_up_to(3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from dist_groups import Talk, in_each_group, talk_of_family  # noqa: F401 - a fixture
 from groups import only_up_to
 
@@ -74,52 +73,6 @@ def test_all_to_all_of_what_cannot_be_split(talk: Talk) -> None:
     for tensor in (torch.tensor(1.0), torch.ones(talk.size + 1)) if talk.size > 1 else (torch.tensor(1.0),):
         with pytest.raises(ValueError, match="cannot be split equally over"):
             helpers.all_to_all(tensor, group=talk.group)
-
-
-class Replicated(torch.autograd.Function):
-    """A tensor that all ranks hold: each of them uses it, so its gradient is the mean of theirs."""
-
-    @staticmethod
-    def forward(ctx, tensor, talk):
-        ctx.talk = talk
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Replicated.sum(gradient, ctx.talk), None
-
-    @staticmethod
-    def sum(gradient, talk):
-        return ReplicatedSum.apply(gradient, talk)
-
-
-class ReplicatedSum(torch.autograd.Function):
-    """The mean over all ranks, with its own gradient, for second derivatives."""
-
-    @staticmethod
-    def forward(ctx, tensor, talk):
-        ctx.talk = talk
-        total = tensor.clone()
-        dist.all_reduce(total, group=talk.group)
-        return total / talk.size
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Replicated.sum(gradient, ctx.talk), None
-
-
-def test_all_to_all_can_be_differentiated(talk: Talk) -> None:
-    """The Jacobian of the whole exchange, of all ranks' inputs and outputs, against finite differences."""
-    size = talk.size
-
-    def whole(everybody: torch.Tensor) -> torch.Tensor:
-        mine = Replicated.apply(everybody, talk)[talk.place]
-        received = helpers.all_to_all(mine, group=talk.group)
-        return helpers.all_to_all(received.sin().repeat(size, 1), group=talk.group)  # an all_gather
-
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(size, size, 1, dtype=torch.float64, generator=generator, requires_grad=True)
-    assert torch.autograd.gradcheck(whole, (inputs,))
 
 
 def test_gradients_take_the_way_back(talk: Talk) -> None:

@@ -120,15 +120,16 @@ def test_a_timeout_of_the_call_is_kept(new_group, world, channel) -> None:
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_arguments_send_nothing(case: str, gloo, group, world) -> None:
-    """Who catches what gloo raises catches this too."""
+    """Nobody but rank 0 calls. Who catches what gloo raises catches this too."""
     kind, words, call = WRONG[case]
-    with pytest.raises(kind, match=words) as ours:
-        call(group, world.size)
-    # "sizes that do not add up" gloo begins, with memory that is not the tensor's; an older one has other forms.
-    if case != "sizes that do not add up" and torch.__version__ >= "2.13":
-        with pytest.raises((RuntimeError, TypeError)) as its:
-            call(gloo, world.size)
-        assert isinstance(ours.value, its.type), f"{type(ours.value).__mro__}, and gloo {its.type}"
+    if world.rank == 0:
+        with pytest.raises(kind, match=words) as ours:
+            call(group, world.size)
+        # "sizes that do not add up" gloo begins, with memory that is not the tensor's; an older one has other forms.
+        if case != "sizes that do not add up" and torch.__version__ >= "2.13":
+            with pytest.raises((RuntimeError, TypeError)) as its:
+                call(gloo, world.size)
+            assert isinstance(ours.value, its.type), f"{type(ours.value).__mro__}, and gloo {its.type}"
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == world.size

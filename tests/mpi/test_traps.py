@@ -57,22 +57,6 @@ def test_two_groups_used_in_opposite_order(new_group) -> None:
         assert [tensor.unique().tolist() for tensor in tensors] == [[size], [2.0 * size]]
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_send_while_a_collective_is_pending() -> None:
-    """Rank 1 joins the collective only after it has the message."""
-    rank = dist.get_rank()
-    message, tensor = torch.full((100_000,), 7.0), torch.ones(1000)
-    if rank == 1:
-        received = torch.empty_like(message)
-        dist.recv(received, 0)
-        assert torch.equal(received, message)
-    work = dist.all_reduce(tensor, async_op=True)
-    if rank == 0:
-        dist.send(message, 1)
-    work.wait()
-    assert tensor.unique().tolist() == [dist.get_world_size()]
-
-
 # ---- it is silently wrong ----
 
 
