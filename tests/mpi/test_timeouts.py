@@ -107,7 +107,7 @@ def test_monitored_barrier_names_who_is_missing(new_group, channel) -> None:
     channel.Barrier()
 
 
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.mpi(min_size=3)
 def test_monitored_barrier_can_name_all_who_are_missing(new_group, channel) -> None:
     group = new_group(None)
     missing = (1, channel.size - 1)
@@ -117,15 +117,6 @@ def test_monitored_barrier_can_name_all_who_are_missing(new_group, channel) -> N
     with pytest.raises(DistBackendError, match=rf"\branks 1, {missing[1]}\b"):
         torchmpi_plugin.monitored_barrier(group, 3 * LIMIT, wait_all_ranks=True)
     channel.Barrier()
-
-
-def test_no_timeout_before_its_time(new_group, channel) -> None:
-    group = new_group(None, timeout=timedelta(seconds=10))
-    if dist.get_rank() == 0:
-        time.sleep(1.5)
-    tensor = torch.ones(2)
-    dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [channel.size] * 2
 
 
 def message_from_0_to_1(group: dist.ProcessGroup, value: float) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Exchanges on one node: through slots of shared memory, or as messages, and alike on all ranks."""
 
+import itertools
+
 import numpy as np
 import pytest
 from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MISMATCH, Ranks
@@ -103,37 +105,25 @@ def test_one_long_block_of_many_goes_in_a_message(shim_of_all_ranks, size):
     ranks.close()
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_disagreement_touches_nothing(shim_of_all_ranks, size):
-    """Calls of different numbers of chunks, which others follow."""
-    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024)
-    for length in (8, 3000, 20_000):
+@pytest.mark.parametrize(("size", "per_node"), [(2, 2), (3, 3), (5, 5), *itertools.product((2, 3, 5, 9, 65), (1, 2))])
+def test_a_disagreement_touches_nothing(shim_of_all_ranks, size, per_node):
+    """Calls of different numbers of chunks, which others follow; what nodes have sent early is dropped.
+
+    The groups of more than 64 ranks send nothing early.
+    """
+    nodes = None if per_node == size else [rank // per_node for rank in range(size)]
+    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024, nodes)
+    for length in (8, 3000) if nodes else (8, 3000, 20_000):
         wrong = Exchange(ranks, [[length] * size] * size)
         ops = [wrong.start(rank, [length // 2] * size if rank == 0 else None) for rank in range(size)]
         assert set(ranks.finish(ops)) == {FAILED}
         assert {ranks.failure(op)[0] for op in ops} == {MISMATCH}
-        assert {ranks.failure(op)[2].own for op in ops} == {length // 2}
+        assert nodes or {ranks.failure(op)[2].own for op in ops} == {length // 2}
         ranks.release(ops)
         others = [block for rank, blocks in enumerate(wrong.received) for r, block in enumerate(blocks) if r != rank]
         assert all((block == 7).all() for block in others)
-        assert run(ranks, [[length] * size] * size) == 0
-    ranks.close()
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 9, 65])
-@pytest.mark.parametrize("per_node", [1, 2])
-def test_blocks_sent_before_the_nodes_disagree_are_dropped(shim_of_all_ranks, size, per_node):
-    """The groups of more than 64 ranks send none."""
-    ranks = Ranks(shim_of_all_ranks, size, SLOTS, 1024, [rank // per_node for rank in range(size)])
-    for length in (8, 3000):
-        wrong = Exchange(ranks, [[length] * size] * size)
-        ops = [wrong.start(rank, [length // 2] * size if rank == 0 else None) for rank in range(size)]
-        assert set(ranks.finish(ops)) == {FAILED}
-        assert {ranks.failure(op)[0] for op in ops} == {MISMATCH}
-        ranks.release(ops)
-        others = [block for rank, blocks in enumerate(wrong.received) for r, block in enumerate(blocks) if r != rank]
-        assert all((block == 7).all() for block in others)
-        run(ranks, [[length] * size] * size)
+        messages = run(ranks, [[length] * size] * size)
+        assert nodes or messages == 0
     ranks.close()
 
 

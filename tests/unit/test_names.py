@@ -117,34 +117,18 @@ def test_a_machine_is_a_node() -> None:
     assert problems == []
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("class GroupWishes:", True),
-        ("wishes_of_rank = 1", True),
-        ("# the verdict on a job", True),
-        ("an interface and its surface", False),
-        ("the flight recorder and flight_recorder.py", False),
-        ("what comes in flight", True),
-    ],
+WRONG = "class GroupWishes:", "wishes_of_rank = 1", "# the verdict on a job", "what comes in flight"
+WRONG_HOSTS = "two hosts", "def most_on_a_host():", "its host_rank"
+RIGHT = (
+    *("an interface and its surface", "the flight recorder and flight_recorder.py"),
+    *("through host memory", "mpirun --host a", "socket.gethostname()"),
 )
-def test_an_old_name_is_found(line: str, wrong: bool) -> None:
-    assert bool(found("x.py", line, FORBIDDEN | FORBIDDEN_OF_C)) == wrong
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("two hosts", True),
-        ("def most_on_a_host():", True),
-        ("its host_rank", True),
-        ("through host memory", False),
-        ("mpirun --host a", False),
-        ("socket.gethostname()", False),
-    ],
-)
-def test_a_host_is_found(line: str, wrong: bool) -> None:
-    assert bool(found_hosts("x.py", line)) == wrong
+@pytest.mark.parametrize("line", [*WRONG, *WRONG_HOSTS, *RIGHT])
+def test_an_old_name_is_found(line: str) -> None:
+    assert bool(found("x.py", line, FORBIDDEN | FORBIDDEN_OF_C)) == (line in WRONG)
+    assert bool(found_hosts("x.py", line)) == (line in WRONG_HOSTS)
 
 
 # ---- what classes, modules and C types may be called ----
