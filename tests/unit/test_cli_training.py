@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -159,28 +157,3 @@ def test_a_training_that_is_none(gloo: list[float], dtype: str, drift: float, wo
     found = what_is_wrong({"mpiplus": FALLING, "gloo": gloo}, {**NO_DRIFT, "gloo": drift}, dtype)
     assert words in found
     assert bool(found) == bool(words)
-
-
-REFUSED = {
-    ("--train", "--ops", "barrier"): "does not go with --train",
-    ("--train", "--sizes", "8"): "does not go with --train",
-    ("--train", "--no-raw"): "does not go with --train",
-    ("--train", "ddp,fsdp1"): "no way fsdp1; there are",
-}
-PROGRAM = """
-import sys
-from click.testing import CliRunner
-from torchmpi_plugin.cli import main
-for words in sys.argv[1:]:
-    result = CliRunner().invoke(main, ["bench", *words.split()])
-    print(result.exit_code, *result.output.split())
-"""
-
-
-@pytest.mark.timeout(120)
-def test_words_that_are_refused() -> None:
-    """In a process of its own: the command loads MPI."""
-    command = [sys.executable, "-c", PROGRAM, *map(" ".join, REFUSED)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout.splitlines()
-    for line, reason in zip(told, REFUSED.values(), strict=True):
-        assert line.startswith("2 ") and reason in line
