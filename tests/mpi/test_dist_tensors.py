@@ -80,3 +80,11 @@ def test_gradients_take_the_way_back(talk: Talk) -> None:
     received = helpers.all_to_all(mine, group=talk.group)
     (received * torch.arange(talk.size).unsqueeze(1) * (talk.place + 1)).sum().backward()
     assert mine.grad.tolist() == [[talk.place * (to + 1.0)] * 2 for to in range(talk.size)]
+
+
+def test_second_derivatives(talk: Talk) -> None:
+    mine = torch.full((talk.size, 2), talk.place + 1.0, requires_grad=True)
+    cubes = helpers.all_to_all(mine, group=talk.group).pow(3).sum()
+    (slope,) = torch.autograd.grad(cubes, mine, create_graph=True)
+    (curve,) = torch.autograd.grad(slope.sum(), mine)
+    assert slope.eq(3 * mine**2).all() and curve.eq(6 * mine).all()
