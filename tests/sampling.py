@@ -32,9 +32,9 @@ RECORD = "MPIPLUS_TEST_LEFT_OUT"
 #: One of so many, unless a test says another number; also of what is marked slow, and of what computes.
 SHARE = 10
 #: Of ten parts of the tests that start jobs, those that a change runs under either MPI; the rest is for other changes.
-#: Jobs start and end processes, whatever their tests look at: seconds of CPU each, with eight of ten parts a quarter
-#: of a change's tests. With four the share of lines that tests run comes too near to what it must be. Under Open MPI
-#: slow ones are chosen by their own share only.
+#: Jobs start and end processes, whatever their tests look at: seconds of CPU each. Those that run what few others do
+#: are marked `every_change`. What is marked `under_each` runs under both MPIs or under none. Under Open MPI slow ones
+#: are chosen by their own share only.
 JOB_PARTS = {"Open MPI": range(6), "MPICH": range(6, 7)}
 STARTING_JOBS = ("tests/jobs", "tests/hosts", "tests/slurm")
 COMPUTING = ("tests/model", "tests/unit/test_reduce_kernels", "tests/unit/test_many_ranks", "tests/unit/test_repro")
@@ -196,10 +196,11 @@ def _is_anothers(item: pytest.Item) -> bool:
     """Whether a test of jobs is left to the other of the two MPIs in this change, or to another change."""
     installation = _installation(item)
     vendor = getattr(installation, "vendor", "")
-    marks = ("under_each", "slow", "every_change") if vendor == "Open MPI" else ("under_each",)
+    marks = ("slow", "every_change") if vendor == "Open MPI" else ()
     if vendor not in JOB_PARTS or any(map(item.get_closest_marker, marks)):
         return False
-    return number(f"part of jobs: {item.nodeid.replace(installation.name, '')}", 10) not in JOB_PARTS[vendor]
+    parts = JOB_PARTS["Open MPI" if item.get_closest_marker("under_each") else vendor]
+    return number(f"part of jobs: {item.nodeid.replace(installation.name, '')}", 10) not in parts
 
 
 def _of_the_session(items: list[pytest.Item]) -> set[str]:
@@ -232,7 +233,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: over 8 s; a change runs a share of these, the night all")
     config.addinivalue_line("markers", "cases(one_of): a change runs one of so many of its cases, the night all")
     config.addinivalue_line("markers", "every_change: under Open MPI, as it runs modules that few other tests run")
-    config.addinivalue_line("markers", "under_each: in each change under both MPIs, which differ in it")
+    config.addinivalue_line("markers", "under_each: in the same changes under both MPIs, which differ in it")
     seed()
     if _is_the_session(config) and RECORD not in os.environ:
         handle, path = tempfile.mkstemp(prefix="mpp-left-out.")

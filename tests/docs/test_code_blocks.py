@@ -70,7 +70,7 @@ def ids(blocks: list[Block]) -> list[str]:
 
 @pytest.mark.parametrize("ranks", rank_numbers())
 def test_python_blocks_run(ranks: int, installation: Installation, environment: dict[str, str], checkout: Path) -> None:
-    chosen = share(f"programs of the pages on {ranks} ranks", list(programs(ranks)), 2)
+    chosen = share(f"programs of the pages on {ranks} ranks", list(programs(ranks)), 4)
     script = [str(HERE / "run_programs.py"), str(ranks), *(blocks[0].place for blocks in chosen)]
     command = [fork_server.python(), *script] if ranks == 1 else installation.command(ranks, script)
     outcome = run_process(command, environment, checkout, SECONDS)
@@ -85,7 +85,7 @@ def test_python_blocks_run(ranks: int, installation: Installation, environment: 
 COMMANDS = all_blocks("sh")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("block", COMMANDS, ids=ids(COMMANDS))
 def test_commands_run(block: Block, environment: dict[str, str], checkout: Path) -> None:
     if not block.runs:

@@ -35,6 +35,7 @@ def test_spawned_processes(job: Job, store: str) -> None:
         outcome.failed("its launcher did not start|were not started by MPI")
 
 
+@pytest.mark.slow
 @pytest.mark.under_each
 @pytest.mark.fresh("multiprocessing starts Python anew, with what its parent has")
 @pytest.mark.parametrize("how", ["", "tcp://127.0.0.1:"])
@@ -47,6 +48,7 @@ def test_ranks_by_spawn(job: Job, how: str) -> None:
         outcome.failed(r"multiprocessing \(mp.spawn\) started these 2 processes", "without rank.*mpirun -n 2 python")
 
 
+@pytest.mark.slow
 @pytest.mark.under_each
 @pytest.mark.fresh("multiprocessing starts Python anew, with what its parent has")
 def test_a_rank_that_starts_a_program(job: Job) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+import fork_server
 import pytest
 from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS
@@ -24,6 +25,7 @@ def running(job: Job, command: Sequence[str], ranks: int = RANKS) -> Iterator[di
     """A job whose ranks are ready; the environment in which to ask for it."""
     directory = job.directory / "sockets"
     environment = {**job.installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(directory)}
+    environment["PYTHON_EXEC"] = fork_server.python()
     with (job.directory / "log").open("wb") as log:
         process = subprocess.Popen(
             list(command), env=environment, cwd=job.directory, stdout=log, stderr=log, start_new_session=True

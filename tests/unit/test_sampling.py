@@ -110,7 +110,7 @@ def test_of_many_cases_each_has_its_turn(monkeypatch) -> None:
 
 
 def test_each_test_of_jobs_runs_under_either_mpi_sometime(monkeypatch) -> None:
-    """And under one of them in a change; what is marked so under both, and all under any other."""
+    """And under one of them in a change, or under both if it is marked so; all under any other."""
     mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI", "Intel MPI")]
 
     def items(mpi, marks=()):
@@ -131,7 +131,10 @@ def test_each_test_of_jobs_runs_under_either_mpi_sometime(monkeypatch) -> None:
         left_out = [{name.partition("[")[0] for name in sampling._of_the_session(items(mpi))} for mpi in mpis]
         mpich, open_mpi, others = (each - names for names in left_out)
         assert not mpich & open_mpi and len(mpich) < len(open_mpi) and others == each
-        assert not any(sampling._of_the_session(items(mpi, marks=("under_each",))) for mpi in mpis)
+        under_each = [
+            {name.partition("[")[0] for name in sampling._of_the_session(items(mpi, ("under_each",)))} for mpi in mpis
+        ]
+        assert under_each[0] == under_each[1] == each - open_mpi and not under_each[2]
         assert len(sampling._of_the_session(items(mpis[1], marks=("slow",)))) == 54  # a tenth is not divided again
         under = [under[0] | mpich, under[1] | open_mpi]
     assert under == [each, each]

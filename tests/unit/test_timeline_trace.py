@@ -143,6 +143,7 @@ def test_files_that_are_damaged(tmp_path: Path, text: str) -> None:
     assert done.exit_code == 1 and "Error: the files of job 1-job" in done.output, done.exception
 
 
+@pytest.mark.slow
 def test_sixty_four_ranks(tmp_path: Path) -> None:
     """The time of an operation does not grow with the number of them."""
     seconds = []
