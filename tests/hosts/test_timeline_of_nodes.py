@@ -42,7 +42,9 @@ def test_two_nodes(two_hosts: Hosts, installation: Installation, tmp_path: Path)
     assert sum(event["dur"] for event in waits) > 0.5e6 * 3 * 4 * SECONDS_LATE
 
 
-@pytest.mark.parametrize("script", [STRAGGLER, LATE.with_name("recorded_and_killed.py")])
+@pytest.mark.parametrize(
+    "script", [pytest.param(STRAGGLER, marks=pytest.mark.every_change), LATE.with_name("recorded_and_killed.py")]
+)
 def test_nothing_is_left(two_hosts: Hosts, installation: Installation, script: Path) -> None:
     """The files of a node come to the one where `mpiplus run` is, of a killed job too, and none stays anywhere."""
     words = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, "--timeline", two_hosts.own / "t.json", script)

@@ -39,6 +39,7 @@ def test_quick(job: Job) -> None:
     assert (job.directory / "out.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.every_change
 def test_contestants_that_are_chosen(job: Job) -> None:
     words = ("--no-nonblocking", "--no-front-end", "--backends", "mpiplus", "--ops", "ping_pong", "--sizes", "8")
     ended(bench(job, *words, "--repeats", 1, "--json", "out.json"), 0)

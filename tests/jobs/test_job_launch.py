@@ -56,7 +56,9 @@ def test_four_ranks_from_a_plain_process(job: Job) -> None:
     assert outcome.stdout.count("] again\n") == 4
 
 
-@pytest.mark.parametrize("scenario", ["on_gloo", "on_gloo_over_tcp", "alone"])
+@pytest.mark.parametrize(
+    "scenario", ["on_gloo", pytest.param("on_gloo_over_tcp", marks=pytest.mark.every_change), "alone"]
+)
 def test_two_ranks(job: Job, scenario: str) -> None:
     job.alone(SCRIPT, scenario, *([free_port()] if scenario == "on_gloo_over_tcp" else [])).succeeded(2)
 

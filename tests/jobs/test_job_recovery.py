@@ -41,6 +41,7 @@ def test_a_subgroup_goes_on(job: Job, collectives: str) -> None:
     outcome.says(*(rf"\[{rank}\] end" for rank in (0, 1, 3)))
 
 
+@pytest.mark.every_change
 def test_a_subgroup_needs_the_store(job: Job) -> None:
     outcome = with_ulfm(job, 3, SCRIPTS / "recovery.py", "store_is_gone")
     outcome.says(*(rf"\[{rank}\] end" for rank in (1, 2)))

@@ -36,7 +36,6 @@ SCENARIOS = """
     launches 3 in_place 3
     launches 2 factorisations
     launches 8 factorisations
-    rendezvous 2 mistakes .
     rendezvous 2 refused
     rendezvous 3 every_way
     rendezvous 4 reused_numbers
@@ -80,6 +79,11 @@ def check(job: Job, words: list[str]) -> None:
 @pytest.mark.parametrize("words", parsed(SCENARIOS + NEWER * has_python_backends()), ids=" ".join)
 def test_scenario(job: Job, words: list[str]) -> None:
     check(job, words)
+
+
+@pytest.mark.every_change
+def test_mistakes_are_told(job: Job) -> None:
+    check(job, ["rendezvous", "2", "mistakes", "."])
 
 
 @pytest.mark.under_each

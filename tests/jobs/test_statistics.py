@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from job_runs import SCRIPTS, Job
 from launch_runs import ended, mpiplus
 
@@ -13,6 +14,7 @@ def test_figures_and_no_summary(job: Job) -> None:
     job.run(3, "counted.py").succeeded(3).says_not("waited for longest")
 
 
+@pytest.mark.every_change
 def test_the_straggler_by_name(job: Job) -> None:
     """After destroy_process_group, and at the end of a program that does without."""
     for words in ((), ("stay",)):
