@@ -15,32 +15,28 @@ def groups_of(all_groups):
     return [all_groups[family] for family in FAMILIES if family in all_groups]
 
 
-def mine(group, rows: int) -> torch.Tensor:
-    return torch.arange(rows * 2.0).reshape(rows, 2) + 100 * group.rank
+#: Each with what a rank gets of everybody's tensors. To broadcast the root is the rank in the group.
+CALLS = {
+    "all_reduce": (lambda t, g: functional.all_reduce(t, "sum", g), lambda every, me: sum(every)),
+    "all_gather 0": (lambda t, g: functional.all_gather_tensor(t, 0, g), lambda every, me: torch.cat(every)),
+    "all_gather 1": (lambda t, g: functional.all_gather_tensor(t, 1, g), lambda every, me: torch.cat(every, 1)),
+    "reduce_scatter": (
+        lambda t, g: functional.reduce_scatter_tensor(t, "sum", 0, g),
+        lambda every, me: torch.stack(every).sum(0).chunk(len(every))[me],
+    ),
+    "broadcast": (lambda t, g: functional.broadcast(t, dist.get_world_size(g) - 1, g), lambda every, me: every[-1]),
+}
 
 
-def test_all_reduce(all_groups) -> None:
+@pytest.mark.parametrize("name", CALLS)
+def test_results(name: str, all_groups) -> None:
+    call, wanted = CALLS[name]
     for group in groups_of(all_groups):
-        given = mine(group, 3)
-        result = functional.all_reduce(given, "sum", group.process_group)
-        expected = group.size * mine(group, 3) + 100 * (sum(range(group.size)) - group.size * group.rank)
-        torch.testing.assert_close(functional.wait_tensor(result), expected)
-        assert torch.equal(given, mine(group, 3)), "the input was changed"
-
-
-def test_all_gather_tensor(all_groups) -> None:
-    for group in groups_of(all_groups):
-        for dim in (0, 1):
-            result = functional.all_gather_tensor(mine(group, 3), dim, group.process_group)
-            parts = [torch.arange(6.0).reshape(3, 2) + 100 * rank for rank in range(group.size)]
-            assert torch.equal(functional.wait_tensor(result), torch.cat(parts, dim))
-
-
-def test_reduce_scatter_tensor(all_groups) -> None:
-    for group in groups_of(all_groups):
-        result = functional.reduce_scatter_tensor(mine(group, 3 * group.size), "sum", 0, group.process_group)
-        total = sum(mine(group, 3 * group.size) + 100 * (rank - group.rank) for rank in range(group.size))
-        assert torch.equal(functional.wait_tensor(result), total.chunk(group.size)[group.rank])
+        every = [torch.arange(6.0 * group.size).reshape(-1, 2) + 100 * rank for rank in range(group.size)]
+        given = every[group.rank].clone()
+        found = functional.wait_tensor(call(given, group.process_group))
+        assert torch.equal(found, wanted(every, group.rank))
+        assert torch.equal(given, every[group.rank]), "the input was changed"
 
 
 def test_all_to_all_single(all_groups) -> None:
@@ -50,13 +46,6 @@ def test_all_to_all_single(all_groups) -> None:
         result = functional.all_to_all_single(given, sends, sends, group.process_group)
         expected = torch.cat([torch.full((rows, 2), float(peer)) for peer, rows in enumerate(sends)])
         assert torch.equal(functional.wait_tensor(result), expected)
-
-
-def test_broadcast(all_groups) -> None:
-    for group in groups_of(all_groups):
-        root = group.size - 1  # here torch means the rank in the group
-        result = functional.broadcast(mine(group, 2), root, group.process_group)
-        assert torch.equal(functional.wait_tensor(result), torch.arange(4.0).reshape(2, 2) + 100 * root)
 
 
 def test_coalesced(all_groups) -> None:
