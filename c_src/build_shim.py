@@ -36,7 +36,7 @@ DEPENDS = sorted(f"c_src/{file.relative_to(HERE).as_posix()}" for file in HERE.r
 def declarations() -> str:
     """The two public headers as the compiler sees them, but for what they include of the system's: cffi reads these."""
     text = "\n".join((HERE / header).read_text() for header in HEADERS)
-    text = re.sub(r'^#include (<.*>|".*\.h")$', "", text, flags=re.MULTILINE)
+    text = re.sub(r"^#include <.*>$", "", text, flags=re.MULTILINE)
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [*compiler, "-E", "-P", f"-I{HERE}", "-xc", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.replace("; ", ";\n")

@@ -1,4 +1,4 @@
-/* torch's element types: one row each, which every table of types is made from. Their numbers are in reduce.h.
+/* torch's element types: one row each, which every table of types is made from, their numbers (reduce.h) too.
  *
  *   torch, mpi   names. The MPI type is given where MPI is handed that type to reduce; the others are converted to one
  *                of these first. Data that is only moved travels as bytes.
@@ -9,8 +9,6 @@
  *   is_short     an integer that MPI is handed as a longer one, see mpi_representation.h */
 #ifndef MPP_DTYPES_H
 #define MPP_DTYPES_H
-
-#include <stdint.h>
 
 /* code, torch, mpi, size, wide, real, is_float, is_short */
 #define MPP_DTYPES(X)                                                                                                  \
@@ -37,10 +35,5 @@
 
 /* MPI's names of the operations. */
 #define MPP_REDOPS(X) X(SUM) X(PROD) X(MIN) X(MAX) X(BAND) X(BOR) X(BXOR)
-
-typedef struct {
-    uint8_t size, wide, real, is_float, is_short;
-} mpp_element;
-extern const mpp_element mpp_elements[];
 
 #endif

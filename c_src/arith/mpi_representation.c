@@ -1,7 +1,5 @@
 #include "arith/mpi_representation.h"
 
-#include "arith/dtypes.h"
-
 enum { PIECE = 2048 }; /* elements converted at a time, through a buffer that stays in the first-level cache */
 
 enum form { FORM_WIDE, FORM_LONG, FORM_ORDERED };

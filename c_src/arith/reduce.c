@@ -18,7 +18,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "arith/dtypes.h"
 #include "arith/narrow_float.h"
 
 #ifdef __FAST_MATH__

@@ -17,31 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum mpp_dtype {
-    MPP_BOOL,
-    MPP_U8,
-    MPP_I8,
-    MPP_U16,
-    MPP_I16,
-    MPP_U32,
-    MPP_I32,
-    MPP_U64,
-    MPP_I64,
-    MPP_F16,
-    MPP_BF16,
-    MPP_F32,
-    MPP_F64,
-    MPP_CHALF,
-    MPP_CFLOAT,
-    MPP_CDOUBLE,
-    MPP_F8_E4M3FN,
-    MPP_F8_E4M3FNUZ,
-    MPP_F8_E5M2,
-    MPP_F8_E5M2FNUZ,
-    MPP_DTYPE_COUNT
-};
+#include "arith/dtypes.h"
 
-enum mpp_redop { MPP_SUM, MPP_PROD, MPP_MIN, MPP_MAX, MPP_BAND, MPP_BOR, MPP_BXOR, MPP_REDOP_COUNT };
+#define MPP_NUMBER_OF(code, ...) MPP_##code,
+enum mpp_dtype { MPP_DTYPES(MPP_NUMBER_OF) MPP_DTYPE_COUNT };
+enum mpp_redop { MPP_REDOPS(MPP_NUMBER_OF) MPP_REDOP_COUNT };
 
 typedef struct mpp_reduction {
     int32_t dtype;      /* enum mpp_dtype */
@@ -52,6 +32,12 @@ typedef struct mpp_reduction {
     int64_t divisor;       /* >= 1; 1: none.  Integers truncate toward zero */
     const double *factors; /* one for each source in place of premul; NULL: premul for all */
 } mpp_reduction;
+
+/* A row of dtypes.h. */
+typedef struct {
+    uint8_t size, wide, real, is_float, is_short;
+} mpp_element;
+extern const mpp_element mpp_elements[];
 
 /* Bytes per element; 0 for an unknown dtype. */
 size_t mpp_dtype_size(int dtype);

@@ -1,7 +1,6 @@
 /* The extension `_bridge`: its types, and what Python tells it once. What it does is in bridge.c. */
 #include <stddef.h>
 
-#include "arith/dtypes.h"
 #include "engine/activity.h"
 #include "python/call.h"
 

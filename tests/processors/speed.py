@@ -36,9 +36,9 @@ class Reduction(ctypes.Structure):
 
 
 def names(of: str) -> list[str]:
-    """The names of an enum in reduce.h."""
-    text = re.search(rf"enum {of} {{(.*?)}}", (C_SRC / "arith" / "reduce.h").read_text(), re.DOTALL)[1]
-    return re.findall(r"MPP_(\w+)", text)[:-1]
+    """The names in a table of dtypes.h."""
+    text = re.search(rf"#define {of}\(X\)(.*?)\n\n", (C_SRC / "arith" / "dtypes.h").read_text(), re.DOTALL)[1]
+    return re.findall(r"X\((\w+)", text)
 
 
 def libraries(folder: Path) -> list[ctypes.CDLL]:
@@ -94,7 +94,7 @@ def main() -> None:
             continue
         cases = []
         for (dtype, type_name), (op, op_name) in itertools.product(
-            enumerate(names("mpp_dtype")), enumerate(names("mpp_redop"))
+            enumerate(names("MPP_DTYPES")), enumerate(names("MPP_REDOPS"))
         ):
             for count in (2, 4) if built[0].mpp_reduction_supported(dtype, op) else ():
                 gcc, zig = seconds(built, Reduction(dtype, op, 0, 0, 0.0, 1, None), blocks[:count], out)

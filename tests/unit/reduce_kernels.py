@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import shlex
+import subprocess
 from functools import reduce
 from pathlib import Path
 
@@ -77,7 +78,9 @@ class Kernels:
 def load_kernels(folder, name, flags):
     ffi = cffi.FFI()
     header = "".join((ARITH / name).read_text() for name in ("reduce.h", "mpi_representation.h"))
-    ffi.cdef(re.sub(r"(?m)^#.*$", "", header))
+    header = re.sub(r"(?m)^#include <.*$", "", header)
+    command = [*CC, "-E", "-P", f"-I{C_SRC}", "-xc", "-"]
+    ffi.cdef(subprocess.run(command, input=header, capture_output=True, text=True, check=True).stdout)
     sources = [str(ARITH / source) for source in ("reduce.c", "mpi_representation.c")]
     ffi.set_source(name, '#include "arith/mpi_representation.h"', sources=sources, include_dirs=[str(C_SRC)],
                    extra_compile_args=flags)  # fmt: skip
