@@ -89,14 +89,8 @@ def _summary(text: str) -> str:
     return "" if text == "0" else text
 
 
-def _file(text: str) -> str:
-    if os.path.exists(text) and not os.path.isfile(text):  # to read a pipe or a device may have no end
-        raise ValueError
-    return text
-
-
-def _directory(text: str) -> str:
-    if text and os.path.exists(text) and not os.path.isdir(text):
+def _path(is_of_the_kind: Callable[[str], bool], text: str) -> str:
+    if os.path.exists(text) and not is_of_the_kind(text):
         raise ValueError
     return text
 
@@ -140,7 +134,7 @@ TUNING = Setting(
     "MPIPLUS_TUNING",
     "",
     "the path of a file",
-    _file,
+    functools.partial(_path, os.path.isfile),  # to read a pipe or a device may have no end
     "The file of [`mpiplus bench --tune`](tuning.md#between-nodes), which `auto` above follows in groups on as many "
     "nodes: which way an operation takes up to which size. What rank 0 of a group has counts, and only its node needs "
     "the file.",
@@ -195,7 +189,7 @@ TIMELINE = Setting(
     "MPIPLUS_TIMELINE",
     "",
     "a directory, which need not be there yet",
-    _directory,
+    functools.partial(_path, os.path.isdir),
     "Where each rank records its last calls, for a [timeline](timeline.md).",
 )
 INTEGRATIONS = Setting(

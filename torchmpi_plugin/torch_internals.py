@@ -20,17 +20,11 @@ from .names import SOURCE
 
 
 class Need(NamedTuple):
-    """Something of torch that its documentation does not promise.
+    """Something of torch that its documentation does not promise."""
 
-    Attributes:
-        name: module and attribute.
-        since: the first torch that has it; before that mpiplus does without.
-        why: what would be missing.
-    """
-
-    name: str
-    since: tuple[int, int]
-    why: str
+    name: str  # module and attribute
+    since: tuple[int, int]  # the first torch that has it; before that mpiplus does without
+    why: str  # what would be missing
 
 
 C10D = "torch._C._distributed_c10d"

@@ -9,6 +9,7 @@ here hands over to it.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import weakref
 from collections.abc import Callable
@@ -60,10 +61,6 @@ def _ask(name: str) -> Callable[..., Any]:
 
     question.__name__ = name
     return question
-
-
-def _ask_property(name: str) -> property:
-    return property(lambda self: getattr(self.group, name))
 
 
 class _Backend:
@@ -136,7 +133,7 @@ def backend_type() -> Any:
     members: dict[str, Any] = {name: _hand_over(name) for name in OPERATIONS}
     members |= {old: members[new] for old, new in ALIASES.items()}
     members |= {name: _ask(name) for name in _QUESTIONS}
-    members |= {name: _ask_property(name) for name in _PROPERTIES}
+    members |= {name: property(operator.attrgetter(f"group.{name}")) for name in _PROPERTIES}
     return type("BackendMPI", (_Backend, torch_internals.backend_class()), members)
 
 

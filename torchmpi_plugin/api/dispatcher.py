@@ -124,79 +124,65 @@ def _begin(group: ProcessGroupMPI, operator: str, schema: Any, arguments: Sequen
     return first_form(ProcessGroupMPI, OPERATORS[operator])(group, *operands)
 
 
-def _ours(group: Any) -> ProcessGroupMPI | None:
-    found = torch_operators.group_of_operator(group)
-    return found if isinstance(found, ProcessGroupMPI) else None
+def _put(namespace: str, operator: str, ours: Callable[..., Any]) -> None:
+    """Have an operator on a group of ours call ``ours``: with the schema, torch's kernel, the group, the arguments."""
+
+    def make(schema: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = [argument.name for argument in schema.arguments]
+        place = next(place for place, name in enumerate(names) if name in ("process_group", "group_name"))
+
+        def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
+            torchs = functools.partial(original, keys, *arguments, **named)
+            group = torch_operators.group_of_operator(arguments[place])
+            return ours(schema, torchs, group, *arguments) if isinstance(group, ProcessGroupMPI) else torchs()
+
+        return kernel
+
+    torch_operators.put_before_kernels(namespace, operator, make)
 
 
-def _kernel(operator: str, schema: Any, original: Any) -> Callable[..., Any]:
-    place = [argument.name for argument in schema.arguments].index("process_group")
-    returns_tensors = len(schema.returns) > 1
-
-    def kernel(keys: Any, *arguments: Any) -> Any:
-        group = _ours(arguments[place])
-        if group is None:
-            return original(keys, *arguments)
-        held = _holder().hold(issued.note(_begin(group, operator, schema, arguments))).boxed()
-        return (arguments[0], held) if returns_tensors else held
-
-    return kernel
+def _carry_out(operator: str, schema: Any, _: Any, group: ProcessGroupMPI, *arguments: Any) -> Any:
+    held = _holder().hold(issued.note(_begin(group, operator, schema, arguments))).boxed()
+    return (arguments[0], held) if len(schema.returns) > 1 else held
 
 
-def _monitored_barrier(schema: Any, original: Any) -> Callable[..., Any]:
-    def kernel(keys: Any, tensor: torch.Tensor, group: Any, device_ids: Any, timeout: int, wait_all_ranks: bool) -> Any:
-        ours = _ours(group)
-        if ours is None:
-            return original(keys, tensor, group, device_ids, timeout, wait_all_ranks)
-        return ours.monitored_barrier(None if timeout == _UNSET_MS else timedelta(milliseconds=timeout), wait_all_ranks)
-
-    return kernel
+def _monitored_barrier(_schema: Any, _torchs: Any, group: ProcessGroupMPI, *arguments: Any) -> None:
+    *_, timeout, wait_all_ranks = arguments
+    group.monitored_barrier(None if timeout == _UNSET_MS else timedelta(milliseconds=timeout), wait_all_ranks)
 
 
 @functools.cache
 def install() -> None:
     """Put the kernels in front of torch's."""
     for operator in OPERATORS:
-        torch_operators.put_before_kernels("c10d", operator, functools.partial(_kernel, operator))
-    torch_operators.put_before_kernels("c10d", "monitored_barrier_", _monitored_barrier)
+        _put("c10d", operator, functools.partial(_carry_out, operator))
+    _put("c10d", "monitored_barrier_", _monitored_barrier)
 
 
 # ---- functional operators that ask the group for a backend ----
 
 
-def _all_gather_out(schema: Any, original: Any) -> Callable[..., Any]:
-    def kernel(keys: Any, tensor: torch.Tensor, size: int, group: Any, **out: torch.Tensor) -> Any:
-        if _ours(group) is not None:
-            install()  # torch's own kernel calls an operator
-        return original(keys, tensor, size, group, **out)
-
-    return kernel
+def _all_gather_out(_schema: Any, torchs: Callable[[], Any], *_: Any) -> Any:
+    install()  # torch's own kernel calls an operator
+    return torchs()
 
 
-def _batch_p2p(schema: Any, original: Any) -> Callable[..., Any]:
-    def kernel(
-        keys: Any, names: list[str], peers: list[int], tags: list[int], tensors: list[torch.Tensor], group: Any
-    ) -> Any:
-        ours = _ours(group)
-        if ours is None:
-            return original(keys, names, peers, tags, tensors, group)
-        results = []
-        for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True):
-            sends = name == "isend"
-            work = (ours.send if sends else ours.recv)([tensor], peer, tag)
-            result = tensor.new_empty(0) if sends else tensor
-            torch_operators.register_work(result, _holder().hold(work))
-            results.append(result)
-        return results
-
-    return kernel
+def _batch_p2p(_schema: Any, _torchs: Any, group: ProcessGroupMPI, *arguments: Any) -> list[torch.Tensor]:
+    results = []
+    for name, peer, tag, tensor in zip(*arguments[:4], strict=True):
+        sends = name == "isend"
+        work = (group.send if sends else group.recv)([tensor], peer, tag)
+        result = tensor.new_empty(0) if sends else tensor
+        torch_operators.register_work(result, _holder().hold(work))
+        results.append(result)
+    return results
 
 
 @functools.cache
 def install_functional() -> None:
     """The kernels of functional operators that C++ cannot carry out for a group in Python."""
-    torch_operators.put_before_kernels("_c10d_functional", "all_gather_into_tensor_out", _all_gather_out)
-    torch_operators.put_before_kernels("_c10d_functional", "batch_p2p_ops", _batch_p2p)
+    _put("_c10d_functional", "all_gather_into_tensor_out", _all_gather_out)
+    _put("_c10d_functional", "batch_p2p_ops", _batch_p2p)
 
 
 def attach(group: ProcessGroupMPI) -> None:
@@ -225,11 +211,8 @@ class _Catching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))  # barrier makes a tensor to find the kernel by
 
 
-class _Unknown(dist.ProcessGroup):
-    """A group with torch's own methods, each of which calls an operator."""
-
-
-_unknown = functools.cache(_Unknown)
+#: A group with torch's own methods, each of which calls an operator.
+_unknown: Callable[[int, int], Any] = functools.cache(dist.ProcessGroup)
 
 
 def _operator_of(name: str, operands: tuple[Any, ...]) -> _Caught:

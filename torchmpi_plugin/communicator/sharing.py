@@ -22,17 +22,11 @@ SHORT_SLOT = 4 << 10
 
 
 class Word(NamedTuple):
-    """A rank's message about a new group before it is made.
+    """A rank's message about a new group before it is made."""
 
-    Attributes:
-        known: the communicator that it could be on; empty: none.
-        place: the group's on that, by rank 0; 0: none.
-        opens: others may come onto the group's own communicator, by rank 0.
-    """
-
-    known: str = ""
-    place: int = 0
-    opens: bool = False
+    known: str = ""  # the communicator that it could be on; empty: none
+    place: int = 0  # the group's on that, by rank 0; 0: none
+    opens: bool = False  # others may come onto the group's own communicator, by rank 0
 
 
 class Shared:
@@ -43,31 +37,21 @@ class Shared:
 
 
 class Tags(NamedTuple):
-    """A communicator and the first tag of a group's messages on it.
+    """A communicator and the first tag of a group's messages on it."""
 
-    Attributes:
-        comm: the communicator; None: one of its own, which is to be made.
-        first: its first tag there.
-        shared: others have theirs there, or may.
-    """
-
-    comm: Any = None
+    comm: Any = None  # None: one of its own, which is to be made
     first: int = 0
-    shared: bool = False
+    shared: bool = False  # others have theirs there, or may
 
 
 PRIVATE = Tags()
 
 
 class Kin:
-    """The groups of the same ranks in this process.
-
-    Attributes:
-        shared: the communicator that the next one could be on.
-    """
+    """The groups of the same ranks in this process."""
 
     def __init__(self) -> None:
-        self.shared: Shared | None = None
+        self.shared: Shared | None = None  # the communicator that the next one could be on
         self._all: dict[str, Shared] = {}
         self._private: list[weakref.ref[Any]] = []
         self._is_making = False

@@ -1,7 +1,7 @@
 """Pending operations: the Python side of the C engine.
 
-Who waits and who completes, deadlines, and the Work that a user holds. Uses ``mpi`` and ``tensors``; a group is what
-``contracts.py`` asks for. Start with ``engine.py``, then ``work.py``.
+Who waits and who completes, deadlines, and the Work that a user holds. Uses ``mpi`` and ``tensors``. Start with
+``engine.py``, then ``work.py``.
 """
 
 from .engine import set_chunk_limit

@@ -1,10 +1,27 @@
-"""The operations that the threads of this process wait for."""
+"""Operations under way, as the engine and whoever reports on them see them; and which of them threads wait for."""
 
 from __future__ import annotations
 
 import threading
+from typing import Any, Protocol
 
-from .contracts import Owner, Pending
+
+class Pending(Protocol):
+    """A Work, which knows the engine, as the engine and whoever reports on it need it: ``PendingWork``."""
+
+    handle: int
+    caller: int
+    finished: bool
+    abandoned: bool
+    call: Any
+    group: Any
+
+    def elapsed(self) -> float: ...
+    def complete(self, handle: int, state: int) -> int: ...
+    def resolve(self) -> None: ...
+    def check_deadline(self) -> None: ...
+    def abandon_aborted(self) -> None: ...
+
 
 #: By thread: what it has waited for for a while.
 waiting: dict[int, Pending] = {}
@@ -18,6 +35,6 @@ def waits(work: Pending | None) -> None:
         waiting.pop(threading.get_ident(), None)
 
 
-def is_waited_for(group: Owner) -> bool:
+def is_waited_for(group: Any) -> bool:
     """Return whether a thread has waited for an operation of ``group`` for a while."""
     return any(work.group is group for work in list(waiting.values()))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from .. import _bridge
 from ..mpi import runtime
 from . import activity
-from .contracts import Pending
+from .activity import Pending
 
 log = logging.getLogger("torchmpi_plugin")
 

@@ -16,7 +16,7 @@ from ..errors import DistBackendError, attempt
 from ..mpi import runtime
 from ..tensors import device
 from . import engine, failed_future, typed_future
-from .contracts import Owner, Pending
+from .activity import Pending
 from .typed_future import TypedFuture
 
 
@@ -197,7 +197,8 @@ class PendingWork(Work):
     """
 
     finished = False
-    group: Owner
+    #: A ProcessGroupMPI, which is of a layer above.
+    group: Any
     call: _bridge.Call
     #: The thread whose call made it and goes on; 0 once the operation is on its own.
     caller = 0

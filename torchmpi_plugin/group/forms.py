@@ -102,28 +102,19 @@ _FIELDS = {"op": ("reduceOp", _op), "timeout": ("timeout", _timeout)}
 
 
 class Form(NamedTuple):
-    """One overload.
+    """One overload."""
 
-    Attributes:
-        kinds: of its parameters, by their names; "opts" is the options as a whole.
-        wraps: for each tensor parameter, in how many lists it is put.
-    """
-
-    kinds: dict[str, str]
-    wraps: tuple[int, ...]
+    kinds: dict[str, str]  # of its parameters, by their names; "opts" is the options as a whole
+    wraps: tuple[int, ...]  # for each tensor parameter, in how many lists it is put
 
     def __str__(self) -> str:
         return f"({', '.join(self.kinds)})"
 
 
 class Method(NamedTuple):
-    """The forms of one method. The first is the one that the methods here take.
+    """The forms of one method. The first is the one that the methods here take."""
 
-    Attributes:
-        options: the type of its last argument; None: it has no options.
-    """
-
-    options: Any
+    options: Any  # the type of its last argument; None: it has no options
     forms: tuple[Form, ...]
 
 

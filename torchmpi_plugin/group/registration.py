@@ -26,22 +26,15 @@ _unfinished: list[Registration] = []
 
 
 class Record(NamedTuple):
-    """A rank's message to the others about its tensor.
+    """A rank's message to the others about its tensor."""
 
-    Attributes:
-        number: the registration's, in the group, as far as this rank knows.
-        window: the window's, in the group.
-        memory, counters: where the tensor lies, and where signals to this rank are counted.
-        offset: of the tensor in its memory, in bytes.
-    """
-
-    number: int
-    window: int
+    number: int  # the registration's, in the group, as far as this rank knows
+    window: int  # the window's, in the group
     dtype: torch.dtype
     shape: torch.Size
-    memory: Share | None
-    offset: int
-    counters: Share | None
+    memory: Share | None  # where the tensor lies
+    offset: int  # of the tensor in its memory, in bytes
+    counters: Share | None  # where signals to this rank are counted
 
     @classmethod
     def of(cls, number: int, window: int, tensor: torch.Tensor, counters: torch.Tensor) -> Record:

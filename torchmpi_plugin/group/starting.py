@@ -32,29 +32,18 @@ _CURES = {
 
 
 class Call(NamedTuple):
-    """A call as C has read it.
-
-    Attributes:
-        group, operation: of which group, and its name.
-        start: the name of the function of C's that starts it.
-        inputs, outputs: its tensors; None: what it reads is what it writes.
-        root: -1: none.
-        lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
-        elements: of its tensor, where there is one.
-        how: the address of the ``mpp_reduction``; 0: it reduces nothing.
-        keep: the memory that C was given, by group/operands.py.
-    """
+    """A call as C has read it."""
 
     group: Any
-    operation: str
-    start: str
-    inputs: list[torch.Tensor] | None
+    operation: str  # its name
+    start: str  # the name of the function of C's that starts it
+    inputs: list[torch.Tensor] | None  # None: what it reads is what it writes
     outputs: list[torch.Tensor]
-    root: int
-    lengths: list[int]
-    elements: int
-    how: int
-    keep: Any
+    root: int  # -1: none
+    lengths: list[int]  # of two lists, one after the other, of one for each rank; none where it has no such lists
+    elements: int  # of its tensor, where there is one
+    how: int  # the address of the ``mpp_reduction``; 0: it reduces nothing
+    keep: Any  # the memory that C was given, by group/operands.py
 
 
 def begin(group: Group, operation: str) -> None:
