@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmpi_plugin.jobs import handled
+from torchmpi_plugin.jobs import signals
 
 PROGRAM = """
 import signal, sys
@@ -42,7 +42,7 @@ def test_who_gets_a_signal(monkeypatch: pytest.MonkeyPatch, provision: str, unbl
             to.flush()
             assert back.readline() == "unblocked\n"
 
-    monkeypatch.setattr(handled, "time", SimpleNamespace(sleep=meanwhile))
-    assert handled.pass_on(program.pid, signal.SIGUSR1) == passed
+    monkeypatch.setattr(signals, "time", SimpleNamespace(sleep=meanwhile))
+    assert signals.pass_on(program.pid, signal.SIGUSR1) == passed
     program.communicate("\n" if unblocks else "", timeout=30)
     assert program.returncode == 0

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Attempts, Restarts, kind_of
+from torchmpi_plugin.jobs.attempts import Attempts, NotEnoughError, Restarts, SpareNodes, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
-from torchmpi_plugin.jobs.spare_nodes import NotEnoughError, SpareNodes
 from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.batch import allocated_nodes
 

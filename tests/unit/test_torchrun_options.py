@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from torchmpi_plugin.cli.run.command import run
-from torchmpi_plugin.cli.run.logs import files_of
+from torchmpi_plugin.cli.run.options import files_of
 
 PAGE = Path(__file__).parents[2] / "docs/launching.md"
 

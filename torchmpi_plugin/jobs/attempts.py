@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .job import run_job
 from .loop import run
-from .outcome import Ending, JobResult
+from .outcome import Ending, JobResult, RankRecord
 from .signals import ENDING, FORWARDED, caught
-from .spare_nodes import NotEnoughError, SpareNodes
 from .spec import JobSpec
 
 #: How an attempt may end that is worth another one.
@@ -76,6 +75,58 @@ def is_worth_another(kind: str, code: int, on: frozenset[str]) -> bool:
 def pause_before(fast_failures: int) -> float:
     """Seconds to wait after so many attempts in a row that were over fast."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (fast_failures - 1)) if fast_failures else 0.0
+
+
+class NotEnoughError(Exception):
+    """Fewer nodes are left than the job needs."""
+
+
+class SpareNodes:
+    """Chooses nodes for each attempt, of those that have not been lost."""
+
+    def __init__(self, names: Sequence[str], ranks: int, least: int, most: int, answers: Callable[[str], bool]) -> None:
+        self._names, self._ranks, self._least, self._most = list(names), ranks, least, most
+        self._answers = answers
+        self._chosen: list[str] = []
+
+    def choose(self) -> list[str]:
+        """The nodes of the next attempt.
+
+        Raises:
+            NotEnoughError: there are too few.
+        """
+        if len(self._names) < self._least:
+            left = ", ".join(self._names) or "none"
+            raise NotEnoughError(
+                f"the job needs {self._least} node(s) (--nnodes), and there are {len(self._names)}: {left}"
+            )
+        self._chosen = self._names[: self._most]
+        return self._chosen
+
+    def as_option(self, nodes: Sequence[str]) -> str:
+        """As ``--hosts`` has them."""
+        return ",".join(f"{name}:{self._ranks}" for name in nodes)
+
+    def leave_out_lost(self, ending: Ending) -> list[str]:
+        """Those of the last attempt on which no rank could be reached, and which still do not answer."""
+        by_node: dict[str, list[RankRecord]] = {name: [] for name in self._chosen}
+        for record in ending.records:
+            by_node[self._node_of(record)].append(record)
+        suspects = [name for name, records in by_node.items() if all(_is_lost(record) for record in records)]
+        lost = [name for name in suspects if not self._answers(name)]
+        self._names = [name for name in self._names if name not in lost]
+        return lost
+
+    def _node_of(self, record: RankRecord) -> str:
+        """By the name that it gave, else by its place: the user may have named nodes in another way, or by address."""
+        for name in self._chosen:
+            if record.node and name.partition(".")[0] == record.node.partition(".")[0]:
+                return name
+        return self._chosen[min(record.rank // self._ranks, len(self._chosen) - 1)]
+
+
+def _is_lost(record: RankRecord) -> bool:
+    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.node
 
 
 @dataclass

@@ -109,7 +109,6 @@ class Channel(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Something has come."""
         self._received += data
         try:
             for frame in self._complete():
@@ -130,7 +129,6 @@ class Channel(asyncio.Protocol):
         self.congested(True)
 
     def resume_writing(self) -> None:
-        """It has caught up."""
         self.congested(False)
 
     def _complete(self) -> Iterator[Frame]:

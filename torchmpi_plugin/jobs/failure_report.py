@@ -53,7 +53,6 @@ def find_first(order: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ra
 
 
 def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
-    """Describe the rank that failed first."""
     code = record.left_with or record.code or 1
     if record.ended_by_mpi and launcher_code and not record.left_with:
         code = launcher_code
@@ -93,7 +92,6 @@ def _without_numbers(record: RankRecord) -> str:
 
 
 def result_of(ending: Ending, launcher: str, verbose: bool = False) -> JobResult:
-    """Say how a job ended."""
     result = _result(ending, launcher, verbose)
     words = [result.message, *_left_behind(ending)]
     return result._replace(message="\n".join(word for word in words if word), ending=ending)

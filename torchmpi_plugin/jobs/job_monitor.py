@@ -18,7 +18,6 @@ from ..node import node
 from ..node.listener import Listener
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered
 from .formats import torch_variables
-from .interrupted import Interrupted
 from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into
@@ -26,7 +25,7 @@ from .outcome import Ending, RankRecord
 from .output import Terminal, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
-from .tracebacks import Tracebacks
+from .tracebacks import Interrupted, Tracebacks
 from .writing import Writer
 
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
@@ -123,7 +122,6 @@ class JobMonitor:
                 writer.close()
 
     def _look(self) -> None:
-        """Do what follows from what has happened."""
         if self._over.done():
             return
         self._look_at_the_reader()
@@ -150,7 +148,6 @@ class JobMonitor:
         await channel.open(connection)
 
     def _greeted(self, channel: Channel, frame: Frame) -> None:
-        """A supervisor's first words."""
         try:
             hello = frame.message
             rank, size = int(hello["rank"]), int(hello["size"])
@@ -335,7 +332,6 @@ class JobMonitor:
             writer.is_patient = False
 
     def _fail(self, text: str) -> None:
-        """End a job that has not started."""
         self.ending.trouble = self.ending.trouble or text
         self._end(signal.SIGTERM)
 

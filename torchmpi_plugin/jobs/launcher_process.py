@@ -49,7 +49,6 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """It says something."""
         if len(self.noise) < _NOISE_BYTES:
             self.noise += data.decode(errors="replace")
 

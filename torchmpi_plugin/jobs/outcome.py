@@ -55,7 +55,6 @@ class RankRecord:
         return self.leaves and self.code != 0 and (bool(self.left_with) or bool(self.code and not self.signal))
 
     def heard(self, lines: Sequence[str], now: float) -> None:
-        """Remember what it wrote to stderr."""
         if not self.complained and any(word in line for line in lines for word in _COMPLAINTS):
             self.complained = now
         for line in lines:

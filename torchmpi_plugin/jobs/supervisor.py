@@ -17,12 +17,12 @@ from ..launchers.table import SLURM
 from ..launchers.variables import who_am_i
 from ..node import leaving, node
 from ..node.calling import call
-from . import error_file, handled
+from . import error_file
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .daemon import Daemon
 from .loop import Alarm, raise_into, run
 from .output import LineBuffer
-from .signals import FORWARDED, HARMFUL
+from .signals import FORWARDED, HARMFUL, pass_on
 
 _CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
@@ -87,7 +87,6 @@ class Stream:
         self._kind, self._channel = kind, channel
 
     def send(self, data: bytes) -> None:
-        """Send the lines that are complete now."""
         self._channel.send(self._kind, self.lines.feed(data))
 
     def flush(self) -> None:
@@ -216,7 +215,7 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         if self._child is not None and number in HARMFUL:
-            if not handled.pass_on(self._child.pid, number):
+            if not pass_on(self._child.pid, number):
                 name = signal.Signals(number).name
                 self._complain(f"{name} was not passed on to a program that it would end")
         elif self._child is not None:
@@ -265,7 +264,6 @@ class Supervisor:
             self._close(stream)
 
     def _complain(self, text: str) -> None:
-        """On the rank's stderr."""
         self._channel.send(STDERR, f"mpiplus run: {text}\n".encode())
 
     def _hold(self, who: str, held: bool) -> None:

@@ -1,4 +1,8 @@
-"""A traceback that several ranks write, as most mistakes have them do, is shown once, and who has written it too."""
+"""Tracebacks that are shown in another way than they were written, or not at all.
+
+One that several ranks write, as most mistakes have them do, is shown once, with who has written it too; after Ctrl-C
+those of the KeyboardInterrupt are not shown.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,12 @@ from .stderr_tail import CHAINED, TRACEBACK
 _BEGINS = TRACEBACK.encode()
 #: What stands between two tracebacks of a chain, and what mpiplus says below the last.
 _BETWEEN, _BELOW = tuple(words.encode() for words in CHAINED), b"ends the job: an uncaught exception"
+_KIND = b"KeyboardInterrupt"
+#: What mpiplus and MPICH say of a rank that leaves by an exception.
+_CONSEQUENCES = (
+    *(_BELOW, b"application called MPI_Abort"),
+    *(b"PMIU_write error", b"system msg for write_line failure"),
+)
 _MOST_BYTES, _MOST_KNOWN = 1 << 18, 100  # of what one rank has held back, and of tracebacks to compare with
 
 
@@ -91,5 +101,33 @@ class Tracebacks:
 
     @property
     def holding(self) -> bool:
-        """True if anything is held."""
         return any(of.held for of in self._ranks.values())
+
+
+class Interrupted:
+    """Takes lines of a rank after Ctrl-C, and keeps those of a traceback until it is known whose it is."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._is_traceback = False
+
+    def without_traceback(self, data: bytes) -> bytes:
+        """Return what is to be shown now of the data, and of what was kept."""
+        return b"".join(self._next(line) for line in data.splitlines(keepends=True))
+
+    def _next(self, line: bytes) -> bytes:
+        if _BEGINS in line:
+            shown, self._held, self._is_traceback = self._held if self._is_traceback else b"", line, True
+            return shown
+        if not self._is_traceback:
+            return b"" if line.strip() == b":" or any(words in line for words in _CONSEQUENCES) else line
+        self._held += line
+        if line[:1].isspace() or not line.strip():
+            return b""
+        shown, self._held, self._is_traceback = self._held, b"", False
+        return b"" if line.startswith(_KIND) else shown
+
+    def rest(self) -> bytes:
+        """Return what is left at the end: a traceback that was cut off."""
+        shown, self._held = self._held, b""
+        return shown

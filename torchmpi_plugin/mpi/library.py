@@ -96,7 +96,6 @@ class _DlInfo(ctypes.Structure):
 
 
 def _file_of(function: Any) -> str:
-    """The shared library that a function is in."""
     place = _DlInfo()
     address = ctypes.cast(function, ctypes.c_void_p)
     found = ctypes.CDLL(None).dladdr(address, ctypes.byref(place))

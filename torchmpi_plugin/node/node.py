@@ -89,7 +89,6 @@ def cores(cpus: Sequence[int] | None = None) -> list[int]:
 
 
 def free_port() -> int:
-    """Find a port on which nobody listens now."""
     with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -75,6 +75,5 @@ def state_of(pid: int) -> str:
 
 
 def why_silent(asked: RankSocket) -> str:
-    """In words why a rank has not answered."""
     reason = state_of(asked.pid) or "the thread that answers gets no core, or the process is in swap"
     return f"does not answer: process {asked.pid}: {reason}"

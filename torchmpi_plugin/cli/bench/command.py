@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -147,25 +148,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
 )
 @click.option("--samples", type=click.IntRange(min=2), hidden=True, help="--train: of a rank in a step.")
 @click.pass_context
-def bench(
-    context: click.Context,
-    *,
-    quick: bool,
-    json_file: Path | None,
-    plot_file: Path | None,
-    tuning_file: Path | None,
-    device: str,
-    ops: list[str],
-    sizes: list[int] | None,
-    backends: list[str],
-    raw: bool,
-    nonblocking: bool,
-    front_end: bool,
-    repeats: int | None,
-    ways: str | None,
-    busy: int,
-    samples: int | None,
-) -> None:
+def bench(context: click.Context, /, *, busy: int, backends: list[str], **given: Any) -> None:
     """Compare raw MPI, mpiplus and gloo: mpirun -n 2 mpiplus bench
 
     Every rank runs the same operations on all of them in turns, in one job, so that whatever else the machine does hits
@@ -180,33 +163,39 @@ def bench(
     timed with nothing else to do, that a step does not get longer by, cut off at 0 and 1. A rank has one thread, or
     OMP_NUM_THREADS. More ranks than cores: mpirun --oversubscribe -n 4.
     """
+    device, tuning = given["device"], given["tuning_file"] is not None
+    files = Files(given["json_file"], given["plot_file"], given["tuning_file"], device)
     if device == "cuda" and not _is_given(context, "backends"):
         from torch.distributed import is_nccl_available  # slow to import
 
         backends += ["nccl"] * is_nccl_available()
-    if ways:
+    if given["ways"]:
         _refuse(context, _OF_OPERATIONS, "--train, which measures whole steps")
         with _beside(busy):
             from .training.training import run
 
-            files = Files(json_file, plot_file, None)
-            run(parse_names(None, None, ways), backends, quick, repeats, files, samples, device)
+            ways, how = parse_names(None, None, given["ways"]), (given["quick"], given["repeats"])
+            run(ways, backends, *how, files, given["samples"], device)
         return
-    if tuning_file:
+    if tuning:
         _refuse(context, _CONTESTANTS, "--tune, which compares ways of mpiplus")
-    settings = Settings(
-        backends=[] if tuning_file else backends,
-        raw=[RAW, *([NONBLOCKING] if nonblocking else [])] if raw and not tuning_file else [],
-        front_end=front_end and not tuning_file,
-        operations=ops,
-        sizes=sizes or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
-        repeats=repeats or (5 if quick else 11),
+    with _beside(busy):
+        _run(_settings_of(given, [] if tuning else backends, bool(busy)), files)
+
+
+def _settings_of(given: Mapping[str, Any], backends: Sequence[str], busy: bool) -> Settings:
+    tunes, quick = given["tuning_file"] is not None, given["quick"]
+    return Settings(
+        backends=backends,
+        raw=[RAW, *([NONBLOCKING] if given["nonblocking"] else [])] if given["raw"] and not tunes else [],
+        front_end=given["front_end"] and not tunes,
+        operations=given["ops"],
+        sizes=given["sizes"] or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
+        repeats=given["repeats"] or (5 if quick else 11),
         # Among others that compute a turn has to last for many rounds of the scheduler, of some 4 ms for each of them.
         block_seconds=0.3 if busy else 0.01 if quick else 0.02,
-        device=device,
+        device=given["device"],
     )
-    with _beside(busy):
-        _run(settings, Files(json_file, plot_file, tuning_file, device))
 
 
 def _beside(busy: int) -> AbstractContextManager[None]:

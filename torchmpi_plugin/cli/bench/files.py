@@ -38,7 +38,6 @@ class Files:
         return tune.why_not(nodes, self.device) if self.tuning else ""
 
     def write(self, report: Report, nodes: Sequence[str], console: Console) -> None:
-        """Write what was asked for, and say so."""
         if self.json:
             self.json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
         if self.plot:

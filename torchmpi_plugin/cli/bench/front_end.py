@@ -12,7 +12,6 @@ class Complete(dist.Work):
     """Work that was complete before it was asked for."""
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return at once."""
         return True
 
     def is_completed(self) -> bool:

@@ -50,7 +50,6 @@ class Turns:
         return statistics.median(self.seconds)
 
     def medians(self) -> dict[str, float]:
-        """Return the median turn's figures, by name."""
         return {name: statistics.median(turns) for name, turns in self.to_json().items()}
 
     def to_json(self) -> dict[str, list[float]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def open_console(rank: int) -> Console:
     Some launchers give each rank a terminal of 80 columns of its own, whatever the user's output really goes to.
     """
     return Console(quiet=rank != 0, width=_WIDTH, force_terminal=False, highlight=False)
+
+
+def new_table(titles: Iterable[str], texts: int) -> Table:
+    """Make a table of which the first columns, so many, are texts, and the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="left" if index < texts else "right", no_wrap=True)
+    return table
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -180,23 +189,16 @@ def in_words(limit: Link | Bus) -> str:
 
 
 def _operations_table(rows: Sequence[Row], contestants: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, title in enumerate(table_header(contestants)):
-        table.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
-    previous = rows[0] if rows else None
-    for row in rows:
-        if previous and (row.operation, row.dtype) != (previous.operation, previous.dtype):
-            table.add_section()
-        table.add_row(*table_cells(row, contestants))
-        previous = row
+    table = new_table(table_header(contestants), texts=2)
+    for _, alike in groupby(rows, key=lambda row: (row.operation, row.dtype)):
+        for row in alike:
+            table.add_row(*table_cells(row, contestants))
+        table.add_section()
     return table
 
 
 def _overlap_table(overlaps: Sequence[Overlap]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, name in enumerate(("", "synchronous us", "wait() us", "left to wait()")):
-        table.add_column(name, justify="right" if index else "left")
+    table = new_table(("", "synchronous us", "wait() us", "left to wait()"), texts=1)
     for found in overlaps:
-        cells = (found.contestant, format_us(found.sync_us), format_us(found.wait_us), f"{found.percent:.1f} %")
-        table.add_row(*cells)
+        table.add_row(found.contestant, format_us(found.sync_us), format_us(found.wait_us), f"{found.percent:.1f} %")
     return table

@@ -8,6 +8,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
@@ -41,29 +42,19 @@ def in_a_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+@dataclass
 class Session:
-    """Ranks that measure together.
+    """Ranks that measure together."""
 
-    Attributes:
-        rank: this process's.
-        size: how many there are.
-        nodes: where each rank is; the names are mpiplus's own and long.
-        comm: the communicator of the raw calls, and of the timer between its turns.
-        groups: by contestant, a process group of all ranks.
-        contestants: what is compared: raw MPI if wanted, then the groups.
-        device: where the groups' tensors are; those of raw MPI are in host memory.
-    """
+    comm: MPI.Intracomm  # of the raw calls, and of the timer between its turns
+    nodes: Sequence[str]  # where each rank is; the names are mpiplus's own and long
+    raw: Sequence[str]  # what of plain MPI is measured: RAW, NONBLOCKING
+    groups: Groups  # by contestant, a process group of all ranks
+    device: Device = CPU  # where the groups' tensors are; those of raw MPI are in host memory
 
-    def __init__(
-        self, comm: MPI.Intracomm, nodes: Sequence[str], raw: Sequence[str], groups: Groups, device: Device = CPU
-    ) -> None:
-        self.comm = comm
-        self.device = device
-        self.nodes = nodes
-        self.rank: int = comm.rank
-        self.size: int = comm.size
-        self.groups = groups
-        self.contestants = [*raw, *groups]
+    def __post_init__(self) -> None:
+        self.rank, self.size = int(self.comm.rank), int(self.comm.size)
+        self.contestants = [*self.raw, *self.groups]  # what is compared
 
     def synchronise(self) -> None:
         """Return on no rank before every rank has called, and its device has done what it was to do."""
@@ -93,7 +84,6 @@ class Session:
         return facts if self.device.is_cpu else facts | _device_facts(self.device)
 
     def place_of(self, contestant: str) -> Device:
-        """Return where the tensors of a contestant are."""
         return CPU if contestant in (RAW, NONBLOCKING) else self.device
 
     def why_no_messages(self, contestant: str) -> str:
@@ -131,7 +121,6 @@ class Session:
         return calls, refusals
 
     def measure_case(self, case: Case, repeats: int, block_seconds: float) -> Row:
-        """Time all contestants on one case."""
         calls, refusals = self.calls(case)
         timings = take_turns(calls, repeats, block_seconds, self)
         return Row(

@@ -22,9 +22,7 @@ from ...launchers.variables import Launch
 from ...seconds import Seconds
 from ...timeline.command import directory_of, draw, drawable
 from ..started import is_shell_step, speaks, started_by
-from .counts import MOST, NODES, PER_NODE, NodeRange
-from .logs import SHOWN_LAYOUT, files_of, parse_ranks
-from .of_torchrun import no_effect, torchrun_options
+from .options import MOST, NODES, PER_NODE, SHOWN_LAYOUT, NodeRange, files_of, no_effect, parse_ranks, torchrun_options
 
 if TYPE_CHECKING:
     from ...jobs.spec import JobSpec

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
-from ...jobs.attempts import Restarts, parse_restart_on
+from ...jobs.attempts import Restarts, SpareNodes, parse_restart_on
 from ...jobs.job import run_job
-from ...jobs.spare_nodes import SpareNodes
 from ...jobs.spec import JobSpec
 from ...launchers.batch import allocated_nodes
 from ...launchers.layout import named_nodes
-from .counts import NodeRange
+from .options import NodeRange
 
 _ANSWER_SECONDS = 20.0  # for a node that may be lost to start something
 

@@ -35,11 +35,9 @@ class _Result(Complete):
         self._tensors = tensors
 
     def result(self) -> list[Tensor]:
-        """Return the tensors."""
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return a future that is complete."""
         return completed(self._tensors, self._tensors)
 
 

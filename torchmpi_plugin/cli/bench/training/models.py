@@ -1,14 +1,16 @@
-"""The small networks that ``mpiplus bench --train`` trains: plain torch, made-up data."""
+"""The small networks that ``mpiplus bench --train`` trains: plain torch, made-up data, processes that decode it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 _CLASSES = 10
 _WORDS = 1000
@@ -16,6 +18,8 @@ _CONTEXT = 64
 _ROWS, _ROW = 8, 1024**2
 #: Seconds for each of the sleeper's layers.
 SLEEP = 0.004
+#: Processes of each rank; what each decodes for a batch, of whatever length: as long as a step of the CNN's takes.
+WORKERS, _BYTES = 2, 2 << 20
 
 
 def convolutional_network() -> nn.Module:
@@ -116,6 +120,30 @@ def _text(dice: torch.Generator, samples: int, _: torch.dtype) -> tuple[Tensor, 
 
 def _numbers(dice: torch.Generator, _: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.rand(_ROW, generator=dice).to(dtype), torch.ones(1, dtype=torch.int64)
+
+
+class _Encoded(IterableDataset[tuple[Tensor, Tensor]]):
+    """One batch for ever, decoded anew each time."""
+
+    def __init__(self, data: Tensor, targets: Tensor) -> None:
+        self._samples = [zlib.compress(sample.numpy().tobytes(), 1) for sample in data]
+        self._like, self._targets = data[0], targets
+        self._rounds = max(1, _BYTES // data.nbytes)
+
+    def _decode(self, encoded: bytes) -> Tensor:
+        for _ in range(self._rounds):
+            plain = zlib.decompress(encoded)
+        return torch.frombuffer(bytearray(plain), dtype=self._like.dtype).view(self._like.shape)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield torch.stack([self._decode(sample) for sample in self._samples]), self._targets
+
+
+def load(data: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return these for ever, as processes of this rank decode them while it trains; they end with the iterator."""
+    loader = DataLoader(_Encoded(data.cpu(), targets.cpu()), batch_size=None, num_workers=WORKERS)
+    return ((inputs.to(data.device), wanted.to(data.device)) for inputs, wanted in loader)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ..measure import Turns
-from ..report import print_table
+from ..report import new_table, print_table
 from ..results import comparisons
 from .ways import WAYS
 
@@ -109,7 +108,6 @@ class Trained:
         }
 
     def cells(self) -> list[str]:
-        """Return the figures as they stand in the table."""
         all_reduce, usage = self._all_reduce_seconds, self.step.medians()
         hidden = "-" if all_reduce is None or self.overlap is None else "unclear"
         if self.overlap_is_clear and all_reduce and self.overlap is not None:
@@ -194,15 +192,13 @@ def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> N
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
     pairs = list(rows[0].ratios())
     titles = (
         *("way", "model", "dtype", "backend"),
         *(pair.replace("/", "/\n") for pair in pairs),
         *("step\nms", "alone\nms", "step/\nalone", "all_reduce\nms", "hidden", "switches", "cpu\nms"),
     )
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index > 3 else "left", no_wrap=True)
+    table = new_table(titles, texts=4)
     for row in rows:
         ratios = [f"{ratio:.2f}" for ratio in row.ratios().values()]
         for name, trained in row.trained.items():

@@ -19,8 +19,7 @@ from torch.optim import SGD, Optimizer
 
 from ..device import CPU, Device
 from .alone import completed
-from .loaders import WORKERS, load
-from .models import CNN, SLEEPER, TRANSFORMER, Task
+from .models import CNN, SLEEPER, TRANSFORMER, WORKERS, Task, load
 
 _SEED = 11
 _MOMENTUM = 0.9
@@ -102,6 +101,12 @@ def _sgd(place: Place, model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), lr=place.task.learning_rate, momentum=_MOMENTUM)
 
 
+def _plain_training(place: Place, model: nn.Module, rank: int, batches: int, copies: Sequence[Tensor] = ()) -> Training:
+    """``rank``: whose batch it is; ``batches``: how many different ones all ranks have."""
+    optimizer, (data, targets) = _sgd(place, model), place.batch(place.task.samples, rank)
+    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * batches, copies)
+
+
 # ---- DistributedDataParallel ----
 
 
@@ -127,7 +132,7 @@ def _ddp_model(place: Place, bucket_mib: int, at_once: bool = False) -> tuple[Di
 
 
 def _ddp(
-    place: Place, bucket_mib: int, zero: bool = False, has_loaders: bool = False, at_once: bool = False
+    place: Place, bucket_mib: int = 1, zero: bool = False, has_loaders: bool = False, at_once: bool = False
 ) -> Training:
     """With ``at_once`` it shows what DDP costs where nothing goes on in the background."""
     model, lengths = _ddp_model(place, bucket_mib, at_once)
@@ -151,8 +156,8 @@ def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
     return ZeroRedundancyOptimizer(model.parameters(), SGD, process_group=place.group, **settings)
 
 
-def _accumulation(place: Place, bucket_mib: int) -> Training:
-    model, lengths = _ddp_model(place, bucket_mib)
+def _accumulation(place: Place) -> Training:
+    model, lengths = _ddp_model(place, bucket_mib=1)
     optimizer = _sgd(place, model)
     samples = place.task.samples
     data, targets = place.batch(samples * _ACCUMULATED, place.rank)
@@ -190,9 +195,7 @@ def _fsdp2(place: Place) -> Training:
         fully_shard(part, mesh=mesh)
         if hasattr(part, "set_force_sum_reduction_for_comms"):
             part.set_force_sum_reduction_for_comms(True)  # gloo has no ReduceOp.AVG
-    optimizer = _sgd(place, model)
-    data, targets = place.batch(place.task.samples, place.rank)
-    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * place.size)
+    return _plain_training(place, model, place.rank, place.size)
 
 
 def _tensor_parallel(place: Place) -> Training:
@@ -206,10 +209,7 @@ def _tensor_parallel(place: Place) -> Training:
         # src_data_rank: all ranks have the same parameters already.
         parts: Any = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
         parallelize_module(layer, mesh, parts, src_data_rank=None)
-    optimizer = _sgd(place, model)
-    data, targets = place.batch(place.task.samples, rank=0)
-    copies = list(model.scores.parameters())
-    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets), copies)
+    return _plain_training(place, model, 0, 1, list(model.scores.parameters()))
 
 
 def _pipeline(place: Place) -> Training:
@@ -261,27 +261,16 @@ _FLOAT, _BFLOAT = _BOTH
 _ALL = tuple((task, dtype) for task in (CNN, TRANSFORMER) for dtype in _BOTH)
 _FLOATS = ((CNN, _FLOAT), (TRANSFORMER, _FLOAT))
 _ONE, _TWO = ((TRANSFORMER, _FLOAT),), ((TRANSFORMER, _FLOAT), (TRANSFORMER, _BFLOAT))
-_ddp_loaded = partial(_ddp, bucket_mib=1, has_loaders=True)
+_SLEEP = ((SLEEPER, _FLOAT),)
+_ddp_loaded = partial(_ddp, has_loaders=True)
 
 WAYS = (
-    Way("ddp", "DistributedDataParallel, buckets of 1 MiB", partial(_ddp, bucket_mib=1), _ALL, _ALL),
+    Way("ddp", "DistributedDataParallel, buckets of 1 MiB", _ddp, _ALL, _ALL),
     Way("ddp25", "the same, torch's own buckets of 25 MiB", partial(_ddp, bucket_mib=25), _ALL, _FLOATS),
-    Way(
-        "at-once",
-        "DDP with a comm hook that calls all_reduce and waits",
-        partial(_ddp, bucket_mib=1, at_once=True),
-        _ALL,
-        _FLOATS,
-    ),
-    Way(
-        "no-sync",
-        "DDP, gradients of 4 batches, 3 of them in no_sync()",
-        partial(_accumulation, bucket_mib=1),
-        _FLOATS,
-        _ONE,
-    ),
+    Way("at-once", "DDP with a comm hook that calls all_reduce and waits", partial(_ddp, at_once=True), _ALL, _FLOATS),
+    Way("no-sync", "DDP, gradients of 4 batches, 3 of them in no_sync()", _accumulation, _FLOATS, _ONE),
     Way("fsdp2", "fully_shard of each layer", _fsdp2, _TWO, _ONE),
-    Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, bucket_mib=1, zero=True), _FLOATS, _ONE),
+    Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, zero=True), _FLOATS, _ONE),
     Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, 4, sends=True),
     Way("tensor", "parallelize_module, all_reduces of 192 KiB", _tensor_parallel, _TWO, _ONE),
     Way("loaders", f"ddp, and {WORKERS} processes a rank that decode", _ddp_loaded, _FLOATS, ((CNN, _FLOAT),)),
@@ -289,8 +278,8 @@ WAYS = (
         "sleep",
         "DDP, buckets of 4 MiB, a backward pass that leaves the core idle",
         partial(_ddp, bucket_mib=4),
-        ((SLEEPER, _FLOAT),),
-        ((SLEEPER, _FLOAT),),
+        _SLEEP,
+        _SLEEP,
     ),
 )
 
