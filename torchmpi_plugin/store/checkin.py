@@ -76,6 +76,7 @@ class CheckIn:
         self.size = size
         self._look = look
         self._barriers = 0
+        self.mismatch = ""  # the last meeting of ranks whose calls differed
         self._asking: threading.Thread | None = None
 
     def connected_anew(self) -> CheckIn:
@@ -177,10 +178,13 @@ class CheckIn:
         self._barriers += 1
         self.gather(f"barrier/{self._barriers}", "", timeout, doing)
         # Everybody is past the one before: coming to this one took it.
-        if self._barriers > 1:
-            for part in [self.rank, _ALL] if self.rank == 0 else [self.rank]:
-                with contextlib.suppress(RuntimeError):
-                    self.store.delete_key(self._key("barrier", self._barriers - 1, part))
+        self.forget_mine(f"barrier/{self._barriers - 1}" if self._barriers > 1 else "")
+
+    def forget_mine(self, what: str) -> None:
+        """Delete what this rank has said in a meeting that everybody has left; of none, nothing."""
+        for part in ([self.rank, _ALL] if self.rank == 0 else [self.rank]) if what else []:
+            with contextlib.suppress(RuntimeError):
+                self.store.delete_key(self._key(what, part))
 
     def _read(self, keys: list[str]) -> list[bytes]:
         if self.store.has_extended_api():  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from ...communicator import choice, cuda_path
 from ...communicator.choice import BETWEEN_NODES, SELECTION
 from ...communicator.tuning import Tuning, read
 from ...mpi import runtime
-from ...node import node
 from ...options import Options
 from .device import Device
 from .results import Row
@@ -55,7 +54,7 @@ def why_not(nodes: Sequence[str], device: str) -> str:
     return ""
 
 
-def new_groups(device: Device) -> dict[str, dist.ProcessGroup]:
+def new_groups(device: Device, nodes: Sequence[str]) -> dict[str, dist.ProcessGroup]:
     """Make a group of all ranks for each of the two ways, by a tuning file that knows no other.
 
     Raises:
@@ -63,7 +62,6 @@ def new_groups(device: Device) -> dict[str, dist.ProcessGroup]:
             that device.
     """
     dist.init_process_group("mpiplus", init_method="mpi://", pg_options=Options(collectives="mpi"))
-    nodes = runtime.mpi().COMM_WORLD.allgather(node.identity())
     rows = table(nodes, device.kind)
     if any(row.where == choice.CUDA for row in rows.values()) and not cuda_path.current.direct:
         raise click.ClickException(
