@@ -31,10 +31,8 @@ enum mpp_failure {
     MPP_FAILURE_CUDA = 6
 };
 
-/* The calls that the ranks of a group compare; those of messages and windows are only counted. MPP_NO_MEMORY: a rank
- * had no memory for its call. */
+/* The calls that the ranks of a group compare; those of messages and windows are only counted. */
 enum mpp_call_kind {
-    MPP_NO_MEMORY,
 #define MPP_KIND(name, ...) MPP_##name,
 #include "ops.def"
     MPP_CALL_KINDS

@@ -176,13 +176,6 @@ static mpp_op *compare(mpp_group *g, const exchanged *x) {
     return &s->op;
 }
 
-/* What it was given; whether there are messages to be made of it. */
-static int exchanged_by(const mpp_op *agreement, exchanged *x) {
-    const shm_op *s = (const shm_op *)agreement;
-    *x = (exchanged){s->in_list, s->out_list, s->lengths, s->lengths + s->op.group->size, 1, NULL};
-    return !s->carries;
-}
-
 /* ---- as messages ---- */
 
 static void add_exchange(message_op *m, const exchanged *x) {
@@ -228,13 +221,12 @@ static int may_send_early(const mpp_group *g, size_t longest) {
 /* Of a rank that could copy between its device and the slots, where another one cannot. Under the lock although memory
  * may have to be pinned: it is known only now, and rare. */
 static void begin_messages(message_op *m) {
-    exchanged x;
-    if (!exchanged_by(m->op.agreement, &x)) return;
+    const shm_op *s = (const shm_op *)m->op.agreement;
+    const exchanged x = {s->in_list, s->out_list, s->lengths, s->lengths + s->op.group->size, 1, NULL};
     m->op.staging->on_bus = 0;
     add_exchange(m, &x);
     mpp_stage_transfers(m);
-    mpp_enter_sends(m);
-    mpp_enter_receives(m);
+    mpp_enter_queues(m);
 }
 
 static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag, uintptr_t staging, int64_t wait_ns) {
@@ -249,7 +241,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
     if (m && m->op.agreement) m->op.arrived = mpp_arrived_to_compare;
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
-        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g, 0);
     }
     size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
     if (x.bus) {
@@ -277,8 +269,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
     if (!compared && call && call->later_tag) *call->later_tag = take_tag(g);
     if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
     if (!staging) add_exchange(m, &x);
-    mpp_enter_sends(m);
-    mpp_enter_receives(m);
+    mpp_enter_queues(m);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);
 }
@@ -317,5 +308,5 @@ uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size
 uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     mpp_staging_free((mpp_staging *)staging);
-    return g->channel ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g);
+    return g->channel ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g, 0);
 }

@@ -203,11 +203,9 @@ static uintptr_t by_mpi(mpp_group *g, const uintptr_t *in, uintptr_t out, const 
     size_t size = (size_t)g->size, pieces = 0;
     if (!c) return mpp_no_collective(c, g);
     c->out = (char *)out;
-    c->in_list = malloc(size * sizeof *c->in_list);
-    c->counts = malloc(size * sizeof *c->counts);
+    c->in_list = mpp_copy_list(in, g->size);
+    c->counts = (size_t *)mpp_copy_list((const uintptr_t *)counts, g->size);
     if (!c->in_list || !c->counts) return mpp_no_collective(c, g);
-    memcpy(c->in_list, in, size * sizeof *in);
-    memcpy(c->counts, counts, size * sizeof *counts);
     int even = 1, convert = mpp_set_reduction(c, how);
     for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
     size_t width = mpp_dtype_size(c->mpi_dtype), limit = mpp_call_limit(staging);

@@ -10,6 +10,11 @@
 
 #include "engine/engine.h"
 
+static const char *const mpp_call_names[MPP_CALL_KINDS] = {
+#define MPP_KIND(name, text) text,
+#include "ops.def"
+};
+
 /* From this rank's call to another's. What several operations wait for at a time counts once. */
 typedef struct {
     _Atomic int64_t ns;

@@ -143,8 +143,7 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
 void mpp_time_op(mpp_op *op); /* `begun` and `record`: those of the call that this thread is in */
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);
-uintptr_t mpp_out_of_memory(const mpp_group *group);
-/* The same for a call that takes its place in the order all the same. */
-uintptr_t mpp_out_of_memory_in_order(const mpp_group *group);
+/* `in_order`: the call takes its place in the order all the same. */
+uintptr_t mpp_out_of_memory(const mpp_group *group, int in_order);
 
 #endif

@@ -61,12 +61,8 @@ static mpp_op no_group = {.state = MPP_FAILED, .failure = MPP_FAILURE_CANCELLED,
 
 int mpp_is_shared(const mpp_op *op) { return op == &no_memory || op == &no_memory_in_order || op == &no_group; }
 
-uintptr_t mpp_out_of_memory(const mpp_group *group) {
-    return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory);
-}
-
-uintptr_t mpp_out_of_memory_in_order(const mpp_group *group) {
-    return (uintptr_t)(mpp_is_closed(group) ? &no_group : &no_memory_in_order);
+uintptr_t mpp_out_of_memory(const mpp_group *group, int in_order) {
+    return (uintptr_t)(mpp_is_closed(group) ? &no_group : in_order ? &no_memory_in_order : &no_memory);
 }
 
 void mpp_group_unref(mpp_group *group) {

@@ -24,12 +24,6 @@
 
 enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000 };
 
-static const char *const names[MPP_CALL_KINDS] = {
-    [MPP_NO_MEMORY] = "nothing",
-#define MPP_KIND(name, text) [MPP_##name] = text,
-#include "ops.def"
-};
-
 static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
     mpp_activity *groups;
@@ -127,8 +121,8 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     int under_way = NOW(a->under_way);
     fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->rank,
             a->size, (unsigned long long)calls, (unsigned long long)bytes, (unsigned long long)(calls - messages));
-    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", names[NOW(a->kind)], NOW(a->peer),
-            (unsigned long long)NOW(a->length), under_way ? "true" : "false");
+    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", mpp_call_names[NOW(a->kind)],
+            NOW(a->peer), (unsigned long long)NOW(a->length), under_way ? "true" : "false");
     fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(a->active) & (MPP_CLOSED - 1)));
     fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
             ended ? seconds(now - ended) : -1.0);

@@ -94,7 +94,7 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
 /* Where calls are compared the others learn of it, in this call's place. */
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g) {
     if (c) mpp_discard(&c->op);
-    return g->channel ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g);
+    return g->channel ? mpp_shm_out_of_memory(g, 0) : mpp_out_of_memory(g, 0);
 }
 
 /* The comparison of this call: of what all ranks must have in common. 0: no memory. */

@@ -39,8 +39,7 @@ static inline size_t mpp_chunks_of(size_t bytes) { return bytes ? (bytes - 1) / 
 message_op *mpp_new_message_op(mpp_group *group, size_t capacity, int tag, uintptr_t staging);
 /* `state`: MPP_TO_SEND or MPP_TO_MATCH. */
 void mpp_add_message(message_op *m, uintptr_t buffer, size_t bytes, int peer, int state);
-void mpp_enter_sends(message_op *m);
-void mpp_enter_receives(message_op *m);
+void mpp_enter_queues(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
 

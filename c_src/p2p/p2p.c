@@ -33,12 +33,9 @@ static void leave(message_op *m, int queue) {
     }
 }
 
-void mpp_enter_receives(message_op *m) {
-    if (m->unmatched) enter(m, MPP_RECEIVES);
-}
-
-void mpp_enter_sends(message_op *m) {
+void mpp_enter_queues(message_op *m) {
     if (m->unsent) enter(m, MPP_SENDS);
+    if (m->unmatched) enter(m, MPP_RECEIVES);
 }
 
 /* The first part of an operation that would take a message from `peer`, or whatever one that any_source stands for. */
@@ -329,15 +326,14 @@ void mpp_stage_transfers(message_op *m) {
 static uintptr_t start_message(mpp_group *g, uintptr_t buffer, size_t bytes, int peer, int state, int tag,
                                uintptr_t staging, int64_t wait_ns) {
     message_op *m = mpp_new_message_op(g, mpp_chunks_of(bytes), tag, staging);
-    if (!m) return mpp_out_of_memory(g);
+    if (!m) return mpp_out_of_memory(g, 0);
     if (staging) {
         mpp_add_message(m, buffer, bytes, peer, state);
         mpp_stage_transfers(m);
     }
     mpp_lock();
     if (!staging) mpp_add_message(m, buffer, bytes, peer, state);
-    mpp_enter_sends(m);
-    mpp_enter_receives(m);
+    mpp_enter_queues(m);
     mpp_note_message_order(g, tag);
     mpp_unlock();
     return mpp_start(&m->op, wait_ns);

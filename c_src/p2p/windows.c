@@ -72,7 +72,7 @@ static void post(sending *s, const void *buffer, size_t bytes, int peer, int tag
 static uintptr_t send(mpp_group *g, notice head, const char *data, int peer, int64_t wait_ns) {
     size_t pieces = (head.bytes + mpp_chunk_limit - 1) / mpp_chunk_limit;
     sending *s = mpp_new_op(sizeof *s + (pieces + 1) * sizeof *s->messages, g, send_step, 0);
-    if (!s) return mpp_out_of_memory(g);
+    if (!s) return mpp_out_of_memory(g, 0);
     s->head = head;
     mpp_lock();
     post(s, &s->head, sizeof s->head, peer, notice_tag(g));
@@ -318,7 +318,7 @@ static int arrived(mpp_op *op, int rank) { return rank == op->group->rank; }
 uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns) {
     mpp_window *w = (mpp_window *)window;
     waiting *m = mpp_new_op(sizeof *m, w->group, wait_step, 0);
-    if (!m) return mpp_out_of_memory(w->group);
+    if (!m) return mpp_out_of_memory(w->group, 0);
     waiting **end = &w->waits;
     m->window = w;
     m->peer = peer;

@@ -314,11 +314,9 @@ static PyObject *run(call *c) {
 static PyObject *unnamed(PyObject *args, PyObject *named) {
     if (!named || PyDict_Size(named) == 0) return shared(args);
     PyObject *opts = PyDict_Size(named) == 1 ? PyDict_GetItemWithError(named, interned.opts_word) : NULL;
-    Py_ssize_t given = PyTuple_Size(args);
-    PyObject *all = opts ? PyTuple_New(given + 1) : NULL;
-    if (!all) return PyErr_Clear(), NULL;
-    for (Py_ssize_t i = 0; i < given; i++) PyTuple_SetItem(all, i, shared(PyTuple_GetItem(args, i)));
-    PyTuple_SetItem(all, given, shared(opts));
+    PyObject *last = opts ? PyTuple_Pack(1, opts) : NULL, *all = last ? PySequence_Concat(args, last) : NULL;
+    Py_XDECREF(last);
+    if (!all) PyErr_Clear();
     return all;
 }
 

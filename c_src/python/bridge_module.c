@@ -253,15 +253,10 @@ static int add_constants(PyObject *module) {
 #define TORCH(code, torch, ...) [MPP_##code] = torch,
 #define MPI(code, torch, mpi, ...) [MPP_##code] = mpi,
 #define REDOP(name) [MPP_##name] = #name,
-    static const char *const calls[MPP_CALL_KINDS] = {
-        [MPP_NO_MEMORY] = "nothing",
-#define MPP_KIND(name, text) [MPP_##name] = text,
-#include "ops.def"
-    };
     static const char *const redops[MPP_REDOP_COUNT] = {MPP_REDOPS(REDOP)};
     static const char *const dtypes[MPP_DTYPE_COUNT] = {MPP_DTYPES(TORCH)};
     static const char *const datatypes[MPP_DTYPE_COUNT] = {MPP_DTYPES(MPI)};
-    return add_names(module, "CALLS", calls, MPP_CALL_KINDS) &&
+    return add_names(module, "CALLS", mpp_call_names, MPP_CALL_KINDS) &&
            add_names(module, "REDUCTIONS", redops, MPP_REDOP_COUNT) &&
            add_names(module, "DTYPES", dtypes, MPP_DTYPE_COUNT) &&
            add_names(module, "MPI_DATATYPES", datatypes, MPP_DTYPE_COUNT);

@@ -84,29 +84,18 @@ static PyObject *shape_of(const dl_tensor *view, PyObject *dtype) {
     static PyObject *last; /* of one dimension: the next one is often the same */
     static int64_t its_length;
     int is_flat = view->ndim == 1;
-    if (is_flat && last && its_length == view->shape[0] && PyTuple_GetItem(last, 1) == dtype)
-        return Py_INCREF(last), last;
-    PyObject *shape = PyTuple_New(view->ndim), *pair = PyTuple_New(2);
-    if (!shape || !pair) goto failed;
-    for (int i = 0; i < view->ndim; i++) {
-        PyObject *length = PyLong_FromLongLong(view->shape[i]);
-        if (!length || PyTuple_SetItem(shape, i, length)) goto failed;
-    }
-    Py_INCREF(dtype);
-    PyTuple_SetItem(pair, 0, shape);
-    PyTuple_SetItem(pair, 1, dtype);
-    if (is_flat) {
-        Py_INCREF(pair);
-        Py_XDECREF(last);
-        last = pair;
-        its_length = view->shape[0];
-    }
-    return pair;
-failed:
-    PyErr_Clear();
+    if (is_flat && last && its_length == view->shape[0] && PyTuple_GetItem(last, 1) == dtype) return shared(last);
+    PyObject *shape = PyTuple_New(view->ndim), *length = shape;
+    for (int i = 0; length && i < view->ndim; i++)
+        if ((length = PyLong_FromLongLong(view->shape[i]))) PyTuple_SetItem(shape, i, length);
+    PyObject *pair = length ? PyTuple_Pack(2, shape, dtype) : NULL;
     Py_XDECREF(shape);
-    Py_XDECREF(pair);
-    return NULL;
+    if (!pair) PyErr_Clear();
+    if (!pair || !is_flat) return pair;
+    Py_XDECREF(last);
+    last = shared(pair);
+    its_length = view->shape[0];
+    return pair;
 }
 
 /* torch shows its integers of 1 to 7 bits, which have no arithmetic, as ones of 8. */

@@ -28,90 +28,11 @@
  */
 #include "shm/shm.h"
 
-#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "message/message.h"
 #include "shm/signatures.h"
-
-enum { INBOX_LIMIT = 16 << 20 };
-
-_Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
-
-/* How much of a block from another node one chunk brings; the same on all nodes. */
-static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
-    size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
-    size_t at_most = slot_bytes < MPP_EAGER ? slot_bytes : MPP_EAGER;
-    return most > at_most ? at_most : most < CACHE_LINE ? CACHE_LINE : most;
-}
-
-/* For a group of `ranks`, of which `here` are on this node. */
-size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes) {
-    size_t inboxes = (size_t)(ranks - here) * (size_t)slots * inbox_bytes(ranks, slots, slot_bytes);
-    return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + inboxes;
-}
-
-static int step_oom_placeholder(mpp_op *op);
-static int arrived(mpp_op *op, int rank);
-
-/* What this rank calls where it has no memory for a call. */
-static void prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
-    c->oom_placeholder.op.ours = 1;
-    c->oom_placeholder.op.group = g;
-    c->oom_placeholder.op.step = step_oom_placeholder;
-    c->oom_placeholder.op.arrived = arrived;
-    c->oom_placeholder.op.in_short = 1;
-    c->oom_placeholder.op.source = -1;
-    c->oom_placeholder.chunk_bytes = c->slot_bytes;
-    c->oom_placeholder.batches = c->oom_placeholder.widening = 1;
-    c->oom_placeholder.wait_for = -1;
-    mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
-}
-
-mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
-    int fits = slots >= 1 && slots <= MAX_RING && slot_bytes >= CACHE_LINE && slot_bytes % CACHE_LINE == 0;
-    mpp_channel *c = fits ? calloc(1, sizeof *c) : NULL;
-    if (!c) {
-        mpp_topology_free(topology);
-        return NULL;
-    }
-    c->topology = topology;
-    c->size = topology ? mpp_local_count(topology, topology->here) : g->size;
-    c->rank = topology ? topology->place_of[g->rank] : g->rank;
-    c->sources = malloc((size_t)g->size * sizeof *c->sources);
-    c->factors = malloc((size_t)g->size * sizeof *c->factors);
-    if (!c->sources || !c->factors) {
-        mpp_channel_free(c);
-        return NULL;
-    }
-    c->counters = (rank_counters *)segment; /* the file is new, so every counter starts at zero */
-    c->slots = (char *)segment + (size_t)c->size * sizeof(rank_counters);
-    c->ring = slots;
-    c->slot_bytes = slot_bytes;
-    c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
-    c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
-    for (int limit = 0; limit < MPP_LIMITS; limit++) c->limits[limit] = INT64_MAX;
-    prepare_oom_placeholder(c, g);
-    return c;
-}
-
-void mpp_channel_free(mpp_channel *c) {
-    if (!c) return;
-    free(c->peers);
-    free(c->sources);
-    free(c->factors);
-    if (c->internode_state) c->internode->free(c->internode_state);
-    mpp_topology_free(c->topology);
-    free(c);
-}
-
-void mpp_channel_bytes(mpp_channel *c, size_t ranks, size_t *taken, size_t *later) {
-    *taken = malloc_usable_size(c) + malloc_usable_size(c->sources) + malloc_usable_size(c->factors);
-    *taken += mpp_topology_bytes(c->topology);
-    if (c->internode) c->internode->count_bytes(c, ranks, taken, later);
-    if (!c->internode || c->limits[MPP_EXCHANGE] < 0) *later = 0;
-}
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
 static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t target) {
@@ -352,6 +273,15 @@ static int step(mpp_op *op) {
     return state;
 }
 
+static int arrived(mpp_op *op, int rank) {
+    const mpp_channel *c = op->group->channel;
+    if (c->topology && c->topology->node_of[rank] != c->topology->here) return -1;
+    const rank_counters *theirs = &c->counters[c->topology ? c->topology->place_of[rank] : rank];
+    const shm_op *s = (const shm_op *)op;
+    if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
+    return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;
+}
+
 /* ---- calls that there is no memory for ---- */
 
 /* Each takes one chunk number, as if this rank had made the call, and fails on all ranks. */
@@ -371,6 +301,19 @@ static int step_oom_placeholder(mpp_op *op) {
     return mpp_fail(op, MPP_FAILURE_MEMORY, 0);
 }
 
+void mpp_prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
+    c->oom_placeholder.op.ours = 1;
+    c->oom_placeholder.op.group = g;
+    c->oom_placeholder.op.step = step_oom_placeholder;
+    c->oom_placeholder.op.arrived = arrived;
+    c->oom_placeholder.op.in_short = 1;
+    c->oom_placeholder.op.source = -1;
+    c->oom_placeholder.chunk_bytes = c->slot_bytes;
+    c->oom_placeholder.batches = c->oom_placeholder.widening = 1;
+    c->oom_placeholder.wait_for = -1;
+    mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
+}
+
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
     mpp_lock();
     if (!mpp_is_closed(g)) {
@@ -383,19 +326,10 @@ uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns) {
     mpp_unlock();
     /* The call fails in any case. It waits so that the others learn of it even if this rank never calls again. */
     if (wait_ns > 0 && !mpp_is_closed(g)) mpp_wait((uintptr_t)&g->channel->oom_placeholder, wait_ns);
-    return mpp_out_of_memory_in_order(g);
+    return mpp_out_of_memory(g, 1);
 }
 
 /* ---- operations ---- */
-
-static int arrived(mpp_op *op, int rank) {
-    const mpp_channel *c = op->group->channel;
-    if (c->topology && c->topology->node_of[rank] != c->topology->here) return -1;
-    const rank_counters *theirs = &c->counters[c->topology ? c->topology->place_of[rank] : rank];
-    const shm_op *s = (const shm_op *)op;
-    if (atomic_load_explicit(&theirs->out, memory_order_acquire) >= s->first + s->chunks) return 2;
-    return atomic_load_explicit(&theirs->in, memory_order_acquire) > s->first;
-}
 
 static void discard_lists(mpp_op *op) {
     shm_op *s = (shm_op *)op;

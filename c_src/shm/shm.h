@@ -163,7 +163,7 @@ static inline int mpp_carries(const mpp_group *g) { return mpp_is_ours(g, MPP_EX
 
 /* ---- for operations over shared memory ---- */
 
-/* A channel over this node's segment, which takes `topology` over; NULL: no memory, or sizes that do not fit. */
+/* channel.c: one over this node's segment, which takes `topology` over; NULL: no memory, or sizes that do not fit. */
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology);
 void mpp_channel_free(mpp_channel *channel);
 /* Its segment, of so many bytes, ends with wide slots. */
@@ -196,6 +196,8 @@ uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory *
 
 /* ---- protocol.c ---- */
 
+/* What this rank calls where it has no memory for a call. */
+void mpp_prepare_oom_placeholder(mpp_channel *c, mpp_group *g);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
 

@@ -49,7 +49,7 @@ COMPARED = {
     "move": "32dfabbf88eb",
     "step": "b783c3e24201",
     "step_oom_placeholder": "cb8d65346d80",
-    "mpp_shm_out_of_memory": "978f26e3758c",
+    "mpp_shm_out_of_memory": "96d91017c868",
     "mpp_enqueue_shm": "c5446268ee41",
 }
 
