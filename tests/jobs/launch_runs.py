@@ -37,8 +37,7 @@ def running(job: Job, is_ready: Callable[[], bool], *words: object) -> Iterator[
     """``mpiplus words``, once it is ready; what it prints is in the file ``log``."""
     log = job.directory / "log"
     with log.open("wb") as output:
-        command = [MPIPLUS, *map(str, words)]
-        environment = {**job.installation.full_environment(), "PYTHON_EXEC": fork_server.python()}
+        command, environment = [MPIPLUS, *map(str, words)], job.installation.full_environment()
         process = subprocess.Popen(command, env=environment, cwd=job.directory, stdout=output, stderr=output)
         try:
             until = time.monotonic() + 60

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_runs import SCRIPTS, Job, Outcome
-from launch_runs import ended, launch, mpiplus, running
+from job_runs import SCRIPTS, Job, Outcome, run_process
+from launch_runs import MPIPLUS, ended, launch, running
 from patience import patient
 
 RESUME = Path(__file__).parents[2] / "docs/examples/resume.py"
@@ -92,7 +92,8 @@ def losses(text: str) -> dict[int, str]:
 
 
 def resume(job: Job, ranks: int, *words: object, options: tuple[object, ...] = ()) -> Outcome:
-    return mpiplus(job, "run", "-n", ranks, *options, RESUME, *words)
+    command = [MPIPLUS, "run", "-n", ranks, *options, RESUME, *words]
+    return run_process(list(map(str, command)), job.installation.full_environment(), job.directory)
 
 
 @pytest.mark.slow
