@@ -3,8 +3,7 @@
  * Thread safety: every function below may be called from any thread; those that start or advance an
  * operation take the engine's lock. None of them touches a Python object.
  */
-#ifndef MPP_SHIM_H
-#define MPP_SHIM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -247,5 +246,3 @@ void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs);
 int mpp_arrived(uintptr_t op, int rank);
 int mpp_source_of(uintptr_t op);
 void mpp_release(uintptr_t op);
-
-#endif

@@ -7,8 +7,7 @@
  *   real         the type of a complex one's parts; else itself
  *   is_float     no integer
  *   is_short     an integer that MPI is handed as a longer one, see mpi_representation.h */
-#ifndef MPP_DTYPES_H
-#define MPP_DTYPES_H
+#pragma once
 
 /* code, torch, mpi, size, wide, real, is_float, is_short */
 #define MPP_DTYPES(X)                                                                                                  \
@@ -35,5 +34,3 @@
 
 /* MPI's names of the operations. */
 #define MPP_REDOPS(X) X(SUM) X(PROD) X(MIN) X(MAX) X(BAND) X(BOR) X(BXOR)
-
-#endif

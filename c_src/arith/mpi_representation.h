@@ -7,8 +7,7 @@
  *  - MIN and MAX of floats become those of integers in the same order: the libraries drop a NaN or keep it depending on
  *    the operand that holds it, so the ranks' results may differ.
  */
-#ifndef MPP_MPI_REPRESENTATION_H
-#define MPP_MPI_REPRESENTATION_H
+#pragma once
 
 #include "arith/reduce.h"
 
@@ -21,5 +20,3 @@ void mpp_to_mpi(const mpp_reduction *r, void *out, const void *src, size_t count
 /* Applies the divisor, rounds once and converts back. Overwrites `values`, which may be `dst` where MPI's type is the
  * elements' own. */
 void mpp_from_mpi(const mpp_reduction *r, void *dst, void *values, size_t count);
-
-#endif

@@ -10,8 +10,7 @@
  * makes the CPU read and write those as zero, cannot change what a narrow
  * subnormal converts to.
  */
-#ifndef MPIPLUS_NARROW_FLOAT_H
-#define MPIPLUS_NARROW_FLOAT_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -152,5 +151,3 @@ MPP_INLINE float mpp_e4m3fnuz_to_f32(uint8_t h) { return mpp_fnuz_widen(h, 3, 8)
 MPP_INLINE float mpp_e5m2fnuz_to_f32(uint8_t h) { return mpp_fnuz_widen(h, 2, 16); }
 MPP_INLINE uint8_t mpp_f32_to_e4m3fnuz(float value) { return mpp_fnuz_narrow(value, 3, 8); }
 MPP_INLINE uint8_t mpp_f32_to_e5m2fnuz(float value) { return mpp_fnuz_narrow(value, 2, 16); }
-
-#endif

@@ -1,8 +1,7 @@
 /* What the collectives of this folder share. Each file has one of them: between nodes, on a node, by MPI, and which of
  * these a call takes. That depends only on what all ranks share: the group, the operation, its length, and the kind of
  * staging. */
-#ifndef MPP_COLLECTIVE_H
-#define MPP_COLLECTIVE_H
+#pragma once
 
 #include "mpicoll/mpi_collective.h"
 #include "shm/signatures.h"
@@ -30,5 +29,3 @@ uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size
                                  const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns);
 /* Of one tensor a chunk after the other. */
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot);
-
-#endif

@@ -1,8 +1,7 @@
 /* What a group of this process is doing and has done, for whoever asks from another thread: plain counters, written
  * under the engine's lock where an operation begins, is joined by the last rank and is complete, whoever waits for it.
  * They are read without the lock, so a reader may see an operation half noted. */
-#ifndef MPP_ACTIVITY_H
-#define MPP_ACTIVITY_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -67,5 +66,3 @@ void mpp_note_arrival(mpp_op *op, int rank, int64_t came);
 void mpp_note_completion(mpp_op *op);
 /* Who is missing in the operations that are under way, and have been since the last look. */
 void mpp_note_missing(mpp_op *active, int64_t now);
-
-#endif

@@ -7,8 +7,7 @@
  *
  * A process waits for all of its operations at once, so it sleeps on the bells of all their groups. Each sleep has an
  * end all the same: MPI, whose messages ring no bell between nodes, moves only in calls of those who wait. */
-#ifndef MPP_BELL_H
-#define MPP_BELL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ int mpp_count_sleepers(int more);
 void mpp_wake_sleepers(void);
 /* The group's segment will not be touched any more. */
 void mpp_forget_bell(struct mpp_group *group);
-
-#endif

@@ -7,8 +7,7 @@
  *  - `step` never blocks: it does what can be done now and says whether the operation is complete;
  *  - an operation's buffers may be touched until `step` has returned something other than MPP_PENDING.
  */
-#ifndef MPP_ENGINE_H
-#define MPP_ENGINE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -145,5 +144,3 @@ void mpp_time_op(mpp_op *op); /* `begun` and `record`: those of the call that th
 void mpp_begin(mpp_op *op);
 /* `in_order`: the call takes its place in the order all the same. */
 uintptr_t mpp_out_of_memory(const mpp_group *group, int in_order);
-
-#endif

@@ -1,6 +1,5 @@
 /* Time, and ways to let some of it pass. */
-#ifndef MPP_PAUSE_H
-#define MPP_PAUSE_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -37,5 +36,3 @@ static inline void cpu_relax(void) {
     __asm__ volatile("yield");
 #endif
 }
-
-#endif

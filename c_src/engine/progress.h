@@ -1,7 +1,6 @@
 /* What the threads of the engine share: polling.c has those that call, background.c the one that polls for them; and
  * when these wait without work. */
-#ifndef MPP_PROGRESS_H
-#define MPP_PROGRESS_H
+#pragma once
 
 #include <pthread.h>
 
@@ -61,5 +60,3 @@ void mpp_sleep(int64_t ns);
 /* How many ns an asynchronous call of a group is to poll for, and for how many if nothing moves; 0: not at all. */
 enum { MPP_INLINE_STALL_NS = 1000000 };
 int64_t mpp_inline_ns_now(mpp_inline *group, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* The functions of shim.h that the other extension of this package calls: a table, whose address travels through Python
  * as a number. Below it no file knows a Python object; above it (python/) none knows MPI. */
-#ifndef MPP_ENTRIES_H
-#define MPP_ENTRIES_H
+#pragma once
 
 #include "shim.h"
 
@@ -18,5 +17,3 @@ typedef struct {
     MPP_ENTRIES(MPP_MEMBER)
 #undef MPP_MEMBER
 } mpp_entries;
-
-#endif

@@ -18,8 +18,7 @@
  * elements themselves are sent. Results are rounded once, and travel in the elements' type. A node's sum is the tree of
  * its ranks, and nodes are added as a tree too: see mpp_reduce().
  */
-#ifndef MPP_INTERNODE_H
-#define MPP_INTERNODE_H
+#pragma once
 
 #include "message/message.h"
 #include "shm/shm.h"
@@ -74,5 +73,3 @@ int mpp_drain_early(shm_op *s);
 
 /* Memory for the agreement; 0: there is none. */
 int mpp_agreement_init(mpp_agreement *a, const mpp_topology *t);
-
-#endif

@@ -1,7 +1,6 @@
 /* Chunks on their way between the nodes of a group. Each takes one or two phases, which an operation's route begins: it
  * posts messages, and the phase is over when all of them are. */
-#ifndef MPP_PIPELINE_H
-#define MPP_PIPELINE_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -85,5 +84,3 @@ void mpp_unpack_by_copy(shm_op *s, char *payload);
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk);   /* in the slot of the first rank here */
 void mpp_read_from_leaders(shm_op *s, uint64_t chunk); /* part by part in the slots of the leaders */
-
-#endif

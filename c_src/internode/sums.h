@@ -1,6 +1,5 @@
 /* Sums of a group on several nodes, for reductions there: what is added up where, what travels, what is piggybacked. */
-#ifndef MPP_SUMS_H
-#define MPP_SUMS_H
+#pragma once
 
 #include "internode/pipeline.h"
 
@@ -32,5 +31,3 @@ int mpp_piggyback_sums(shm_op *s, size_t bytes);
 /* The same by halves, where a node's share takes so many of the bytes. Of a tensor that no list of lengths cuts into
  * blocks the shares still go through the pipeline. */
 int mpp_piggyback_by_halves(shm_op *s, size_t bytes, size_t share);
-
-#endif

@@ -4,8 +4,7 @@
  * receive whose message never comes needs no MPI_Cancel.
  *
  * Thread safety: all functions are called under the engine's lock. An error of MPI's becomes a failure of `op`. */
-#ifndef MPP_MESSAGE_H
-#define MPP_MESSAGE_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -51,5 +50,3 @@ int mpp_probe(const mpp_group *group, int peer, int tag, mpp_match *match, int *
 void mpp_receive(mpp_op *op, mpp_message *m, mpp_match *match, void *buffer, int bytes);
 /* MPP_DONE if the message is over, MPP_FAILED if it ended with an error. */
 int mpp_test_message(mpp_op *op, mpp_message *m);
-
-#endif

@@ -4,8 +4,7 @@
  * pointer (Open MPI, the MPI-5 standard ABI). This file is compiled once for each; the functions are
  * found at run time in the library that mpi4py has loaded, and every constant comes from mpi4py.
  */
-#ifndef MPP_MPI_API_H
-#define MPP_MPI_API_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -58,5 +57,3 @@ typedef struct {
 extern mpi_api mpp_mpi;
 
 mpi_handle mpp_to_handle(int64_t value);
-
-#endif

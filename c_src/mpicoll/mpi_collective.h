@@ -1,6 +1,5 @@
 /* How an operation makes calls of MPI's nonblocking collectives; those are in collectives/. */
-#ifndef MPP_MPI_COLLECTIVE_H
-#define MPP_MPI_COLLECTIVE_H
+#pragma once
 
 #include "arith/mpi_representation.h"
 #include "shm/shm.h"
@@ -67,5 +66,3 @@ mpi_handle mpp_mpi_op_of(const mpp_reduction *how);
 /* Fills in the reduction; whether the elements have to be converted before MPI sees them. */
 int mpp_set_reduction(mpi_collective *c, const mpp_reduction *how);
 int mpp_new_scratch(mpi_collective *c, size_t elements);
-
-#endif

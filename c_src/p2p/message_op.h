@@ -1,6 +1,5 @@
 /* An operation of messages between pairs: what p2p.c shares with exchange.c above it. */
-#ifndef MPP_MESSAGE_OP_H
-#define MPP_MESSAGE_OP_H
+#pragma once
 
 #include "cuda/staging.h"
 #include "message/message.h"
@@ -42,5 +41,3 @@ void mpp_add_message(message_op *m, uintptr_t buffer, size_t bytes, int peer, in
 void mpp_enter_queues(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
-
-#endif

@@ -1,6 +1,5 @@
 /* The bridge between Python objects and the engine: what its files share, a call above all. See bridge.c. */
-#ifndef MPP_CALL_H
-#define MPP_CALL_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -212,5 +211,3 @@ PyObject *mpp_last_call(PyObject *module, PyObject *unused);
 
 /* Once per process; an exception where one is missing or not as expected. */
 int mpp_know_tensors(PyObject *capsule, PyObject *types, PyObject *dtypes, PyObject *operations);
-
-#endif

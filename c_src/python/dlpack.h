@@ -1,7 +1,6 @@
 /* What bridge.c takes of DLPack (https://dmlc.github.io/dlpack, version 1): a tensor in memory, and the table of
  * functions by which a package shows its tensors to C. The layout is the standard's. */
-#ifndef MPP_DLPACK_H
-#define MPP_DLPACK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ typedef struct {
     int (*view)(void *object, dl_tensor *tensor); /* may be NULL; without an owner, until the object changes */
     void *current_stream;
 } dl_exchange;
-
-#endif

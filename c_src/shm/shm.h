@@ -1,6 +1,5 @@
 /* What the shared-memory protocol (protocol.c) and the collectives on it (collectives/) share. */
-#ifndef MPP_SHM_H
-#define MPP_SHM_H
+#pragma once
 
 #include <string.h>
 
@@ -336,5 +335,3 @@ int mpp_ranks_per_slot(const mpp_channel *c);
 shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
 void mpp_take_place(shm_op *s);
 uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
-
-#endif

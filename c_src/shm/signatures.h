@@ -1,6 +1,5 @@
 /* The ranks' calls: signed when an operation is made, compared when all ranks here have published theirs. */
-#ifndef MPP_CALLS_H
-#define MPP_CALLS_H
+#pragma once
 
 #include "shm/shm.h"
 
@@ -15,5 +14,3 @@ int mpp_check_calls(shm_op *s, mpp_channel *c);
 void mpp_note_calls(shm_op *s, const mpp_channel *c);
 /* Between nodes: goes on with the agreement about a call whose turn has not come; whether all have made this one. */
 int mpp_ask_early(shm_op *s, mpp_channel *c);
-
-#endif

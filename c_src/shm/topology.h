@@ -1,6 +1,5 @@
 /* Which ranks of a group are on which node, and the parts of a sum that lie on one node each. */
-#ifndef MPP_TOPOLOGY_H
-#define MPP_TOPOLOGY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -33,5 +32,3 @@ static inline int mpp_first_rank_of(const mpp_topology *t, int node) { return t-
 mpp_topology *mpp_topology_new(int ranks, int rank, const int *node_of, int reproducible);
 void mpp_topology_free(mpp_topology *t);
 size_t mpp_topology_bytes(mpp_topology *t);
-
-#endif
