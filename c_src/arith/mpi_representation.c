@@ -1,7 +1,5 @@
 #include "arith/mpi_representation.h"
 
-enum { PIECE = 2048 }; /* elements converted at a time, through a buffer that stays in the first-level cache */
-
 enum form { FORM_WIDE, FORM_LONG, FORM_ORDERED };
 
 static enum form form_of(const mpp_reduction *r) {
@@ -47,55 +45,29 @@ ORDERED(32, INT32_MIN, INT32_MAX)
 ORDERED(64, INT64_MIN, INT64_MAX)
 #undef ORDERED
 
+typedef uint16_t any_u16 __attribute__((aligned(1), may_alias));
+
 static void lengthen(uint32_t *out, const void *in, size_t n, size_t size) {
-    if (size == 1) {
-        const uint8_t *p = in;
-        for (size_t i = 0; i < n; i++) out[i] = p[i];
-    } else {
-        const uint16_t *p = in;
-        for (size_t i = 0; i < n; i++) out[i] = p[i];
-    }
+    for (size_t i = 0; i < n; i++) out[i] = size == 1 ? ((const uint8_t *)in)[i] : ((const any_u16 *)in)[i];
 }
 
-static void shorten(void *out, const uint32_t *in, size_t n, size_t size) {
-    if (size == 1) {
-        uint8_t *p = out;
-        for (size_t i = 0; i < n; i++) p[i] = (uint8_t)in[i];
-    } else {
-        uint16_t *p = out;
-        for (size_t i = 0; i < n; i++) p[i] = (uint16_t)in[i];
-    }
-}
-
-static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
-
-static void long_to_mpi(const mpp_reduction *r, uint32_t *out, const char *src, size_t count) {
-    uint16_t piece[PIECE];
-    size_t size = mpp_dtype_size(r->dtype);
-    for (size_t begin = 0; begin < count; begin += PIECE) {
-        size_t n = piece_at(begin, count);
-        mpp_widen(r, piece, src + begin * size, n);
-        lengthen(out + begin, piece, n, size);
-    }
-}
-
-static void long_from_mpi(const mpp_reduction *r, char *dst, const uint32_t *values, size_t count) {
-    uint16_t piece[PIECE];
-    size_t size = mpp_dtype_size(r->dtype);
-    for (size_t begin = 0; begin < count; begin += PIECE) {
-        size_t n = piece_at(begin, count);
-        shorten(piece, values + begin, n, size);
-        mpp_narrow(r, dst + begin * size, piece, n);
+static void shorten(void *values, size_t n, size_t size) { /* where they are */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t value = ((const uint32_t *)values)[i];
+        if (size == 1) ((uint8_t *)values)[i] = (uint8_t)value;
+        else ((any_u16 *)values)[i] = (uint16_t)value;
     }
 }
 
 void mpp_to_mpi(const mpp_reduction *r, void *out, const void *src, size_t count) {
     enum form form = form_of(r);
-    if (form == FORM_LONG) {
-        long_to_mpi(r, out, src, count);
-        return;
+    mpp_reduction how = *r;
+    if (form == FORM_LONG) { /* and so with a factor: modulo 2^16 it does not matter where it is multiplied */
+        lengthen(out, src, count, mpp_dtype_size(r->dtype));
+        how.dtype = MPP_U32;
+        src = out;
     }
-    mpp_widen(r, out, src, count);
+    mpp_widen(&how, out, src, count);
     if (form != FORM_ORDERED) return;
     if (r->dtype == MPP_F64) order_64(out, count, r->op == MPP_MIN);
     else order_32(out, count, r->op == MPP_MIN);
@@ -103,10 +75,7 @@ void mpp_to_mpi(const mpp_reduction *r, void *out, const void *src, size_t count
 
 void mpp_from_mpi(const mpp_reduction *r, void *dst, void *values, size_t count) {
     enum form form = form_of(r);
-    if (form == FORM_LONG) {
-        long_from_mpi(r, dst, values, count);
-        return;
-    }
+    if (form == FORM_LONG) shorten(values, count, mpp_dtype_size(r->dtype));
     if (form == FORM_ORDERED && r->dtype == MPP_F64) unorder_64(values, count);
     else if (form == FORM_ORDERED) unorder_32(values, count);
     mpp_narrow(r, dst, values, count);

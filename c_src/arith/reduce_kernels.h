@@ -34,6 +34,19 @@
         }                                                                                                              \
     }
 
+/* With a number `k` made of one that is the same for all elements. */
+#define MAP_WITH(name, t, given_t, k_t, k_of_given, expr)                                                              \
+    static void K(name)(void *out, const void *in, size_t n, given_t given) {                                          \
+        const k_t k = k_of_given;                                                                                      \
+        any_##t *o = out;                                                                                              \
+        const any_##t *p = in;                                                                                         \
+        MPP_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            const t x = p[i];                                                                                          \
+            o[i] = (t)(expr);                                                                                          \
+        }                                                                                                              \
+    }
+
 /* ---- integers ----
  * SUM and PROD wrap: u8 and u16 are promoted to int, whose product could
  * overflow, hence 1u; signed types run the unsigned kernels, same bits. */
@@ -43,13 +56,7 @@
     MAP2(band_##t, t, (t)(a & b))                                                                                      \
     MAP2(bor_##t, t, (t)(a | b))                                                                                       \
     MAP2(bxor_##t, t, (t)(a ^ b))                                                                                      \
-    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) {                                     \
-        const t factor = (t)mpp_integer_factor(premul);                                                                \
-        any_##t *o = out;                                                                                              \
-        const any_##t *p = in;                                                                                         \
-        MPP_INDEPENDENT                                                                                                \
-        for (size_t i = 0; i < n; i++) o[i] = (t)(1u * p[i] * factor);                                                 \
-    }
+    MAP_WITH(scale_##t, t, double, t, (t)mpp_integer_factor(given), 1u * x * k)
 MPP_UNSIGNED_TYPES(UNSIGNED)
 #undef UNSIGNED
 
@@ -57,11 +64,7 @@ MPP_UNSIGNED_TYPES(UNSIGNED)
 #define INTEGER(t, wide)                                                                                               \
     MAP2(min_##t, t, b < a ? b : a)                                                                                    \
     MAP2(max_##t, t, b > a ? b : a)                                                                                    \
-    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) {                                  \
-        any_##t *o = out;                                                                                              \
-        const any_##t *p = in;                                                                                         \
-        for (size_t i = 0; i < n; i++) o[i] = (t)((wide)p[i] / (wide)divisor);                                         \
-    }
+    MAP_WITH(divide_##t, t, int64_t, wide, (wide)given, (wide)x / k)
 MPP_INTEGER_TYPES(INTEGER)
 #undef INTEGER
 
@@ -71,20 +74,8 @@ MPP_INTEGER_TYPES(INTEGER)
     MAP2(prod_##t, t, mpp_prod_##t(a, b))                                                                              \
     MAP2(min_##t, t, mpp_min_##t(a, b))                                                                                \
     MAP2(max_##t, t, mpp_max_##t(a, b))                                                                                \
-    static void K(scale_##t)(void *out, const void *in, size_t n, double premul) {                                     \
-        const t factor = (t)premul;                                                                                    \
-        any_##t *o = out;                                                                                              \
-        const any_##t *p = in;                                                                                         \
-        MPP_INDEPENDENT                                                                                                \
-        for (size_t i = 0; i < n; i++) o[i] = p[i] * factor;                                                           \
-    }                                                                                                                  \
-    static void K(divide_##t)(void *out, const void *in, size_t n, int64_t divisor) {                                  \
-        const t d = (t)divisor;                                                                                        \
-        any_##t *o = out;                                                                                              \
-        const any_##t *p = in;                                                                                         \
-        MPP_INDEPENDENT                                                                                                \
-        for (size_t i = 0; i < n; i++) o[i] = p[i] / d;                                                                \
-    }
+    MAP_WITH(scale_##t, t, double, t, (t)given, (x * k))                                                               \
+    MAP_WITH(divide_##t, t, int64_t, t, (t)given, x / k)
 MPP_FLOAT_TYPES(FLOATING)
 #undef FLOATING
 
@@ -155,30 +146,25 @@ MPP_FLOAT_OPS(BF16_PAIRS)
 #if MPP_ISA_BYTES == 64
 #define V_COUNT 16
 #define V __m512
+#define V_(name) _mm512_##name##_ps
 #define V_LOAD(p) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p)))
-#define V_LOAD_F32(p) _mm512_loadu_ps((const void *)(p))
-#define V_STORE_F32(p, v) _mm512_storeu_ps((void *)(p), (v))
+#define V_STORE_ROUNDED(p, v) _mm256_storeu_si256((void *)(p), _mm512_cvtps_ph(v, V_ROUND))
 #define V_IF_NAN(v, yes, no) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), (no), (yes))
-#define V_STORE(p, v)                                                                                                  \
-    _mm256_storeu_si256((void *)(p), _mm512_cvtps_ph(V_IF_NAN(v, _mm512_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
-#define V_sum(a, b) _mm512_add_ps(a, b)
-#define V_prod(a, b) _mm512_mul_ps(a, b)
-#define V_min(a, b) V_IF_NAN(b, b, _mm512_min_ps(b, a))
-#define V_max(a, b) V_IF_NAN(b, b, _mm512_max_ps(b, a))
 #elif MPP_ISA_BYTES == 32
 #define V_COUNT 8
 #define V __m256
+#define V_(name) _mm256_##name##_ps
 #define V_LOAD(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
-#define V_LOAD_F32(p) _mm256_loadu_ps((const void *)(p))
-#define V_STORE_F32(p, v) _mm256_storeu_ps((void *)(p), (v))
+#define V_STORE_ROUNDED(p, v) _mm_storeu_si128((void *)(p), _mm256_cvtps_ph(v, V_ROUND))
 #define V_IF_NAN(v, yes, no) _mm256_blendv_ps((no), (yes), _mm256_cmp_ps(v, v, _CMP_UNORD_Q))
-#define V_STORE(p, v)                                                                                                  \
-    _mm_storeu_si128((void *)(p), _mm256_cvtps_ph(V_IF_NAN(v, _mm256_set1_ps(mpp_f32(0x7fc00000)), v), V_ROUND))
-#define V_sum(a, b) _mm256_add_ps(a, b)
-#define V_prod(a, b) _mm256_mul_ps(a, b)
-#define V_min(a, b) V_IF_NAN(b, b, _mm256_min_ps(b, a))
-#define V_max(a, b) V_IF_NAN(b, b, _mm256_max_ps(b, a))
 #endif
+#define V_LOAD_F32(p) V_(loadu)((const void *)(p))
+#define V_STORE_F32(p, v) V_(storeu)((void *)(p), (v))
+#define V_STORE(p, v) V_STORE_ROUNDED(p, V_IF_NAN(v, V_(set1)(mpp_f32(0x7fc00000)), v))
+#define V_sum(a, b) V_(add)(a, b)
+#define V_prod(a, b) V_(mul)(a, b)
+#define V_min(a, b) V_IF_NAN(b, b, V_(min)(b, a))
+#define V_max(a, b) V_IF_NAN(b, b, V_(max)(b, a))
 
 #ifdef V_COUNT
 /* Counted ahead: where i + V_COUNT is compared, clang computes it beside i, a third of the loop. */
@@ -190,32 +176,32 @@ MPP_FLOAT_OPS(BF16_PAIRS)
 #define V_LOOP(i, n, statement)
 #endif
 
+/* `vectors` moves V_COUNT numbers from i on, `one` number i. */
+#define F16_LOOP(vectors, one)                                                                                         \
+    size_t i = 0;                                                                                                      \
+    V_LOOP(i, n, vectors)                                                                                              \
+    MPP_INDEPENDENT                                                                                                    \
+    for (; i < n; i++) one;
+
 static void K(widen_f16)(void *out, const void *in, size_t n) {
     any_f32 *o = out;
     const any_u16 *p = in;
-    size_t i = 0;
-    V_LOOP(i, n, V_STORE_F32(o + i, V_LOAD(p + i)))
-    MPP_INDEPENDENT
-    for (; i < n; i++) o[i] = mpp_f16_to_f32(p[i]);
+    F16_LOOP(V_STORE_F32(o + i, V_LOAD(p + i)), o[i] = mpp_f16_to_f32(p[i]))
 }
 
 static void K(narrow_f16)(void *out, const void *in, size_t n) {
     any_u16 *o = out;
     const any_f32 *p = in;
-    size_t i = 0;
-    V_LOOP(i, n, V v = V_LOAD_F32(p + i); V_STORE(o + i, v))
-    MPP_INDEPENDENT
-    for (; i < n; i++) o[i] = mpp_f32_to_f16(p[i]);
+    F16_LOOP(V v = V_LOAD_F32(p + i); V_STORE(o + i, v), o[i] = mpp_f32_to_f16(p[i]))
 }
 
 #define F16_PAIR(op)                                                                                                   \
     static void K(op##_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                                 \
         any_u16 *o = out;                                                                                              \
         const any_u16 *pa = in_a, *pb = in_b;                                                                          \
-        size_t i = 0;                                                                                                  \
-        V_LOOP(i, n, V a = V_LOAD(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b); V_STORE(o + i, v))                \
-        MPP_INDEPENDENT                                                                                                \
-        for (; i < n; i++) o[i] = mpp_f32_to_f16(mpp_##op##_f32(mpp_f16_to_f32(pa[i]), mpp_f16_to_f32(pb[i])));        \
+        F16_LOOP(V a = V_LOAD(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b);                                       \
+                 V_STORE(o + i, v),                                                                                    \
+                 o[i] = mpp_f32_to_f16(mpp_##op##_f32(mpp_f16_to_f32(pa[i]), mpp_f16_to_f32(pb[i]))))                  \
     }
 MPP_FLOAT_OPS(F16_PAIR)
 #undef F16_PAIR
@@ -234,10 +220,8 @@ MPP_FLOAT_OPS(F16_PAIR)
         any_f32 *o = out;                                                                                              \
         const any_f32 *pa = in_a;                                                                                      \
         const any_u16 *pb = in_b;                                                                                      \
-        size_t i = 0;                                                                                                  \
-        V_LOOP(i, n, V a = V_LOAD_F32(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b); V_STORE_F32(o + i, v))        \
-        MPP_INDEPENDENT                                                                                                \
-        for (; i < n; i++) o[i] = mpp_##op##_f32(pa[i], mpp_f16_to_f32(pb[i]));                                        \
+        F16_LOOP(V a = V_LOAD_F32(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b);                                   \
+                 V_STORE_F32(o + i, v), o[i] = mpp_##op##_f32(pa[i], mpp_f16_to_f32(pb[i])))                           \
     }
 MPP_FLOAT_OPS(ACCUMULATE)
 #undef ACCUMULATE
@@ -281,15 +265,10 @@ static const struct kernels K(kernels) = {
 
 #undef V_COUNT
 #undef V
+#undef V_
 #undef V_LOAD
-#undef V_LOAD_F32
-#undef V_STORE_F32
+#undef V_STORE_ROUNDED
 #undef V_IF_NAN
-#undef V_STORE
-#undef V_sum
-#undef V_prod
-#undef V_min
-#undef V_max
 #undef V_LOOP
 #undef MPP_ISA
 #undef MPP_ISA_BYTES
