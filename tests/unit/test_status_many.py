@@ -19,9 +19,8 @@ from pathlib import Path
 import pytest
 from patience import patient
 
-from torchmpi_plugin.status import calls, files
-from torchmpi_plugin.status.asking import Rank, Told, _understood, ask_job
-from torchmpi_plugin.status.calls import ask
+from torchmpi_plugin.status import asking, files
+from torchmpi_plugin.status.asking import Rank, Told, _understood, ask, ask_job
 from torchmpi_plugin.status.screen import attention_of, late_of, screen_of
 
 RANKS = 64
@@ -91,7 +90,7 @@ def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
         sockets = files.all_sockets()
         assert len(sockets) == 2
     until = time.monotonic() + 20  # the kernel needs a moment to end them, and init to take notice
-    while any(not calls.state_of(each.pid).startswith("ended") for each in sockets):
+    while any(not asking.state_of(each.pid).startswith("ended") for each in sockets):
         assert time.monotonic() < until
         time.sleep(0.01)
     ranks = ask_job(sockets)
@@ -140,7 +139,7 @@ def test_a_rank_that_somebody_else_asks(directory: Path) -> None:
         time.sleep(0.3)
         began = time.monotonic()
         assert ask_job(sockets)[0].answer is not None
-        assert time.monotonic() - began > calls.MEMORY_SECONDS
+        assert time.monotonic() - began > asking.MEMORY_SECONDS
         other.join()
 
 
@@ -176,13 +175,13 @@ def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
 LATE = """
 import json, os, threading
 from torchmpi_plugin import _shim_int
-from torchmpi_plugin.status import calls, files
+from torchmpi_plugin.status import asking, files
 lib, ffi = _shim_int.lib, _shim_int.ffi
 path = files.socket_of("7-abcd", 0)
 with files.address_of(path) as address:
     assert lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
 def asks():
-    told.append(calls.ask(files.all_sockets(), "dump", 20.0))
+    told.append(asking.ask(files.all_sockets(), "dump", 20.0))
 def asked():
     request = ffi.new("char[]", lib.MPP_REQUEST)
     while not (number := lib.mpp_status_wanted(request)) or not ffi.string(request):

@@ -8,6 +8,7 @@ own, and writes it as torch does: under the same variables, to the same files, f
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -24,6 +25,7 @@ from .. import operations, torch_internals
 from .._bridge import Call
 from ..engine import engine
 from ..status import files
+from ..timeline.rows import ROW, Kinds
 from .frames import line_of
 
 log = logging.getLogger("torchmpi_plugin")
@@ -237,3 +239,20 @@ def start(rank: int) -> None:
 def _dump_current(collectives: bool, frames: bool, only_active: bool) -> bytes:
     recorder = current if current is not None else Recorder(1, 0)
     return recorder.dump(collectives, frames, only_active)
+
+
+def last_operations(rank: int, size: int, node: int) -> str:
+    """The text of ``timeline/rows.py``, then a line with the rows; of this rank of the world."""
+    lines: list[dict[str, Any]] = []
+    kinds, rows = Kinds(lines.append, rank, size, node, first=0), []
+    lib, ffi = engine.start().lib, engine.start().ffi
+    record: Any = ffi.new("mpp_record *")
+    for entry in current.entries() if current is not None else ():
+        if not lib.mpp_record_of(entry.number, record):
+            continue
+        code, at = (entry.frames or [None, 0])[:2]
+        place = (code.co_filename, line_of(code, at)) if code else ("", 0)
+        kind = kinds.number(entry.subject, entry.operation, entry.outputs[0][1] if entry.outputs else None, "", *place)
+        told = {"kind": kind} | ({"sequence": entry.collective} if entry.peer is None else {})
+        rows.append([told[name] if name in told else int(getattr(record[0], name)) for name in ROW.names or ()])
+    return "\n".join(json.dumps(line) for line in [*lines, {"rows": rows}])

@@ -25,10 +25,10 @@ from ..engine import activity, engine
 from ..engine.work import in_words
 from ..errors import attempt
 from ..node import node as this_node
-from ..status import calls
+from ..status import asking
 from ..status.files import RankSocket, all_sockets
 from ..store.checkin import Report, start_thread
-from . import flight_recorder, frames, last_operations, questions
+from . import flight_recorder, frames, questions
 from .questions import Answers, Inbox, Seal
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
@@ -165,7 +165,7 @@ class Monitor:
         """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
         return {
             "describe": self._describe,
-            "status": lambda number, ranks: self._of_node("status", calls.MEMORY_SECONDS, number, ranks),
+            "status": lambda number, ranks: self._of_node("status", asking.MEMORY_SECONDS, number, ranks),
             "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
             "dump": lambda _, ranks: self._own(_written_trace, ranks),
             "timeline": lambda _, ranks: self._own(self._last_operations, ranks),
@@ -182,16 +182,16 @@ class Monitor:
         if not questions.is_first(self._connection, request, number, this_node.identity()):
             return {}
         sockets = _neighbours(ranks)
-        answers = calls.ask(sockets, request, seconds)
+        answers = asking.ask(sockets, request, seconds)
         return {
-            each.rank: _message(each.pid, answers[each.rank], calls.state_of(each.pid))
+            each.rank: _message(each.pid, answers[each.rank], asking.state_of(each.pid))
             if each.rank in answers
-            else _message(each.pid, "", calls.why_silent(each))
+            else _message(each.pid, "", asking.why_silent(each))
             for each in sockets
         }
 
     def _last_operations(self) -> str:
-        return last_operations.as_text(self._rank, self._size, self._node)
+        return flight_recorder.last_operations(self._rank, self._size, self._node)
 
     def _answer_locally(self) -> None:
         """Do for ``mpiplus status``, which has asked this process, what the thread in C cannot."""

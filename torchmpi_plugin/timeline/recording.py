@@ -6,7 +6,6 @@ import json
 import logging
 import mmap
 import os
-import socket
 import time
 import weakref
 from pathlib import Path
@@ -18,12 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _bridge, operations, settings
 from ..engine import engine
 from ..tensors.dtypes import OPERATIONS
-from .rows import PLACES, ROW, STEP
+from .rows import PLACES, ROW, STEP, Kinds
 
 log = logging.getLogger("torchmpi_plugin")
 
-#: So many kinds of calls have numbers; further ones, of a program that makes groups without end, are not recorded.
-_MOST_KINDS = 100_000
 #: As in c_src/python/timeline.c: from there on the sum is divided by the number of ranks, or the number is torch's.
 _AVERAGES, _OF_PYTHON = 64, 128
 
@@ -34,18 +31,14 @@ class Recording:
     Args:
         directory: where the files go.
         job: a name that no other job has.
-        about: of this rank: see ``rows.Recorded``.
+        rank, size, node: of this rank: see ``rows.Kinds``.
     """
 
-    def __init__(self, directory: Path, job: str, about: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, job: str, rank: int, size: int, node: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.text = directory / f"{job}.{about['rank']}.json"
+        self.text = directory / f"{job}.{rank}.json"
         self._lines = self.text.open("w", buffering=1)
-        self._kinds: dict[tuple[Any, ...], int] = {}
-        self._groups: dict[Any, int] = {}
-        self._subjects: list[Any] = []
-        first = self._keep_in(self.text.with_suffix(".calls"))
-        self.say({**about, "first": first, "epoch": time.time_ns() - time.monotonic_ns()})
+        self._kinds = Kinds(self.say, rank, size, node, self._keep_in(self.text.with_suffix(".calls")))
         self._steps, self._optimizer = 0, lambda: None
         self._hook = register_optimizer_step_post_hook(self._note_step)
         _bridge.set_timeline(self._kind_of)
@@ -85,26 +78,9 @@ class Recording:
 
     def _kind_of(self, code: CodeType | None, line: int, subject: Any, name: str, dtype: Any, op: int) -> int:
         """The number of a kind of calls; 0: it has none. Called by C where it meets one that it does not remember."""
-        key = code, line, id(subject), name, dtype, op
-        if (known := self._kinds.get(key)) is not None or len(self._kinds) >= _MOST_KINDS:
-            return known or 0
-        if (group := self._groups.get(id(subject))) is None:
-            group = self._groups[id(subject)] = len(self._groups)
-            self._subjects.append(subject)  # so that no other one comes to its address
-            self.say({"group": group, "name": subject.title, "ranks": list(subject.ranks)})
         row = operations.BY_NAME.get(name)
-        self.say(
-            {
-                "kind": len(self._kinds) + 1,
-                "of": group,
-                "name": name,
-                "dtype": str(dtype or "").removeprefix("torch."),
-                "op": self._reduction(op) if row and row.reduces else "",
-                "file": code.co_filename if code else "",
-                "line": line,
-            }
-        )
-        return self._kinds.setdefault(key, len(self._kinds) + 1)
+        reduction = self._reduction(op) if row and row.reduces else ""
+        return self._kinds.number(subject, name, dtype, reduction, code.co_filename if code else "", line)
 
     @staticmethod
     def _reduction(op: int) -> str:
@@ -138,8 +114,7 @@ def start(rank: int, size: int, node: int, job: str) -> None:
     wanted = settings.TIMELINE.value()
     if not wanted:
         return
-    about = {"rank": rank, "size": size, "node": node, "host": socket.gethostname(), "pid": os.getpid()}
     try:
-        current = Recording(Path(wanted), job, about)
+        current = Recording(Path(wanted), job, rank, size, node)
     except (OSError, MemoryError) as error:
         log.warning("mpiplus: there will be no timeline of rank %d: %s", rank, error)

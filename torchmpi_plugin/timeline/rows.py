@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,39 @@ ROW = np.dtype(
 PLACES = 1 << 16
 #: The kind of what is no call: the program's optimizer has made a step.
 STEP = 1 << 30
+#: So many kinds of calls have numbers; further ones, of a program that makes groups without end, are not recorded.
+_MOST_KINDS = 100_000
+
+
+class Kinds:
+    """Writes a rank's text: a line about the rank, and one for each new group and kind of calls, which get numbers.
+
+    Args:
+        say: takes a line.
+        rank, size, node: the rank's number and its node's, and of how many.
+        first: the number of the first call that is recorded.
+    """
+
+    def __init__(self, say: Callable[[dict[str, Any]], object], rank: int, size: int, node: int, first: int) -> None:
+        self._say = say
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._groups: dict[int, tuple[int, Any]] = {}
+        about = {"rank": rank, "size": size, "node": node, "host": socket.gethostname(), "pid": os.getpid()}
+        say({**about, "first": first, "epoch": time.time_ns() - time.monotonic_ns()})
+
+    def number(self, subject: Any, name: str, dtype: Any, op: str, file: str, line: int) -> int:
+        """The number of a kind of calls; 0: it has none."""
+        key = id(subject), name, dtype, op, file, line
+        if (known := self._kinds.get(key)) is not None or len(self._kinds) >= _MOST_KINDS:
+            return known or 0
+        if id(subject) not in self._groups:
+            # The subject too, so that no other one comes to its address.
+            self._groups[id(subject)] = len(self._groups), subject
+            self._say({"group": len(self._groups) - 1, "name": subject.title, "ranks": list(subject.ranks)})
+        words, of = str(dtype or "").removeprefix("torch."), self._groups[id(subject)][0]
+        number = self._kinds[key] = len(self._kinds) + 1
+        self._say({"kind": number, "of": of, "name": name, "dtype": words, "op": op, "file": file, "line": line})
+        return number
 
 
 @dataclass
@@ -74,7 +111,7 @@ def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
 
 
 def answered(text: str) -> Recorded:
-    """Parse the answer of a running rank: see ``diagnosis/last_operations.py``.
+    """Parse the answer of a running rank: see ``diagnosis/flight_recorder.py``.
 
     Raises:
         ValueError: it has no rows, or was cut off.
