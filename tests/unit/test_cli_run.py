@@ -73,6 +73,7 @@ def test_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program_command("train.py", ["-m", "x"], False, False) == [sys.executable, "train.py", "-m", "x"]
     assert program_command("json.tool", ["x"], True, False) == [sys.executable, "-m", "json.tool", "x"]
     assert program_command("echo", ["a b"], False, True) == ["echo", "a b"]
+    assert program_command("python3", ["-u", "train.py"], False, False) == [sys.executable, "-u", "train.py"]
     assert program_command("echo 'a b' c", [], False, True) == ["echo", "a b", "c"]
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,12 @@ from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.batch import allocated_nodes
 
 SPEC = JobSpec(["true"], nproc=2)
+
+
+def test_a_job_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    assert Path(SPEC.environment()["HOME"]).is_dir()
+    assert JobSpec(["true"], nproc=2, env={"HOME": "/else"}).environment()["HOME"] == "/else"
 
 
 def ended(rank: int = 1, **more: object) -> Ending:

@@ -62,8 +62,8 @@ class JobSpec:
         return layout
 
     def environment(self) -> dict[str, str]:
-        """This process's variables, and those for the ranks."""
-        return {**os.environ, **self.env}
+        """This process's variables, and those for the ranks. Open MPI does not start without ``HOME``."""
+        return {"HOME": os.path.expanduser("~"), **os.environ, **self.env}
 
     def for_supervisors(self) -> dict[str, Any]:
         """Return the settings that the supervisors of all ranks get."""

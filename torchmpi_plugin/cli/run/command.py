@@ -219,6 +219,8 @@ def program_command(program: str, arguments: Sequence[str], module: bool, comman
                 f"-c python -c {shlex.quote(program)}"
             )
         return words
+    if program in ("python", "python3") and not Path(program).exists():
+        return [python, *arguments]  # as it stands behind mpirun
     if not Path(program).is_file():
         what = "is a directory, not a script" if Path(program).is_dir() else "does not exist"
         raise click.UsageError(
