@@ -126,12 +126,10 @@ class Job:
         script: str,
         *arguments: object,
         environment: Mapping[str, str] | None = None,
-        mpiexec: Installation | None = None,
     ) -> Outcome:
         """``mpiexec -n ranks python scripts/script arguments``."""
         python_arguments = [str(SCRIPTS / script), *map(str, arguments)]
-        command = (mpiexec or self.installation).command(ranks, python_arguments)
-        return self.start(command, environment)
+        return self.start(self.installation.command(ranks, python_arguments), environment)
 
     def surviving(
         self,

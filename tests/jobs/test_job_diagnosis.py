@@ -5,18 +5,6 @@ from __future__ import annotations
 import pytest
 from job_runs import SCRIPTS, SOON, Job
 
-DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-
-
-@pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
-def test_ranks_that_call_different_things(job: Job, collectives: str) -> None:
-    job.run(3, "diagnosis.py", "detail", environment={**DETAIL, "MPIPLUS_COLLECTIVES": collectives}).succeeded(3)
-
-
-def test_calls_are_compared_if_one_rank_was_asked_to(job: Job) -> None:
-    """Variables of one node do not reach the others."""
-    job.run(3, "diagnosis.py", "detail", "on one rank").succeeded(3)
-
 
 @pytest.mark.parametrize("collectives", ["auto", "mpi-only"])
 def test_different_calls_at_a_timeout(job: Job, collectives: str) -> None:

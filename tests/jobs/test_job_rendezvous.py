@@ -6,7 +6,6 @@ import re
 
 import pytest
 from job_runs import Job, free_port
-from mpi_installations import Installation, find_installations, is_open_mpi
 
 NO_PLUGIN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -18,26 +17,6 @@ def test_variables_that_the_user_set(job: Job) -> None:
 @pytest.mark.fresh("a process that nothing has prepared")
 def test_plain_python_is_a_world_of_one(job: Job) -> None:
     job.alone("rendezvous.py", "one_process").succeeded(1)
-
-
-def foreign_launchers() -> list[Installation]:
-    """One launcher of each other MPI of this machine: those that gave separate worlds when they were tried."""
-    _, rejected = find_installations()
-    found: dict[str, Installation] = {}
-    for launcher in rejected:
-        if "which is not this launcher's library" in launcher.reason:
-            vendor = "Open MPI" if is_open_mpi(launcher.mpiexec) else "other"
-            found.setdefault(vendor, Installation(launcher.mpiexec, vendor, "", ""))
-    return list(found.values())
-
-
-@pytest.mark.parametrize("foreign", [None, *foreign_launchers()], ids=lambda launcher: getattr(launcher, "vendor", ""))
-def test_launched_by_another_mpi(job: Job, foreign: Installation | None) -> None:
-    """Where there is no other MPI, its launcher's variables must do."""
-    if foreign is None:
-        job.alone("rendezvous.py", "traces").succeeded(1)
-    else:
-        job.run(4, "rendezvous.py", "wrong_launcher", mpiexec=foreign).succeeded(4)
 
 
 @pytest.mark.fresh("the import of torch, with the plugin and without")

@@ -14,18 +14,17 @@ SCENARIOS = """
     beside_mpi4py 2 thread_level funneled
     beside_mpi4py 2 thread_level serialized
     beside_mpi4py 4 own_communicators
-    creation 2 descriptors
     creation 3 fails
     creation 3 goes_without open
     creation 3 goes_without map
-    deadlines 2 messages .
     deadlines 3 absent_member .
+    diagnosis 3 detail everywhere
+    diagnosis 3 detail on_one_rank
     diagnosis 3 elsewhere
     exits 2 exit_caught stays
     exits 2 exit_caught leaves
     exits 2 exit_caught leaves mpi4py's except
     exits 2 exit_caught leaves mpi4py's thread
-    exits 2 freed+initialised_twice
     exits 3 destroyed_meanwhile
     exits 2 leave destroyed
     exits 2 leave kept
@@ -90,6 +89,11 @@ def test_mistakes_are_told(job: Job) -> None:
 @pytest.mark.parametrize("words", parsed(UNDER_EACH), ids=" ".join)
 def test_scenario_under_each(job: Job, words: list[str]) -> None:
     check(job, words)
+
+
+def test_traces_of_a_launcher(job: Job) -> None:
+    """In one process; test_job_wrong_mpi.py has a launcher of another MPI."""
+    job.alone("rendezvous.py", "traces").succeeded(1)
 
 
 def test_mpi_that_we_started_is_finalised(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from groups import only_up_to
 from torch.distributed import DistBackendError
 
-from torchmpi_plugin.engine import grace
+from torchmpi_plugin.engine import activity, grace
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -60,3 +61,21 @@ def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
         dist.destroy_process_group(group)
         assert over == [False, False], "a thread hangs"
         assert all(isinstance(error, DistBackendError) for error in errors), errors
+
+
+@pytest.mark.parametrize("how", ["abort", "shutdown", "destroy"])
+def test_a_thread_that_waits_for_who_does_not_come(how: str, channel) -> None:
+    """Another one ends the group, and it is freed: long before the group's own deadline."""
+    group, errors = dist.new_group(None), []
+    if dist.get_rank() == 0:
+        thread = threading.Thread(target=use_for_ever, args=(group, errors))
+        thread.start()
+        while not activity.is_waited_for(group):
+            time.sleep(0.01)
+        getattr(group, how, partial(dist.destroy_process_group, group))()
+        thread.join(15)
+    channel.Barrier()
+    if dist.get_rank() or how != "destroy":
+        dist.destroy_process_group(group)
+    assert [error for error in errors if "aborted" not in str(error)] == []
+    assert len(errors) == (dist.get_rank() == 0), "the waiter was not freed"

@@ -236,22 +236,38 @@ def try_random_calls(group: dist.ProcessGroup, channel: Any, name: str, on_devic
 
 
 def same_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[], Any]]:
-    """Calls of which only TORCH_DISTRIBUTED_DEBUG=DETAIL says who makes another, or who; by what it says."""
-    size, how = group.size(), {"group": group, "async_op": True}
-    one = torch.ones(1)
+    """Calls that only TORCH_DISTRIBUTED_DEBUG=DETAIL tells apart; by what it says."""
+    how = {"group": group, "async_op": True}
     return {
         r"broadcast of \(4,\) float32 with root 0; rank \d calls broadcast of \(4,\) int32 with root 0": lambda: (
             dist.broadcast(torch.ones(4, dtype=torch.int32 if odd else torch.float32), group_src=0, **how)
         ),
+        r"all_to_all of \(0,\) float32.*; rank \d calls all_to_all_single of \(0,\) float32": lambda: (
+            dist.all_to_all_single(torch.ones(0), torch.ones(0), **how)
+            if odd
+            else dist.all_to_all(*([torch.ones(0) for _ in range(group.size())] for _ in range(2)), **how)
+        ),
+    }
+
+
+def of_other_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[], Any]]:
+    """Calls that never go together; by what is said in detail."""
+    size, how, one = group.size(), {"group": group, "async_op": True}, torch.ones(1)
+    return {
         r"all_gather_into_tensor of \(\d,\) float32; rank \d calls all_gather of \(1,\) float32": lambda: (
             dist.all_gather(blocks([1] * size, torch.float32), one, **how)
             if odd
             else dist.all_gather_into_tensor(torch.ones(size), one, **how)
         ),
-        r"all_to_all of \(0,\) float32.*; rank \d calls all_to_all_single of \(0,\) float32": lambda: (
-            dist.all_to_all_single(torch.ones(0), torch.ones(0), **how)
+        r"\(SUM\).* \(MAX\)": lambda: dist.all_reduce(one, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, **how),
+        "root 0;.* root 1": lambda: dist.broadcast(one, group_src=int(odd), **how),
+        r"barrier; rank \d calls all_gather of \(1,\) float32": lambda: (
+            dist.all_gather(blocks([1] * size, torch.float32), one, **how) if odd else dist.barrier(**how)
+        ),
+        r"reduce_scatter \(SUM\) of \(1,\) float32;.* reduce_scatter_tensor \(SUM\)": lambda: (
+            dist.reduce_scatter_tensor(one, torch.ones(size), **how)
             if odd
-            else dist.all_to_all(blocks([0] * size, torch.float32), blocks([0] * size, torch.float32), **how)
+            else dist.reduce_scatter(one, [torch.ones(1)] * size, **how)
         ),
         r"rank \d sends 8 bytes to rank 0, which expects 4": lambda: dist.gather(
             torch.ones(2 if odd else 1), None if group.rank() else blocks([1] * size, torch.float32), group_dst=0, **how
@@ -263,15 +279,16 @@ def same_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[], An
 def test_in_detail(placement: str, new_group, monkeypatch) -> None:
     """Wherever the ranks are and whoever moves the data; without DETAIL bytes are bytes."""
     group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
-    meetings = []
-    for pattern, call in same_bytes(group, odd=group.rank() == group.size() - 1).items():
+    meetings, odd = [], group.rank() == group.size() - 1
+    alike = same_bytes(group, odd)
+    for pattern, call in (alike | of_other_bytes(group, odd)).items():
         inside.calls(group).compares = True
         match = f"detected mismatch between collectives on ranks: .*{pattern}.*can be used again"
         with pytest.raises(dist.DistBackendError, match=match):
             call().wait()
         meetings.append(group.checkin.mismatch)
         inside.calls(group).compares = False
-        if "sends" not in pattern and not pattern.startswith("all_gather"):
+        if pattern in alike:
             call().wait()
     dist.barrier(group)
     left = [len(group.checkin.missing(meeting)) < group.size() for meeting in meetings]

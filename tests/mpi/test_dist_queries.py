@@ -46,6 +46,8 @@ def test_initialize_again(world) -> None:
     group = dist.group.WORLD
     helpers.initialize_dist()
     helpers.initialize_dist("cpu", timeout=5)
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("mpiplus")
     assert dist.group.WORLD is group
     with pytest.raises(RuntimeError, match="has the backend 'mpiplus', not 'gloo'"):
         helpers.initialize_dist(backend="gloo")

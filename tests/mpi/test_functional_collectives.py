@@ -15,6 +15,22 @@ def groups_of(all_groups):
     return [all_groups[family] for family in FAMILIES if family in all_groups]
 
 
+def sent(tensor: torch.Tensor, rank: int, size: int) -> list[torch.Tensor]:
+    """Parts of a rank's tensor for each other one, which sends as many rows back."""
+    rows = [(rank + peer) % 3 for peer in range(size)]
+    return list(tensor[: sum(rows)].split(rows))
+
+
+def exchanged(tensor: torch.Tensor, group) -> torch.Tensor:
+    parts = sent(tensor, dist.get_rank(group), dist.get_world_size(group))
+    rows = [len(part) for part in parts]
+    return functional.all_to_all_single(torch.cat(parts), rows, rows, group)
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([functional.wait_tensor(tensor) for tensor in tensors])
+
+
 #: Each with what a rank gets of everybody's tensors. To broadcast the root is the rank in the group.
 CALLS = {
     "all_reduce": (lambda t, g: functional.all_reduce(t, "sum", g), lambda every, me: sum(every)),
@@ -25,6 +41,19 @@ CALLS = {
         lambda every, me: torch.stack(every).sum(0).chunk(len(every))[me],
     ),
     "broadcast": (lambda t, g: functional.broadcast(t, dist.get_world_size(g) - 1, g), lambda every, me: every[-1]),
+    "all_to_all": (exchanged, lambda every, me: torch.cat([sent(t, r, len(every))[me] for r, t in enumerate(every)])),
+    "all_reduce of two": (
+        lambda t, g: joined(functional.all_reduce_coalesced([t, t + 1], "sum", g)),
+        lambda every, me: torch.cat([sum(every), sum(every) + len(every)]),
+    ),
+    "all_gather of two": (
+        lambda t, g: joined(functional.all_gather_into_tensor_coalesced([t, t + 1], g)),
+        lambda every, me: torch.cat([*every, *(t + 1 for t in every)]),
+    ),
+    "reduce_scatter of two": (
+        lambda t, g: joined(functional.reduce_scatter_tensor_coalesced([t, t * 2], "sum", [0, 0], g)),
+        lambda every, me: torch.cat([sum(every).chunk(len(every))[me] * times for times in (1, 2)]),
+    ),
 }
 
 
@@ -37,31 +66,6 @@ def test_results(name: str, all_groups) -> None:
         found = functional.wait_tensor(call(given, group.process_group))
         assert torch.equal(found, wanted(every, group.rank))
         assert torch.equal(given, every[group.rank]), "the input was changed"
-
-
-def test_all_to_all_single(all_groups) -> None:
-    for group in groups_of(all_groups):
-        sends = [(group.rank + peer) % 3 for peer in range(group.size)]  # symmetric, so it receives the same
-        given = torch.full((sum(sends), 2), float(group.rank))
-        result = functional.all_to_all_single(given, sends, sends, group.process_group)
-        expected = torch.cat([torch.full((rows, 2), float(peer)) for peer, rows in enumerate(sends)])
-        assert torch.equal(functional.wait_tensor(result), expected)
-
-
-def test_coalesced(all_groups) -> None:
-    for group in groups_of(all_groups):
-        given = [torch.full((3,), float(group.rank)), torch.full((2, 2), 1.0 + group.rank)]
-        ranks = sum(range(group.size))
-        first, second = functional.all_reduce_coalesced(given, "sum", group.process_group)
-        assert functional.wait_tensor(first).unique().tolist() == [ranks]
-        assert functional.wait_tensor(second).unique().tolist() == [ranks + group.size]
-        gathered = functional.all_gather_into_tensor_coalesced(given, group.process_group)
-        expected = torch.arange(float(group.size)).repeat_interleave(3)
-        assert torch.equal(functional.wait_tensor(gathered[0]), expected)
-        inputs = [torch.arange(float(group.size)), torch.ones(2 * group.size)]
-        scattered = functional.reduce_scatter_tensor_coalesced(inputs, "sum", [0, 0], group.process_group)
-        assert functional.wait_tensor(scattered[0]).tolist() == [group.rank * group.size]
-        assert functional.wait_tensor(scattered[1]).tolist() == [group.size] * 2
 
 
 def test_gradients_flow_through_all_reduce() -> None:

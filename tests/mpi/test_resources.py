@@ -66,6 +66,18 @@ def test_new_group_and_destroy_leave_nothing_behind(channel) -> None:
     assert resident_bytes() - memory < MIB + CYCLES * PER_CYCLE
 
 
+def test_groups_keep_no_descriptors(new_group) -> None:
+    """However many there are."""
+
+    def opened_with(more_groups: int) -> int:
+        for _ in range(more_groups):
+            new_group(None)
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened_with(3)
+    assert opened_with(60) <= before + 2
+
+
 def one_of_each(turn: int) -> None:
     tensor = torch.full((2,), float(turn))
     if turn % 10 == 0:

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import groups
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,26 +97,34 @@ def test_a_receives_own_timeout(kind: str, channel) -> None:
         assert tensor.tolist() == [1.0] * 3
 
 
-def test_monitored_barrier_names_who_is_missing(new_group, channel) -> None:
-    group = new_group(None)
-    last = channel.size - 1
-    if dist.get_rank() == last:
-        channel.Barrier()
-        return
-    with pytest.raises(DistBackendError, match=rf"\brank {last}\b"):
-        torchmpi_plugin.monitored_barrier(group, 3 * LIMIT)
+def test_a_receive_that_times_out_is_taken_back(new_group, channel) -> None:
+    """By the group's own deadline; then nothing has changed."""
+    group, tensor = new_group(None), torch.zeros(3)
+    if dist.get_rank() == 0:
+        inside.set_timeout(group, LIMIT)  # only here, where nobody is in time however fast the machine
+        for receive, source, words in ((dist.recv, 1, "rank 1"), (dist.irecv, 1, "rank 1"), (dist.recv, None, "any")):
+            told = rf"(?s)^recv.* from {words}.*group '.*timed out on rank 0.*after \d+\.\d s"
+            with pytest.raises(DistBackendError, match=told):
+                receive(tensor, source, group=group, tag=3).wait()  # dist.recv never comes here
+        inside.set_timeout(group, groups.GROUP_TIMEOUT)
     channel.Barrier()
+    if dist.get_rank() == 1:
+        dist.send(torch.full((3,), 8.0), 0, group=group, tag=3)
+    elif dist.get_rank() == 0:
+        dist.recv(tensor, 1, group=group, tag=3)
+        assert tensor.tolist() == [8.0] * 3
+    dist.barrier(group)
 
 
-@pytest.mark.mpi(min_size=3)
-def test_monitored_barrier_can_name_all_who_are_missing(new_group, channel) -> None:
-    group = new_group(None)
-    missing = (1, channel.size - 1)
-    if dist.get_rank() in missing:
-        channel.Barrier()
-        return
-    with pytest.raises(DistBackendError, match=rf"\branks 1, {missing[1]}\b"):
-        torchmpi_plugin.monitored_barrier(group, 3 * LIMIT, wait_all_ranks=True)
+@pytest.mark.parametrize("names_all", [False, True])
+def test_monitored_barrier_names_who_is_missing(names_all: bool, new_group, channel) -> None:
+    group, last = new_group(None), channel.size - 1
+    if names_all and last < 2:
+        pytest.skip("one is missing, and no other")
+    if dist.get_rank() not in ((1, last) if names_all else (last,)):
+        words = rf"\branks 1, {last}\b" if names_all else rf"\brank {last}\b"
+        with pytest.raises(DistBackendError, match=words):
+            torchmpi_plugin.monitored_barrier(group, 3 * LIMIT, wait_all_ranks=names_all)
     channel.Barrier()
 
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from torchmpi_plugin import settings, torch_internals
 
@@ -37,7 +36,3 @@ def meet(window: Any, group: Any) -> None:
         window.signal(rank, False)
     for rank in range(group.size()):
         window.wait_signal(rank, False)
-
-
-def everybody(group: Any) -> range:
-    return range(dist.get_world_size(group))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import cffi
+import numpy as np
 
 from torchmpi_plugin.communicator import choice
 
@@ -121,6 +122,22 @@ class Ranks:
         ops = [start(rank, group) for rank, group in enumerate(self.groups)]
         assert set(self.finish(ops)) == {DONE}
         self.release(ops)
+
+    def reduce(self, kind, rank, mine, out, how, counts, root=0):
+        """Begin one rank's all_reduce, reduce or reduce_scatter: the first two of one block of so many elements."""
+        group, source, target = self.groups[rank], mine.ctypes.data, out.ctypes.data
+        if kind == "all_reduce":
+            return self.lib.mpp_allreduce(group, source, target, counts[0], how, 0, ASYNC)
+        if kind == "reduce":
+            return self.lib.mpp_reduce_to(group, source, target, counts[0], how, root, 0, ASYNC)
+        begins = np.cumsum([0, *counts[:-1]]) * (mine.nbytes // (sum(counts) or 1))
+        blocks = self.ffi.new("uintptr_t[]", [source + int(begin) for begin in begins])
+        lengths, is_flat = self.ffi.new("size_t[]", counts), len(set(counts)) == 1
+        return self.lib.mpp_reduce_scatter(group, blocks, target, lengths, is_flat, how, 0, ASYNC)
+
+    def reduced(self, kind, inputs, outs, hows, counts, root=0):
+        """The same on all ranks, to its end."""
+        self.of_all(lambda rank, _: self.reduce(kind, rank, inputs[rank], outs[rank], hows[rank], counts, root))
 
     def state(self, op):
         return self.lib.mpp_state_of(op) & 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from patience import patient
+from plain_python import python
 from sampling import share
 
 import torchmpi_plugin
 
-SECONDS = patient(100)
 OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 IMPORT = """
@@ -35,28 +34,22 @@ print(json.dumps({
 """
 
 
-def python(program: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        # MPIPLUS_TEST_COVERAGE: what measures coverage is imported as well
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MPIPLUS_TEST_COVERAGE": "", **(environment or {})},
-    )
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures coverage is imported as well, and the lines of a copy are not the package's."""
+    monkeypatch.setenv("MPIPLUS_TEST_COVERAGE", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def answer(program: str, environment: dict[str, str] | None = None) -> dict:
-    done = python(program, environment)
+def answer(program: str, **environment: str) -> dict:
+    done = python(program, **environment)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr
     return json.loads(done.stdout)
 
 
 def test_import_torch_starts_and_loads_nothing() -> None:
-    with_plugin, without = answer(IMPORT), answer(IMPORT, OFF)
+    with_plugin, without = answer(IMPORT), answer(IMPORT, **OFF)
     assert with_plugin["registered"]
     assert not without["registered"]
     ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "settings", "torch_internals")]
@@ -115,7 +108,7 @@ assert "mpiplus" not in dist.Backend.backend_list
 assert handlers == before, "half registered"
 print("goes on")
 """
-    done = python(program, OFF)
+    done = python(program, **OFF)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "goes on\n"
 
@@ -133,7 +126,7 @@ def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
         )
     )
     program = "import torch; print('mpiplus' in torch.distributed.Backend.backend_list, torch.ones(2).sum().item())"
-    done = python(program, {"PYTHONPATH": str(tmp_path)})
+    done = python(program, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "False 2.0\n"
     assert done.stderr.count("this one is meant") == 1
@@ -152,9 +145,8 @@ def test_a_checkout_beside_the_script_that_was_not_compiled(tmp_path: Path) -> N
         "import torch.distributed as dist\n"
         "dist.init_process_group('mpiplus')\n"
     )
-    unmeasured = {**os.environ, "MPIPLUS_TEST_COVERAGE": ""}  # the lines of a copy are not the package's
     command = [sys.executable, str(script)]
-    told = subprocess.run(command, check=False, capture_output=True, env=unmeasured, text=True, timeout=SECONDS)
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=patient(100))
     assert told.returncode == 1
     assert f"imported from {tmp_path / 'torchmpi_plugin'}, where it has not been compiled. Start" in told.stderr
     assert "does not fit" not in told.stderr

@@ -1,20 +1,17 @@
-"""The parts of ``mpiplus bench`` that need neither MPI nor a clock."""
+"""The parts of ``mpiplus bench`` that need no MPI; its clock is in test_cli_training.py."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from plain_python import printed, python
 
 from torchmpi_plugin import cli
-from torchmpi_plugin.cli.bench import measure
 from torchmpi_plugin.cli.bench.files import Files
-from torchmpi_plugin.cli.bench.measure import calls_per_block
 from torchmpi_plugin.cli.bench.report import format_us, in_words, table_cells, table_header
 from torchmpi_plugin.cli.bench.results import (
     FRONT_END,
@@ -30,36 +27,6 @@ from torchmpi_plugin.cli.bench.sizes import fit_size, parse_size
 
 BUS = Bus(size=16 * 1024**2, latency_us=12.34, to_device_us=1000.0, from_device_us=2000.0, exchange_us=4000.0)
 ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)
-
-
-class OneRank:
-    """The ranks of a measurement in a single process."""
-
-    def synchronise(self) -> None:
-        """Wait for nobody."""
-
-    def settle(self) -> None:
-        """There is no device."""
-
-    def slowest(self, seconds: float) -> float:
-        """Return the only time there is."""
-        return seconds
-
-
-class Clock:
-    """A clock that stands still but for the work done on it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
-
-    def work(self, seconds: float) -> measure.Call:
-        """Return a call that takes ``seconds``."""
-
-        def call() -> None:
-            self.now += seconds
-
-        return call
 
 
 def row(size: int = 8, **us: float) -> Row:
@@ -88,20 +55,6 @@ def test_a_size_grows_to_whole_elements_for_every_rank() -> None:
     assert fit_size(8, element=4, parts=3) == 12
     assert fit_size(8, element=4, parts=4) == 16
     assert fit_size(1, element=2, parts=1) == 2
-
-
-@pytest.mark.parametrize(("seconds", "calls"), [(1e-3, 10), (1.0, 1), (4e-3, 3)])
-def test_a_block_lasts_about_as_long_as_asked(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
-    clock = Clock(monkeypatch)
-    assert calls_per_block(clock.work(seconds), block_seconds=0.01, ranks=OneRank()) == calls
-
-
-def test_what_a_device_still_has_to_do_is_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that has only begun something takes no time; waiting for the device does."""
-    clock = Clock(monkeypatch)
-    ranks = OneRank()
-    monkeypatch.setattr(ranks, "settle", clock.work(0.01), raising=False)
-    assert calls_per_block(lambda: None, block_seconds=0.04, ranks=ranks) == 4
 
 
 def test_the_first_backend_is_compared_with_raw_and_the_others_with_it() -> None:
@@ -197,8 +150,7 @@ for words in sys.argv[1:]:
 @pytest.mark.timeout(120)
 def test_operations_may_have_mpis_names_and_others_are_refused() -> None:
     """In a process of its own: the table of operations imports mpi4py, and that starts MPI."""
-    command = [sys.executable, "-c", PROGRAM, *REFUSED]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout.splitlines()
+    told = printed(PROGRAM, *REFUSED).splitlines()
     assert told[0].split() == ["all_gather_into_tensor", "barrier", "reduce_scatter_tensor"]
     for line, reason in zip(told[1:], REFUSED.values(), strict=True):
         assert line.startswith("2 ") and reason in line
@@ -209,8 +161,7 @@ def test_a_picture_is_not_promised_without_matplotlib(tmp_path: Path) -> None:
     """Before anything is measured; in a process of its own, as above."""
     program = "import sys; sys.modules['matplotlib'] = None; from torchmpi_plugin.cli import main; main()"
     picture = tmp_path / "out.png"
-    command = [sys.executable, "-c", program, "bench", "--plot", str(picture)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = python(program, "bench", "--plot", picture)
     assert result.returncode == 1
     assert re.search(r"Error: --plot needs matplotlib .*pip install matplotlib", result.stderr)
     assert "mpiplus bench" not in result.stdout

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmpi_plugin.cli.bench.device import Device
-from torchmpi_plugin.cli.bench.measure import Turns, Usage, take_turns
+from torchmpi_plugin.cli.bench.measure import Turns, Usage, calls_per_block, take_turns
 from torchmpi_plugin.cli.bench.training.models import TASKS, Task, Transformer
 from torchmpi_plugin.cli.bench.training.results import Trained, what_is_wrong
 from torchmpi_plugin.cli.bench.training.ways import WAYS, Place, left_out
@@ -97,6 +97,18 @@ def test_turns_are_of_one_call_and_begin_with_another_contestant(monkeypatch: py
     # Four short ones fill a turn, after one outside the clock; so does one long one.
     first, second = ["short"] * 5 + ["long"] * 2, ["long"] * 2 + ["short"] * 5
     assert ranks.order[-21:] == first + second + first
+
+
+@pytest.mark.parametrize(
+    ("seconds", "on_device", "calls"), [(1e-3, False, 10), (1.0, False, 1), (4e-3, False, 3), (4e-3, True, 3)]
+)
+def test_a_block_lasts_about_as_long_as_asked(monkeypatch, seconds: float, on_device: bool, calls: int) -> None:
+    """Also where a call has only begun something, and waiting for the device takes the time."""
+    ranks = TwoRanks(monkeypatch)
+    call = ranks.call("block", seconds)
+    if on_device:
+        ranks.settle, call = call, ranks.synchronise
+    assert calls_per_block(call, block_seconds=0.01, ranks=ranks) == calls
 
 
 def test_quick_is_a_part_and_says_what_it_leaves_out() -> None:

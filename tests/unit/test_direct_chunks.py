@@ -39,14 +39,10 @@ def check_sums(ranks, bits, how, count):
     """all_reduce, and reduce to the last rank in its place."""
     ones = np.random.default_rng(count).integers(0, 2, (ranks.size, count))
     ins, total = [bits[row].copy() for row in ones], bits[ones.sum(0)]
-    outs = [np.zeros(count, bits.dtype) for _ in ins]
-    source, target = ([array.ctypes.data for array in arrays] for arrays in (ins, outs))
-    ranks.of_all(lambda rank, group: ranks.lib.mpp_allreduce(group, source[rank], target[rank], count, how, 0, ASYNC))
+    outs, hows, root = [np.zeros(count, bits.dtype) for _ in ins], [how] * ranks.size, ranks.size - 1
+    ranks.reduced("all_reduce", ins, outs, hows, [count])
     assert all((out == total).all() for out in outs), ("all_reduce", count)
-    root = ranks.size - 1
-    ranks.of_all(
-        lambda rank, group: ranks.lib.mpp_reduce_to(group, source[rank], source[rank], count, how, root, 0, ASYNC)
-    )
+    ranks.reduced("reduce", ins, ins, hows, [count], root)
     assert (ins[root] == total).all(), ("reduce", count)
     assert all((ins[rank] == bits[ones[rank]]).all() for rank in range(root)), ("reduce, what is read", count)
 
@@ -70,10 +66,7 @@ def check_blocks(ranks, bits, how, counts, in_place):
     parts = [slice(begin, end) for begin, end in itertools.pairwise(begins)]
     outs = [whole[part] if in_place else np.zeros(part.stop - part.start, bits.dtype)
             for whole, part in zip(ins, parts, strict=True)]  # fmt: skip
-    lengths_of = ranks.ffi.new("size_t[]", counts)
-    blocks = [ranks.ffi.new("uintptr_t[]", [whole[part].ctypes.data for part in parts]) for whole in ins]
-    ranks.of_all(lambda rank, group: ranks.lib.mpp_reduce_scatter(
-        group, blocks[rank], outs[rank].ctypes.data, lengths_of, 1, how, 0, ASYNC))  # fmt: skip
+    ranks.reduced("reduce_scatter", ins, outs, [how] * ranks.size, counts)
     for rank, (out, part) in enumerate(zip(outs, parts, strict=True)):
         assert (out == total[part]).all(), (counts, rank)
 

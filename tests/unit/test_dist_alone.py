@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from plain_python import printed
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.dist import before_init, starting
@@ -236,25 +235,13 @@ dist.destroy_process_group()
 """
 
 
-def run(program: str, **variables: str) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **variables},
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
 def test_a_query_initialises_nothing() -> None:
-    run(QUERIES_AND_HELPERS.format(size=8, rank=5), **OPEN_MPI)
+    printed(QUERIES_AND_HELPERS.format(size=8, rank=5), **OPEN_MPI)
 
 
 @pytest.mark.parametrize("backend", ["mpiplus", "GLOO"])
 def test_initialize_a_single_process(backend: str) -> None:
-    run(INITIALISE.format(arguments=("cpu", 30.0, backend), backend=backend.lower()))
+    printed(INITIALISE.format(arguments=("cpu", 30.0, backend), backend=backend.lower()))
 
 
 @pytest.mark.parametrize("backend", ["mpiplus", "gloo"])

@@ -51,12 +51,11 @@ def run(ranks, lengths):
     first, second = Exchange(ranks, lengths), Exchange(ranks, [*zip(*lengths, strict=True)], 1)
     ones, how = [np.ones(5, np.float32) for _ in ranks.groups], ranks.reduction("F32")
 
-    def add(rank, group):
-        return ranks.lib.mpp_allreduce(group, ones[rank].ctypes.data, ones[rank].ctypes.data, 5, how, 0, ASYNC)
+    def add(rank):
+        return ranks.reduce("all_reduce", rank, ones[rank], ones[rank], how, [5])
 
     # One rank calls them all before another has called any.
-    ops = [[first.start(rank), add(rank, group), second.start(rank), add(rank, group)]
-           for rank, group in enumerate(ranks.groups)]  # fmt: skip
+    ops = [[first.start(rank), add(rank), second.start(rank), add(rank)] for rank in range(ranks.size)]  # fmt: skip
     for call in zip(*ops, strict=True):
         assert set(ranks.finish(call)) == {DONE}
         ranks.release(call)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 import textwrap
 import warnings
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from plain_python import python
 
 import torchmpi_plugin
 from torchmpi_plugin import integrations, settings
@@ -266,12 +265,13 @@ def test_from_a_zip_file(package: Package, tmp_path: Path, monkeypatch: pytest.M
 
 # ---- the variable ----
 
-PROGRAM = """
+PROGRAM = f"""
 import sys, torch
 import torch.distributed as dist
 from torchmpi_plugin.integrations import importing
 assert "mpiplus" in dist.Backend.backend_list
-print(sorted(importing.finder.waiting), [name for name in sys.modules if name.partition(".")[0] in {frameworks}])
+loaded = [name for name in sys.modules if name.partition(".")[0] in {settings.FRAMEWORKS}]
+print(sorted(importing.finder.waiting), loaded)
 try:
     dist.init_process_group("mpiplus", store=dist.HashStore(), rank=0, world_size=1)
 except ValueError as error:
@@ -279,23 +279,15 @@ except ValueError as error:
 """
 
 
-def run(value: str) -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(frameworks=settings.FRAMEWORKS)
-    environment = {**os.environ, "MPIPLUS_INTEGRATIONS": value}
-    return subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=100, env=environment
-    )
-
-
 def test_the_variable_counts_at_import_torch() -> None:
-    done = run("ignite,transformers")
+    done = python(PROGRAM, MPIPLUS_INTEGRATIONS="ignite,transformers")
     waiting = sorted(file.removesuffix(".py").replace("/", ".") for file in FILES.values())
     assert (done.stdout, done.stderr) == (f"{waiting} []\n", "")
 
 
 def test_a_wrong_name_in_the_variable() -> None:
     """A warning from import torch, which goes on, and an error where others wait for this rank."""
-    done = run("accelerate,deepspeed")
+    done = python(PROGRAM, MPIPLUS_INTEGRATIONS="accelerate,deepspeed")
     names = ", ".join(settings.FRAMEWORKS)
     text = f"MPIPLUS_INTEGRATIONS must be names, with commas, of {names}, not 'accelerate,deepspeed'"
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, DONE, Ranks
+from ranks_in_one_process import ASYNC, Ranks
 
 from torchmpi_plugin.communicator import shared_memory
 
@@ -16,31 +16,22 @@ def ranks(request, shim_of_all_ranks):
     made.close()
 
 
-def finish(ranks, ops):
-    assert set(ranks.finish(ops)) == {DONE}
-    ranks.release(ops)
-
-
 def contributions(size, count):
-    """The inputs, and the sum of what all ranks contribute."""
+    """The input of each rank, and their sum."""
     inputs = [np.arange(count, dtype=np.int32) * (k + 1) + k for k in range(INPUTS)]
     times = [len(range(k, size, INPUTS)) for k in range(INPUTS)]
-    return inputs, sum(array * n for array, n in zip(inputs, times, strict=True))
+    total = sum(array * n for array, n in zip(inputs, times, strict=True))
+    return [inputs[rank % INPUTS] for rank in range(size)], total
 
 
 def test_reduce_scatter(ranks):
-    size, ffi, lib = ranks.size, ranks.ffi, ranks.lib
+    size = ranks.size
     most = 40 if size < 2000 else 16  # elements: up to three pieces, or one where the ranks are many
     counts = [block * 7 % most + (block % 3 > 0) for block in range(size)]
     begins = np.concatenate([[0], np.cumsum(counts)])
     inputs, total = contributions(size, begins[-1])
-    lists = [ffi.new("uintptr_t[]", [array.ctypes.data + 4 * int(b) for b in begins[:-1]]) for array in inputs]
     outs = [np.full(count, -1, np.int32) for count in counts]
-    c_counts, how = ffi.new("size_t[]", counts), ranks.reduction("I32")
-    finish(ranks, [
-        lib.mpp_reduce_scatter(group, lists[rank % INPUTS], outs[rank].ctypes.data, c_counts, 0, how, 0, ASYNC)
-        for rank, group in enumerate(ranks.groups)
-    ])  # fmt: skip
+    ranks.reduced("reduce_scatter", inputs, outs, [ranks.reduction("I32")] * size, counts)
     for rank, out in enumerate(outs):
         assert out.tolist() == total[begins[rank] : begins[rank + 1]].tolist(), f"rank {rank}"
 
@@ -49,23 +40,18 @@ def test_reduce_scatter(ranks):
 def test_all_reduce(ranks, count):
     inputs, total = contributions(ranks.size, count)
     outs = [np.empty(count, np.int32) for _ in ranks.groups]
-    how = ranks.reduction("I32")
-    finish(ranks, [
-        ranks.lib.mpp_allreduce(
-            group, inputs[rank % INPUTS].ctypes.data, outs[rank].ctypes.data, count, how, 0, ASYNC
-        )
-        for rank, group in enumerate(ranks.groups)
-    ])  # fmt: skip
+    ranks.reduced("all_reduce", inputs, outs, [ranks.reduction("I32")] * ranks.size, [count])
     assert all((out == total).all() for out in outs)
 
 
 def test_all_gather(ranks):
     tensors = np.arange(ranks.size, dtype=np.int32)
     outs = [np.empty(ranks.size, np.int32) for _ in ranks.groups]
-    finish(ranks, [
-        ranks.lib.mpp_allgather(group, tensors[rank:].ctypes.data, outs[rank].ctypes.data, 4, 0, ASYNC)
-        for rank, group in enumerate(ranks.groups)
-    ])  # fmt: skip
+    ranks.of_all(
+        lambda rank, group: ranks.lib.mpp_allgather(
+            group, tensors[rank:].ctypes.data, outs[rank].ctypes.data, 4, 0, ASYNC
+        )
+    )
     assert all((out == tensors).all() for out in outs)
 
 

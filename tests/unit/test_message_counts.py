@@ -59,17 +59,15 @@ def call(ranks, operation, nbytes, dtype, root):
         receive = blocks([outs[rank] + other * nbytes for other in range(size)], [nbytes * get for get in gets])
         return lib.mpp_exchange(group, *send, *receive, -1, 0, ASYNC)
 
-    def scattered(rank, group):
-        sources, counts = blocks([ins[rank] + other * nbytes for other in range(size)], [count] * size)
-        return lib.mpp_reduce_scatter(group, sources, outs[rank], counts, 1, how, 0, ASYNC)
+    def reduced(rank, _):
+        mine = buffers[rank][: size * nbytes]
+        return ranks.reduce(operation, rank, mine, buffers[rank][size * nbytes :], how, [count] * size, root)
 
     ranks.of_all({
         "barrier": lambda rank, group: lib.mpp_barrier(group, ASYNC),
         "broadcast": lambda rank, group: lib.mpp_broadcast(group, ins[rank], nbytes, root, 0, ASYNC),
-        "all_reduce": lambda rank, group: lib.mpp_allreduce(group, ins[rank], outs[rank], count, how, 0, ASYNC),
-        "reduce": lambda rank, group: lib.mpp_reduce_to(group, ins[rank], outs[rank], count, how, root, 0, ASYNC),
         "all_gather": lambda rank, group: lib.mpp_allgather(group, ins[rank], outs[rank], nbytes, 0, ASYNC),
-        "reduce_scatter": scattered,
+        **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), reduced),
     }.get(operation, exchange))  # fmt: skip
 
 

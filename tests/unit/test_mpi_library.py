@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plain_python import printed
 
 from torchmpi_plugin.mpi import library as mpi_library
 from torchmpi_plugin.mpi.library_alias import open_alias
@@ -49,9 +49,7 @@ def test_a_library_under_a_second_name(tmp_path: Path) -> None:
     real = compiled(tmp_path, "libreal.so.3", "libreal.so.3", answer)
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / asked.name).symlink_to(real)  # which does not help by itself
-    command = [sys.executable, "-c", OPEN, str(client), asked.name, str(tmp_path / "link" / asked.name)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.stdout == "42\n", result.stderr
+    assert printed(OPEN, client, asked.name, tmp_path / "link" / asked.name) == "42\n"
 
 
 def test_a_file_that_is_no_library() -> None:

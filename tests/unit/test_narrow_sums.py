@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks_in_one_process import ASYNC, DONE, Ranks
+from ranks_in_one_process import Ranks
 
 SLOTS, SLOT = 4, 1024
 LONG = 3000  # elements: several chunks, more than is piggybacked
@@ -37,27 +37,10 @@ def reduced(shim, hosts, kind, inputs, how, sums):
     """What comes out on each rank, and the bytes that crossed between nodes."""
     ranks = Ranks(shim, len(hosts), SLOTS, SLOT, hosts, sums)
     ranks.messages()
-    lib, ffi = ranks.lib, ranks.ffi
-    count, width = len(inputs[0]), inputs[0].itemsize
-    block = count // len(hosts) if kind == "reduce_scatter" else count
+    block = len(inputs[0]) // (len(hosts) if kind == "reduce_scatter" else 1)
     outs = [np.zeros(block, inputs[0].dtype) for _ in hosts]
-    hows = [how(ranks, rank) for rank in range(len(hosts))]
-
-    def start(rank, group):
-        address, target = inputs[rank].ctypes.data, outs[rank].ctypes.data
-        if kind == "all_reduce":
-            return lib.mpp_allreduce(group, address, target, count, hows[rank], 0, ASYNC)
-        if kind == "reduce":
-            return lib.mpp_reduce_to(group, address, target, count, hows[rank], 1, 0, ASYNC)
-        blocks = ffi.new("uintptr_t[]", [address + place * block * width for place in range(len(hosts))])
-        return lib.mpp_reduce_scatter(
-            group, blocks, target, ffi.new("size_t[]", [block] * len(hosts)), 1, hows[rank], 0, ASYNC
-        )
-
     try:
-        ops = [start(rank, group) for rank, group in enumerate(ranks.groups)]
-        assert set(ranks.finish(ops)) == {DONE}
-        ranks.release(ops)
+        ranks.reduced(kind, inputs, outs, [how(ranks)] * len(hosts), [block] * len(hosts), root=1)
         crossed = sum(length for source, to, _, length in ranks.messages() if hosts[source] != hosts[to])
         return [outs[1]] if kind == "reduce" else outs, crossed
     finally:
@@ -69,7 +52,7 @@ def whole(outs, kind):
 
 
 def usual(name, op="SUM", divisor=1, premul=None):
-    def how(ranks, rank):
+    def how(ranks):
         made = ranks.reduction(name, op, premul)
         made.divisor = divisor
         return made

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks_in_one_process import ASYNC, DONE, Ranks
+from ranks_in_one_process import Ranks
 
 SLOTS, SLOT = 4, 1024
 MOST = 9
@@ -115,51 +115,23 @@ def contributions(name, size, count):
     return found
 
 
-class Summing:
-    """One reduction on all ranks of a group; ``bits`` has what came out on each."""
-
-    def __init__(self, ranks, kind, name, op, count, root):
-        self.ranks, self.root = ranks, root
-        self.numbers = 2 if name == "CFLOAT" else 1
-        width = TYPES[name][0] * self.numbers
-        self.hows = [ranks.reduction(name, "PROD" if op == "PROD" else "SUM") for _ in range(ranks.size)]
-        for rank, how in enumerate(self.hows):
-            how.divisor = ranks.size if op == "AVG" else 1
-            how.has_premul, how.premul = op == "PREMUL", 0.3 + rank
-        blocks = [count + rank % 3 for rank in range(ranks.size)] if kind == "reduce_scatter" else [count]
-        inputs = contributions(name, ranks.size, sum(blocks))
-        self.outs = [np.zeros(max(blocks) * width, np.uint8) for _ in range(ranks.size)]
-        self.ops = [getattr(self, kind)(rank, inputs[rank], blocks, width) for rank in range(ranks.size)]
-        assert set(ranks.finish(self.ops)) == {DONE}
-        ranks.release(self.ops)
-        wanted = [root] if kind == "reduce" else range(ranks.size)
-        self.bits = [self.outs[rank].tobytes() for rank in wanted]
-
-    def all_reduce(self, rank, mine, blocks, width):
-        target, lib = self.outs[rank].ctypes.data, self.ranks.lib
-        return lib.mpp_allreduce(
-            self.ranks.groups[rank], mine.ctypes.data, target, blocks[0], self.hows[rank], 0, ASYNC
-        )
-
-    def reduce(self, rank, mine, blocks, width):
-        target, lib = self.outs[rank].ctypes.data, self.ranks.lib
-        group, how = self.ranks.groups[rank], self.hows[rank]
-        return lib.mpp_reduce_to(group, mine.ctypes.data, target, blocks[0], how, self.root, 0, ASYNC)
-
-    def reduce_scatter(self, rank, mine, blocks, width):
-        begins = np.cumsum([0, *blocks[:-1]]) * width
-        ffi, lib, target = self.ranks.ffi, self.ranks.lib, self.outs[rank].ctypes.data
-        inputs, counts = (
-            ffi.new("uintptr_t[]", [mine.ctypes.data + int(b) for b in begins]),
-            ffi.new("size_t[]", blocks),
-        )
-        return lib.mpp_reduce_scatter(self.ranks.groups[rank], inputs, target, counts, 0, self.hows[rank], 0, ASYNC)
+def reduced(ranks, kind, name, op, count, root):
+    """One reduction on all ranks of a group; what came out on each."""
+    hows = [ranks.reduction(name, "PROD" if op == "PROD" else "SUM") for _ in range(ranks.size)]
+    for rank, how in enumerate(hows):
+        how.divisor = ranks.size if op == "AVG" else 1
+        how.has_premul, how.premul = op == "PREMUL", 0.3 + rank
+    blocks = [count + rank % 3 for rank in range(ranks.size)] if kind == "reduce_scatter" else [count]
+    inputs = contributions(name, ranks.size, sum(blocks))
+    outs = [np.zeros(max(blocks) * inputs[0].nbytes // sum(blocks), np.uint8) for _ in inputs]
+    ranks.reduced(kind, inputs, outs, hows, blocks, root)
+    return [outs[root].tobytes()] if kind == "reduce" else [out.tobytes() for out in outs]
 
 
 def bits(shim, hosts, reproducible, *what, slot=SLOT):
     ranks = Ranks(shim, len(hosts), SLOTS, slot, hosts if max(hosts) else None, reproducible)
     try:
-        return Summing(ranks, *what).bits
+        return reduced(ranks, *what)
     finally:
         ranks.close()
 

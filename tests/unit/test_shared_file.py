@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+from plain_python import printed
 
 from torchmpi_plugin.communicator.shared_memory import create_file
 from torchmpi_plugin.node.shared_files import open_share, share
@@ -31,9 +30,7 @@ def test_another_process_can_open_it(descriptor: int) -> None:
         "import os, sys; from torchmpi_plugin.node import shared_files as s; pid, *offered = map(int, sys.argv[1:]); "
         "print(os.pread(s.open_share(pid, s.Share(*offered)), 5, 0))"
     )
-    words = [sys.executable, "-c", program, *map(str, (os.getpid(), *share(descriptor, 4096)))]
-    other = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
-    assert other.stdout.strip() == "b'hello'", other.stderr
+    assert printed(program, os.getpid(), *share(descriptor, 4096)) == "b'hello'\n"
 
 
 def test_what_another_table_of_processes_has_under_that_number(descriptor: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, Ranks
+from ranks_in_one_process import Ranks
 
 from torchmpi_plugin.cli.bench import tune
 from torchmpi_plugin.cli.bench.results import Row
@@ -68,10 +68,7 @@ def test_phases(shim_of_all_ranks: Any, limit: int | None, phases: int) -> None:
     mine, total, how = np.ones(100, np.float32), np.zeros((3, 100), np.float32), ranks.reduction("F32")
     for group in ranks.groups:
         Choice(True, limits={"phases": limit}).tell(ranks.lib, group, ranks.size)
-    ops = [
-        ranks.lib.mpp_allreduce(group, mine.ctypes.data, out.ctypes.data, 100, how, 0, ASYNC)
-        for group, out in zip(ranks.groups, total, strict=True)
-    ]
+    ops = [ranks.reduce("all_reduce", rank, mine, out, how, [100]) for rank, out in enumerate(total)]
     assert (ops[-1] == 0) == (phases == 1)
     ranks.finish(ops)
     ranks.release(ops)

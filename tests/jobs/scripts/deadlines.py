@@ -82,34 +82,6 @@ def message(missing: int, known: bool) -> tuple[str, ...]:
     )
 
 
-def messages(directory: str) -> None:
-    """A receive that times out is taken back; then nothing has changed."""
-    dist.init_process_group("mpiplus", timeout=LONG)
-    group = dist.new_group(timeout=LONG)
-    tensor = torch.zeros(3)
-    if ME == 0:
-        group.set_timeout(timedelta(seconds=1))  # only here, where nobody is in time however fast the machine
-        for receive in (dist.recv, dist.irecv):
-            with raises(
-                dist.DistBackendError, "^recv.* from rank 1", "timed out on rank 0", r"after \d+\.\d s", "group '"
-            ):
-                work: Any = receive(tensor, 1, group=group, tag=3)
-                work.wait()  # dist.recv never comes here
-        with raises(dist.DistBackendError, "^recv.* from any rank", "timed out"):
-            dist.recv(tensor, None, group=group, tag=3)
-        group.set_timeout(LONG)
-        tell(directory, "gave-up")
-    else:
-        hear(directory, "gave-up")
-    if ME == 1:
-        dist.send(torch.full((3,), 8.0), 0, group=group, tag=3)
-    if ME == 0:
-        dist.recv(tensor, 1, group=group, tag=3)
-        assert tensor.tolist() == [8.0] * 3
-    check_works(group)
-    check_works()
-
-
 def absent_member(directory: str) -> None:
     """A member that never comes to new_group is named; the other groups go on."""
     dist.init_process_group("mpiplus", timeout=LONG)

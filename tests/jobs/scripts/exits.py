@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 from torchmpi_plugin.diagnosis import monitor
-from torchmpi_plugin.engine import activity
 
 LAST = SIZE - 1
 
@@ -171,41 +169,6 @@ def destroyed_meanwhile() -> None:
                 dist.all_reduce(torch.ones(3), group=group)
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def freed() -> None:
-    """A thread waits for ranks that do not come, and another one ends the group."""
-    dist.init_process_group("mpiplus")
-    for how in ("abort", "shutdown", "destroy"):
-        group = dist.new_group()
-        check_works(group)
-        if ME == 0:
-            errors: list[Exception] = []
-            thread = threading.Thread(target=wait_in, args=(group, errors))
-            thread.start()
-            while not activity.is_waited_for(group):
-                time.sleep(0.01)
-            getattr(group, how, partial(dist.destroy_process_group, group))()
-            thread.join(60)  # far less than the group's own deadline
-            assert not thread.is_alive(), "the waiter was not freed"
-            assert len(errors) == 1 and "aborted" in str(errors[0]), errors
-        check_works()
-    dist.destroy_process_group()
-
-
-def wait_in(group: dist.ProcessGroup, errors: list[Exception]) -> None:
-    try:
-        group.allreduce([torch.ones(3)]).wait()
-    except dist.DistBackendError as error:
-        errors.append(error)
-
-
-def initialised_twice() -> None:
-    """The second call is refused, and nothing is lost."""
-    dist.init_process_group("mpiplus")
-    with raises(ValueError, "twice"):
-        dist.init_process_group("mpiplus")
-    check_works()
 
 
 def interrupted(directory: str) -> None:

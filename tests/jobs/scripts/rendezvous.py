@@ -10,6 +10,7 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 from steps import ME, SIZE, TORCH_VARIABLES, check_works, raises, run, say
@@ -167,12 +168,6 @@ def refused() -> None:
         dist.init_process_group("mpiplus", init_method="mpi://", world_size=SIZE + 1, rank=ME)
 
 
-def wrong_launcher() -> None:
-    """An error, never a silent world of one rank."""
-    with raises(RuntimeError, "launcher and the library do not belong together", "started 4 ranks", "one rank"):
-        dist.init_process_group("mpiplus")
-
-
 #: What launchers tell the ranks they start.
 TRACES = (
     {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
@@ -182,12 +177,11 @@ TRACES = (
 
 
 def traces() -> None:
-    """One process with a launcher's word that there are four; without it, a world of one."""
+    """One process with a launcher's word that there are four is an error; without it, a world of one."""
     for trace in TRACES:
-        os.environ.update(trace)
-        wrong_launcher()
-        for name in trace:
-            del os.environ[name]
+        told = "launcher and the library do not belong together", "started 4 ranks", "one rank"
+        with mock.patch.dict(os.environ, trace), raises(RuntimeError, *told):
+            dist.init_process_group("mpiplus")
     cycle("no launcher", 0)
 
 
