@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from torchmpi_plugin.cli import main
 from torchmpi_plugin.cli.run.command import Numbers, count_ranks, in_place, other_number, program_command
-from torchmpi_plugin.cli.started import started_by
+from torchmpi_plugin.launchers.variables import started_by
 
 
 @pytest.fixture(autouse=True)

@@ -6,15 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Attempts, NotEnoughError, Restarts, SpareNodes, kind_of
+from torchmpi_plugin.jobs.attempts import Attempts, NotEnoughError, SpareNodes, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spec import JobSpec
-from torchmpi_plugin.launchers.batch import allocated_nodes
+from torchmpi_plugin.launchers.layout import allocated_nodes
 
 SPEC = JobSpec(["true"], nproc=2)
 
@@ -71,8 +72,9 @@ class Job:
         result, ending = self.results[spec.attempt]
         return result._replace(ending=ending)
 
-    def run(self, most: int, nodes: SpareNodes | None = None, **more: float) -> JobResult:
-        return Attempts(SPEC, Restarts(most, **more), nodes, self.told.append, self.start).run()
+    def run(self, most: int, nodes: SpareNodes | None = None, **limits: float) -> JobResult:
+        spec, attempt = replace(SPEC, max_restarts=most, timeout=limits.get("timeout")), limits.get("attempt_timeout")
+        return Attempts(spec, nodes, self.told.append, attempt_timeout=attempt, start=self.start).run()
 
 
 @pytest.fixture
@@ -160,7 +162,7 @@ def test_a_signal_as_a_restart_is_announced(number: int) -> None:
         os.kill(os.getpid(), number)
 
     job = Job(FAILED, FAILED)
-    result = Attempts(SPEC, Restarts(1), None, tell, job.start).run()
+    result = Attempts(replace(SPEC, max_restarts=1), None, tell, start=job.start).run()
     assert result.returncode == 128 + number
     assert len(job.attempts) == 1
     assert signal.getsignal(number) is signal.SIG_DFL

@@ -9,7 +9,7 @@ import pytest
 
 from torchmpi_plugin.jobs.failure_report import result_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
-from torchmpi_plugin.jobs.stderr_tail import TRACEBACK, StderrTail
+from torchmpi_plugin.jobs.stderr import TRACEBACK, StderrTail
 from torchmpi_plugin.names import NOT_ARRIVED
 
 

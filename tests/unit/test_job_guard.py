@@ -16,7 +16,7 @@ HEADER = struct.Struct(">cI")
 SUPERVISOR = """
 import os, socket, sys
 from torchmpi_plugin.jobs.loop import run
-from torchmpi_plugin.jobs.daemon import Daemon
+from torchmpi_plugin.jobs.supervisor import Daemon
 from torchmpi_plugin.jobs.supervisor import Supervisor
 guard_gone, keep = os.pipe()
 sys.exit(run(Supervisor(guard_gone, Daemon(os.getppid())).run(socket.socket(fileno=int(sys.argv[1])), {})))

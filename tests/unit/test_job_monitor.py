@@ -22,7 +22,7 @@ import pytest
 from torchmpi_plugin.jobs.job import run_job
 from torchmpi_plugin.jobs.outcome import JobResult
 from torchmpi_plugin.jobs.spec import JobSpec
-from torchmpi_plugin.jobs.tracebacks import Tracebacks
+from torchmpi_plugin.jobs.stderr import Tracebacks
 from torchmpi_plugin.launchers.mpirun import Launcher, Library
 
 MPIRUN = Path(__file__).parent / "scripts" / "plain_mpirun.py"

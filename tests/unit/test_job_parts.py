@@ -13,10 +13,8 @@ import psutil
 import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
-from torchmpi_plugin.jobs.output import LineBuffer, Terminal
-from torchmpi_plugin.jobs.writing import destination
-from torchmpi_plugin.launchers.batch import allocated_ranks
-from torchmpi_plugin.launchers.layout import Node, lay_out, parse_nodes, read_hostfile
+from torchmpi_plugin.jobs.output import LineBuffer, Terminal, destination
+from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.launchers.variables import Identity, who_am_i
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places

@@ -5,8 +5,7 @@ Subcommands are imported only when they are asked for.
 A subcommand is a click command of its own name, and a line in ``SUBCOMMANDS``.
 
 Uses ``jobs``, ``launchers``, ``mpi``, ``node``, ``timeline`` and ``communicator``; the commands ``status`` and
-``timeline`` are in the layers of their names. Start with ``run/command.py``; ``started.py`` is what ``run`` and
-``info`` share.
+``timeline`` are in the layers of their names. Start with ``run/command.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all subcommands, in alphabetical order."""
-        return sorted({*super().list_commands(ctx), *SUBCOMMANDS})
+        return sorted(SUBCOMMANDS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -46,10 +45,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one subcommand, or None for an unknown name."""
-        if cmd_name not in SUBCOMMANDS:
-            return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(SUBCOMMANDS[cmd_name]), cmd_name)
-        return command
+        return getattr(import_module(SUBCOMMANDS[cmd_name]), cmd_name) if cmd_name in SUBCOMMANDS else None
 
 
 @click.group(name="mpiplus", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

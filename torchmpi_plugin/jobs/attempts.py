@@ -5,47 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .job import run_job
 from .loop import run
-from .outcome import Ending, JobResult, RankRecord
+from .outcome import ANY, Ending, JobResult, RankRecord
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
 
-#: How an attempt may end that is worth another one.
-KINDS = ("signal", "exit", "lost", "timeout")
-_ANY = "any"
 #: A shell's codes for a program that cannot be run: another attempt will not find it either.
 _CANNOT_RUN = (126, 127)
 #: An attempt that was over earlier has hardly worked. The next ones wait, longer each time.
 FAST_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 1.0, 60.0
-
-
-class Restarts(NamedTuple):
-    """The user's conditions for another attempt."""
-
-    most: int = 0  # how often to start again
-    on: frozenset[str] = frozenset({_ANY})  # after which ends: of KINDS, or exit codes, or any
-    timeout: float | None = None  # seconds for the whole, all attempts together; None: no limit
-    attempt_timeout: float | None = None  # seconds for each attempt
-
-
-def parse_restart_on(text: str) -> frozenset[str]:
-    """Split ``signal,lost,75``.
-
-    Raises:
-        ValueError: an end that there is not.
-    """
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in (*KINDS, _ANY) and not (word.isdigit() and 0 < int(word) < 256):
-            raise ValueError(
-                f"{word!r} is no end of a job; there are {_ANY}, {', '.join(KINDS)} and exit codes, 1 to 255"
-            )
-    return frozenset(words)
 
 
 def kind_of(result: JobResult) -> str:
@@ -65,11 +38,11 @@ def kind_of(result: JobResult) -> str:
     return "signal" if record.signal else "exit"
 
 
-def is_worth_another(kind: str, code: int, on: frozenset[str]) -> bool:
+def is_worth_another(kind: str, code: int, on: Collection[str]) -> bool:
     """Return whether the user wants another attempt after such an end."""
     if str(code) in on:
         return bool(kind)
-    return kind in on or (_ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))
+    return kind in on or (ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))
 
 
 def pause_before(fast_failures: int) -> float:
@@ -131,17 +104,26 @@ def _is_lost(record: RankRecord) -> bool:
 
 @dataclass
 class Attempts:
-    """A job that is started, and again where that is wanted."""
+    """A job that is started, and again where that is wanted.
+
+    Attributes:
+        spec: how often it may be started again, and the time limit, of all attempts together, among others.
+        nodes: those to choose from; None: the spec's.
+        tell: prints what happens.
+        on: after which ends: of KINDS, or exit codes, or ANY.
+        attempt_timeout: seconds for each attempt.
+    """
 
     spec: JobSpec
-    restarts: Restarts
     nodes: SpareNodes | None
     tell: Callable[[str], None]
+    on: Collection[str] = (ANY,)
+    attempt_timeout: float | None = None
     start: Callable[[JobSpec], JobResult] = run_job
 
     def __post_init__(self) -> None:
         self._number = self._fast = 0
-        self._until = None if self.restarts.timeout is None else time.monotonic() + self.restarts.timeout
+        self._until = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
 
     def run(self) -> JobResult:
         """Run the job to its end; how its last attempt ended."""
@@ -160,9 +142,9 @@ class Attempts:
             kind, ending = kind_of(result), result.ending
             if result.returncode and ending and not ending.signalled and self._left() != 0:
                 kind = self._without_lost_nodes(kind, ending)
-            if self._left() == 0 or not is_worth_another(kind, result.returncode, self.restarts.on):
+            if self._left() == 0 or not is_worth_another(kind, result.returncode, self.on):
                 return result
-            if self._number == self.restarts.most:
+            if self._number == self.spec.max_restarts:
                 last = f"\nmpiplus run: this was the last of {self._number} restarts" if self._number else ""
                 return result._replace(message=result.message + last)
             self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
@@ -170,7 +152,7 @@ class Attempts:
                 return ended
 
     def _attempt(self) -> JobResult:
-        limits = [limit for limit in (self._left(), self.restarts.attempt_timeout) if limit is not None]
+        limits = [limit for limit in (self._left(), self.attempt_timeout) if limit is not None]
         changes: dict[str, Any] = {"timeout": min(limits, default=None), "attempt": self._number}
         if self.nodes:
             chosen = self.nodes.choose()
@@ -195,7 +177,7 @@ class Attempts:
         seconds = pause_before(self._fast)
         self._number += 1
         when = f"in {seconds:g} s" if seconds else "now"
-        text = f"{result.message}\nmpiplus run: restart {self._number} of at most {self.restarts.most} {when}"
+        text = f"{result.message}\nmpiplus run: restart {self._number} of at most {self.spec.max_restarts} {when}"
         left = self._left()
         if number := pause(seconds if left is None else min(seconds, left), lambda: self.tell(text)):
             name = signal.Signals(number).name

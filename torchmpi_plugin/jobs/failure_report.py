@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..names import NOT_ARRIVED, describe_ranks
 from .outcome import Ending, JobResult, RankFailure, RankRecord
-from .stderr_tail import TRACEBACK, last_error
+from .stderr import TRACEBACK, last_error
 
 #: So many ranks are named.
 _SHOWN = 16

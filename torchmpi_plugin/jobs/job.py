@@ -15,9 +15,8 @@ from .failure_report import result_of
 from .job_monitor import JobMonitor
 from .loop import run
 from .outcome import JobResult
-from .output import Terminal
+from .output import Terminal, Writer, destination
 from .spec import JobSpec
-from .writing import Writer, destination
 
 
 def run_job(spec: JobSpec) -> JobResult:

@@ -22,11 +22,10 @@ from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into
 from .outcome import Ending, RankRecord
-from .output import Terminal, without_torchs_prefix
+from .output import Terminal, Writer, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
-from .tracebacks import Interrupted, Tracebacks
-from .writing import Writer
+from .stderr import Interrupted, Tracebacks
 
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
 _ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .stderr_tail import TRACEBACK, StderrTail
+from .stderr import TRACEBACK, StderrTail
 
+#: How an attempt may end that is worth another one; and as users say all of these.
+KINDS, ANY = ("signal", "exit", "lost", "timeout"), "any"
 _COMPLAINTS = (TRACEBACK, "ends the job", "MPI_Abort")
 
 

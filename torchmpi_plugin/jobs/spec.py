@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,12 @@ class JobSpec:
         for format_ in filter(None, (self.stdout, self.stderr)):
             check_format(format_, layout.ranks)
         return layout
+
+    def beside(self, command: Sequence[str], **changes: Any) -> JobSpec:
+        """Describe a job with another program, which is started as this one's is and shows nothing; with changes."""
+        same = ("nproc", "nnodes", "hosts", "hostfile", "map_by", "mpi_args", "env", "grace", "launcher")
+        how = {name: getattr(self, name) for name in same}
+        return JobSpec(command, **{**how, "prefix": False, "out": io.StringIO(), "err": io.StringIO(), **changes})
 
     def environment(self) -> dict[str, str]:
         """This process's variables, and those for the ranks. Open MPI does not start without ``HOME``."""

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .. import settings
-from ..launchers.table import SLURM
+from ..launchers.table import DAEMONS, SLURM
 from ..launchers.variables import who_am_i
-from ..node import leaving, node
+from ..node import leaving, node, peers
 from ..node.calling import call
-from . import error_file
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
-from .daemon import Daemon
+from .formats import ERROR_VARIABLE, error_message, prepare_error_file
 from .loop import Alarm, raise_into, run
 from .output import LineBuffer
 from .signals import FORWARDED, HARMFUL, pass_on
@@ -30,6 +29,7 @@ _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and ha
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
 _LOOK_SECONDS = 5.0
+_END_SECONDS = 2.0  # for a daemon
 _OF_SLURM = {SLURM.rank: "rank", SLURM.local_rank: "local_rank", SLURM.node_rank[0]: "node_rank"}
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
@@ -74,6 +74,37 @@ def connect(contact: Mapping[str, Any]) -> socket.socket:
             f"({error}). The nodes must reach each other over TCP: look for a firewall, or a node that does not know "
             f"its own address."
         ) from None
+
+
+class Daemon:
+    """The MPI's that has started a guard: it may be killed, and it may outlive a job whose launcher is gone."""
+
+    def __init__(self, guard: int) -> None:
+        self._guard = guard
+        self._process = _parent_of(guard)
+
+    def has_died(self) -> bool:
+        """Return whether the guard has lost its parent, though it lives."""
+        now = _parent_of(self._guard)
+        return bool(self._process and now and now != self._process)
+
+    def end(self) -> None:
+        """Its launcher is gone, and so is what it has started. It waits for a connection that has died too."""
+        import psutil  # when it is needed: it takes as long as the rest of a supervisor
+
+        with contextlib.suppress(OSError, psutil.Error):
+            process = psutil.Process(self._process)
+            if self._process == 1 or process.name() not in DAEMONS or self.has_died():
+                return
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except psutil.TimeoutExpired:
+                process.kill()
+
+
+def _parent_of(process: int) -> int:
+    return int((peers.stat(process) or ["", "0"])[1])
 
 
 class Stream:
@@ -159,10 +190,10 @@ class Supervisor:
     def _start(self, job: Mapping[str, Any]) -> None:
         os.chdir(job["cwd"])
         files = _open_files(job)
-        self._error_file = error_file.prepare((job["error_file"] or "").format_map(job["fields"]))
+        self._error_file = prepare_error_file((job["error_file"] or "").format_map(job["fields"]))
         self._leaving, told = os.pipe()
         os.set_inheritable(told, True)
-        told_of_it = {error_file.VARIABLE: str(self._error_file), settings.LEAVING: leaving.name_of(told)}
+        told_of_it = {ERROR_VARIABLE: str(self._error_file), settings.LEAVING: leaving.name_of(told)}
         if self._attachment is not None:
             self._attachment.seek(0)
             os.set_inheritable(self._attachment.fileno(), True)
@@ -201,7 +232,7 @@ class Supervisor:
         self._code = status if status >= 0 else 128 - status
         if not self._held:
             self._drained.set(_DRAIN_SECONDS)
-        error = error_file.message(self._error_file) if self._code and self._error_file else ""
+        error = error_message(self._error_file) if self._code and self._error_file else ""
         ended = {"code": self._code, "signal": max(0, -status), "by_mpi": self._ended_by_mpi, "error": error}
         self._channel.say(event="ended", **ended)
         if self._code:

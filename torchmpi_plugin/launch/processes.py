@@ -16,8 +16,7 @@ from ..jobs.outcome import RankFailure
 from ..jobs.spec import JobSpec
 from ..node.python import python_command
 from .config import MultiprocessConfig, job_size
-from .payload import Payload
-from .rank import INTERRUPTED, exit_code
+from .rank import INTERRUPTED, Payload, exit_code
 
 _RANK = "from torchmpi_plugin.launch.rank import main; main()"
 _TERMINATED = 128 + signal.SIGTERM

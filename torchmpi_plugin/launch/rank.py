@@ -1,21 +1,104 @@
-"""The program of a rank that ``launch_subprocesses`` has started."""
+"""The program of a rank that ``launch_subprocesses`` has started: a function of the caller's, and its arguments."""
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import sys
 import time
 import traceback
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
 
 from ..errors import RankFailedError
 from ..jobs.guard import attachment
 from ..mpi import runtime
-from .payload import Payload
+from .config import MultiprocessConfig
+from .parallel import parallelism_is_initialized, reset_parallelism
+from .running import init_and_run
 
 INTERRUPTED = 130
 # How long ranks that were told of a failure wait for the one that failed to end first, and to be named for it.
 _FAILED_SECONDS = 2.0
+
+
+@dataclass
+class Payload:
+    """A call to be made on every rank."""
+
+    func: Callable[..., Any]
+    setup: Callable[[], Any] | None
+    cfg: MultiprocessConfig
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> None:
+        """Make the call; then undo the initialisation, unless it was there before."""
+        if self.setup is not None:
+            self.setup()
+        world_before, groups_before = dist.is_initialized(), parallelism_is_initialized()
+        try:
+            init_and_run(self.func, self.cfg, *self.args, **self.kwargs)
+        except BaseException:
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                raise  # to undo it takes all ranks, and the others may be anywhere
+            _undo(world_before, groups_before)
+            raise
+        _undo(world_before, groups_before)
+
+    def dumps(self) -> bytes:
+        """As bytes, for :meth:`loads`.
+
+        cloudpickle takes the functions and classes of ``__main__`` by value, so that the ranks need not run
+        the caller's script to have them. There they belong to ``__main__`` again: plain pickle looks for them
+        in it, as soon as a rank sends one on.
+        """
+        file = io.BytesIO()
+        pickler = _pickler(file)
+        pickler.dump(self)
+        pickler.dump(pickler.of_main)
+        return pickle.dumps((sys.path, sys.argv, file.getvalue()))
+
+    @classmethod
+    def loads(cls, data: bytes) -> Payload:
+        """Give this process the module search path, the arguments and the ``__main__`` of the caller's."""
+        sys.path[:], sys.argv[:], rest = pickle.loads(data)
+        unpickler = pickle.Unpickler(io.BytesIO(rest))
+        payload: Payload = unpickler.load()
+        vars(sys.modules["__main__"]).update(unpickler.load())
+        return payload
+
+
+def _undo(world_before: bool, groups_before: bool) -> None:
+    if not groups_before:
+        reset_parallelism()
+    if not world_before and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _pickler(file: io.BytesIO) -> Any:
+    """A cloudpickle Pickler whose ``of_main`` has what it has met of ``__main__``, by name."""
+    import cloudpickle
+
+    main = vars(sys.modules["__main__"])
+
+    class Pickler(cloudpickle.Pickler):
+        def __init__(self) -> None:
+            super().__init__(file)
+            self.of_main = {name: main[name] for name in ("__file__",) if name in main}  # multiprocessing wants it
+
+        def reducer_override(self, obj: Any) -> Any:
+            name = obj.__name__ if isinstance(obj, (type, FunctionType)) else ""
+            if name and main.get(name) is obj:
+                self.of_main[name] = obj
+            return super().reducer_override(obj)
+
+    return Pickler()
 
 
 def _receive() -> Payload:

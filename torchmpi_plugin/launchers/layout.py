@@ -1,14 +1,15 @@
-"""The nodes that a job runs on, and the number of ranks on each."""
+"""The nodes that a job runs on, and the number of ranks on each: as the user, or the batch system, says."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..node import node
-from .batch import allocation
+from .table import BATCH_SYSTEMS
 
 
 class Node(NamedTuple):
@@ -78,6 +79,38 @@ def named_nodes(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> l
         ValueError: what is named cannot be read.
     """
     return parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+
+
+def allocation(environment: Mapping[str, str]) -> str:
+    """Find the batch system whose allocation this is, or an empty text."""
+    return next((batch.name for batch in BATCH_SYSTEMS if environment.get(batch.mark)), "")
+
+
+def _listed(variable: str, environment: Mapping[str, str]) -> list[str]:
+    """The words in a file that a variable names."""
+    try:
+        return Path(environment[variable]).read_text().split()
+    except (KeyError, OSError):
+        return []
+
+
+def allocated_ranks(environment: Mapping[str, str]) -> int | None:
+    """Find out how many ranks the allocation is for, where it says."""
+    told = (environment.get(batch.ranks, "") for batch in BATCH_SYSTEMS)
+    lines = (len(_listed(batch.nodes, environment)) for batch in BATCH_SYSTEMS if batch.has_line_per_rank)
+    return next((int(number) for number in told if number.isdigit()), None) or next(filter(None, lines), None)
+
+
+def allocated_nodes(environment: Mapping[str, str]) -> list[str]:
+    """Find the names of the allocation's nodes; none where it does not tell."""
+    if nodes := environment.get("SLURM_JOB_NODELIST"):
+        command = ["scontrol", "show", "hostnames", nodes]
+        try:
+            return subprocess.run(command, check=True, capture_output=True, timeout=20).stdout.decode().split()
+        except (OSError, subprocess.SubprocessError):
+            return []
+    lists = (_listed(batch.nodes, environment) for batch in BATCH_SYSTEMS)
+    return next((list(dict.fromkeys(names)) for names in lists if names), [])
 
 
 def lay_out(

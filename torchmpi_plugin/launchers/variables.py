@@ -10,6 +10,9 @@ from typing import NamedTuple
 from .. import settings
 from .table import LAUNCHERS, OF_MPI, OF_SCRIPTS, PREFIXES, SCRIPT, SLURM, Kind
 
+#: As messages call it.
+TORCHRUN = "torchrun"
+
 
 class Launch(NamedTuple):
     """A launcher's words about the job that this process is part of."""
@@ -62,6 +65,20 @@ def started_by_mpi(environment: Mapping[str, str] = os.environ, size: int | None
     return size in (None, launch.size) or not spawned(environment)
 
 
+def started_by(environment: Mapping[str, str]) -> Launch | None:
+    """The launcher that says how many ranks there are; torchrun itself, where srun has started one on each node."""
+    size = environment.get("WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" in environment and size.isdigit():
+        return Launch(TORCHRUN, int(size), "WORLD_SIZE")
+    return detect(environment)
+
+
+def is_shell_step(launch: Launch, environment: Mapping[str, str]) -> bool:
+    """Return whether this may be a user's shell in an allocation (``srun --pty bash``): an srun step of one task."""
+    of_srun = launch.variable in ("SLURM_STEP_NUM_TASKS", "PMI_SIZE")  # the latter from srun --mpi=pmi2
+    return of_srun and launch.size == 1 and environment.get("SLURM_STEP_NUM_TASKS") == "1"
+
+
 class Identity(NamedTuple):
     """This process among those of its job; a size of 0 is one that nobody told."""
 
@@ -94,6 +111,14 @@ def slurms_word(rank: int) -> str:
         f"rank {me.rank} of {launch.size}. Start the job with mpiplus run or srun, or have the program ask MPI: in "
         f"Lightning by Trainer(plugins=[MPIEnvironment()])"
     )
+
+
+def speaks(environment: Mapping[str, str]) -> bool:
+    """Return whether this rank is the one to warn."""
+    me = who_am_i(environment)
+    if "TORCHELASTIC_RUN_ID" in environment or me is None:
+        return environment.get("RANK", "0") == "0"
+    return me.rank == 0
 
 
 # ---- children of ranks ----

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from ...communicator.footprint import in_words
 from ...flavours import OPEN_MPI, Library
 from ...launchers import fit
-from ...launchers.variables import Launch
+from ...launchers.variables import TORCHRUN, Launch
 from ...names import SOURCE
-from ..started import TORCHRUN
 
 _SHOWN_PAIRS = 8
 _SMALL_SHARED_MEMORY = 64 << 20

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from ...flavours import Library
-from ...launchers.variables import who_am_i
+from ...launchers.variables import TORCHRUN, started_by, who_am_i
 from ...seconds import LONGEST, Seconds
-from ..started import TORCHRUN, started_by
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result each have deadlines made of it
 

@@ -15,14 +15,23 @@ import click
 
 from ... import settings
 from ...jobs.formats import FIELDS
-from ...jobs.writing import say
-from ...launchers.batch import allocated_ranks
-from ...launchers.layout import named_nodes
-from ...launchers.variables import Launch
+from ...jobs.output import say
+from ...launchers.layout import allocated_ranks, named_nodes
+from ...launchers.variables import Launch, is_shell_step, speaks, started_by
 from ...seconds import Seconds
 from ...timeline.command import directory_of, draw, drawable
-from ..started import is_shell_step, speaks, started_by
-from .options import MOST, NODES, PER_NODE, SHOWN_LAYOUT, NodeRange, files_of, no_effect, parse_ranks, torchrun_options
+from .options import (
+    MOST,
+    NODES,
+    PER_NODE,
+    SHOWN_LAYOUT,
+    NodeRange,
+    files_of,
+    no_effect,
+    parse_ends,
+    parse_ranks,
+    torchrun_options,
+)
 
 if TYPE_CHECKING:
     from ...jobs.spec import JobSpec
@@ -85,7 +94,11 @@ class Numbers(NamedTuple):
     help="Start all ranks again when one fails, N times at most.",
 )
 @click.option(
-    "--restart-on", metavar="END,...", help="After which ends: any, signal, exit, lost, timeout, a code (any)."
+    "--restart-on",
+    metavar="END,...",
+    default="any",
+    callback=parse_ends,
+    help="After which ends: any, signal, exit, lost, timeout, a code (any).",
 )
 @click.option("--attempt-timeout", metavar="SECONDS", type=_SECONDS, help="End each attempt then.")
 @click.option("--timeout", metavar="SECONDS", type=_SECONDS, help="End the job then.")
@@ -139,8 +152,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
     """Run the job, with the options that were given, to its end."""
     from ...jobs.attempts import Attempts
     from ...launchers.mpirun import LauncherError
-    from .files import fetch
-    from .restarting import nodes_to_choose_from, restarts_of, spare_nodes
+    from .nodes import fetch, nodes_to_choose_from, spare_nodes
 
     wanted, where = given["nnodes"], (given["hosts"], given["hostfile"])
     named = nodes_to_choose_from(wanted, bool(given["max_restarts"]), *where)
@@ -155,7 +167,8 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
         say(sys.stderr, f"{text}\n", max(spec.grace, _LAST_WORDS_SECONDS))
 
     try:
-        result = Attempts(spec, restarts_of(given), spare_nodes(named, numbers, wanted, spec), tell).run()
+        nodes = spare_nodes(named, numbers, wanted, spec)
+        result = Attempts(spec, nodes, tell, given["restart_on"], given["attempt_timeout"]).run()
     except LauncherError as error:
         raise click.ClickException(str(error)) from None
     if result.message:
@@ -177,7 +190,7 @@ def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobS
     env = {name.upper(): given[name] for name in ("master_addr", "master_port")}
     env[settings.SUMMARY.name] = "1" if given["summary"] else None
     env[settings.TIMELINE.name] = str(directory_of(given["timeline"])) if given["timeline"] else None
-    same = ("hosts", "hostfile", "map_by", "grace", "launcher", "verbose", "prefix", "max_restarts")
+    same = ("hosts", "hostfile", "map_by", "grace", "launcher", "verbose", "prefix", "max_restarts", "timeout")
     spec = JobSpec(
         argv,
         **numbers._asdict(),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from ...jobs.outcome import ANY, KINDS
 from ...node import node
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -88,6 +89,16 @@ def parse_ranks(_: click.Context, option: click.Parameter, value: str | None) ->
     if not all(word.strip().isdecimal() for word in words):
         raise click.BadParameter(f"{value!r} is no list of ranks, such as 0,1", param=option)
     return [int(word) for word in words] or None
+
+
+def parse_ends(_: click.Context, option: click.Parameter, value: str) -> list[str]:
+    """``signal,lost,75``."""
+    words = [word.strip() for word in value.split(",")]
+    for word in words:
+        if word not in (*KINDS, ANY) and not (word.isdigit() and 0 < int(word) < 256):
+            known = f"there are {ANY}, {', '.join(KINDS)} and exit codes, 1 to 255"
+            raise click.BadParameter(f"{word!r} is no end of a job; {known}", param=option)
+    return words
 
 
 def files_of(log_dir: str | None, stdout: str | None, stderr: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tracebacks that are shown in another way than they were written, or not at all.
+"""Lines that ranks write to stderr: the last ones, and tracebacks that are shown in another way, or not at all.
 
 One that several ranks write, as most mistakes have them do, is shown once, with who has written it too; after Ctrl-C
 those of the KeyboardInterrupt are not shown.
@@ -11,18 +11,73 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..names import describe_ranks
-from .stderr_tail import CHAINED, TRACEBACK
 
+TRACEBACK = "Traceback (most recent call last)"
+_LINES = 40
+_TRACEBACK_LINES, _FIRST_LINES = 400, 100  # of a longer one the middle is left out
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+#: In the names of files that are not the user's.
+_OTHERS = ("/site-packages/", "/torchmpi_plugin/", "<frozen ", "/lib/python3")
+_LONGEST = 400
 _BEGINS = TRACEBACK.encode()
 #: What stands between two tracebacks of a chain, and what mpiplus says below the last.
 _BETWEEN, _BELOW = tuple(words.encode() for words in CHAINED), b"ends the job: an uncaught exception"
-_KIND = b"KeyboardInterrupt"
+#: Of Ctrl-C, or one that was cut off; the last line tells.
+_WHOLE = re.compile(rb"Traceback \(most recent call last\)[^\n]*\n(?:[ \t][^\n]*\n|\r?\n)*(?P<last>[^\n]+\n?)?")
 #: What mpiplus and MPICH say of a rank that leaves by an exception.
 _CONSEQUENCES = (
     *(_BELOW, b"application called MPI_Abort"),
     *(b"PMIU_write error", b"system msg for write_line failure"),
 )
 _MOST_BYTES, _MOST_KNOWN = 1 << 18, 100  # of what one rank has held back, and of tracebacks to compare with
+
+
+def last_error(text: str) -> tuple[str, str]:
+    """Of the last traceback the exception, and in whose line of the user's program it came up; empty: there is none."""
+    lines = text.rpartition(TRACEBACK)[2].splitlines()[1:] if TRACEBACK in text else []
+    frames = [found.groups() for line in lines if (found := _FRAME.match(line))]
+    last = max((at for at, line in enumerate(lines) if _FRAME.match(line)), default=-1)
+    error = next((line for line in lines[last + 1 :] if line.strip() and not line[0].isspace()), "")
+    own = [frame for frame in frames if not any(part in frame[0] for part in _OTHERS)]
+    error = re.sub(r"^[\w.]+\.(?=\w+:)", "", error)
+    return error[:_LONGEST], "at {}:{} in {}".format(*own[-1]) if own else ""
+
+
+class StderrTail:
+    """Keeps what may be the rank's last words, while it writes on."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._left_out = 0
+        self._is_traceback = False
+        self._since = 0  # lines from the traceback's last frame on
+        self._before = ""  # the last line with something on it
+
+    def add(self, line: str) -> None:
+        if TRACEBACK in line and not line.lstrip().startswith("|"):  # that would be a part of an ExceptionGroup
+            if not self._is_traceback or not self._before.startswith(CHAINED):
+                self._lines, self._left_out = [], 0
+            self._is_traceback, self._since = True, 0
+        elif self._is_traceback and (self._since or not line[:1].isspace()):
+            self._since += 1
+            if self._since > _LINES:  # that trouble is long past
+                self._is_traceback, self._left_out = False, 0
+                self._lines = self._lines[-_LINES:]
+        self._before = line if line.strip() else self._before
+        self._lines.append(line)
+        if self._is_traceback and len(self._lines) > _TRACEBACK_LINES:
+            del self._lines[_FIRST_LINES]
+            self._left_out += 1
+        elif not self._is_traceback:
+            del self._lines[:-_LINES]
+
+    def text(self) -> str:
+        """The last lines, from the last traceback on if there is one; a chain of tracebacks from the first on."""
+        if not self._left_out:
+            return "".join(self._lines)
+        gap = f"... {self._left_out} lines left out ...\n"
+        return "".join([*self._lines[:_FIRST_LINES], gap, *self._lines[_FIRST_LINES:]])
 
 
 @dataclass
@@ -109,23 +164,19 @@ class Interrupted:
 
     def __init__(self) -> None:
         self._held = b""
-        self._is_traceback = False
 
     def without_traceback(self, data: bytes) -> bytes:
         """Return what is to be shown now of the data, and of what was kept."""
-        return b"".join(self._next(line) for line in data.splitlines(keepends=True))
+        text, self._held = self._held + data, b""
 
-    def _next(self, line: bytes) -> bytes:
-        if _BEGINS in line:
-            shown, self._held, self._is_traceback = self._held if self._is_traceback else b"", line, True
-            return shown
-        if not self._is_traceback:
-            return b"" if line.strip() == b":" or any(words in line for words in _CONSEQUENCES) else line
-        self._held += line
-        if line[:1].isspace() or not line.strip():
-            return b""
-        shown, self._held, self._is_traceback = self._held, b"", False
-        return b"" if line.startswith(_KIND) else shown
+        def shown(found: re.Match[bytes]) -> bytes:
+            if found["last"] is None and found.end() == len(text):
+                self._held = found[0]
+            return b"" if self._held or (found["last"] or b"").startswith(b"KeyboardInterrupt") else found[0]
+
+        lines = _WHOLE.sub(shown, text).splitlines(keepends=True)
+        said = (line for line in lines if not any(words in line for words in _CONSEQUENCES))
+        return b"".join(line for line in said if line.strip() != b":")
 
     def rest(self) -> bytes:
         """Return what is left at the end: a traceback that was cut off."""
