@@ -196,7 +196,7 @@ static uintptr_t *new_blocks(const mpp_group *g, uintptr_t first, size_t step, s
 static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
                                  uintptr_t staging, int64_t wait_ns) {
     uintptr_t *send = new_blocks(g, in, 0, bytes[g->rank]);
-    if (!send) return mpp_no_memory((uintptr_t)g, staging, wait_ns);
+    if (!send) return mpp_no_memory((uintptr_t)g, staging, 0, wait_ns);
     uintptr_t op = mpp_exchange_to_gather(g, send, (size_t *)(send + g->size), out, bytes, staging, wait_ns);
     free(send);
     return op;
@@ -222,7 +222,7 @@ uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t byt
         if (bytes <= limit) return by_mpi(g, in, out, bytes, bytes, staging, wait_ns);
     }
     uintptr_t *receive = new_blocks(g, out, bytes, bytes);
-    if (!receive) return mpp_no_memory(group, staging, wait_ns);
+    if (!receive) return mpp_no_memory(group, staging, 0, wait_ns);
     uintptr_t op = mpp_allgather_list(group, in, receive, (size_t *)(receive + g->size), staging, wait_ns);
     free(receive);
     return op;

@@ -250,6 +250,7 @@ static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag
     } else if (staging) {
         add_exchange(m, &x);
         mpp_stage_transfers(m);
+        if (m->op.staging->error && m->op.agreement) mpp_withdraw((shm_op *)m->op.agreement, m->op.staging->error);
     }
     if (!staging && send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
         if (send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
@@ -305,8 +306,9 @@ uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size
                     wait_ns);
 }
 
-uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int64_t wait_ns) {
+uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int error, int64_t wait_ns) {
     mpp_group *g = (mpp_group *)group;
     mpp_staging_free((mpp_staging *)staging);
+    if (g->channel) g->channel->oom_placeholder.call.own = (uint64_t)error; /* until the others have seen it */
     return g->channel ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g, 0);
 }

@@ -39,18 +39,17 @@ static int enter_to_wait(mpp_owned *owned) {
 }
 
 /* The operation that takes this staging, in this call, starts after what has been queued on the user's stream. */
-uintptr_t mpp_stage(int device, uintptr_t stream, int path, char *message, int length) {
+uintptr_t mpp_stage(int device, uintptr_t stream, int path, int *error) {
     mpp_staging *t = calloc(1, sizeof *t);
-    int error = OUT_OF_MEMORY;
+    *error = OUT_OF_MEMORY;
     if (t) {
         t->owned = (mpp_owned){release, enter_to_wait, mpp_leave_device};
         t->direct = path == MPP_PATH_DIRECT;
         t->shows_memory = path == MPP_PATH_PEERS;
         t->users = (cuda_stream)stream;
-        error = mpp_get_copier(device, &t->copier);
+        *error = mpp_get_copier(device, &t->copier);
     }
-    if (!error) return (uintptr_t)t;
-    mpp_cuda_error_text(error, message, length);
+    if (!*error) return (uintptr_t)t;
     mpp_staging_free(t);
     return 0;
 }
@@ -240,6 +239,7 @@ static int has_come(mpp_staging *t, size_t piece) {
 
 static int fail(mpp_op *op, const mpp_staging *t) {
     mpp_fail(op, MPP_FAILURE_CUDA, t->error);
+    if (op->failure != MPP_FAILURE_CUDA || t->may_withdraw) return 0;
     atomic_store(&op->group->aborted, 1);
     if (op->group->tell) op->group->tell(op->group, MPP_FAILURE_CUDA, t->error);
     return 0;

@@ -43,6 +43,7 @@ struct mpp_staging {
     int loads_there;       /* its one piece comes by that stream as well */
     int state;             /* what that said at last, while copies are still under way */
     int error;             /* of the first CUDA call that failed */
+    int may_withdraw;      /* the others have not heard of the call: an error ends it alone */
     int direct, on_bus;
     int shows_memory;              /* other ranks may read the buffers where they are */
     mpp_exported *exported;        /* of an operation on the bus: the memory that others may read, peers.c; or NULL */
@@ -90,7 +91,7 @@ void mpp_staging_free(mpp_staging *t);
 /* ---- under the engine's lock ---- */
 
 /* Whether the piece at `offset` may be read and written. If it never will be, the operation has got a failure, and
- * its group is aborted: the others cannot be given data that this rank could not read. */
+ * its group is aborted, unless it may be withdrawn: the others cannot be given data that this rank could not read. */
 int mpp_stage_open(mpp_op *op, size_t offset);
 
 /* Everything before `offset` has its final value. */

@@ -35,8 +35,9 @@ static void merge(mpp_call_summary *mine, const mpp_call_summary *theirs) {
     if (theirs->most > mine->most) mine->most = theirs->most;
     int known = mine->mismatch && mine->call[1].kind == MPP_NO_MEMORY;
     for (int i = 0; i <= theirs->mismatch && !known; i++) {
-        int is_other = theirs->signature[i] != mine->signature[0] || theirs->number != mine->number;
-        if (is_other && (!mine->mismatch || theirs->call[i].kind == MPP_NO_MEMORY)) set_mismatch(mine, theirs, i);
+        int is_none = theirs->call[i].kind == MPP_NO_MEMORY;
+        int is_other = is_none || theirs->signature[i] != mine->signature[0] || theirs->number != mine->number;
+        if (is_other && (!mine->mismatch || is_none)) set_mismatch(mine, theirs, i);
     }
     mine->mismatch |= theirs->mismatch;
 }

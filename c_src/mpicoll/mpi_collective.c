@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shm/signatures.h"
+
 /* ---- one call after the other ---- */
 
 static void leave_queue(mpi_collective *c) {
@@ -103,6 +105,7 @@ static int begin_agreement(mpi_collective *c) {
     size_t longest = c->counts ? mpp_longest_of(c->counts, g->size) : c->total;
     c->op.agreement = mpp_shm_agree(c->op.group, c->kind, &c->how, c->root, longest, c->counts, c->element, c->place);
     if (!c->op.agreement) return 0;
+    if (c->op.staging && c->op.staging->error) mpp_withdraw((shm_op *)c->op.agreement, c->op.staging->error);
     c->op.arrived = mpp_arrived_to_compare;
     c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */
     return 1;

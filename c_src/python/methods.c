@@ -30,6 +30,10 @@ static int sends_itself_what_it_expects(const call *c) {
 
 static int read_nothing(call *c, PyObject *args) { return (void)args, mpp_make_tensor_args(&c->out, 0); }
 
+static int read_error(call *c, PyObject *args) {
+    return mpp_as_int(PyTuple_GetItem(args, 1), &c->tag) && read_nothing(c, args);
+}
+
 /* Of one tensor only number 0 can be meant. */
 static int names_only_tensor(const call *c) {
     int number;
@@ -271,7 +275,7 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
                    {"out@peer", NO_OPTIONS, read_message},
                    {"out@any", NO_OPTIONS, read_from_any},
                    {"in@window", NO_OPTIONS, read_of_window},
-                   {"none", NO_OPTIONS, read_nothing}};
+                   {"error", NO_OPTIONS, read_error}};
     size_t tensors = strcspn(roles, " ");
     m->has_root = strstr(roles + tensors, " root") != NULL;
     m->reduces = strstr(roles + tensors, " op") != NULL;

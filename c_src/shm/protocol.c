@@ -13,7 +13,8 @@
  * second chunk before all signatures are there and equal. On a mismatch the operation fails on every rank alike, all
  * take as many chunk numbers as the longest call would have, and the group goes on.
  *
- * A rank that has no memory for a call publishes that in its place (`oom_placeholder`), and all fail in the same way.
+ * A rank that has no memory for a call publishes that in its place (`oom_placeholder`), and all fail in the same way;
+ * so does one whose device fails before its first chunk has come (mpp_withdraw).
  *
  * Sums are taken as the same tree over the ranks by whoever computes them, so the bits are the same on every rank, on
  * every run, and for both algorithms below.
@@ -120,10 +121,17 @@ static void reduce_part(shm_op *s, mpp_channel *c) {
                    (end - begin) / s->element);
 }
 
-/* Whether this rank's data of the next chunk has come from the device it may be on. */
+/* Whether this rank's data of the next chunk has come from the device it may be on. A call whose first one cannot come
+ * is withdrawn. */
 static int is_loaded(shm_op *s, mpp_channel *c) {
-    if (s->bus) return mpp_bus_load(s, c, may_write);
-    return !s->op.staging || mpp_stage_open(&s->op, offset_after(s, s->written));
+    mpp_staging *t = s->bus ? s->bus : s->op.staging;
+    if (!t) return 1;
+    int is_unheard = t->may_withdraw = !s->written && !s->checked;
+    int is_there = s->bus ? mpp_bus_load(s, c, may_write) : mpp_stage_open(&s->op, offset_after(s, s->written));
+    t->may_withdraw = 0;
+    if (is_there || !is_unheard || !s->op.failure) return is_there;
+    mpp_withdraw(s, s->op.mpi_error);
+    return 1;
 }
 
 /* Whether a chunk was started, or is complete. */
@@ -292,7 +300,7 @@ static int step_oom_placeholder(mpp_op *op) {
         s->first = atomic_load_explicit(&c->counters[c->rank].out, memory_order_relaxed); /* all before is done */
         if (move(s, c) == MPP_PENDING) return MPP_PENDING;
         s->written = s->done = 0;
-        s->checked = op->failure = 0;
+        s->call.own = op->failure = 0;
         c->oom_first--;
         c->oom_total--;
     }

@@ -34,6 +34,16 @@ void mpp_sign(shm_op *s, int kind, int root, size_t bytes) {
     for (int r = 0; r < g->size; r++) s->signature = mpp_mix(s->signature, s->lengths[r]);
 }
 
+void mpp_withdraw(shm_op *s, int error) {
+    s->signature = s->op.group->channel->oom_placeholder.signature;
+    s->call.kind = MPP_NO_MEMORY;
+    s->call.own = (uint64_t)error;
+    s->call.has_lengths = s->op.failure = 0;
+    s->payload = 0;
+    s->write = NULL;
+    s->find_imbalance = NULL;
+}
+
 /* After MPP_FAILURE_MISMATCH: what this rank called, and what another one did. */
 void mpp_disagreement(uintptr_t op, mpp_call *mine, mpp_call *theirs) {
     const mpp_op *compared = ((mpp_op *)op)->agreement ? ((mpp_op *)op)->agreement : (mpp_op *)op;
@@ -202,6 +212,7 @@ int mpp_check_calls(shm_op *s, mpp_channel *c) {
     if (c->internode) return check_with_nodes(s, c);
     for (int r = 0; r < c->size; r++)
         if (c->counters[r].signature[s->first % (uint64_t)c->ring] != s->signature) return mismatch(s, c, r);
+    if (s->call.kind == MPP_NO_MEMORY) return mismatch(s, c, c->rank);
     if (s->call.kind == MPP_EXCHANGE && !is_balanced(s, c)) return mismatch(s, c, c->rank);
     if (s->call.kind == MPP_EXCHANGE) plan_exchange(s, c);
     plan_bus(s, c);

@@ -8,6 +8,9 @@ enum { MPP_IN_MESSAGES = -1 };
 
 uint64_t mpp_mix(uint64_t hash, uint64_t word);
 void mpp_sign(shm_op *s, int kind, int root, size_t bytes);
+/* Of a call that this rank has not published, and cannot make for an error of CUDA's: all learn that in its place, the
+ * call fails for all, and the group goes on. */
+void mpp_withdraw(shm_op *s, int error);
 /* Compares the calls, with the other nodes' too. MPP_FAILED on a mismatch; else MPP_PENDING, and `checked` says whether
  * all agree. */
 int mpp_check_calls(shm_op *s, mpp_channel *c);

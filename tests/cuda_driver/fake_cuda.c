@@ -38,22 +38,23 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     return code;
 }
 
-static void count(const char *name) {
+static int failing(const char *name) {
     pthread_mutex_lock(&fake.lock);
-    fake_count(name);
+    int code = fake_failing(name);
     pthread_mutex_unlock(&fake.lock);
+    return code;
 }
 
 EXPORT int cuCtxPushCurrent_v2(void *context) {
     if (fake_depth == MAX_STACK) abort();
-    count("CtxPushCurrent");
-    fake_stack[fake_depth++] = (int)((int *)context - fake_contexts);
-    return OK;
+    int code = failing("CtxPushCurrent");
+    if (!code) fake_stack[fake_depth++] = (int)((int *)context - fake_contexts);
+    return code;
 }
 
 EXPORT int cuCtxPopCurrent_v2(void **context) {
     if (!fake_depth) return BAD_CONTEXT;
-    count("CtxPopCurrent");
+    failing("CtxPopCurrent");
     *context = &fake_contexts[fake_stack[--fake_depth]];
     return OK;
 }

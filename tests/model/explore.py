@@ -250,7 +250,7 @@ class Explorer:
         if len(ends) > 1:
             raise ProtocolError(f"at the end the ranks are at different chunks: {shared.counters}")
         for position, calls in enumerate(zip(*self.programs, strict=True)):
-            agree = len({call.signature for call in calls}) == 1 and not calls[0].oom
+            agree = {call.signature for call in calls} == {calls[0].signature} != {self.protocol.OOM_PLACEHOLDER}
             for channel, call in zip(channels, calls, strict=True):
                 wanted = self.protocol.DONE if agree else self.protocol.FAILED
                 wanted = self.protocol.MEMORY if call.oom else wanted

@@ -42,6 +42,7 @@ MISTAKES = {
     "leaves the next call where it was": ("    c.next += chunks - s.chunks\n", ""),
     "plans an exchange by its own call": ("longest = max(longest, call.chunks)", "longest = s.call.chunks"),
     "plans an exchange without taking its numbers": ("    take_numbers(s, c, longest)\n", ""),
+    "carries out a call that all have withdrawn": ("    if s.call.signature == OOM_PLACEHOLDER:\n", "    if False:\n"),
     "does not free slots after a mismatch": ('    yield "store", "out", s.first + most\n', ""),
     "takes no chunk for a call without memory": ("    c.next += 1\n", ""),
     "goes on before calls that there was no memory for": ("elif c.oom_first:", "elif False:"),
@@ -50,6 +51,5 @@ MISTAKES = {
         "        mpp_shm_out_of_memory(c)\n",
         "        c.outcomes.append(MEMORY)\n",
     ),
-    "starts a call without memory with what the last one left": ("        s.checked = False\n", ""),
     "starts a call without memory where the last one ended": ("        s.written = s.done = 0\n", ""),
 }

@@ -31,6 +31,7 @@ class Call(NamedTuple):
         bus: this rank's device copies to the slots: chunks are longer from the second one on, here of two.
         peers: besides it can read the tensors of the others where they are, and they its.
         halves: if all can, what each has reduced is read by the others in a second half.
+        withdrawn: its first chunk cannot come from the device, and this rank says that it makes no call.
     """
 
     kind: str
@@ -40,9 +41,12 @@ class Call(NamedTuple):
     bus: bool = False
     peers: bool = False
     halves: bool = False
+    withdrawn: bool = False
 
     @property
     def signature(self) -> Call:
+        if self.withdrawn or self.oom:
+            return OOM_PLACEHOLDER
         return self._replace(chunks=0 if self.kind == "exchange" else self.chunks, bus=False, peers=False, halves=False)
 
 
@@ -155,7 +159,7 @@ def write(s: Op, c: Channel, number: int) -> Access:
     """collectives/: mpp_write_plain and the like."""
     if s.between_devices and s.written:
         yield from pull(s, c)
-    elif s.writes(c.rank):
+    elif s.writes(c.rank) and not s.call.withdrawn:
         yield "write", c.slot(number), (s.position, s.written)
     if s.call.peers and not s.written:
         yield "write", c.tensor, (s.position, tensor_of(s))
@@ -243,6 +247,8 @@ def mpp_check_calls(s: Op, c: Channel) -> Access:
     for r in range(c.size):
         if (yield "signature", r, c.slot(s.first), s.position).signature != s.call.signature:
             return (yield from mismatch(s, c))
+    if s.call.signature == OOM_PLACEHOLDER:
+        return (yield from mismatch(s, c))
     if s.call.kind == "exchange":
         yield from plan_exchange(s, c)
     yield from plan_bus(s, c)
@@ -316,7 +322,6 @@ def step_oom_placeholder(s: Op, c: Channel) -> Access:
         if (yield from move(s, c)) == PENDING:
             return
         s.written = s.done = 0
-        s.checked = False
         c.oom_first -= 1
         c.oom_total -= 1
         c.outcomes.append(MEMORY)

@@ -31,6 +31,7 @@ EXCHANGE_3_BUS, REDUCE_BUS = EXCHANGE_3._replace(bus=True), REDUCE._replace(bus=
 PEERS = [call._replace(bus=True, peers=True) for call in (Call("broadcast", 3), EXCHANGE_3)]
 HALVES = FLAT_3._replace(bus=True, peers=True, halves=True)
 CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, OOM)
+WITHDRAWN = [call._replace(withdrawn=True) for call in (FLAT_3, TWO_PHASE_3, BROADCAST, EXCHANGE_3, *PEERS, HALVES)]
 
 # What was read of these when protocol.py was last compared with it.
 COMPARED = {
@@ -41,14 +42,14 @@ COMPARED = {
     "advance": "5f551b0aec5a",
     "mismatch": "198448a3dbed",
     "check": "29e14d0031d8",
-    "mpp_check_calls": "29833b93d39d",
+    "mpp_check_calls": "8833297aa2ff",
     "take_numbers": "f83bb7553324",
     "plan_exchange": "274c8cada704",
     "plan_bus": "98d314a33fc0",
     "pass_over": "181547dfd32a",
     "move": "32dfabbf88eb",
     "step": "b783c3e24201",
-    "step_oom_placeholder": "cb8d65346d80",
+    "step_oom_placeholder": "8b32ee27028c",
     "mpp_shm_out_of_memory": "96d91017c868",
     "mpp_enqueue_shm": "c5446268ee41",
 }
@@ -120,6 +121,15 @@ def test_ranks_that_read_each_others_devices(mine: Call, ring: int) -> None:
     Explorer(protocol, [[mine, mine]] * 3, ring, 1).run_all()
 
 
+@pytest.mark.parametrize("mine", WITHDRAWN, ids=str)
+@pytest.mark.parametrize("ring", [1, 2])
+def test_a_call_that_is_withdrawn(mine: Call, ring: int) -> None:
+    """Whatever the other one calls, and what follows is in flight already."""
+    for theirs, after in itertools.product((mine._replace(withdrawn=False), mine, BARRIER, OOM), (FLAT_2, OOM, mine)):
+        Explorer(protocol, [[mine, after, FLAT], [theirs, FLAT_2, FLAT]], ring, 2).run_all()
+    Explorer(protocol, [[mine, FLAT], *[[mine._replace(withdrawn=False), FLAT]] * 2], ring, 1).run_all()
+
+
 @pytest.mark.parametrize("programs", [
     [[TWO_PHASE_2]] * 3,
     [[FLAT_2, TWO_PHASE_2]] * 3,
@@ -164,6 +174,7 @@ REVEALING = [
     ([[FLAT, OOM, FLAT], [FLAT, FLAT, FLAT]], 3),
     ([[OOM, OOM, FLAT], [OOM, FLAT_3, FLAT]], 1),
     ([[FLAT_2, FLAT]] * 3, 1),
+    ([[WITHDRAWN[0], FLAT]] * 2, 1),
     ([[EXCHANGE_3, FLAT], [EXCHANGE, FLAT]], 2),
     ([PEERS] * 2, 1),
     ([[HALVES, FLAT]] * 2, 2),

@@ -139,14 +139,16 @@ class Shim:
         self.message = message
         self.calls: list[tuple] = []
         self.lib = Names(mpp_cuda_load=self._load, mpp_stage=self._stage)
-        self.ffi = Names(new=lambda kind, size: [], string=lambda text: self.message)
+        self.lib.mpp_cuda_error_text = lambda code, text, size: self.calls.append(("text", code))
+        self.ffi = Names(new=lambda kind, size=1: [0], string=lambda text: self.message)
 
     def _load(self, name: bytes, message, size: int) -> int:
         self.calls.append(("load", name))
         return int(self.message.startswith(b"no driver"))
 
-    def _stage(self, index: int, stream: int, direct: bool, message, size: int) -> int:
+    def _stage(self, index: int, stream: int, direct: bool, error: list[int]) -> int:
         self.calls.append(("stage", index, stream, direct))
+        error[0] = 101
         return 0 if self.message else 4096
 
 
@@ -156,7 +158,7 @@ class TestStaging:
         device._look_for_forgotten_set_device.cache_clear()
 
     def stage(self, shim: Shim, local_rank: int = 0) -> int:
-        return device.stage(shim.lib, shim.ffi, torch.ones(2).as_subclass(OnCuda), False, local_rank)
+        return device.stage(shim.lib, shim.ffi, torch.ones(2).as_subclass(OnCuda), False, 3, local_rank)
 
     def test_a_stream_that_is_captured(self, monkeypatch) -> None:
         monkeypatch.setattr(device, "cuda", Cuda(capturing=True))
@@ -164,12 +166,14 @@ class TestStaging:
             self.stage(Shim())
 
     @pytest.mark.parametrize(
-        ("message", "said"), [(b"no driver", r"CUDA tensors: no driver\. Move"), (b"busy", "use cuda:1: busy")]
+        ("message", "said"),
+        [(b"no driver", r"CUDA tensors: no driver\. Move"), (b"busy", "use cuda:1: busy on rank 3")],
     )
     def test_a_device_that_cannot_be_used(self, message: bytes, said: str, monkeypatch) -> None:
         monkeypatch.setattr(device, "cuda", Cuda(current=1))
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=said) as raised:
             self.stage(Shim(message))
+        assert getattr(raised.value, "error_code", 101) == 101
 
     def test_set_device_was_forgotten(self, monkeypatch, caplog) -> None:
         monkeypatch.setattr(device, "cuda", Cuda(current=0))

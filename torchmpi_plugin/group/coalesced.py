@@ -19,7 +19,7 @@ from . import forms
 from .dispatching import through_dispatcher
 from .group import ProcessGroupMPI as Group
 from .operands import Method
-from .starting import reduction, tell_of_no_memory
+from .starting import reduction, tell_of_no_call
 
 Tensors = list[torch.Tensor]
 
@@ -98,8 +98,8 @@ def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
         except WithoutMemoryError:
             if not hasattr(dist.ProcessGroup, name):
                 raise
-        except torch.OutOfMemoryError:
-            tell_of_no_memory(group, name, before, len(operands[-2]))
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            tell_of_no_call(group, error, name, before, len(operands[-2]))
             raise
         return through_dispatcher(group, name, first_form, operands)
 

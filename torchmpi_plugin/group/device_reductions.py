@@ -55,7 +55,7 @@ def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:
     lib = group._lib
     way = lib.MPP_PATH_PEERS if group._reads_devices else lib.MPP_PATH_STAGED
     way = lib.MPP_PATH_DIRECT if moves and group._direct else way
-    return device.stage(lib, group._ffi, tensor, way, group.communicator.place.local_rank)
+    return device.stage(lib, group._ffi, tensor, way, group.rank(), group.communicator.place.local_rank)
 
 
 def suits(tensor: torch.Tensor, nbytes: int, how: Any, longest_staged: int | None) -> bool:
@@ -202,7 +202,7 @@ def _second_half(group: Group, result: torch.Tensor, begin: Callable[[int], int]
                 return begin(first)
         except Exception as error:  # the other ranks cannot get this one's block
             group.break_off("a reduction on the device failed")
-            group._lib.mpp_group_fail(group._handle, 2 if isinstance(error, torch.OutOfMemoryError) else 999)  # unknown
+            group._lib.mpp_group_fail(group._handle, device.code_of(error) or 2)  # out of memory
             raise DistBackendError(f"a reduction on {result.device} failed on rank {group.rank()}: {error}") from error
         except BaseException:
             group.break_off("a reduction on the device was interrupted")

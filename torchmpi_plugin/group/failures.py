@@ -36,11 +36,14 @@ def failure_of(group: Any, work: PendingWork) -> Exception:
     if failure == lib.MPP_FAILURE_MISMATCH:
         mine, theirs = ffi.new("mpp_call *"), ffi.new("mpp_call *")
         lib.mpp_disagreement(work.handle, mine, theirs)
+        where, call = (group.rank(), mine) if mine.kind == lib.MPP_NO_MEMORY else (first[0], theirs)
         text = (
             f"the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}; this rank, "
             f"{group.rank()}, calls {in_words(work.call)}"
         )
-        if group._calls.compares and theirs.kind != lib.MPP_NO_MEMORY:  # a rank without memory would tell nothing
+        if call.kind == lib.MPP_NO_MEMORY and call.own:
+            text = f"{work.call.operation}: {device.error_text(lib, ffi, call.own)} on rank {where}"
+        elif group._calls.compares and call.kind != lib.MPP_NO_MEMORY:  # a rank without memory would tell nothing
             text = comparison.who_calls_what(group.checkin, work) or text
         return DistBackendError(f"{text}. No result was written; the group can be used again ({particulars})")
     if failure == lib.MPP_FAILURE_CUDA:

@@ -21,7 +21,7 @@ from ..tensors.overlaps import Memory
 from . import forms, several, sparse
 from .dispatching import through_dispatcher
 from .group import ProcessGroupMPI as Group
-from .starting import tell_of_no_memory
+from .starting import tell_of_no_call
 
 Tensors = Sequence[torch.Tensor]
 
@@ -127,9 +127,9 @@ class Method:
             if self.row.method != "allreduce" or not sparse.are_meant(given[0]):
                 raise
             return sparse.all_reduce(group, *given)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             if "@" not in self.row.roles:  # all ranks call it
-                tell_of_no_memory(group, self.row.method, before)
+                tell_of_no_call(group, error, self.row.method, before)
             raise
         else:
             raise ArgumentError(f"{self.row.name}: these arguments do not go together")

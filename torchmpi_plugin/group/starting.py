@@ -17,7 +17,7 @@ from ..engine import profiling
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
-from ..tensors import arguments
+from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
 from . import device_reductions
 from .device_reductions import Halves, stage
@@ -130,16 +130,19 @@ def _reducing(call: Call, counts: Sequence[int], how: Any, reads: bool) -> Halve
     return begin_blocks(call.group, whole, counts, output, how)
 
 
-def tell_of_no_memory(group: Group, operation: str, before: int, calls: int = 1) -> None:
-    """Of a call that torch has no memory for: the others learn so in its place, and the group can go on.
+def tell_of_no_call(group: Group, error: BaseException, operation: str, before: int, calls: int = 1) -> None:
+    """Of a call that torch has no memory for, or the driver fails: the others learn so in its place.
+
+    The group can go on.
 
     Args:
+        error: torch's.
         before: how many collectives the group had begun before it.
         calls: of how many collectives it consists.
     """
     while group._calls.sequence < before + calls:
-        method = _bridge.Method(None, operation, "no_memory", "none")
-        _bridge.start_plain(method, (group,), None, None, None, 1)
+        method = _bridge.Method(None, operation, "no_memory", "error")
+        _bridge.start_plain(method, (group, device.code_of(error)), None, None, None, 1)
 
 
 def _extra_seconds(group: Group) -> float:

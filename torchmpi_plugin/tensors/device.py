@@ -28,6 +28,7 @@ log = logging.getLogger("torchmpi_plugin")
 
 #: The driver's library, looked up when the first CUDA tensor is communicated.
 DRIVER = "libcuda.so.1"
+UNKNOWN_ERROR = 999  # CUDA's own number
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
@@ -53,26 +54,35 @@ def _load(lib: Lib, ffi: FFI) -> None:
         raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
 
 
-def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, path: int, local_rank: int) -> int:
+def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, path: int, rank: int, local_rank: int) -> int:
     """Return what C wants for the next operation, whose tensors are on this one's device. C frees it.
 
     Args:
         path: of C's ``enum mpp_path``: whether MPI is given the device's addresses, or other ranks of the node may be.
-        local_rank: this process's place on its node.
+        rank: this process, for the words of an error.
+        local_rank: its place on its node.
 
     Raises:
-        RuntimeError: no driver, a CUDA error, or a stream that is being captured into a graph.
+        RuntimeError: no driver, or a stream that is being captured into a graph.
+        AcceleratorError: of the driver's.
     """
     _load(lib, ffi)
     if cuda.is_current_stream_capturing():
         raise RuntimeError("mpiplus operations cannot be captured into a CUDA graph: MPI runs on the host")
     device = tensor.device
     _look_for_forgotten_set_device(device, local_rank)
-    message = ffi.new("char[]", 512)
-    handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, path, message, 512)
-    if not handle:
-        raise RuntimeError(f"mpiplus cannot use {device}: {ffi.string(message).decode(errors='replace')}")
-    return int(handle)
+    code = ffi.new("int *")
+    handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, path, code)
+    if handle:
+        return int(handle)
+    error = torch.AcceleratorError(f"mpiplus cannot use {device}: {error_text(lib, ffi, code[0])} on rank {rank}")
+    error.error_code = code[0]  # type: ignore[attr-defined]  # which torch's own have
+    raise error
+
+
+def code_of(error: BaseException) -> int:
+    """The number of the driver's error, of those that torch and this module raise; 0: there was no memory."""
+    return 0 if isinstance(error, torch.OutOfMemoryError) else int(getattr(error, "error_code", None) or UNKNOWN_ERROR)
 
 
 def error_text(lib: Lib, ffi: FFI, code: int) -> str:

@@ -1,0 +1,141 @@
+"""Failures of the driver, over the stand-in for it: every rank is told at once, and other groups go on."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from typing import Any
+from unittest.mock import Mock
+
+import fake_cuda
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import DeviceTensor, Driver, on_device
+from groups import only_up_to
+from patience import patient
+from placements import A_NODE_EACH, group_placed
+from sampling import share
+
+from torchmpi_plugin.mpi import runtime
+from torchmpi_plugin.tensors import device
+
+pytestmark = only_up_to(3)
+PIECE = fake_cuda.STAGE_BYTES
+OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
+
+
+# The last word: nothing has been sent by then.
+FAULTS = {
+    "pinned memory": (b"MemHostAlloc", 2, "OUT_OF_MEMORY: out of memory", True),
+    "a copy to the host": (b"MemcpyDtoHAsync", 700, "illegal memory access", True),
+    "a copy to the device": (b"MemcpyHtoDAsync", 700, "illegal memory access", False),
+    "an event": (b"EventQuery", 700, "illegal memory access", True),
+    "the end of a stream": (b"StreamQuery", 700, "illegal memory access", False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
+    """The operation fails with the driver's words; the group goes on if nothing was sent, others do in any case."""
+    name, code, text, goes_on = FAULTS[fault]
+    group = new_group(list(world.ranks))
+    runtime.shim().lib.mpp_cuda_release()  # memory that is there already would do
+    # What is short is staged; the driver copies what is long from and to registered memory.
+    tensor = on_device(driver, torch.ones(5 if fault == "pinned memory" else 5 * PIECE))
+    driver.drain()
+    driver.lib.fake_fail(name, 0, code)
+    with pytest.raises(dist.DistBackendError, match=text):
+        dist.all_reduce(tensor, group=group)
+    driver.lib.fake_fail(None, 0, 0)
+    if goes_on:
+        dist.all_reduce(tensor, group=group)
+        assert tensor.unique().tolist() == [world.size]
+    else:
+        with pytest.raises(dist.DistBackendError, match="make a new group"):
+            dist.all_reduce(tensor, group=group)
+    dist.barrier()
+    time.sleep(0.05)  # copies that were under way
+    tensor = on_device(driver, torch.ones(5))
+    dist.all_reduce(tensor)
+    assert tensor.unique().tolist() == [world.size]
+
+
+def test_no_such_device(driver: Driver) -> None:
+    """Before anything is sent, so that the group can go on."""
+    shim = runtime.shim()
+    error = shim.ffi.new("int *")
+    assert shim.lib.mpp_stage(7, 0, 0, error) == 0
+    assert "CUDA_ERROR_INVALID_DEVICE" in device.error_text(*shim, error[0])
+
+
+CALLS = (
+    *("CtxPushCurrent", "StreamCreate", "EventCreate", "MemHostAlloc", "EventRecord", "StreamWaitEvent"),
+    *("MemcpyDtoHAsync", "MemcpyHtoDAsync", "StreamQuery", "EventQuery"),
+)
+NAMES, COUNTS = ("all_reduce", "broadcast", "all_to_all_single"), (6, 6 * PIECE)
+WALK = list(itertools.product(("one node",), NAMES, COUNTS, CALLS, range(3)))
+
+
+def test_what_torch_says_of_the_driver(driver: Driver, new_group, world, monkeypatch) -> None:
+    """A copy that torch cannot make, before there is an operation: the others are told, and the group goes on."""
+    group, error = new_group(list(world.ranks)), torch.AcceleratorError("CUDA error")
+    error.error_code = ILLEGAL_ADDRESS  # type: ignore[attr-defined]
+    tensor = on_device(driver, torch.ones(10))
+    driver.drain()
+    with monkeypatch.context() as patch:
+        if world.rank == 1:
+            patch.setattr(DeviceTensor, "contiguous", Mock(side_effect=error))
+        wanted = (
+            (torch.AcceleratorError, "CUDA error") if world.rank == 1 else (dist.DistBackendError, "700.* on rank 1")
+        )
+        with pytest.raises(wanted[0], match=wanted[1]):
+            dist.all_reduce(tensor[::2], group=group)
+    dist.all_reduce(tensor[::2], group=group)
+    assert tensor[::2].unique().tolist() == [world.size]
+
+
+BEFORE_ALL = ("CtxPushCurrent", "StreamCreate", "EventCreate", "MemHostAlloc", "EventRecord")
+ELSEWHERE = list(itertools.product(("two nodes", A_NODE_EACH, "many nodes", "MPI"), NAMES, COUNTS, BEFORE_ALL, (0,)))
+
+
+@pytest.mark.parametrize(
+    ("placement", "name", "count", "call", "after"),
+    [*share("faults of the driver", WALK), *share("faults of the driver elsewhere", ELSEWHERE)],
+)
+def test_walk_of_failures(
+    placement: str, name: str, count: int, call: str, after: int, driver: Driver, new_group, world, monkeypatch
+) -> None:
+    """The n-th call of each of the driver's functions fails on rank 1: all are told so at once, or have the result.
+
+    Where rank 1 had not come to send anything, the group goes on.
+    """
+    group, begun = group_placed(placement, world.rank, new_group, monkeypatch), time.monotonic()
+    source, result = (on_device(driver, torch.full((count,), world.rank + 1.0)) for _ in range(2))
+    calls: dict[str, Any] = {
+        "all_reduce": lambda: dist.all_reduce(result, group=group),
+        "broadcast": lambda: dist.broadcast(result, 1, group=group),
+        "all_to_all_single": lambda: dist.all_to_all_single(result, source, group=group),
+    }
+    driver.drain()
+    dist.barrier()
+    runtime.shim().lib.mpp_cuda_release()
+    if world.rank == 1:
+        driver.lib.fake_fail(call.encode(), after, OUT_OF_MEMORY)
+    goes_on = torch.ones(1)
+    try:
+        calls[name]()
+    except RuntimeError as error:
+        assert re.search("OUT_OF_MEMORY: out of memory .* on rank 1", str(error)), str(error)
+        assert time.monotonic() - begun < patient(10)
+        goes_on[0] = isinstance(error, torch.AcceleratorError) or "can be used again" in str(error)
+    else:
+        ranks = [r + 1 for r in world.ranks]
+        expected = {"all_reduce": [sum(ranks)], "broadcast": [2], "all_to_all_single": ranks}
+        assert result.unique().tolist() == expected[name]
+    driver.lib.fake_fail(None, 0, 0)
+    dist.all_reduce(goes_on, dist.ReduceOp.MIN)
+    if goes_on.item():
+        dist.all_reduce(after_it := torch.ones(5), group=group)
+        assert after_it.unique().tolist() == [world.size]
