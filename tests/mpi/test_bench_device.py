@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from fake_cuda import DeviceTensor, Driver, on_device
 
-from torchmpi_plugin.cli.bench import overlap, tune
+from torchmpi_plugin.cli.bench import limit, tune
 from torchmpi_plugin.cli.bench.device import Device
-from torchmpi_plugin.cli.bench.limit import measure_bus
 from torchmpi_plugin.cli.bench.operations import OPERATIONS, plan
 from torchmpi_plugin.cli.bench.results import RAW
 from torchmpi_plugin.cli.bench.session import Session, by_path
@@ -100,9 +99,9 @@ def test_tuning_compares_two_ways(name: str, session: Session, driver: Driver, m
 
 
 def test_bus_and_overlap(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    bus = measure_bus(session, *TURNS)
+    bus = limit.measure_bus(session, *TURNS)
     assert bus is not None and min(bus.to_json().values()) > 0
-    monkeypatch.setattr(overlap, "OVERLAP_SIZE", BYTES)
-    monkeypatch.setattr(overlap, "OVERLAP_SLEEP", 0.01)
-    found = overlap.measure_overlap(session, *TURNS)
+    monkeypatch.setattr(limit, "OVERLAP_SIZE", BYTES)
+    monkeypatch.setattr(limit, "OVERLAP_SLEEP", 0.01)
+    found = limit.measure_overlap(session, *TURNS)
     assert [one.contestant for one in found] == session.contestants

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import draw_figures
 
-from torchmpi_plugin.cli.bench import report, sizes
+from torchmpi_plugin.cli.bench import report, results
 
 ROOT = Path(__file__).parents[2]
 NODES = "node1,node2"  # as they stand in the commands
@@ -43,7 +43,7 @@ def calls(found: dict[str, Any]) -> str:
     titles = ("operation", "dtype", "size", "raw MPI, us", "mpiplus, us", "gloo, us", "mpiplus / raw", "gloo / mpiplus")
     rows = []
     for row in found["operations"]:
-        size = sizes.format_size(row["bytes"]) if row["bytes"] else "-"
+        size = results.format_size(row["bytes"]) if row["bytes"] else "-"
         times = [report.format_us(row["us"].get(name)) for name in ("raw", "mpiplus", "gloo")]
         ratios = [row["ratio"].get(pair) for pair in ("mpiplus/raw", "gloo/mpiplus")]
         compared = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
@@ -57,7 +57,7 @@ def between(found: dict[str, Any]) -> str:
     for row in found["operations"]:
         if row["dtype"] == "float32":
             times = [report.format_us(row["us"].get(name)) for name in _BETWEEN]
-            rows.append([sizes.format_size(row["bytes"]), *times, f"{row['bus_gb_per_s']['mpiplus']:.2f}"])
+            rows.append([results.format_size(row["bytes"]), *times, f"{row['bus_gb_per_s']['mpiplus']:.2f}"])
     return table(("size", *_BETWEEN, "mpiplus, GB/s"), rows)
 
 

@@ -22,8 +22,9 @@ from torchmpi_plugin.cli.bench.results import (
     Row,
     bus_factor,
     comparisons,
+    fit_size,
+    parse_size,
 )
-from torchmpi_plugin.cli.bench.sizes import fit_size, parse_size
 
 BUS = Bus(size=16 * 1024**2, latency_us=12.34, to_device_us=1000.0, from_device_us=2000.0, exchange_us=4000.0)
 ALL = (RAW, NONBLOCKING, "mpiplus", "gloo", FRONT_END)

@@ -40,21 +40,21 @@ def trained(step: list[float], alone: list[float], all_reduce: list[float] | Non
 )
 def test_shares(step: float, all_reduce: float, waiting: float, overlap: float) -> None:
     found = trained([step] * 3, [0.10] * 3, [all_reduce] * 3)
-    assert (found.waiting, found.overlap) == pytest.approx((waiting, overlap))
+    assert (found.figures["waiting_share"], found.figures["overlap_share"]) == pytest.approx((waiting, overlap))
 
 
 def test_a_turn_is_compared_with_its_neighbour() -> None:
     """On a machine that gets slower and slower, and with one turn that was disturbed."""
     found = trained([0.11, 0.21, 0.91], [0.10, 0.20, 0.30], [0.02] * 3)
-    assert found.exposed == pytest.approx(0.01)
-    assert found.spread == pytest.approx(0.0)
-    assert found.overlap == pytest.approx(0.5)
+    assert found.figures["exposed_seconds"] == pytest.approx(0.01)
+    assert found.figures["exposed_spread_seconds"] == pytest.approx(0.0)
+    assert found.figures["overlap_share"] == pytest.approx(0.5)
 
 
 def test_noise_is_not_taken_for_overlap() -> None:
     noisy = trained([0.10, 0.20, 0.15], [0.10] * 3, [0.02] * 3)
-    assert noisy.spread == pytest.approx(0.05)
-    assert not noisy.overlap_is_clear
+    assert noisy.figures["exposed_spread_seconds"] == pytest.approx(0.05)
+    assert not noisy.figures["overlap_is_clear"]
     assert "unclear" in noisy.cells()
     assert "50 ±0 %" in trained([0.12] * 3, [0.10] * 3, [0.04] * 3).cells()
     assert "unclear" in trained([0.12] * 2, [0.10] * 2, [0.04] * 2).cells()  # two turns tell nothing of noise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.info import group
+from torchmpi_plugin.cli.info import worker
 from torchmpi_plugin.communicator import footprint, shared_memory
 from torchmpi_plugin.node import node
 
@@ -83,7 +83,7 @@ def report(host: str, wants: str = "auto", problem: str = "") -> dict:
 
 
 def test_what_info_makes_of_it() -> None:
-    found = group.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
+    found = worker.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
     assert found["path"] == "shared memory, and messages of our own between nodes"
     assert [place["host"] for place in found["nodes"]] == ["a", "b"]
     assert [place["free_bytes"] for place in found["nodes"]] == [5, 5]
@@ -92,7 +92,7 @@ def test_what_info_makes_of_it() -> None:
 
 def test_on_many_nodes_nothing_comes_later() -> None:
     """What is long is MPI's there."""
-    found = group.cost(Module, {rank: report(f"h{rank}") for rank in range(17)})
+    found = worker.cost(Module, {rank: report(f"h{rank}") for rank in range(17)})
     assert found["path"].endswith("messages of our own between nodes; MPI's collectives for what is not short")
     assert len(found["nodes"]) == 17
     assert all(place["segment_bytes"] > 0 and place["rank_bytes_later"] == 0 for place in found["nodes"])
@@ -100,12 +100,12 @@ def test_on_many_nodes_nothing_comes_later() -> None:
 
 def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
-    told = group.own_report()
+    told = worker.own_report()
     assert (told["config"], told["problem"]) == (
         {"collectives": "own", "reproducible": False, "shares": True, "wire_dtype": "float32"},
         "",
     )
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
-    assert group.own_report()["config"]["collectives"] == "mpi"
+    assert worker.own_report()["config"]["collectives"] == "mpi"
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
-    assert "MPIPLUS_COLLECTIVES" in group.own_report()["problem"]
+    assert "MPIPLUS_COLLECTIVES" in worker.own_report()["problem"]

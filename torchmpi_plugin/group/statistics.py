@@ -18,7 +18,7 @@ from ..diagnosis import monitor
 from ..engine import engine
 from ..errors import attempt
 from ..mpi import runtime
-from ..timeline import ending
+from ..timeline import recording
 from .group import ProcessGroupMPI as Group
 
 _NS = 1e-9
@@ -95,7 +95,7 @@ def _collect(group: Group) -> None:
     for handle in list(_counted) if is_world else [group.communicator.handle]:
         _count_no_more(handle)
     if is_world:
-        ending.end(group)
+        recording.end(group)
     if wanted and is_world:
         _report(group, wanted)
 

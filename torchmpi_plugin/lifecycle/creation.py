@@ -19,7 +19,7 @@ from ..mpi import cuda_aware, runtime
 from ..options import Options
 from ..options import among as options_among
 from ..status import answering
-from ..timeline import ending
+from ..timeline import recording
 from . import bootstrap, rendezvous, shutdown
 
 log = logging.getLogger("torchmpi_plugin")
@@ -107,7 +107,7 @@ def _begin(group: ProcessGroupMPI) -> None:
         answering.start(group.rank(), group.size(), comm.place.node_rank, comm.secret)
         shutdown.read_settings()
         world.adopt(group)
-        ending.begin(group)
+        recording.begin(group)
         if group.rank() == 0:
             settings.warn_of_names()
     except BaseException:

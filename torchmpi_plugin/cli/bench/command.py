@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ import click
 
 from ...mpi import library as mpi_library
 from .files import Files
-from .results import NONBLOCKING, RAW
-from .sizes import parse_size
+from .results import NONBLOCKING, RAW, parse_size
 
 _FULL_SIZES = "8,1K,64K,1M,16M"
 _QUICK_SIZES = "8,64K,4M"
@@ -24,20 +24,15 @@ _TUNING_FILE = "mpiplus-tuning.json"
 _CONTESTANTS = ("backends", "raw", "nonblocking", "front_end")
 _OF_OPERATIONS = ("ops", "sizes", "raw", "nonblocking", "tuning_file", "front_end")
 _FILE = click.Path(dir_okay=False, path_type=Path)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a measurement."""
-
-    backends: Sequence[str]  # what torch.distributed runs on, the one of interest first
-    raw: Sequence[str]  # what of plain MPI calls to measure: RAW, NONBLOCKING
-    front_end: bool  # whether to measure a group that does nothing
-    operations: Sequence[str]  # names from the table of operations; none: all, or those that are tuned
-    sizes: Sequence[int]  # bytes
-    repeats: int  # the turns of each contestant
-    block_seconds: float  # about how long one turn lasts, in seconds
-    device: str  # where the tensors are, but for raw MPI's: "cpu" or "cuda"
+#: On any core, until whoever has started it is gone.
+_LOOP = """
+import contextlib, os
+with contextlib.suppress(OSError):
+    os.sched_setaffinity(0, range(os.cpu_count()))
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(1000000))
+"""
 
 
 def parse_names(_: click.Context | None, __: click.Parameter | None, value: str) -> list[str]:
@@ -183,28 +178,47 @@ def bench(context: click.Context, /, *, busy: int, backends: list[str], **given:
         _run(_settings_of(given, [] if tuning else backends, bool(busy)), files)
 
 
-def _settings_of(given: Mapping[str, Any], backends: Sequence[str], busy: bool) -> Settings:
+def _settings_of(given: Mapping[str, Any], backends: Sequence[str], busy: bool) -> dict[str, Any]:
+    """Return how to measure; ``raw`` has what of plain MPI, no ``operations`` are all, ``block_seconds`` a turn's."""
     tunes, quick = given["tuning_file"] is not None, given["quick"]
-    return Settings(
-        backends=backends,
-        raw=[RAW, *([NONBLOCKING] if given["nonblocking"] else [])] if given["raw"] and not tunes else [],
-        front_end=given["front_end"] and not tunes,
-        operations=given["ops"],
-        sizes=given["sizes"] or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
-        repeats=given["repeats"] or (5 if quick else 11),
+    return {
+        "backends": backends,
+        "raw": [RAW, *([NONBLOCKING] if given["nonblocking"] else [])] if given["raw"] and not tunes else [],
+        "front_end": given["front_end"] and not tunes,
+        "operations": given["ops"],
+        "sizes": given["sizes"] or parse_sizes(None, None, _QUICK_SIZES if quick else _FULL_SIZES) or [],
+        "repeats": given["repeats"] or (5 if quick else 11),
         # Among others that compute a turn has to last for many rounds of the scheduler, of some 4 ms for each of them.
-        block_seconds=0.3 if busy else 0.01 if quick else 0.02,
-        device=given["device"],
-    )
+        "block_seconds": 0.3 if busy else 0.01 if quick else 0.02,
+        "device": given["device"],
+    }
 
 
-def _beside(busy: int) -> AbstractContextManager[None]:
+@contextmanager
+def _beside(count: int) -> Iterator[None]:
+    """Within, ``count`` processes compute on each node, as data loaders and neighbours do. For all ranks."""
     from ...mpi import runtime
-    from .busy import busy_cores
 
     with _saying_what_is_wrong():
-        runtime.mpi()
-    return busy_cores(busy)
+        mpi = runtime.mpi()
+    if not count:
+        yield
+        return
+    world = mpi.COMM_WORLD
+    node = world.Split_type(mpi.COMM_TYPE_SHARED)
+    is_first = node.Get_rank() == 0
+    node.Free()
+    if world.Get_rank() == 0:
+        click.echo(f"Processes that compute beside the ranks of each node: {count}")
+    loops: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count if is_first else 0):
+            loops.append(subprocess.Popen([sys.executable, "-c", _LOOP]))
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def _is_given(context: click.Context, option: str) -> bool:
@@ -217,33 +231,29 @@ def _refuse(context: click.Context, names: Sequence[str], beside: str) -> None:
             raise click.UsageError(f"{option.opts[0]} does not go with {beside}", context)
 
 
-def _run(settings: Settings, files: Files) -> None:
+def _run(settings: dict[str, Any], files: Files) -> None:
     from . import tune
-    from .limit import measure_bus, measure_link
+    from .limit import measure_bus, measure_link, measure_overlap
     from .operations import OPERATIONS, plan
-    from .overlap import measure_overlap
     from .report import Report, open_console, print_facts
     from .session import new_groups, open_session
 
-    make_groups = tune.new_groups if files.tuning else partial(new_groups, settings.backends, settings.front_end)
-    with open_session(settings.raw, make_groups, files.why_not, settings.device) as session:
+    repeats, device = settings["repeats"], settings["device"]
+    turns = (repeats, settings["block_seconds"])
+    make_groups = tune.new_groups if files.tuning else partial(new_groups, settings["backends"], settings["front_end"])
+    with open_session(settings["raw"], make_groups, files.why_not, device) as session:
         console = open_console(session.rank)
         if alone := session.size == 1:
             console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
         print_facts(console, facts := session.facts())
-        usual = (
-            {row.operation for row in tune.table(session.nodes, settings.device).values()}
-            if files.tuning
-            else OPERATIONS
-        )
-        names = settings.operations or [name for name in OPERATIONS if name in usual]
-        link = measure_link(session, settings.repeats, settings.block_seconds)
-        bus = measure_bus(session, settings.repeats, settings.block_seconds)
-        cases = plan([OPERATIONS[name] for name in names], settings.sizes, session.size)
-        rows = [session.measure_case(case, settings.repeats, settings.block_seconds) for case in cases]
+        tuned = {row.operation for row in tune.table(session.nodes, device).values()} if files.tuning else OPERATIONS
+        names = settings["operations"] or [name for name in OPERATIONS if name in tuned]
+        link, bus = measure_link(session, *turns), measure_bus(session, *turns)
+        cases = plan([OPERATIONS[name] for name in names], settings["sizes"], session.size)
+        rows = [session.measure_case(case, *turns) for case in cases]
         skips_overlap = alone or files.tuning is not None
-        overlaps = [] if skips_overlap else measure_overlap(session, min(settings.repeats, 5), settings.block_seconds)
-    report = Report(facts, {**asdict(settings), "operations": names}, session.contestants, rows, overlaps, link, bus)
+        overlaps = [] if skips_overlap else measure_overlap(session, min(repeats, 5), settings["block_seconds"])
+    report = Report(facts, {**settings, "operations": names}, session.contestants, rows, overlaps, link, bus)
     report.print(console)
     if session.rank == 0:
         files.write(report, session.nodes, console)

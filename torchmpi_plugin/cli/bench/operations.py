@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .device import Device
 from .measure import Call
-from .sizes import fit_size
+from .results import fit_size
 
 Share = Literal["whole", "part"]
 

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from .report import Report, in_words
-from .results import FRONT_END, Row
-from .sizes import format_size
+from .results import FRONT_END, Row, format_size
 from .training.results import Row as Trainings
 
 #: Styles of the lines for what is measured beside the operations.

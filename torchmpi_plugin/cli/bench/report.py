@@ -16,8 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Bus, Link, Overlap, Row, backends_of, comparisons
-from .sizes import format_size
+from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Bus, Link, Overlap, Row, backends_of, comparisons, format_size
 
 _WIDTH, _WIDEST = 132, 1000
 #: Of the cores, wanted by others before the benchmark: more, and it measures them.

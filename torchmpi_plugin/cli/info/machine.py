@@ -120,14 +120,10 @@ def _cma() -> dict[str, Any]:
     return {"usable": True, "why": "process_vm_readv works, and no ptrace_scope forbids it"}
 
 
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def _process_vm_readv_works() -> bool:
     """Try it on this process itself."""
     source, target = ctypes.create_string_buffer(b"mpiplus"), ctypes.create_string_buffer(8)
-    here, there = _Vector(ctypes.addressof(target), 8), _Vector(ctypes.addressof(source), 8)
+    here, there = ((ctypes.c_size_t * 2)(ctypes.addressof(it), 8) for it in (target, source))  # each an iovec
     try:
         call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except (OSError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -44,78 +45,46 @@ class Trained:
     all_reduce: Turns | None  # the all_reduce of all buckets, in the same turns; None where there are no buckets
     losses: Sequence[float]  # of all ranks, in the first steps
 
-    @property
-    def samples_per_second(self) -> float:
-        """All ranks' together, in the median turn."""
-        return self.samples / self.step.median
-
-    @property
-    def over_alone(self) -> float:
-        """Ratio of a step's time to that of one alone: the median of the turns."""
-        pairs = zip(self.step.seconds, self.alone.seconds, strict=True)
-        return statistics.median(step / alone for step, alone in pairs)
-
-    @property
-    def _longer(self) -> list[float]:
-        return [step - alone for step, alone in zip(self.step.seconds, self.alone.seconds, strict=True)]
-
-    @property
-    def exposed(self) -> float:
-        """By how many seconds a step is longer than one alone: the median of the turns, which may be below 0."""
-        return statistics.median(self._longer)
-
-    @property
-    def spread(self) -> float:
-        """The median distance of a turn from that, in seconds."""
-        return statistics.median(abs(longer - self.exposed) for longer in self._longer)
-
-    @property
-    def _all_reduce_seconds(self) -> float | None:
-        return self.all_reduce.median if self.all_reduce else None
-
-    @property
-    def overlap_is_clear(self) -> bool:
-        """True if steps are alike enough to tell what an all_reduce adds to them."""
-        all_reduce = self._all_reduce_seconds
-        return all_reduce is not None and len(self.step.seconds) >= _FEWEST_TURNS and self.spread < all_reduce
-
-    @property
-    def waiting(self) -> float:
-        """The part of a step that is spent waiting: 0 to 1."""
-        return _within_one(self.exposed / self.step.median)
-
-    @property
-    def overlap(self) -> float | None:
-        """The part of the all_reduce's time that is hidden behind the step's own work: 0 to 1."""
-        all_reduce = self._all_reduce_seconds
-        return None if all_reduce is None else _within_one(1 - self.exposed / all_reduce)
+    @functools.cached_property
+    def figures(self) -> dict[str, Any]:
+        """Return what follows from the turns, each of which is compared with its neighbour, as plain data."""
+        pairs = list(zip(self.step.seconds, self.alone.seconds, strict=True))
+        longer = [step - alone for step, alone in pairs]
+        exposed = statistics.median(longer)  # below 0, where a step is shorter than one alone by chance
+        spread = statistics.median(abs(seconds - exposed) for seconds in longer)
+        all_reduce = self.all_reduce.median if self.all_reduce else None
+        return {
+            "samples_per_second": self.samples / self.step.median,
+            "step_over_alone": statistics.median(step / alone for step, alone in pairs),
+            "exposed_seconds": exposed,
+            "exposed_spread_seconds": spread,
+            "waiting_share": _within_one(exposed / self.step.median),
+            "overlap_share": None if all_reduce is None else _within_one(1 - exposed / all_reduce),
+            # Whether steps are alike enough to tell what an all_reduce adds to them.
+            "overlap_is_clear": all_reduce is not None and len(longer) >= _FEWEST_TURNS and spread < all_reduce,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures, and every turn, as plain data."""
         turns = {"step": self.step, "alone": self.alone, **({"all_reduce": self.all_reduce} if self.all_reduce else {})}
         medians = {name: found.medians() for name, found in turns.items()}
         return {
-            "samples_per_second": self.samples_per_second,
             **{f"{name}_{what}": figure for name, found in medians.items() for what, figure in found.items()},
-            "step_over_alone": self.over_alone,
-            "exposed_seconds": self.exposed,
-            "exposed_spread_seconds": self.spread,
-            "waiting_share": self.waiting,
-            "overlap_share": self.overlap,
-            "overlap_is_clear": self.overlap_is_clear,
+            **self.figures,
             "losses": list(self.losses),
             "turns": {name: found.to_json() for name, found in turns.items()},
         }
 
     def cells(self) -> list[str]:
-        all_reduce, usage = self._all_reduce_seconds, self.step.medians()
-        hidden = "-" if all_reduce is None or self.overlap is None else "unclear"
-        if self.overlap_is_clear and all_reduce and self.overlap is not None:
-            hidden = f"{100 * self.overlap:.0f} ±{100 * self.spread / all_reduce:.0f} %"
+        figures, usage, alone = self.figures, self.step.medians(), self.alone.median
+        spread, all_reduce = figures["exposed_spread_seconds"], self.all_reduce.median if self.all_reduce else None
+        hidden = "-" if all_reduce is None else "unclear"
+        if all_reduce and figures["overlap_is_clear"]:
+            hidden = f"{100 * figures['overlap_share']:.0f} ±{100 * spread / all_reduce:.0f} %"
         return [
             f"{1e3 * self.step.median:.2f}",
-            f"{1e3 * self.alone.median:.2f}",
-            f"{self.over_alone:.2f} ±{self.spread / self.alone.median:.2f}",
+            f"{1e3 * alone:.2f}",
+            f"{figures['step_over_alone']:.2f} ±{spread / alone:.2f}",
             "-" if all_reduce is None else f"{1e3 * all_reduce:.2f}",
             hidden,
             f"{usage['voluntary']:.0f} + {usage['involuntary']:.0f}",
@@ -140,7 +109,7 @@ class Row:
 
     def ratios(self) -> dict[str, float]:
         """Return how many times as many samples per second the first backend trains as each other one."""
-        speed = {name: trained.samples_per_second for name, trained in self.trained.items()}
+        speed = {name: trained.figures["samples_per_second"] for name, trained in self.trained.items()}
         return {f"{first}/{other}": speed[first] / speed[other] for other, first in comparisons(list(self.trained))}
 
     def to_json(self) -> dict[str, Any]:

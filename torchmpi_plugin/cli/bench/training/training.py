@@ -30,11 +30,11 @@ import torch.distributed as dist
 
 from ..device import Device
 from ..files import Files
+from ..front_end import AloneGroup
 from ..measure import Call, take_turns
 from ..operations import DTYPES
 from ..report import open_console, print_facts
 from ..session import Session, in_a_line, new_groups, open_session
-from .alone import AloneGroup
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
 from .ways import Place, Training, Way, choose, left_out, planned

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from ..device import CPU, Device
-from .alone import completed
+from ..front_end import completed
 from .models import CNN, SLEEPER, TRANSFORMER, WORKERS, Task, load
 
 _SEED = 11
