@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -66,6 +67,13 @@ def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:
     assert result.exit_code == 2, result.output
     assert click.unstyle(" ".join(result.output.split())).find("Error: ") > 0
     assert re.search(problem, " ".join(result.output.split()))
+
+
+def test_no_room_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: Path("/dev/full").write_text("x"))
+    result = CliRunner().invoke(main, ["run", "-n", "2", "train.py"])
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "has no room: [Errno 28] No space left on device" in result.output
 
 
 def test_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,15 @@ class Broken(io.StringIO):
         raise OSError("no more")
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_mpirun_that_does_not_end(mpirun: Launcher, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """As on a node with a long queue for its cores: the ranks say how the job has ended."""
+    monkeypatch.setenv("LINGERS", "1")
+    result, _ = job(mpirun, f"raise SystemExit({code})", nproc=2)
+    assert result.returncode == code
+    assert bool(result.message) == bool(code)
+
+
 def test_an_error_of_our_own_ends_the_job(mpirun: Launcher) -> None:
     """And is raised, where asyncio would write it to a log, or take it for one of the connection's."""
     with pytest.raises(OSError, match="no more"):

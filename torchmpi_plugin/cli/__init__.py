@@ -10,7 +10,9 @@ Uses ``jobs``, ``launchers``, ``mpi``, ``node``, ``timeline`` and ``communicator
 
 from __future__ import annotations
 
+import errno
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -42,6 +44,15 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"A program is started by: mpiplus run -n 2 {args[0]}"
             raise click.UsageError(f"{error.message.rstrip('.')}. {hint}", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does it; a full disk behind the output, or behind a file, is an error of one line."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise click.ClickException(f"what was to be written has no room: {error}") from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one subcommand, or None for an unknown name."""

@@ -364,7 +364,9 @@ class JobMonitor:
     def _mpirun_changed(self) -> None:
         """Supervisors outlive it a little, to tell what they know."""
         if self.ending.launcher_code is None:
-            self.ending.launcher_code = self._process.code
+            # On a busy node it may take longer to end than it was given; what its ranks say is how the job ended.
+            in_vain = self._process.is_late and all(record.code == 0 for record in self.ending.records)
+            self.ending.launcher_code = 0 if in_vain else self._process.code
             self._loop.call_later(self._spec.grace + 2 * _LAUNCHER_SECONDS, self._give_up)
             if not self._started:
                 self._fail("the ranks did not come up")

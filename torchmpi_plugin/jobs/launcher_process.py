@@ -23,6 +23,7 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         code: how it ended, as the shell has it; None while it runs.
         noise: what it has said, or a supervisor that could not connect.
         is_quiet: it has ended, and no more is to come.
+        is_late: it was told to end.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -32,7 +33,7 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         self._terminate, self._kill = Alarm(self._end), Alarm(self.kill)
         self.code: int | None = None
         self.noise = ""
-        self.is_quiet = False
+        self.is_quiet = self.is_late = False
 
     async def start(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         await asyncio.get_running_loop().subprocess_exec(
@@ -69,6 +70,7 @@ class LauncherProcess(asyncio.SubprocessProtocol):
         self._terminate.set(seconds)
 
     def _end(self) -> None:
+        self.is_late = self.code is None
         self._kill.set(SECONDS)
         self._signal(os.kill, signal.SIGTERM)
 
