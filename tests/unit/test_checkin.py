@@ -82,7 +82,8 @@ def test_who_has_come_and_ended_is_no_loss(monkeypatch) -> None:
 def test_nothing_is_left_of_a_meeting_that_is_forgotten() -> None:
     store = dist.HashStore()
     all_of(store, {rank: "" for rank in range(SIZE)})
-    CheckIn(store, "test", 0, SIZE).forget("meeting")
+    for rank in range(SIZE):
+        CheckIn(store, "test", rank, SIZE).forget("meeting")
     assert store.num_keys() == 0
 
 

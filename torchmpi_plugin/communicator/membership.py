@@ -70,8 +70,7 @@ def create(
         make = functools.partial(_create_group, base, members, name, doing)
         tags = kin.tags(words)
         comm = steps.make(make) if tags.comm is None else steps.meet(tags.comm)
-        if rank == 0:  # all have read it, and wait for this rank in the first step
-            first.forget("member")
+        first.forget("member")  # all have read it, and wait for this rank in the first step
         made = Communicator(comm, base, steps, compares, config, tags)
         if tags.comm is not None and not made.choice.own_for_all:  # those of MPI have no tags
             made.free()

@@ -53,7 +53,7 @@ def who_calls_what(checkin: CheckIn, work: PendingWork) -> str:
     nobody: list[str] = []
     told = checkin.briefly(lambda: checkin.gather(what, mine, within, work.call.operation), nobody, TELLING_SECONDS + 1)
     if told:  # everybody came, and so has left the one before
-        checkin.briefly(lambda: checkin.forget_mine(checkin.mismatch), None)
+        checkin.briefly(lambda: checkin.forget(checkin.mismatch), None)
         checkin.mismatch = what
     said = [json.loads(each) for each in told]
     texts, lengths = [text for text, _ in said], [of_rank for _, of_rank in said]

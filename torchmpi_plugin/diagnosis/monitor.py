@@ -21,7 +21,7 @@ from typing import Protocol
 from torch.distributed import Store
 
 from .. import _bridge
-from ..engine import activity, engine
+from ..engine import engine
 from ..engine.work import in_words
 from ..errors import attempt
 from ..node import node as this_node
@@ -77,7 +77,7 @@ def describe() -> str:
     """One clause about this process."""
     place = _place()
     at = f", at {place}" if place else ""
-    waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(activity.waiting.values())]
+    waits = [f"waits for {work} since {work.elapsed():.1f} s" for work in list(engine.waiting.values())]
     if waits:
         return "; ".join(waits) + at
     call = _bridge.last_call()
@@ -149,12 +149,12 @@ class Monitor:
     def _answer_others(self) -> bool:
         """Return whether the store is still there: without it the world is at its end."""
         try:
-            has_mail = self._inbox.has_mail()
+            numbers = self._inbox.mail()
         except RuntimeError:
             return False
-        if has_mail:
+        if numbers:
             attempt("the flight recorder's trace is not written", self._write_trace_if_wanted, None)
-            attempt("another rank gets no answer", lambda: self._inbox.answer(self._kinds()), None)
+            attempt("another rank gets no answer", lambda: self._inbox.answer(numbers, self._kinds()), None)
         return True
 
     def _write_trace_if_wanted(self) -> None:
@@ -179,7 +179,7 @@ class Monitor:
         return {self._rank: _message(os.getpid(), told())} if self._rank in ranks else {}
 
     def _of_node(self, request: str, seconds: float, number: int, ranks: Sequence[int]) -> dict[int, str]:
-        if not questions.is_first(self._connection, request, number, this_node.identity()):
+        if not questions.is_first(self._connection, number, this_node.identity()):
             return {}
         sockets = _neighbours(ranks)
         answers = asking.ask(sockets, request, seconds)

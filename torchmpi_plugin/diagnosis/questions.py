@@ -1,8 +1,7 @@
 """Questions that ranks of a world put to each other through torch's store, on whatever node they are.
 
-A question has a kind, a number among those of its kind, and an answer for each rank. A counter of all questions is
-what every rank looks at once a second; who sees it move looks at the kinds. The kind's own counter goes up first, so
-that nobody who has seen the one misses the other.
+A question has a number, a kind, and an answer for each rank. The counter of questions is what every rank looks at once
+a second.
 
 torch's store lets everybody in who reaches its port. So questions and answers carry a proof that who wrote them knows
 the world's secret. Who can read the store can read the answers.
@@ -11,12 +10,14 @@ the world's secret. Who can read the store can read the answers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from torch.distributed import Store
+
+from ..errors import attempt
 
 _ASKED = "mpiplus/status/asked"
 #: No value that a key has, so that it is read only.
@@ -55,18 +56,17 @@ class Seal:
 
 def ask(store: Store, seal: Seal, kind: str, ranks: Sequence[int], seconds: float) -> dict[int, str]:
     """Return what ``ranks`` answer. Those that do not in time are left out."""
-    number = store.add(_key(kind, "asked"), 1)
-    seal.put(store, _key(kind, number, "ranks"), ",".join(map(str, ranks)))
-    store.add(_ASKED, 1)
+    number = store.add(_ASKED, 1)
+    seal.put(store, _key(number, "question"), f"{kind} {','.join(map(str, ranks))}")
     until = time.monotonic() + seconds
     answers: dict[int, str] = {}
     while len(answers) < len(ranks) and time.monotonic() < until:
         for rank in [rank for rank in ranks if rank not in answers]:
-            answer = seal.take(store, _key(kind, number, rank))
+            answer = seal.take(store, _key(number, rank))
             if answer is not None:
                 answers[rank] = answer
         time.sleep(0.05)
-    _forget(store, [_key(kind, number, each) for each in ("ranks", *answers)])
+    _forget(store, [_key(number, each) for each in ("question", *answers)])
     return answers
 
 
@@ -77,11 +77,11 @@ def _forget(store: Store, keys: Sequence[str]) -> None:
             store.delete_key(key)
 
 
-def is_first(store: Store, kind: str, number: int, place: str) -> bool:
+def is_first(store: Store, number: int, place: str) -> bool:
     """Return whether nobody in this place has said so of this question before: one rank of a node speaks for all."""
-    if store.add(_key(kind, number, "of", place), 1) > 1:
+    if store.add(_key(number, "of", place), 1) > 1:
         return False
-    _forget(store, [_key(kind, number - _REMEMBERED, "of", place)])
+    _forget(store, [_key(number - _REMEMBERED, "of", place)])
     return True
 
 
@@ -91,32 +91,26 @@ class Inbox:
     def __init__(self, store: Store, seal: Seal) -> None:
         self._store, self._seal = store, seal
         self._seen = 0
-        self._answered: defaultdict[str, int] = defaultdict(int)
 
-    def has_mail(self) -> bool:
-        """Return whether something was asked since the last time."""
+    def mail(self) -> range:
+        """The numbers of what was asked since the last time."""
         asked = int(self._store.get(_ASKED)) if self._store.check([_ASKED]) else 0
-        has_more, self._seen = asked > self._seen, asked
-        return has_more
+        new, self._seen = range(self._seen + 1, asked + 1), asked
+        return new
 
-    def answer(self, kinds: Mapping[str, Answers]) -> None:
-        """Answer everything that was asked, each kind of question by what ``kinds`` has for it."""
+    def answer(self, numbers: Sequence[int], kinds: Mapping[str, Answers]) -> None:
+        """Answer these questions, each by what ``kinds`` has for it. Whatever becomes of one, the next is answered."""
+        # Of all of them: of those asked while this rank was stopped, most are over.
         until = time.monotonic() + _UNASKED_SECONDS
-        for kind, answers in kinds.items():
-            counter = _key(kind, "asked")
-            asked = int(self._store.get(counter)) if self._store.check([counter]) else 0
-            for number in range(self._answered[kind] + 1, asked + 1):
-                self._answered[kind] = number  # whatever becomes of it: the next one is to be answered
-                ranks = self._question(_key(kind, number, "ranks"), until)
-                for rank, answer in answers(number, ranks).items() if ranks else ():
-                    self._seal.put(self._store, _key(kind, number, rank), answer)
+        for number in numbers:
+            attempt("another rank gets no answer", functools.partial(self._answer, number, kinds, until), None)
 
-    def _question(self, key: str, until: float) -> list[int]:
-        """Return which ranks are asked; none: who asks has ended, or is no rank of this world.
-
-        ``until`` is that of all questions: of those asked while this rank was stopped, most are over.
-        """
+    def _answer(self, number: int, kinds: Mapping[str, Answers], until: float) -> None:
+        key = _key(number, "question")
         while not self._store.check([key]) and time.monotonic() < until:
             time.sleep(0.02)
-        text = self._seal.take(self._store, key)
-        return [int(word) for word in text.split(",")] if text else []
+        kind, _, text = (self._seal.take(self._store, key) or "").partition(" ")
+        if not text:
+            return  # who asks has ended, or is no rank of this world
+        for rank, answer in kinds[kind](number, [int(word) for word in text.split(",")]).items():
+            self._seal.put(self._store, _key(number, rank), answer)

@@ -16,11 +16,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from .. import _bridge
 from ..mpi import runtime
-from . import activity
-from .activity import Pending
 
 log = logging.getLogger("torchmpi_plugin")
 
@@ -31,6 +30,32 @@ NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = _bridge.SLICE_NS
 _HOUSEKEEPING_NS = 250_000_000
+
+
+class Pending(Protocol):
+    """A Work, which knows the engine, as the engine and whoever reports on it need it: ``PendingWork``."""
+
+    handle: int
+    caller: int
+    finished: bool
+    abandoned: bool
+    call: Any
+    group: Any
+
+    def elapsed(self) -> float: ...
+    def complete(self, handle: int, state: int) -> int: ...
+    def resolve(self) -> None: ...
+    def check_deadline(self) -> None: ...
+    def abandon_aborted(self) -> None: ...
+
+
+#: By thread: what it has waited for for a while.
+waiting: dict[int, Pending] = {}
+
+
+def is_waited_for(group: Any) -> bool:
+    """Return whether a thread has waited for an operation of ``group`` for a while."""
+    return any(work.group is group for work in list(waiting.values()))
 
 
 class Engine:
@@ -126,14 +151,15 @@ class Engine:
                 elif state != PENDING:
                     self._finish(work, handle, state)
                 else:
-                    activity.waits(work)
+                    waiting[threading.get_ident()] = work
                     work.check_deadline()
                     if until is not None and not work.finished and time.monotonic() >= until:
                         return False
             return True
         finally:
             work.caller = 0
-            activity.waits(None)
+            if waiting:
+                waiting.pop(threading.get_ident(), None)
             if not work.finished or work.abandoned:
                 self.watch(work)
 

@@ -15,9 +15,8 @@ from .. import _bridge
 from ..errors import DistBackendError, attempt
 from ..mpi import runtime
 from ..tensors import device
-from . import engine, failed_future, typed_future
-from .activity import Pending
-from .typed_future import TypedFuture
+from . import engine
+from .futures import Future, TypedFuture, is_typed
 
 
 def in_words(call: _bridge.Call, how: str = "") -> str:
@@ -27,17 +26,6 @@ def in_words(call: _bridge.Call, how: str = "") -> str:
     (shape, dtype), *others = call.outputs
     more = f" and {len(others)} more" if others else ""
     return f"{call.operation}{how} of {tuple(shape)} {str(dtype).removeprefix('torch.')}{more}"
-
-
-class _Future(torch.futures.Future[list[torch.Tensor]]):
-    """One that tells the timeline when Python waits for it. C++ does so unseen, as DDP's part there does."""
-
-    #: The Work's.
-    call: _bridge.Call | None = None
-
-    def wait(self) -> list[torch.Tensor]:
-        _bridge.asked_for(self)
-        return super().wait()
 
 
 # Of operations that were complete at once: who asks first makes the future.
@@ -67,10 +55,12 @@ class Work(dist.Work):
     _error: Exception | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
     #: What resolves it: itself, but for one that C++ reads. None once somebody has taken it to do so.
-    _promise: torch.futures.Future[list[torch.Tensor]] | TypedFuture | None = None
+    _promise: Future | TypedFuture | None = None
     _lock = _asking
     #: The record of the call; of one that was complete at once only where there is a timeline.
     call: Any = None
+    #: A ProcessGroupMPI, which is of a layer above; none where it was complete at once.
+    group: Any = None
 
     # ---- the c10d interface ----
 
@@ -90,15 +80,12 @@ class Work(dist.Work):
             seconds = timeout.total_seconds() if timeout else 0.0
             until = time.monotonic() + seconds if seconds > 0 else None
             self._check_process("wait()")
-            if not engine.start().wait(cast(Pending, self), until):
+            if not engine.start().wait(cast(engine.Pending, self), until):
                 raise DistBackendError(f"{self}: not complete after waiting {seconds:g} s; it is still pending")
         if self._error is not None:
-            self._tell(self._error)
+            self.group.failed(self._error)
             raise self._error.with_traceback(None)
         return True
-
-    def _tell(self, error: Exception, timed_out: bool = False) -> None:
-        """The user is about to hear of a failure."""
 
     def _check_process(self, doing: str) -> None:
         """A forked child must not ask: it would take what is sent to its parent, or wait for a lock for ever.
@@ -122,7 +109,7 @@ class Work(dist.Work):
         if self.finished:
             return True
         self._check_process("is_completed()")
-        return engine.start().poll(cast(Pending, self))
+        return engine.start().poll(cast(engine.Pending, self))
 
     def is_success(self) -> bool:
         """Return whether the operation is over and went well."""
@@ -143,25 +130,24 @@ class Work(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._hurry()
+            if not self.finished:  # its end, which something follows from, is not to wait for the background's leisure
+                engine.start().lib.mpp_wake_on_completion(self.handle)
             # With its devices, a callback's own work on them is on streams that whoever waits for its result waits for.
             devices: list[Any] = device.devices_of(self._tensors)
-            if typed_future.is_wanted(self._tensors) and not devices and self._lists == 1:
+            if is_typed(self._tensors) and not devices and self._lists == 1:
                 self._promise = TypedFuture(self._tensors)
                 self._future = self._promise.future
             else:
-                self._promise = self._future = _Future(devices=devices)
-                self._future.call = self.call
+                self._promise = self._future = made = Future(devices=devices)
+                made.call, made.has_devices = self.call, bool(devices)
             future = self._future
         self.resolve()
         return future
 
-    def _hurry(self) -> None:
-        """Something follows from its end: it is not to wait until the background has other things to do."""
-
     def source_rank(self) -> int:
-        """The rank, in the group, that a message from any source came from; -1 before it came."""
-        return -1
+        """The rank, in the group, that a message came from; -1 before it came, and of what is no message."""
+        running = engine.running() if self.handle and self.finished else None
+        return -1 if running is None else int(running.lib.mpp_source_of(self.handle))
 
     _source_rank = source_rank
 
@@ -178,10 +164,7 @@ class Work(dist.Work):
         if promise is None:
             return
         if self._error is not None:
-            if isinstance(promise, TypedFuture):
-                promise.set_exception(self._error)
-            else:
-                failed_future.fail(promise, self._error, bool(device.devices_of(self._tensors)))
+            promise.fail(self._error)
         else:
             promise.set_result(self._tensors if self._lists == 1 else self._in_lists())
 
@@ -197,8 +180,6 @@ class PendingWork(Work):
     """
 
     finished = False
-    #: A ProcessGroupMPI, which is of a layer above.
-    group: Any
     call: _bridge.Call
     #: The thread whose call made it and goes on; 0 once the operation is on its own.
     caller = 0
@@ -219,10 +200,6 @@ class PendingWork(Work):
         own = float(self._opts.timeout.total_seconds()) if self._opts is not None else 0.0
         return (own if own > 0 else self.call.limit) + self.call.extension
 
-    def _hurry(self) -> None:
-        if not self.finished:
-            engine.start().lib.mpp_wake_on_completion(self.handle)
-
     def __del__(self) -> None:
         # Never while pending: then the engine's registry still refers to this object.
         running = engine.running()
@@ -238,19 +215,9 @@ class PendingWork(Work):
             peer = f" {direction} rank {call.peer}" if call.peer >= 0 else " from any rank"
         return f"{in_words(call)}{peer} (sequence number {call.sequence}, {self.group.label})"
 
-    def _tell(self, error: Exception, timed_out: bool = False) -> None:
-        self.group.failed(error, timed_out)
-
     def elapsed(self) -> float:
         """Seconds since the call."""
         return time.monotonic() - 1e-9 * self.call.begun
-
-    def source_rank(self) -> int:
-        """The rank, in the group, that a message came from; -1 before it came."""
-        running = engine.running()
-        return -1 if running is None or not self.finished else int(running.lib.mpp_source_of(self.handle))
-
-    _source_rank = source_rank
 
     def complete(self, handle: int, state: int) -> int:
         """C is done with ``handle``: go on with the second operation, or put the result in place. Idempotent.
@@ -334,6 +301,6 @@ class PendingWork(Work):
             if error is None or not self._abandon(error):
                 return
         try:
-            self._tell(error, late)
+            self.group.failed(error, late)
         finally:
             self.resolve()

@@ -13,7 +13,6 @@ matters, nor what else it has begun meanwhile.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,146 +121,135 @@ def _added_up(
     return kernel(left, right, out=spaces[0])
 
 
-def to_ranks(group: Group, tensor: torch.Tensor, how: Any, root: int) -> Halves:
-    """Reduce every rank's contiguous tensor, in place: on the root, or everywhere if that is -1."""
-    size, flat = group.size(), tensor.detach().view(-1)
-    length = _block_length(flat, size)
-    blocks = [flat[r * length : (r + 1) * length] for r in range(size)]
-    wanted = range(size) if root < 0 else (root,)
-    mine = blocks[group.rank()]
-    result = mine if group.rank() in wanted else mine.new_empty(mine.numel())
-    kind = group._lib.MPP_ALL_REDUCE if root < 0 else group._lib.MPP_REDUCE
-    return _begin(group, blocks, result, wanted, how, (kind, flat.numel(), None))
-
-
-def to_one(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
-    """Reduce block ``r`` of every rank's input on rank ``r``.
-
-    Args:
-        inputs: contiguous tensors, one for each block, or one with all blocks in it.
-        counts: elements of each block.
-        output: contiguous.
-    """
-    call = group._lib.MPP_REDUCE_SCATTER, max(counts), counts
-    return _begin(group, _blocks_of(inputs, counts), output.detach().view(-1), (), how, call)
-
-
-def _blocks_of(inputs: Any, counts: Sequence[int]) -> list[torch.Tensor]:
-    if isinstance(inputs, list):
-        return [block.detach().view(-1) for block in inputs]
-    flat, ends = inputs.detach().view(-1), itertools.accumulate(counts)
-    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _begin(
-    group: Group,
-    blocks: Sequence[torch.Tensor],
-    result: torch.Tensor,
-    wanted: Sequence[int],
-    how: Any,
-    call: tuple[int, int, Sequence[int] | None],
-) -> Halves:
-    """Send ``blocks[r]`` to rank ``r``; later what has become of this rank's to the ranks in ``wanted``.
+class _Reduction:
+    """A rank's part: it gets its block of everybody's tensor, combines them, and those who want the result get it.
 
     All memory is asked for now, before the others are told of the call.
 
     Args:
-        call: C's kind, elements, and those of each block, if these differ: all ranks must agree on them.
+        counts: elements of each rank's block, whose result that rank alone wants; none: the blocks are parts of one
+            tensor, which is reduced in place.
+        keep: contiguous: that tensor, or what is read, a tensor or one for each block, and the one that is written.
     """
-    rank, size = group.rank(), group.size()
-    received = result.new_empty((size, blocks[rank].numel()))
-    sources = [blocks[r] if r == rank else received[r] for r in range(size)]
-    lib, ffi, handle = group._lib, group._ffi, group._handle
-    spaces, later_tag = spaces_for(result, size), ffi.new("int *")
 
-    def share(_: int) -> int:
-        combine(sources, result, how, spaces)
-        send = [result if r in wanted and r != rank else None for r in range(size)]
-        receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
-        staging = 0 if result.is_cpu else stage(group, result, moves=True)
-        return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
+    def __init__(self, group: Group, root: int, counts: Sequence[int], how: Any, keep: Any) -> None:
+        self._group, self._how, self._counts = group, how, counts
+        rank, size, lib = group.rank(), group.size(), group._lib
+        self._length = 0  # of a block, where all but the last are as long
+        if counts:
+            self._kind, self._wanted = lib.MPP_REDUCE_SCATTER, range(0)
+            inputs, [output] = keep
+            flat = [each.detach().view(-1) for each in inputs]
+            self._blocks = flat if len(flat) > 1 else [*flat[0].split(list(counts))]
+            self._result = output.detach().view(-1)
+        else:
+            self._kind, self._wanted = lib.MPP_REDUCE, range(root, root + 1)
+            if root < 0:
+                self._kind, self._wanted = lib.MPP_ALL_REDUCE, range(size)
+            flat = keep.detach().view(-1)
+            self._length = length = -(-flat.numel() // (size * _ALIGNMENT)) * _ALIGNMENT
+            self._blocks = [flat[r * length : (r + 1) * length] for r in range(size)]
+            mine = self._blocks[rank]
+            self._result = mine if rank in self._wanted else mine.new_empty(mine.numel())
+        self._received = self._result.new_empty((size, self._blocks[rank].numel()))
+        self._sources = [self._blocks[r] if r == rank else self._received[r] for r in range(size)]
+        self._spaces = spaces_for(self._result, size)
 
-    (send, send_bytes), (recv, recv_bytes), (kind, count, counts) = blocks_of(blocks), blocks_of(sources), call
-    addresses = [ffi.new("uintptr_t[]", each) for each in (send, recv)]
-    lengths = [ffi.NULL if each is None else ffi.new("size_t[]", each) for each in (send_bytes, recv_bytes, counts)]
-    first = ffi.new("mpp_exchange_operands *", (*addresses, *lengths, count, kind, later_tag))
-    kept = received, blocks, result, addresses, lengths
-    return "exchange_to_reduce", first, _second_half(group, result, share), kept
+    def by_messages(self) -> Halves:
+        """Send each rank its block; later what has become of this rank's to those who want it."""
+        group, blocks, result, wanted, counts = self._group, self._blocks, self._result, self._wanted, self._counts
+        lib, ffi, handle, rank, later_tag = group._lib, group._ffi, group._handle, group.rank(), group._ffi.new("int *")
 
+        def share(_: int) -> int:
+            self._combine()
+            send = [result if r in wanted and r != rank else None for r in range(len(blocks))]
+            receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
+            staging = 0 if result.is_cpu else stage(group, result, moves=True)
+            return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
 
-def _second_half(group: Group, result: torch.Tensor, begin: Callable[[int], int]) -> Callable[[int], int]:
-    """Return what calls ``begin`` on a stream of mpiplus's own, and gives the group up if that fails."""
+        (send, send_bytes), (recv, recv_bytes) = blocks_of(blocks), blocks_of(self._sources)
+        addresses = [ffi.new("uintptr_t[]", each) for each in (send, recv)]
+        lengths = [ffi.new("size_t[]", each) if each else ffi.NULL for each in (send_bytes, recv_bytes, counts)]
+        count = max(counts) if counts else sum(block.numel() for block in blocks)
+        first = ffi.new("mpp_exchange_operands *", (*addresses, *lengths, count, self._kind, later_tag))
+        return "exchange_to_reduce", first, self._second_half(share), (self, addresses, lengths)
 
-    def then(first: int) -> int:
-        if then not in group.second_halves:
-            raise DistBackendError(
-                f"a reduction on {result.device} was interrupted between its halves on rank {group.rank()}"
-            )
-        try:
-            with cuda.stream(device.own_stream(result.device)):
-                return begin(first)
-        except Exception as error:  # the other ranks cannot get this one's block
-            group.break_off("a reduction on the device failed")
-            group._lib.mpp_group_fail(group._handle, device.code_of(error) or 2)  # out of memory
-            raise DistBackendError(f"a reduction on {result.device} failed on rank {group.rank()}: {error}") from error
-        except BaseException:
-            group.break_off("a reduction on the device was interrupted")
-            raise
-        finally:
-            group.second_halves.discard(then)
+    def between_devices(self) -> Halves:
+        """Read the blocks from the others' devices, later the results.
 
-    return then
+        C does without a second half where a rank cannot, or has its tensor elsewhere: then the first one has reduced.
+        """
+        lib, result = self._group._lib, self._result
 
-
-def between_devices(group: Group, tensor: torch.Tensor, how: Any, root: int) -> Halves:
-    """Reduce every rank's contiguous tensor, in place, with blocks read from each other's devices.
-
-    C does without a second half where a rank cannot, or has its tensor elsewhere: then the first one has reduced.
-
-    Args:
-        root: who gets the result; -1: everybody.
-    """
-    rank, size, flat, lib = group.rank(), group.size(), tensor.detach().view(-1), group._lib
-    length = _block_length(flat, size)
-    mine = flat[rank * length : (rank + 1) * length]
-    result = mine if root in (-1, rank) else mine.new_empty(mine.numel())
-    received, combine_all = _to_combine(group, mine, result, how)
-
-    def share(first: int) -> int:
-        if not lib.mpp_is_left_to_reduce(first):
-            return 0
-        combine_all()
-        return int(lib.mpp_second_half(first, stage(group, flat, moves=False)))
-
-    shown = result if result.numel() else flat  # others read nothing of it, and it has an address
-    own = group._ffi.new("mpp_block *", (length, received.data_ptr(), shown.data_ptr()))
-    return "sum_between_devices", own, _second_half(group, flat, share), (received, flat, result)
-
-
-def scatter_between_devices(group: Group, inputs: Any, counts: Sequence[int], output: torch.Tensor, how: Any) -> Halves:
-    """The same as :func:`to_one` with the blocks read from each other's devices."""
-    lib, result, blocks = group._lib, output.detach().view(-1), _blocks_of(inputs, counts)
-    received, combine_all = _to_combine(group, blocks[group.rank()], result, how)
-
-    def finish(first: int) -> int:
-        if lib.mpp_is_left_to_reduce(first):
-            combine_all()
+        def share(first: int) -> int:
+            if not lib.mpp_is_left_to_reduce(first):
+                return 0
+            self._combine()
+            if not self._counts:
+                return int(lib.mpp_second_half(first, stage(self._group, result, moves=False)))
             device.own_stream(result.device).synchronize()
-        return 0
+            return 0
 
-    own = group._ffi.new("mpp_block *", {"received": received.data_ptr()})
-    return "scatter_between_devices", own, _second_half(group, result, finish), (received, blocks, result)
+        shown = result if result.numel() else self._blocks[0]  # others read nothing of it, and it has an address
+        block = (self._length, self._received.data_ptr(), 0 if self._counts else shown.data_ptr())
+        start = "scatter_between_devices" if self._counts else "sum_between_devices"
+        return start, self._group._ffi.new("mpp_block *", block), self._second_half(share), self
+
+    def _combine(self) -> None:
+        combine(self._sources, self._result, self._how, self._spaces)
+
+    def _second_half(self, begin: Callable[[int], int]) -> Callable[[int], int]:
+        """Return what calls ``begin`` on a stream of mpiplus's own, and gives the group up if that fails."""
+        group, where = self._group, self._result.device
+
+        def then(first: int) -> int:
+            if then not in group.second_halves:
+                raise DistBackendError(
+                    f"a reduction on {where} was interrupted between its halves on rank {group.rank()}"
+                )
+            try:
+                with cuda.stream(device.own_stream(where)):
+                    return begin(first)
+            except Exception as error:  # the other ranks cannot get this one's block
+                group.break_off("a reduction on the device failed")
+                group._lib.mpp_group_fail(group._handle, device.code_of(error) or 2)  # out of memory
+                raise DistBackendError(f"a reduction on {where} failed on rank {group.rank()}: {error}") from error
+            except BaseException:
+                group.break_off("a reduction on the device was interrupted")
+                raise
+            finally:
+                group.second_halves.discard(then)
+
+        return then
 
 
-def _to_combine(
-    group: Group, mine: torch.Tensor, result: torch.Tensor, how: Any
-) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Return memory for all ranks' blocks like ``mine``, and what combines them, with this one, into ``result``."""
-    received = mine.new_empty((group.size(), mine.numel()))
-    sources = [mine if r == group.rank() else received[r] for r in range(group.size())]
-    spaces = spaces_for(mine, group.size())
-    return received, lambda: combine(sources, result, how, spaces) if mine.numel() else None
+def halves_of(
+    group: Group,
+    start: str,
+    output: torch.Tensor,
+    root: int,
+    lengths: Sequence[int],
+    elements: int,
+    how: Any,
+    keep: Any,
+) -> Halves | None:
+    """Return what reduces where the tensors lie; None: C does, in host memory, or there is nothing to reduce.
 
-
-def _block_length(flat: torch.Tensor, ranks: int) -> int:
-    return -(-flat.numel() // (ranks * _ALIGNMENT)) * _ALIGNMENT
+    The arguments are those of ``starting.prepare``.
+    """
+    if not how or start not in ("allreduce", "reduce_to", "reduce_scatter"):
+        return None
+    reads = not group._direct and bool(group._lib.mpp_group_reads_devices(group._handle))
+    how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", how)[0])
+    counts = lengths[: group.size()]
+    nbytes = (sum(counts) if counts else elements) * output.dtype.itemsize
+    limit = group.communicator.choice.limit("cuda_sums" if reads else "cuda_reductions")
+    if not (reads or group._direct) or not suits(output, nbytes, how, limit):
+        return None
+    try:
+        reduction = _Reduction(group, root, counts, how, keep)
+        return reduction.between_devices() if reads else reduction.by_messages()
+    except torch.OutOfMemoryError:
+        if not reads:
+            raise
+        return None  # it goes through shared memory

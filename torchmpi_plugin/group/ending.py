@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine import activity, grace
+from ..engine import engine, grace
 from ..mpi import runtime
 from . import statistics
 from .group import ProcessGroupMPI as Group
@@ -35,7 +35,7 @@ def shutdown(group: Group) -> None:
         grace.wait_until(lambda: _is_idle(group))
         if group._lib.mpp_group_active(group._handle):
             group._lib.mpp_group_abort(group._handle)
-            grace.wait_until(lambda: not activity.is_waited_for(group))
+            grace.wait_until(lambda: not engine.is_waited_for(group))
     with group.diagnosis.lock:
         freed = not group.second_halves and group.communicator.free()
     if freed and group.user_communicator is not None:
@@ -56,4 +56,4 @@ def _is_idle(group: Group) -> bool:
     """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
     left = [work for work in group._engine.pending() if work.group is group]
     active = int(group._lib.mpp_group_active(group._handle)) + len(group.second_halves)
-    return active == sum(work.abandoned for work in left) or activity.is_waited_for(group)
+    return active == sum(work.abandoned for work in left) or engine.is_waited_for(group)

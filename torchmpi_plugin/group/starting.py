@@ -7,8 +7,7 @@ and where tensors are on a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,8 +18,7 @@ from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
-from . import device_reductions
-from .device_reductions import Halves, stage
+from .device_reductions import halves_of, stage
 from .group import ProcessGroupMPI as Group
 
 #: What is said of a group at an end that is not its own, and what to do about it.
@@ -29,21 +27,6 @@ _CURES = {
     ENDED: "exit handlers run last registered first: register this one after import torch",
     FINALIZED: "call that after the last operation, or leave it to mpiplus",
 }
-
-
-class Call(NamedTuple):
-    """A call as C has read it."""
-
-    group: Any
-    operation: str  # its name
-    start: str  # the name of the function of C's that starts it
-    inputs: list[torch.Tensor] | None  # None: what it reads is what it writes
-    outputs: list[torch.Tensor]
-    root: int  # -1: none
-    lengths: list[int]  # of two lists, one after the other, of one for each rank; none where it has no such lists
-    elements: int  # of its tensor, where there is one
-    how: int  # the address of the ``mpp_reduction``; 0: it reduces nothing
-    keep: Any  # the memory that C was given, by group/operands.py
 
 
 def begin(group: Group, operation: str) -> None:
@@ -59,30 +42,48 @@ def begin(group: Group, operation: str) -> None:
         group._engine.check_thread(operation)
 
 
-def prepare(*read: Any) -> tuple[Any, ...]:
-    """Called by C, with what :class:`Call` has, before it begins a special call.
+def prepare(
+    group: Group,
+    operation: str,
+    start: str,
+    inputs: list[torch.Tensor] | None,
+    outputs: list[torch.Tensor],
+    root: int,
+    lengths: list[int],
+    elements: int,
+    how: int,
+    keep: Any,
+) -> tuple[Any, ...]:
+    """Called by C, with a call as it has read it, before it begins a special one.
+
+    Args:
+        start: the name of the function of C's that starts it.
+        inputs: None: what it reads is what it writes.
+        root: -1: none.
+        lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
+        elements: of its tensor, where there is one.
+        how: the address of the ``mpp_reduction``; 0: it reduces nothing.
+        keep: the memory that C was given, by group/operands.py.
 
     Returns:
         The staging; the deadline's extra seconds; of two halves the name of the function of C's that starts the first,
         the address of what it takes besides the call, what begins the second one, and what both keep; else nothing.
     """
-    call = Call(*read)
-    group, halves, staging = call.group, None, 0
-    begin(group, call.operation)
-    inputs = call.outputs if call.inputs is None else call.inputs
-    on_device = [tensor for tensor in (*call.outputs, *inputs) if not tensor.is_cpu]
+    begin(group, operation)
+    halves, staging, read = None, 0, outputs if inputs is None else inputs
+    on_device = [tensor for tensor in (*outputs, *read) if not tensor.is_cpu]
     if on_device:
-        halves = _on_device(call)
-        staging = stage(group, on_device[0], not call.how or halves is not None)
+        halves = halves_of(group, start, outputs[0], root, lengths, elements, how, keep)
+        staging = stage(group, on_device[0], not how or halves is not None)
     if profiling.wanted():
         of_group = {"Group size": group.size(), "Process Group Name": group.group_name}
         of_group["Process Group Ranks"] = str(group._global_ranks)
-        profiling.begin(call.operation, inputs, call.outputs, of_group)
+        profiling.begin(operation, read, outputs, of_group)
     extension = _extra_seconds(group) if group._calls.extensions else 0.0
     if halves is None:
         return staging, extension, None, 0, None, None
-    start, first, then, keep = halves
-    return staging, extension, start, int(group._ffi.cast("uintptr_t", first)), then, (first, keep)
+    first_start, first, then, kept = halves
+    return staging, extension, first_start, int(group._ffi.cast("uintptr_t", first)), then, (first, kept)
 
 
 def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]) -> None:
@@ -96,38 +97,6 @@ def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]
         profiling.end(work)
     if calls.coalescing is not None:
         calls.coalescing.append((work, [] if operation == "send" else tensors))
-
-
-def _on_device(call: Call) -> Halves | None:
-    """Return what reduces where the tensors lie; None: C does, in host memory, or there is nothing to do."""
-    group, dtype = call.group, call.outputs[0].dtype
-    if not call.how or call.start not in ("allreduce", "reduce_to", "reduce_scatter"):
-        return None
-    reads = not group._direct and bool(group._lib.mpp_group_reads_devices(group._handle))
-    how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", call.how)[0])
-    counts = call.lengths[: group.size()] or [call.elements]
-    limit = group.communicator.choice.limit("cuda_sums" if reads else "cuda_reductions")
-    if not (reads or group._direct) or not device_reductions.suits(
-        call.outputs[0], sum(counts) * dtype.itemsize, how, limit
-    ):
-        return None
-    try:
-        return _reducing(call, counts, how, reads)
-    except torch.OutOfMemoryError:
-        if not reads:
-            raise
-        return None  # it goes through shared memory
-
-
-def _reducing(call: Call, counts: Sequence[int], how: Any, reads: bool) -> Halves:
-    """Return what reduces by messages of MPI, or where each rank ``reads`` from the others' devices."""
-    if call.start != "reduce_scatter":
-        begin = device_reductions.between_devices if reads else device_reductions.to_ranks
-        return begin(call.group, call.keep, how, call.root)
-    inputs, [output] = call.keep
-    whole = inputs if len(inputs) > 1 else inputs[0]
-    begin_blocks = device_reductions.scatter_between_devices if reads else device_reductions.to_one
-    return begin_blocks(call.group, whole, counts, output, how)
 
 
 def tell_of_no_call(group: Group, error: BaseException, operation: str, before: int, calls: int = 1) -> None:

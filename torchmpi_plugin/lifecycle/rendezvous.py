@@ -177,7 +177,9 @@ def _check_ranks(given: Given, options: Any, timeout: timedelta) -> None:
         # and some launchers end no job before MPI runs.
         base = start_mpi(options, timeout)
         check_world_size(size, base.Get_size())
-        tcp_store.Members(base, timeout).introduce(rank)
+        members = tcp_store.Members(base, timeout)
+        members.introduce(rank)
+        members.close()
 
 
 def _torchs(handler: Rendezvous, given: Given, options: Any, timeout: timedelta) -> Rendezvous:

@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..diagnosis import monitor
-from ..engine import activity, grace
-from ..engine.engine import Engine, running
+from ..engine import grace
+from ..engine.engine import Engine, running, waiting
 from ..errors import DistBackendError
 from ..group import starting, world
-from ..mpi import duplicates, failures, runtime
+from ..mpi import failures, runtime
 from ..node import leaving
 from ..store import checkin, tcp_store
 
@@ -209,7 +209,6 @@ def at_exit() -> None:
     for group in world.remembered():
         group._calls.broken = group._calls.broken or f"{group.label} {starting.ENDED}"
         group.shutdown()
-    duplicates.forget_all()
     runtime.shim().lib.mpp_cuda_release()
     if failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
         runtime.leave_unfinalized()
@@ -226,9 +225,9 @@ def _outlive_python(kept: Any) -> None:
 
 
 def _end_job_if_busy(engine: Engine) -> None:
-    grace.wait_until(lambda: all(work.abandoned or work in activity.waiting.values() for work in engine.pending()))
+    grace.wait_until(lambda: all(work.abandoned or work in waiting.values() for work in engine.pending()))
     # Threads that wait by now are daemons, which end with Python, in silence.
-    waited, hook = list(activity.waiting.values()), threading.excepthook
+    waited, hook = list(waiting.values()), threading.excepthook
     if waited:
         threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
     for work in engine.pending():

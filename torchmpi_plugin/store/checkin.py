@@ -167,21 +167,15 @@ class CheckIn:
                 raise RuntimeError("rank 0 says what another group once heard")
             time.sleep(0.01)
 
-    def forget(self, what: str) -> None:
-        """Delete all keys of a meeting that everybody has left."""
-        for part in [*range(self.size), _ALL] if self.size > 1 else []:
-            with contextlib.suppress(RuntimeError):
-                self.store.delete_key(self._key(what, part))
-
     def barrier(self, timeout: timedelta, doing: str) -> None:
         """Wait until all ranks have come; a DistBackendError names those who did not."""
         self._barriers += 1
         self.gather(f"barrier/{self._barriers}", "", timeout, doing)
         # Everybody is past the one before: coming to this one took it.
-        self.forget_mine(f"barrier/{self._barriers - 1}" if self._barriers > 1 else "")
+        self.forget(f"barrier/{self._barriers - 1}" if self._barriers > 1 else "")
 
-    def forget_mine(self, what: str) -> None:
-        """Delete what this rank has said in a meeting that everybody has left; of none, nothing."""
+    def forget(self, what: str) -> None:
+        """Delete what this rank has said in a meeting that everybody has left; of none, nothing. All ranks do so."""
         for part in ([self.rank, _ALL] if self.rank == 0 else [self.rank]) if what else []:
             with contextlib.suppress(RuntimeError):
                 self.store.delete_key(self._key(what, part))

@@ -16,7 +16,7 @@ from torch.distributed import Store, TCPStore
 from .. import protocol
 from ..errors import DistBackendError
 from ..launchers import variables as launchers
-from ..mpi import duplicates, nonblocking, runtime
+from ..mpi import nonblocking, runtime
 from ..names import describe_ranks
 from ..node import descriptors, lookups, node
 
@@ -33,9 +33,9 @@ _ENOUGH = 8
 class _Process(NamedTuple):
     """The ranks that take part."""
 
+    hostname: str
     rank: int
     node: str
-    hostname: str
     pid: int
 
 
@@ -77,19 +77,40 @@ def make_store(base: Any, rank: int, address: str, port: int, timeout: timedelta
         with lookups.lookups_are_short(good[0]):
             store = TCPStore(good[0], port, size, False, timeout, wait_for_workers=False)
     # Whatever fails next on rank 0 may take the server away: only once everybody is connected.
-    members.barrier()
+    members.part()
     kept = server
     return store
 
 
 class Members:
-    """The ranks of a communicator before they have a store, with one deadline for all that they do."""
+    """The ranks of a communicator before they have a store, with one deadline for all that they do.
+
+    They talk on a duplicate of it: of COMM_WORLD always the same, of the user's each time another.
+    """
+
+    _of_world: Any = None
 
     def __init__(self, base: Any, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
         self._until = time.monotonic() + self._seconds
-        self._base = base
-        self._comm = duplicates.of(base, timeout)
+        self._is_world = base == runtime.mpi().COMM_WORLD
+        self._comm = (Members._of_world if self._is_world else None) or self._duplicate(base)
+        if self._is_world:
+            Members._of_world = self._comm
+
+    def _duplicate(self, base: Any) -> Any:
+        comm, request = base.Idup()
+
+        def check() -> None:
+            if time.monotonic() > self._until:
+                runtime.doubt = "init_process_group gave up here"
+                raise DistBackendError(
+                    f"init_process_group: after {self._seconds:g} s not all of MPI's {base.Get_size()} ranks have "
+                    f"called it (this is MPI rank {base.Get_rank()})"
+                )
+
+        nonblocking.wait(request, (comm,), check)
+        return comm
 
     def introduce(self, rank: int) -> list[_Process]:
         """Return who they are, with this one as ``rank``.
@@ -98,11 +119,10 @@ class Members:
             DistBackendError: ranks that do not come or were given twice.
         """
         hostname = socket.gethostname()
-        builds = [protocol.Build(*build[:3]) for build in self.all_gather(protocol.this(hostname))]
-        if different := protocol.disagreement(builds):
+        words = self.all_gather([*protocol.this(hostname), rank, node.identity(), os.getpid()])
+        if different := protocol.disagreement([protocol.Build(*of_rank[:3]) for of_rank in words]):
             raise DistBackendError(f"init_process_group: {different}")
-        mine = _Process(rank, node.identity(), hostname, os.getpid())
-        everybody = [_Process(*process) for process in self.all_gather(mine)]
+        everybody = [_Process(*of_rank[2:]) for of_rank in words]
         _check_ranks(everybody)
         return everybody
 
@@ -110,16 +130,24 @@ class Members:
         """Return what each rank brings, as JSON has it: ranks of another build of mpiplus must be able to read it."""
         return [json.loads(text) for text in nonblocking.all_gather(self._comm, json.dumps(mine).encode(), self._check)]
 
-    def barrier(self) -> None:
-        """Until all have come."""
+    def part(self) -> None:
+        """Until all have come here."""
         nonblocking.barrier(self._comm, self._check)
+        self.close()
+
+    def close(self) -> None:
+        """After the last word."""
+        if not self._is_world:
+            with runtime.exclusive():
+                self._comm.Free()
 
     def _check(self) -> None:
         if time.monotonic() < self._until:
             return
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         silent = nonblocking.silent_ranks(self._comm, _LATE_SECONDS)
-        duplicates.forget(self._base)  # what was begun on it goes on
+        if self._is_world:
+            Members._of_world = None  # what was begun on it goes on
         runtime.doubt = "init_process_group gave up here"
         who = f"MPI {describe_ranks(silent)}" if silent else "some ranks"
         raise DistBackendError(

@@ -144,7 +144,7 @@ def _device_facts(device: Device) -> dict[str, str | int]:
     }
 
 
-def new_groups(backends: Sequence[str], front_end: bool, device: Device = CPU, _: Sequence[str] = ()) -> Groups:
+def new_groups(backends: Sequence[str], front_end: bool, device: Device = CPU) -> Groups:
     """Start torch.distributed; without nccl beside others where ranks share a device, which it refuses."""
     names = [name for name in backends if name != "nccl" or not device.is_shared] or backends
     # nccl has a barrier on the current device, which has been chosen.
@@ -169,7 +169,7 @@ def by_path(group: dist.ProcessGroup) -> Groups:
 @contextmanager
 def open_session(
     raw: Sequence[str],
-    make_groups: Callable[[Device, Sequence[str]], Groups],
+    make_groups: Callable[[Device], Groups],
     why_not: Callable[[Sequence[str]], str],
     kind: str = "cpu",
 ) -> Iterator[Session]:
@@ -177,8 +177,7 @@ def open_session(
 
     Args:
         raw: what of plain MPI to measure: RAW, NONBLOCKING.
-        make_groups: starts torch.distributed for tensors on this rank's device, and ranks on those nodes; the groups by
-            contestant.
+        make_groups: starts torch.distributed for tensors on this rank's device; the groups by contestant.
         why_not: why nothing can be measured, or nothing, given where each rank is; asked of rank 0 before all else.
         kind: of device: "cpu" or "cuda".
 
@@ -192,7 +191,7 @@ def open_session(
         _refuse(comm, next(filter(None, reasons)))
     device = devices.choose(kind, comm, nodes[: comm.rank].count(nodes[comm.rank]))
     try:
-        yield Session(comm, nodes, raw, make_groups(device, nodes), device)
+        yield Session(comm, nodes, raw, make_groups(device), device)
     except click.ClickException as error:  # on every rank
         dist.destroy_process_group()
         _refuse(comm, error.message)

@@ -54,7 +54,7 @@ def why_not(nodes: Sequence[str], device: str) -> str:
     return ""
 
 
-def new_groups(device: Device, nodes: Sequence[str]) -> dict[str, dist.ProcessGroup]:
+def new_groups(device: Device) -> dict[str, dist.ProcessGroup]:
     """Make a group of all ranks for each of the two ways, by a tuning file that knows no other.
 
     Raises:
@@ -62,6 +62,8 @@ def new_groups(device: Device, nodes: Sequence[str]) -> dict[str, dist.ProcessGr
             that device.
     """
     dist.init_process_group("mpiplus", init_method="mpi://", pg_options=Options(collectives="mpi"))
+    world: Any = dist.group.WORLD
+    nodes = [str(world.communicator.node_of(rank)) for rank in range(world.size())]
     rows = table(nodes, device.kind)
     if any(row.where == choice.CUDA for row in rows.values()) and not cuda_path.current.direct:
         raise click.ClickException(

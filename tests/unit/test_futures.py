@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torch.futures import Future
 
-from torchmpi_plugin.engine.failed_future import fail
+from torchmpi_plugin.engine.futures import Future
 from torchmpi_plugin.errors import RankFailedError
 
 ERROR = RankFailedError("rank 1 has ended", ranks=[1])
@@ -13,8 +12,9 @@ ERROR = RankFailedError("rank 1 has ended", ranks=[1])
 
 @pytest.mark.parametrize("has_devices", [False, True])
 def test_whoever_waits_in_python(has_devices: bool) -> None:
-    future: Future = Future()
-    fail(future, ERROR, has_devices)
+    future = Future()
+    future.has_devices = has_devices
+    future.fail(ERROR)
     assert future.done()
     with pytest.raises(RankFailedError, match="rank 1 has ended"):
         future.wait()
