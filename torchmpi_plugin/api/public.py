@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..group import call_path
 from ..group import statistics as counted
-from ..group.process_group import ProcessGroupMPI
+from ..group.process_group import OWN, ProcessGroupMPI
 from ..mpi import runtime
 from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import AVG, kind_of
@@ -110,7 +109,7 @@ def _prefix(
     if kind_of(op) == AVG:
         raise ArgumentError(f"{name}: AVG makes no sense for a prefix; take SUM, and divide by the number of its ranks")
     opts.reduceOp, opts.asyncOp = op, async_op
-    work = call_path.OWN[name](ours, [tensor], opts)
+    work = OWN[name](ours, [tensor], opts)
     if async_op:
         return work
     work.wait()

@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 @functools.cache
 def _tell_once(problem: str) -> None:
-    """Not for each group: a variable that some ranks lack is the same for all."""
+    """Not for each group: a variable that some ranks lack, or a full /dev/shm, is the same for all."""
     if problem:
         log.warning("mpiplus: %s", problem)
 
@@ -69,7 +69,6 @@ class Communicator:
     handle = 0
     may_be_sent_to = False
     _crowded = False
-    _told = False
     choice = Choice(False)
     _share: float | None = None
     freed = False
@@ -177,13 +176,10 @@ class Communicator:
                 f"no shared memory ({error}); reproducible sums, which this group was asked for, need some, as those "
                 f"of MPI's own collectives are not"
             ) from error
-        if not Communicator._told:
-            Communicator._told = True
-            log.warning(
-                "mpiplus: no shared memory on this rank: %s. Groups take MPI's collectives, which are slower on one "
-                "node; see 'Small /dev/shm in containers' in docs/sharp-bits.md",
-                error,
-            )
+        _tell_once(
+            f"no shared memory on this rank: {error}. Groups take MPI's collectives, which are slower on one node; see "
+            f"'Small /dev/shm in containers' in docs/sharp-bits.md"
+        )
 
     def _is_crowded(self, cpus: int) -> bool:
         """Return whether the node has fewer cores than ranks: those of the world, not of the group alone."""

@@ -28,7 +28,6 @@ def create(
     store: Store,
     name: str,
     rank: int,
-    size: int,
     ranks: Sequence[int],
     timeout: timedelta,
     compares: bool,
@@ -45,10 +44,10 @@ def create(
         base: the communicator all members are part of (COMM_WORLD, or what the user gave in Options).
         store: the group's own prefix of torch's store.
         name: torch's name for the group; equal on all members.
-        ranks: its members in the world; empty: it is the world.
+        ranks: its members in the world.
         compares: whether this rank was asked to compare the calls.
         config: what else this rank was asked for. Those of rank 0 count.
-        look: whether a member has ended and will never come; None where they meet for the first time.
+        look: whether a member has ended and will never come; None where they meet for the first time, in the world.
 
     Raises:
         DistBackendError: members did not come, or do not agree with MPI on who they are, or something failed on one.
@@ -56,9 +55,10 @@ def create(
     # A store may outlive a group and see another of its name: these first keys are deleted before anybody
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
+    size = len(ranks)
     first = CheckIn(store, "create", rank, size, look)
-    kin = sharing.kin[tuple(ranks)]
-    word = kin.word(rank) if ranks else sharing.Word()
+    kin = sharing.kin[tuple(ranks) if look else ()]
+    word = kin.word(rank) if look else sharing.Word()
     try:
         mine = [*protocol.this(socket.gethostname()), *word]
         mark = f"{base.Get_rank()} {secrets.token_hex(8)} {json.dumps(mine)}"

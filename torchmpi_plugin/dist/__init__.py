@@ -25,13 +25,13 @@ from .queries import (
     get_local_rank,
     get_local_world_size,
     get_node_rank,
+    get_sampler,
     get_world_size,
     is_available,
     is_distributed,
     is_initialized,
     is_main_process,
 )
-from .sampling import get_sampler
 from .starting import initialize_dist
 from .store_barrier import barrier
 from .tensors import all_gather, all_reduce, all_to_all, broadcast

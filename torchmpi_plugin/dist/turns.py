@@ -24,14 +24,6 @@ _depth = 0
 _ended: list[StoreBarrier] = []
 
 
-def _tell(turn: StoreBarrier | None, rank: int, error: BaseException, doing: str) -> None:
-    failure = Failure.of(error)
-    if turn is not None:
-        with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
-            turn.fail(json.dumps([rank, *failure]))
-    raise_failures(doing, {rank: failure}, error)
-
-
 @contextlib.contextmanager
 def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> Iterator[None]:
     global _depth  # noqa: PLW0603
@@ -41,7 +33,11 @@ def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> I
             yield
         except BaseException as error:
             _ended.clear()
-            _tell(turn, rank, error, doing)
+            failure = Failure.of(error)
+            if turn is not None:
+                with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
+                    turn.fail(json.dumps([rank, *failure]))
+            raise_failures(doing, {rank: failure}, error)
         finally:
             _depth -= 1
         if turn is not None:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..engine.coalesced import CoalescedWork
-from ..engine.work import Work
+from ..engine.work import CoalescedWork, Work
 from ..tensors import arguments, overlaps
 from ..tensors.arguments import NoTensorsError, WithoutMemoryError, check
 from ..tensors.overlaps import Memory

@@ -22,8 +22,7 @@ from ..communicator.communicator import Communicator
 from ..diagnosis import flight_recorder
 from ..diagnosis.diagnosis import Diagnosis
 from ..engine import engine
-from ..engine.coalesced import CoalescedWork
-from ..engine.work import PendingWork, Work
+from ..engine.work import CoalescedWork, PendingWork, Work
 from ..errors import DistBackendError, RankFailedError, attempt
 from ..mpi import failures as mpi_failures
 from ..mpi import runtime
@@ -178,6 +177,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
         return self._store
 
     def _get_sequence_number_for_group(self) -> int:
+        """The number of collectives that were begun: the same on all ranks that agree."""
         return self._calls.sequence
 
     @property
@@ -218,11 +218,6 @@ class ProcessGroupMPI(dist.ProcessGroup):
     def label(self) -> str:
         """The group's name in messages."""
         return self._calls.subject.label
-
-    @property
-    def sequence(self) -> int:
-        """The number of collectives that were begun: the same on all ranks that agree."""
-        return self._calls.sequence
 
     @property
     def last_call(self) -> Call | None:

@@ -50,7 +50,7 @@ def _make_part(group: Group, base: Any, store: dist.Store, ranks: list[int], nam
     ranks_in_world = [group._global_ranks[rank] for rank in ranks]
     look = functools.partial(world.gone, ranks_in_world)
     comm, checkin = membership.create(
-        *(base, store, name, rank, len(ranks), ranks_in_world, timeout, comparison.wanted(), config, look)
+        *(base, store, name, rank, ranks_in_world, timeout, comparison.wanted(), config, look)
     )
     made = Group(comm, checkin, store, name, ranks_in_world, timeout)
     world.remember(made, name)

@@ -90,7 +90,8 @@ def _initialise(module: Any) -> None:
         "It waits for all processes of the job: each of them must call init_process_group, or import mpi4py.MPI. One "
         "that computes first, has failed or cannot be reached holds up all"
     )
-    with pmi.memory_of_zeros(), _ending(mpi_library.import_shim(module).lib, "MPI_Init", _init_seconds, waits_for):
+    lib = mpi_library.import_shim(module).lib
+    with pmi.memory_of_zeros(), ending("MPI_Init", _init_seconds, waits_for, lib):
         module.Init_thread(getattr(module, f"THREAD_{level.upper()}"))
 
 
@@ -105,18 +106,20 @@ def start_within(seconds: float) -> None:
     mpi()
 
 
-def ending(doing: str, seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Within, this process ends with the reason if it is not over in time: for calls of MPI's that do not come back.
-
-    Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
-    """
-    why = "A call of MPI's has not come back: a rank's node may be cut off"
-    return _ending(shim().lib, doing, seconds, why, has_word=False)
+_CUT_OFF = "A call of MPI's has not come back: a rank's node may be cut off"
 
 
 @contextlib.contextmanager
-def _ending(lib: Lib, doing: str, seconds: float, why: str, has_word: bool = True) -> Iterator[None]:
-    began = _begin_deadline(lib, doing, seconds, why, has_word)
+def ending(doing: str, seconds: float, why: str = _CUT_OFF, early: Lib | None = None) -> Iterator[None]:
+    """Within, this process ends with the reason if it is not over in time: for calls of MPI's that do not come back.
+
+    Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
+
+    Args:
+        early: the shim's functions, before MPI is there; then the wait is reported as well.
+    """
+    lib = early or shim().lib
+    began = _begin_deadline(lib, doing, seconds, why, has_word=early is not None)
     try:
         yield
     finally:
