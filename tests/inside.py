@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchmpi_plugin.communicator.choice import SELECTION
+from torchmpi_plugin.mpi import runtime
 
 CPU = torch.device("cpu")
 
@@ -55,6 +56,22 @@ def stage_no_reductions(monkeypatch: Any) -> None:
     """Also the shortest ones of what MPI can reach are done on the device."""
     row = SELECTION["cuda_reductions"]
     monkeypatch.setitem(SELECTION, "cuda_reductions", row._replace(usual=0))
+
+
+@contextmanager
+def chunk_limit(limit: int) -> Iterator[None]:
+    """Operations longer than ``limit`` bytes, a positive multiple of 64, are cut up, as they are above 1 GiB.
+
+    The same on all ranks; no operation may be under way.
+    """
+    assert limit > 0 and limit % 64 == 0
+    lib = runtime.shim().lib
+    before = lib.mpp_get_chunk_limit()
+    lib.mpp_set_chunk_limit(limit)
+    try:
+        yield
+    finally:
+        lib.mpp_set_chunk_limit(before)
 
 
 @contextmanager

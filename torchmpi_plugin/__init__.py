@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         return version("torchmpi-plugin")
     if name in __all__:
         return getattr(import_module(f"torchmpi_plugin.{_HOMES.get(name, 'api.public')}"), name)
-    if name in ("engine", "dist", "launch", "integrations"):
+    if name in ("dist", "launch", "integrations"):
         return import_module(f"torchmpi_plugin.{name}")
     raise AttributeError(f"module 'torchmpi_plugin' has no attribute {name!r}")
 

@@ -51,7 +51,7 @@ NEEDS = (
     Need("torch._C:_len_torch_dispatch_stack", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch._C:_dispatch_tls_is_dispatch_key_excluded", OLDEST, "calls that a TorchDispatchMode is to see"),
     Need("torch.utils._python_dispatch:TorchDispatchMode", OLDEST, "calls that a TorchDispatchMode is to see"),
-    Need("torch._C:_dispatch_has_computed_kernel_for_dispatch_key", OLDEST, "torch.ops.c10d on a group of mpiplus"),
+    Need("torch._C:_dispatch_keyset_full_after", OLDEST, "torch.ops.c10d on a group of mpiplus"),
     Need(f"{C10D}:ProcessGroup.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus"),
     Need(f"{C10D}:ProcessGroup.unbox", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
     Need(f"{C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
@@ -296,16 +296,6 @@ def tensor_exchange() -> Any:
     import torch
 
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-
-
-def operator_event(name: str, tensors: list[Any], said: dict[str, Any]) -> Any:
-    """A profiler's event of the kind that torch's own operators have.
-
-    Args:
-        tensors: whose shapes and dtypes it shows.
-        said: what it shows besides; integers and texts.
-    """
-    return find("torch._C._profiler:_RecordFunctionFast")(name, tensors, said)
 
 
 def ending(event: Any) -> Callable[[], None]:

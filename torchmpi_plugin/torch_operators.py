@@ -76,11 +76,6 @@ def is_group(argument: Any) -> bool:
     return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
 
 
-def register_work(tensor: Any, work: Any) -> None:
-    """Return what ``wait_tensor`` of a functional collective's result waits for."""
-    find(f"{C10D}:_register_work")(tensor, work)
-
-
 def hides_from_modes() -> bool:
     """Return whether this thread's calls are not to be seen by the TorchDispatchModes that it has entered."""
     import torch

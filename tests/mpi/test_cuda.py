@@ -127,10 +127,8 @@ def test_sizes_around_a_piece(name: str, pair: list[Group], driver: Driver) -> N
 @pytest.mark.parametrize("pair", ["MPI", "direct"], indirect=True)  # shared memory knows no limit
 def test_with_a_low_limit_of_counts(pair: list[Group], driver: Driver) -> None:
     """Several MPI messages for one tensor, as above 1 GiB."""
-    import torchmpi_plugin.engine
-
     failures = Failures()
-    with torchmpi_plugin.engine.set_chunk_limit(256), driver.on_stream(kernel_us=50):
+    with inside.chunk_limit(256), driver.on_stream(kernel_us=50):
         for operation, dtype in itertools.product(ON_DEVICE, (torch.float32, torch.bfloat16)):
             case = DeviceCase(pair[0], dtype, (1000,), mode=operation.modes[0])
             if fits(operation, case):

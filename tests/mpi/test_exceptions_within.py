@@ -18,7 +18,7 @@ from groups import API_MODE, only_up_to
 from operation_table import TABLE
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from torchmpi_plugin import engine, torch_internals
+from torchmpi_plugin import torch_internals
 from torchmpi_plugin.mpi import runtime
 
 pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), only_up_to(3)]
@@ -86,7 +86,7 @@ def ends_in_a_turn_of_its_node(group: Any) -> None:
 
 
 def ends_in_chunks(group: Any) -> None:
-    with engine.set_chunk_limit(64):
+    with inside.chunk_limit(64):
         dist.all_reduce(torch.ones(100), group=group)
         raise StopError
 

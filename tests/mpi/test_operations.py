@@ -6,6 +6,7 @@ import itertools
 import time
 import zlib
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -154,10 +155,8 @@ def test_a_prefix_has_no_mean(name: str, all_groups) -> None:
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
 def test_in_many_chunks(operation: Operation, all_groups) -> None:
     """The path of counts beyond 2^31-1, with the limit lowered to 256 bytes."""
-    import torchmpi_plugin.engine
-
     failures = Failures()
-    with torchmpi_plugin.engine.set_chunk_limit(256):
+    with inside.chunk_limit(256):
         for group in groups_for(operation, all_groups, "world", "reversed", "even_odd"):
             for dtype, shape, mode in itertools.product(
                 (torch.float32, torch.bfloat16, torch.int8), ((5,), (3, 4), (1000,)), operation.modes[:2]

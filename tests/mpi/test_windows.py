@@ -6,6 +6,7 @@ import gc
 import os
 import time
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,8 +15,6 @@ from expected import as_bytes
 from groups import only_up_to
 from torch.distributed import DistBackendError
 from windows import HAS_WINDOWS, KINDS, SHARES, WHY_NOT, meet, memory, options
-
-import torchmpi_plugin
 
 pytestmark = [only_up_to(3), pytest.mark.skipif(not HAS_WINDOWS, reason=WHY_NOT)]
 
@@ -89,7 +88,7 @@ def test_a_signal_comes_after_what_was_put(kind: str, group) -> None:
     target = memory(group, kind, 50_000)
     window = group.new_window(target)
     wrong = []
-    with torchmpi_plugin.engine.set_chunk_limit(64 * 1024):
+    with inside.chunk_limit(64 * 1024):
         for turn in range(60):
             value = float(turn * size + rank)
             works = [window.put(torch.full((50_000,), value), right, 0, True) for _ in range(turn % 3)]

@@ -37,8 +37,6 @@ from started import Failures, Operation, in_flight
 from torch.distributed import DistBackendError
 from windows import KINDS, memory
 
-import torchmpi_plugin
-import torchmpi_plugin.engine
 from torchmpi_plugin.group.windows import Window
 from torchmpi_plugin.mpi import runtime
 
@@ -74,7 +72,7 @@ def table(all_groups: dict[str, groups.Group], failures: Failures) -> None:
         for (dtype, shape), mode in itertools.product(cases, operation.modes):
             if fits(operation, dtype, shape):
                 failures.run(operation, Case(group, dtype, shape, mode=mode))
-        with torchmpi_plugin.engine.set_chunk_limit(CHUNK_LIMIT):
+        with inside.chunk_limit(CHUNK_LIMIT):
             for dtype, mode in itertools.product((torch.float32, torch.bfloat16), operation.modes):
                 if fits(operation, dtype, (300,)):
                     failures.run(operation, Case(group, dtype, (300,), mode=mode))
@@ -188,7 +186,7 @@ def windows(failures: Failures) -> None:
         opened = [Window(group, number) for number in range(len(targets))]  # on every torch, past its own names
         for window, target in zip(opened, targets, strict=True):
             window.tensor_register(target)
-        with torchmpi_plugin.engine.set_chunk_limit(CHUNK_LIMIT):
+        with inside.chunk_limit(CHUNK_LIMIT):
             talkers = [threading.Thread(target=talk, args=both) for both in zip(opened, targets, strict=True)]
             for talker in talkers:
                 talker.start()

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import operations, torch_operators
-from ..group.forms import FORMS, first_form
+from .. import operations, torch_internals, torch_operators
+from ..group.forms import FORMS
 from ..group.process_group import ProcessGroupMPI
 from ..tensors.arguments import ArgumentError
 from ..tensors.dtypes import PREMUL_SUM
@@ -121,7 +121,7 @@ def _begin(group: ProcessGroupMPI, operator: str, schema: Any, arguments: Sequen
         elif described.name != "process_group" and operator != "barrier":  # whose tensor only finds the kernel
             operands.append(value)
     operands += [] if opts is None else [opts]
-    return first_form(ProcessGroupMPI, OPERATORS[operator])(group, *operands)
+    return getattr(ProcessGroupMPI, OPERATORS[operator]).first_form(group, *operands)
 
 
 def _put(namespace: str, operator: str, ours: Callable[..., Any]) -> None:
@@ -168,12 +168,12 @@ def _all_gather_out(_schema: Any, torchs: Callable[[], Any], *_: Any) -> Any:
 
 
 def _batch_p2p(_schema: Any, _torchs: Any, group: ProcessGroupMPI, *arguments: Any) -> list[torch.Tensor]:
-    results = []
+    results, register = [], torch_internals.find(f"{torch_internals.C10D}:_register_work")
     for name, peer, tag, tensor in zip(*arguments[:4], strict=True):
         sends = name == "isend"
         work = (group.send if sends else group.recv)([tensor], peer, tag)
         result = tensor.new_empty(0) if sends else tensor
-        torch_operators.register_work(result, _holder().hold(work))
+        register(result, _holder().hold(work))  # which wait_tensor of the result waits for
         results.append(result)
     return results
 
@@ -228,7 +228,7 @@ def _operator_of(name: str, operands: tuple[Any, ...]) -> _Caught:
 def show_to_modes(group: ProcessGroupMPI, name: str, *operands: Any) -> Any:
     """Carry out a method by torch's operator, so that the TorchDispatchModes of this thread see it; its Work."""
     if torch_operators.hides_from_modes() or not hasattr(dist.ProcessGroup, name):
-        return first_form(type(group), name)(group, *operands)
+        return getattr(type(group), name).first_form(group, *operands)
     call = _operator_of(name, operands)
     boxed = group.boxed()
     arguments = [boxed if torch_operators.is_group(argument) else argument for argument in call.arguments]

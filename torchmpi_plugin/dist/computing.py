@@ -84,7 +84,7 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
         steps = compute_and_broadcast(lambda: count_tokens(dataset) // batch_size)
     """
     doing = "compute_and_broadcast"
-    members = groups.find_or_alone(group, doing)
+    members = groups.find(group, doing)
     return _share(doing, fn, groups.find_root(rank, members.ranks), members)
 
 
@@ -131,7 +131,7 @@ def gather_from_all_ranks(
         if is_main_process(): print(sum(lengths))
     """
     doing = "gather_from_all_ranks"
-    members = groups.find_or_alone(group, doing)
+    members = groups.find(group, doing)
     try:
         _check_size(world_size, members.size)
         root = groups.find_root(rank, members.ranks)
@@ -166,7 +166,7 @@ def reduce_and_broadcast(
         slowest = reduce_and_broadcast(lambda: seconds, max)
     """
     doing = "reduce_and_broadcast"
-    members = groups.find_or_alone(group, doing)
+    members = groups.find(group, doing)
     root = members.ranks[0]
     values = _gather(doing, Attempt.of(fn1, members), root, members)
     return _share(doing, lambda: fn2(values or []), root, members)
@@ -192,7 +192,7 @@ def all_gather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]
 
         losses = all_gather_object(float(loss))
     """
-    members = groups.find_or_alone(group, "all_gather_object")
+    members = groups.find(group, "all_gather_object")
     if members.size == 1:
         return [obj]
     attempt = Attempt.of(lambda: obj, members)
@@ -219,7 +219,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
         names = [make_run_name()] if get_global_rank() == 0 else [None]
         broadcast_object_list(names)
     """
-    members = groups.find_or_alone(group, "broadcast_object_list")
+    members = groups.find(group, "broadcast_object_list")
     root = groups.find_root(src, members.ranks)
     objects = _share("broadcast_object_list", lambda: list(object_list), root, members)
     if len(objects) != len(object_list):

@@ -55,8 +55,8 @@ def is_outside(group: object) -> bool:
     return group == dist.GroupMember.NON_GROUP_MEMBER
 
 
-def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
-    """The group's members, or None where this process is alone.
+def find(group: dist.ProcessGroup | None, doing: str) -> Members:
+    """The group's members; where this process is alone, it is rank 0 of itself.
 
     Raises:
         RuntimeError: the job has several processes, but no group was initialised.
@@ -65,7 +65,7 @@ def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
     if not initialized():
         here = before_init.find()
         if here.size == 1:
-            return None
+            return Members(None, [0], 0)
         raise RuntimeError(
             f"{doing}: this is process {here.rank} of {here.size}, but no process group is initialised; call "
             f"torchmpi_plugin.dist.initialize_dist() first"
@@ -75,8 +75,3 @@ def find(group: dist.ProcessGroup | None, doing: str) -> Members | None:
     found = dist.group.WORLD if group is None else group
     assert found is not None
     return Members(found, dist.get_process_group_ranks(found), dist.get_rank(found))
-
-
-def find_or_alone(group: dist.ProcessGroup | None, doing: str) -> Members:
-    """As :func:`find`; where this process is alone, it is rank 0 of itself."""
-    return find(group, doing) or Members(None, [0], 0)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..errors import DistBackendError
 from ..names import describe_ranks
-from .members import Members, find_or_alone
+from .members import Members, find
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 5.0
 #: How long a rank that may go on can take to notice, beside its pause: the machine may be busy.
@@ -122,7 +122,7 @@ def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta |
 
         barrier(timeout=60)
     """
-    members = find_or_alone(group, "barrier")
+    members = find(group, "barrier")
     if members.size == 1:
         return
     if timeout is None:

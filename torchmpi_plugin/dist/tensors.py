@@ -43,7 +43,7 @@ def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM", group: dist.
     if name not in _OPERATIONS:
         raise ValueError(f"reduce_operation must be one of {', '.join(_OPERATIONS)}, not {reduce_operation!r}")
     members = groups.find(group, "all_reduce")
-    if members is not None:
+    if members.group is not None:
         operation = getattr(dist.ReduceOp, name)
         _in_place(tensor, lambda t: dist.all_reduce(t, op=operation, group=members.group))
 
@@ -61,7 +61,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = 
         broadcast(weights, src=0)
     """
     members = groups.find(group, "broadcast")
-    if members is not None:
+    if members.group is not None:
         _in_place(tensor, lambda t: dist.broadcast(t, src=src, group=members.group))
 
 
@@ -82,7 +82,7 @@ def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
         predictions = torch.cat(list(all_gather(my_predictions)))
     """
     members = groups.find(group, "all_gather")
-    if members is None:
+    if members.group is None:
         return [tensor]
     mine = tensor.detach().contiguous()
     gathered = [torch.empty_like(mine) for _ in members.ranks]
@@ -126,7 +126,7 @@ def all_to_all(input: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
         heads = all_to_all(tokens)  # (ranks * n, d): n rows for each rank, n rows from each
     """
     members = groups.find(group, "all_to_all")
-    if members is None:
+    if members.group is None:
         return input
     if input.dim() == 0 or input.shape[0] % members.size:
         raise ValueError(

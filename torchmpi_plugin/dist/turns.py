@@ -76,7 +76,7 @@ def zero_first(is_main: bool, group: dist.ProcessGroup | None = None) -> Iterato
         with zero_first(is_main_process()):
             dataset = prepare(cache_directory)  # rank 0 writes the cache, the others read it
     """
-    members = groups.find_or_alone(group, "zero_first")
+    members = groups.find(group, "zero_first")
     turn = StoreBarrier(members, "zero_first") if members.size > 1 else None
     with _in_turn(turn, members.rank, is_main or turn is None, "zero_first"):
         yield
@@ -100,7 +100,7 @@ def run_local_rank_zero_first(group: dist.ProcessGroup | None = None) -> Iterato
             dataset = CIFAR10("/local/scratch", download=True)
     """
     doing = "run_local_rank_zero_first"
-    members = groups.find_or_alone(group, doing)
+    members = groups.find(group, doing)
     turn, first = None, True
     if members.size > 1:
         here = place(members.group)

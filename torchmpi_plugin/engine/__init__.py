@@ -3,7 +3,3 @@
 Who waits and who completes, deadlines, and the Work that a user holds. Uses ``mpi`` and ``tensors``. Start with
 ``engine.py``, then ``work.py``.
 """
-
-from .engine import set_chunk_limit
-
-__all__ = ["set_chunk_limit"]

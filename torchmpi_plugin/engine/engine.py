@@ -10,12 +10,11 @@ and enters that in the registry (c_src/python/bridge.c), with no instruction in 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from .. import _bridge
@@ -274,24 +273,6 @@ def start() -> Engine:
 def running() -> Engine | None:
     """The engine, if there is one."""
     return None if runtime.forked else _engine
-
-
-@contextlib.contextmanager
-def set_chunk_limit(limit: int) -> Iterator[None]:
-    """Test hook: operations longer than ``limit`` bytes are cut up, as they are above 1 GiB.
-
-    Args:
-        limit: bytes, a positive multiple of 64; the same on all ranks, and no operation may be under way.
-    """
-    if limit <= 0 or limit % 64:
-        raise ValueError(f"the chunk limit must be a positive multiple of 64 bytes, not {limit}")
-    lib = runtime.shim().lib
-    previous = lib.mpp_get_chunk_limit()
-    lib.mpp_set_chunk_limit(limit)
-    try:
-        yield
-    finally:
-        lib.mpp_set_chunk_limit(previous)
 
 
 def mpi_error_text(code: int) -> str:

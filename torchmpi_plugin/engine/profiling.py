@@ -30,6 +30,8 @@ from .work import Work
 
 #: Whether this thread is being profiled.
 wanted: Callable[[], bool] = torch_internals.find("torch.autograd:_profiler_enabled")
+#: Of the kind that torch's own operators have: its name, tensors whose shapes and dtypes it shows, and what else.
+_OperatorEvent: Callable[..., Any] = torch_internals.find("torch._C._profiler:_RecordFunctionFast")
 
 
 #: By thread, those of the operation that it is about to start: until that is complete, and of the call.
@@ -81,7 +83,7 @@ def begin(
         "dtype": tensors[0].type().rpartition(".")[2].removesuffix("Tensor") if tensors else "",
         **group,
     }
-    of_call = torch_internals.operator_event(f"c10d::{name}", tensors, said)
+    of_call = _OperatorEvent(f"c10d::{name}", tensors, said)
     both = events[threading.get_ident()] = torch.profiler.record_function(f"mpiplus:{operation}"), of_call
     for event in both:
         event.__enter__()

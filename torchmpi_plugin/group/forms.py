@@ -201,8 +201,3 @@ def read(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[A
     given += [f"{word}={_described(value)}" for word, value in named.items()]
     forms = " or ".join(map(str, method.forms))
     raise TypeError(f"{name}(): incompatible function arguments: ({', '.join(given)}). It takes {forms}")
-
-
-def first_form(group_class: type, name: str) -> Any:
-    """A method of a class of groups in the first form, which no TorchDispatchMode is to see."""
-    return getattr(group_class, name).first_form

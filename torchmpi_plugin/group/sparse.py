@@ -15,6 +15,8 @@ from ..tensors.arguments import ArgumentError, check
 from ..tensors.dtypes import AVG, SUM, kind_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+#: A tensor has at most 64 dimensions.
+_LONGEST_HEADER = 3 + 64
 
 
 def _gather(group: dist.ProcessGroup, tensor: torch.Tensor, shapes: list[list[int]]) -> list[torch.Tensor]:
@@ -52,9 +54,7 @@ def all_reduce(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], opts: 
     if len({(one.sparse_dim(), one.shape, one.dtype, one.device) for one in mine}) > 1:
         raise ArgumentError("all_reduce: a rank's sparse tensors must have one shape, dtype and device")
     indices, values = torch.cat([one.indices() for one in mine], dim=1), torch.cat([one.values() for one in mine])
-    about = torch.tensor([dimensions, len(values), *shape], dtype=torch.int64, device="cpu")
-    headers = _agree(group, about)
-    entries = [int(header[1]) for header in headers]
+    entries = _agree(group, [dimensions, *shape], len(values))
     all_indices = _gather(group, indices.contiguous(), [[dimensions, n] for n in entries])
     all_values = _gather(group, values.contiguous(), [[n, *values.shape[1:]] for n in entries])
     total = torch.cat(all_values)
@@ -84,16 +84,16 @@ def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(total.indices(), values, total.shape, device=total.device, is_coalesced=True)
 
 
-def _agree(group: dist.ProcessGroup, about: torch.Tensor) -> list[torch.Tensor]:
-    """Everybody's header, or an error on every rank alike."""
-    lengths = _gather(group, torch.tensor([len(about)], dtype=torch.int64, device="cpu"), [[1]] * group.size())
-    shapes = [[int(length)] for length in lengths]
-    headers = _gather(group, about, shapes)
-    fixed = [[int(header[0]), *header[2:].tolist()] for header in headers]
-    others = [rank for rank, item in enumerate(fixed) if item != fixed[0]]
+def _agree(group: dist.ProcessGroup, mine: list[int], entries: int) -> list[int]:
+    """Everybody's number of entries, or an error on every rank alike: ``mine`` must be equal."""
+    header = torch.zeros(_LONGEST_HEADER, dtype=torch.int64, device="cpu")
+    header[: 2 + len(mine)] = torch.tensor([entries, len(mine), *mine])
+    headers = [each.tolist() for each in _gather(group, header, [[_LONGEST_HEADER]] * group.size())]
+    others = [rank for rank, each in enumerate(headers) if each[1:] != headers[0][1:]]
     if others:
+        shape = headers[0][3 : 2 + headers[0][1]]
         raise DistBackendError(
             f"all_reduce: {describe_ranks(others)} passed a sparse tensor of another shape or number of sparse "
-            f"dimensions than rank 0 ({fixed[0][1:]})"
+            f"dimensions than rank 0 ({shape})"
         )
-    return headers
+    return [int(each[0]) for each in headers]

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ...communicator import cuda_path
+from ...mpi import runtime
 from ...names import BACKEND
 from ...node import node
 from . import device as devices
@@ -79,8 +80,8 @@ class Session:
 
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
-        library = MPI.Get_library_version().partition("\n")[0].partition(",")[0]
-        facts = machine_facts(self.size, len(set(self.nodes)), " ".join(library.split()))
+        library = " ".join(runtime.library_name(MPI).split())
+        facts = machine_facts(self.size, len(set(self.nodes)), library)
         return facts if self.device.is_cpu else facts | _device_facts(self.device)
 
     def place_of(self, contestant: str) -> Device:
