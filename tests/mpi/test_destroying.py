@@ -12,7 +12,7 @@ import torch.distributed as dist
 from groups import only_up_to
 from torch.distributed import DistBackendError
 
-from torchmpi_plugin.engine import activity, grace
+from torchmpi_plugin.engine import engine, grace
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -70,7 +70,7 @@ def test_a_thread_that_waits_for_who_does_not_come(how: str, channel) -> None:
     if dist.get_rank() == 0:
         thread = threading.Thread(target=use_for_ever, args=(group, errors))
         thread.start()
-        while not activity.is_waited_for(group):
+        while not engine.is_waited_for(group):
             time.sleep(0.01)
         getattr(group, how, partial(dist.destroy_process_group, group))()
         thread.join(15)

@@ -10,7 +10,7 @@ from dist_groups import Talk, in_each_group, talk_of_family  # noqa: F401 - a fi
 from groups import only_up_to
 
 from torchmpi_plugin import dist as helpers
-from torchmpi_plugin.dist import queries, store_barrier
+from torchmpi_plugin.dist import queries, waiting
 from torchmpi_plugin.errors import RankFailedError
 from torchmpi_plugin.node import node
 
@@ -150,6 +150,6 @@ def test_meetings_leave_no_keys(world) -> None:
         with helpers.zero_first(helpers.is_main_process()):
             pass
     helpers.barrier()
-    for name, last in store_barrier._numbers.get(dist.group.WORLD, {}).items():
+    for name, last in waiting._numbers.get(dist.group.WORLD, {}).items():
         keys = [f"mpiplus-dist/{name}/{n}/{key}" for n in range(1, last) for key in ("door", "count", "left")]
         assert not any(store.check([key]) for key in keys)

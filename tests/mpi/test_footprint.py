@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from groups import only_up_to
 
-from torchmpi_plugin.communicator import footprint
+from torchmpi_plugin.communicator import shared_memory
 from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.node import node
 
@@ -59,7 +59,7 @@ def test_as_it_was_told_before(world, new_group, monkeypatch, own_collectives, h
     monkeypatch.setattr(node, "identity", lambda: names[world.rank])
     group = new_group(None)
     places, shim = node.places(names), runtime.shim()
-    told = footprint.of_layout(shim.lib, shim.ffi, places)[places[world.rank].node_rank]
+    told = shared_memory.of_layout(shim.lib, shim.ffi, places)[places[world.rank].node_rank]
     found = group.communicator.footprint
     assert (found.segment, found.later) == (told.segment, told.later)
     assert found.own == pytest.approx(told.own, abs=OF_MALLOC)

@@ -13,7 +13,7 @@ from plain_python import printed
 
 from torchmpi_plugin import dist as helpers
 from torchmpi_plugin.dist import before_init, starting
-from torchmpi_plugin.dist.store_barrier import StoreBarrier
+from torchmpi_plugin.dist.waiting import StoreBarrier
 from torchmpi_plugin.errors import RankFailedError
 
 VALUES = [2**53 + 1, 0.1, 10**12, True, None, "text", {"a": [1, (2, 3)]}, torch.ones(2), threading.Lock()]

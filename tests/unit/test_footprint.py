@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchmpi_plugin.cli.info import worker
-from torchmpi_plugin.communicator import footprint, shared_memory
+from torchmpi_plugin.communicator import shared_memory
 from torchmpi_plugin.node import node
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -22,8 +22,8 @@ def shim(request):
     return importlib.import_module(f"torchmpi_plugin.{request.param}")
 
 
-def cost(shim, *hosts: str) -> list[footprint.Footprint]:
-    return footprint.of_layout(shim.lib, shim.ffi, node.places(hosts))
+def cost(shim, *hosts: str) -> list[shared_memory.Footprint]:
+    return shared_memory.of_layout(shim.lib, shim.ffi, node.places(hosts))
 
 
 def test_on_one_host(shim) -> None:

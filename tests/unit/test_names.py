@@ -62,7 +62,7 @@ STAYS = re.compile(
 DEPRECATED = {
     "torchmpi_plugin/options.py": re.compile(r"\bface\b"),
     "torchmpi_plugin/errors.py": re.compile(r"\bhost\b"),
-    "torchmpi_plugin/dist/store_barrier.py": re.compile(r"\bdoor\b"),  # a key in the store, as other builds have it
+    "torchmpi_plugin/dist/waiting.py": re.compile(r"\bdoor\b"),  # a key in the store, as other builds have it
     "torchmpi_plugin/node/lookups.py": re.compile(r"\bhosts?\b", re.I),  # names that a name server knows
 }
 

@@ -15,7 +15,7 @@ import strangers
 
 from torchmpi_plugin.lifecycle.bootstrap import process_mapping
 from torchmpi_plugin.node import calling
-from torchmpi_plugin.node.python import python_command
+from torchmpi_plugin.node.processes import python_command
 
 SECRET = "0123456789abcdef"
 #: Fewer than the connections that a server lets wait.

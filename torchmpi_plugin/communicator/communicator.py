@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from .. import settings
 from ..errors import DistBackendError
 from ..mpi import runtime
-from ..node import node, peers, shared_files
+from ..node import node, processes, shared_files
 from ..node.shared_files import Share
 from . import tuning
 from .choice import Choice, choose
 from .config import GroupConfig, disagreement
-from .footprint import Footprint, attach, of_group
-from .shared_memory import SLOTS, Segment, create_file, segment_size
+from .shared_memory import SLOTS, Footprint, Segment, attach, create_file, of_group, segment_size
 from .sharing import PRIVATE, SHORT_SLOT, TAGS, Tags
 from .steps import Steps
 
@@ -31,7 +30,7 @@ log = logging.getLogger("torchmpi_plugin")
 class Member(NamedTuple):
     """A rank's message to the others of its group."""
 
-    process: peers.Process  # its process
+    process: processes.Process  # its process
     cpus: list[int]  # where that may run
     compares: bool  # whether it was asked to compare the calls
     config: GroupConfig  # what else it was asked for
@@ -89,7 +88,7 @@ class Communicator:
             file = settings.TUNING.value()
             everybody = steps.take(
                 lambda: Member(
-                    peers.this(), sorted(os.sched_getaffinity(0)), compares, config, file, secrets.token_hex(16)
+                    processes.this(), sorted(os.sched_getaffinity(0)), compares, config, file, secrets.token_hex(16)
                 )  # within the step: an error here is told to all
             )
             nodes = [member.process.node for member in everybody]
@@ -141,7 +140,7 @@ class Communicator:
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         here = everybody[rank].process.node
         cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
-        self.processes = [peers.if_visible(member.process) for member in everybody]
+        self.processes = [processes.if_visible(member.process) for member in everybody]
         self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
         self.config = everybody[0].config

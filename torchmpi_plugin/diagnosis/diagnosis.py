@@ -14,8 +14,8 @@ from .._bridge import Call
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError, attempt
 from ..names import NOT_ARRIVED, describe_ranks
-from ..node import peers
-from ..node.peers import Process
+from ..node import processes
+from ..node.processes import Process
 from ..store.checkin import CheckIn, Report
 from . import comparison, monitor
 
@@ -116,7 +116,7 @@ class Diagnosis:
     def _gone(self, work: PendingWork) -> Exception | None:
         group = self._group
         left = group.checkin.departed()
-        dead = [rank for rank in range(group.size()) if peers.has_ended(group.communicator.processes[rank])]
+        dead = [rank for rank in range(group.size()) if processes.has_ended(group.communicator.processes[rank])]
         if work.call.peer is None:
             # One that came and died before it was done will not move the rest of its data.
             arrivals = group.arrivals(work)
@@ -134,7 +134,7 @@ class Diagnosis:
         text = f"{work} on rank {group.rank()}: waiting for {describe_ranks(sorted(missed))}"
         killed = sorted(missed - {*left})
         if killed:
-            who = f"{self._name(killed)} has {peers.ENDED}"
+            who = f"{self._name(killed)} has {processes.ENDED}"
             return RankFailedError(f"{text}, but {who}", ranks=[group.global_rank(rank) for rank in killed])
         return DistBackendError(f"{text}, which left this group without taking part; look for what ended it")
 

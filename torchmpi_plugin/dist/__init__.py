@@ -33,9 +33,8 @@ from .queries import (
     is_main_process,
 )
 from .starting import initialize_dist
-from .store_barrier import barrier
 from .tensors import all_gather, all_reduce, all_to_all, broadcast
-from .turns import run_local_rank_zero_first, zero_first, zero_only
+from .waiting import barrier, run_local_rank_zero_first, zero_first, zero_only
 
 __all__ = [
     "RankFailedError",

@@ -97,7 +97,7 @@ class Work(dist.Work):
             runtime.refuse_in_forked_child(f"{doing} of {self}")
 
     def synchronize(self) -> None:
-        """The same as ``wait()``, as it is the host that drives MPI. Then the result may be used on any stream."""
+        """The same as ``wait()``: MPI is driven by the host. Then the result may be used on any stream."""
         self.wait()
 
     block_current_stream = synchronize

@@ -17,7 +17,7 @@ from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..node.peers import Process
+    from ..node.processes import Process
 
 #: Enough for any shape.
 RECORD_BYTES = 2048

@@ -13,14 +13,14 @@ from ..diagnosis import monitor
 from ..errors import DistBackendError, RankFailedError
 from ..mpi import runtime
 from ..names import describe_ranks
-from ..node import peers
+from ..node import processes
 from ..store.checkin import CheckIn
 from . import statistics
 from .group import ProcessGroupMPI as Group
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _base: Any = None
-_processes: dict[int, peers.Process | None] = {}  # of the world, by its ranks there
+_processes: dict[int, processes.Process | None] = {}  # of the world, by its ranks there
 #: Who has left the current world, or the one before; on a connection that outlives it.
 checkin: CheckIn | None = None
 
@@ -61,10 +61,10 @@ def adopt(group: Group) -> None:
 
 def gone(ranks: Sequence[int], doing: str) -> DistBackendError | None:
     """The error of whoever waits for ``ranks`` of the world, where one of them has ended."""
-    dead = [rank for rank in ranks if peers.has_ended(_processes.get(rank))]
+    dead = [rank for rank in ranks if processes.has_ended(_processes.get(rank))]
     if dead:
         have = "has" if len(dead) == 1 else "have"
-        return RankFailedError(f"{doing}: {describe_ranks(dead)} of the world {have} {peers.ENDED}", ranks=dead)
+        return RankFailedError(f"{doing}: {describe_ranks(dead)} of the world {have} {processes.ENDED}", ranks=dead)
     departed = checkin.departed() if checkin is not None else {}
     left = [rank for index, rank in enumerate(_processes) if index in departed and rank in ranks]
     if left:

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 from .. import settings
 from ..launchers.table import DAEMONS, SLURM
 from ..launchers.variables import who_am_i
-from ..node import leaving, node, peers
+from ..node import leaving, node, processes
 from ..node.calling import call
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .formats import ERROR_VARIABLE, error_message, prepare_error_file
@@ -104,7 +104,7 @@ class Daemon:
 
 
 def _parent_of(process: int) -> int:
-    return int((peers.stat(process) or ["", "0"])[1])
+    return int((processes.stat(process) or ["", "0"])[1])
 
 
 class Stream:

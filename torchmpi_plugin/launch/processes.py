@@ -14,7 +14,7 @@ from ..errors import RankFailedError
 from ..jobs.job import run_job
 from ..jobs.outcome import RankFailure
 from ..jobs.spec import JobSpec
-from ..node.python import python_command
+from ..node.processes import python_command
 from .config import MultiprocessConfig, job_size
 from .rank import INTERRUPTED, Payload, exit_code
 

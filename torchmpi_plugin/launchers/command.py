@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from .. import settings
 from ..flavours import MPICH, OPEN_MPI
 from ..node import node
-from ..node.python import python_command
+from ..node.processes import python_command
 from .layout import Layout
 from .mpirun import SLURM, Launcher, LauncherError
 from .table import OF_SCRIPTS, PREFIXES

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..flavours import FLAVOURS, Library
-from ..node.python import python_command
+from ..node.processes import python_command
 
 _PROBE_SECONDS = 60.0
 _VERSION_SECONDS = 20.0

@@ -28,7 +28,7 @@ from ..mpi import library as mpi_library
 from ..mpi import pmi, runtime
 from ..node import node
 from ..node.calling import call
-from ..node.python import python_command
+from ..node.processes import python_command
 from ..store.checkin import CheckIn
 
 _MPI_VARIABLES = ("PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_LOCAL")

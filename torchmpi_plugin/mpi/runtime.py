@@ -19,7 +19,7 @@ from .. import settings
 from ..flavours import Flavour, flavour_of
 from ..launchers import fit
 from ..launchers import variables as launchers
-from ..node import descriptors
+from ..node import processes
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
 from . import library as mpi_library
 from . import pmi
@@ -81,7 +81,7 @@ def _initialise(module: Any) -> None:
     global we_finalize  # noqa: PLW0603
     import mpi4py
 
-    if few := descriptors.scarcity():
+    if few := processes.scarcity_of_files():
         me = launchers.who_am_i(os.environ)
         log.warning("mpiplus: rank %s on %s: %s", "?" if me is None else me.rank, socket.gethostname(), few)
     level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"

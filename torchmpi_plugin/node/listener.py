@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 
-from . import descriptors
+from . import processes
 from .calling import CALLER, CHALLENGE_BYTES, LISTENER, PROOF_BYTES, proof
 
 _CALLER_SECONDS = 10.0  # for a caller to prove itself
@@ -47,7 +47,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
         self._limit = expected + _SPARE
-        descriptors.allow(self._limit)
+        processes.allow_connections(self._limit)
         self._welcome = welcome
         self._callers: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         self._welcomed: set[asyncio.Task[None]] = set()  # the loop itself would let go of them

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import settings
-from ..node import peers
+from ..node import processes
 
 _ROOT = Path("/tmp")
 #: The kernel's limit for the path of a socket: sizeof sun_path, less the zero at the end.
@@ -62,7 +62,7 @@ def check(path: Path) -> None:
 
 def state_of(process: int) -> str:
     """The letter for it in the kernel's table of processes; empty: there is none."""
-    return (peers.stat(process) or [""])[0]
+    return (processes.stat(process) or [""])[0]
 
 
 def all_sockets() -> list[RankSocket]:

@@ -18,7 +18,7 @@ from ..errors import DistBackendError
 from ..launchers import variables as launchers
 from ..mpi import nonblocking, runtime
 from ..names import describe_ranks
-from ..node import descriptors, lookups, node
+from ..node import lookups, node, processes
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
@@ -178,8 +178,8 @@ def _check_ranks(everybody: list[_Process]) -> None:
 def _serve(wanted: str, port: int, size: int, timeout: timedelta, one_node: bool) -> tuple[Store | None, Any]:
     """The store's server and where to find it, or the reason there is none."""
     addresses = [wanted] if wanted else node.addresses(one_node)
-    descriptors.allow(_CONNECTIONS * size)
-    if few := descriptors.scarcity():
+    processes.allow_connections(_CONNECTIONS * size)
+    if few := processes.scarcity_of_files():
         return None, few  # torch's server would refuse the others in silence, who would try again until their deadline
     try:
         server = _listen(addresses[0], port, size, timeout, is_ours=not wanted)

@@ -14,7 +14,7 @@ import torch
 
 from .. import settings
 from ..node import shared_files
-from ..node.peers import Process
+from ..node.processes import Process
 from ..node.shared_files import Share
 
 # By address, as long as a tensor lies there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...communicator.footprint import in_words
+from ...communicator.shared_memory import in_words
 from ...flavours import OPEN_MPI, Library
 from ...launchers import fit
 from ...launchers.variables import TORCHRUN, Launch

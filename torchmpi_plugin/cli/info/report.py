@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...communicator.footprint import in_words
+from ...communicator.shared_memory import in_words
 from ...flavours import Library
 from .machine import of_launcher
 

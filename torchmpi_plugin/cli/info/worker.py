@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import settings
-from ...communicator import footprint, tuning
+from ...communicator import shared_memory, tuning
 from ...communicator.choice import choose
 from ...communicator.config import GroupConfig, group_config
 from ...flavours import Library
@@ -19,7 +19,7 @@ from ...launchers import fit
 from ...mpi import cuda_aware
 from ...mpi import library as mpi_library
 from ...node import node
-from ...node.python import python_command
+from ...node.processes import python_command
 from . import machine
 from .pairs import Talk, failed_pairs
 
@@ -180,7 +180,7 @@ def cost(module: Any, reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any
     nodes = []
     if choice.own:
         shim = mpi_library.import_shim(module)
-        costs = footprint.of_layout(shim.lib, shim.ffi, places, wanted.reproducible, choice)
+        costs = shared_memory.of_layout(shim.lib, shim.ffi, places, wanted.reproducible, choice)
         for first, found in zip(firsts, costs, strict=True):
             sizes = {"segment_bytes": found.segment, "rank_bytes": found.own, "rank_bytes_later": found.later}
             nodes.append({"host": first["host"], "free_bytes": first["free_bytes"], **sizes})

@@ -22,7 +22,7 @@ from ...jobs.attempts import SpareNodes
 from ...jobs.job import run_job
 from ...jobs.spec import JobSpec
 from ...launchers.layout import allocated_nodes, named_nodes
-from ...node.python import python_command
+from ...node.processes import python_command
 from ...timeline import rows
 from .options import NodeRange
 

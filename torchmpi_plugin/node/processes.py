@@ -1,13 +1,23 @@
-"""A test whether other ranks' processes are still there, as far as this node's table of processes tells."""
+"""Processes: of this one the limits, of its own children the command, of other ranks' whether they are still there.
+
+Imports neither torch nor MPI.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from . import node
 
+#: Of open files and connections beside those that a process expects: libraries, devices, pipes, MPI's own.
+_OTHERS = 256
+#: With fewer MPI may not even start.
+_FEW = 64
+_ROOT = str(Path(__file__).parents[2])
 #: What is said of a rank whose process is gone: it "has" or "they have" ...
 ENDED = "ended without a word: killed, out of memory, or os._exit()"
 
@@ -52,3 +62,32 @@ def has_ended(process: Process | None) -> bool:
         return False
     fields = stat(process.pid)
     return not fields or fields[0] in "ZX" or fields[19] != process.started
+
+
+# ---- this process, and its children ----
+
+
+def allow_connections(connections: int) -> None:
+    """As far as the system lets us: 1,024 in all is a usual limit, and a small one for a large job."""
+    count = connections + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def scarcity_of_files() -> str:
+    """Return a warning before MPI starts, which may end the process without saying who it is; empty: enough."""
+    allow_connections(0)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    why = f"only {most} files may be open (`ulimit -n`): too few for MPI or the job's store; allow {_FEW} or more"
+    return why if 0 <= most < _FEW else ""  # RLIM_INFINITY is negative
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """The command line that runs ``code`` in this Python.
+
+    Not with -m, nor with -c alone: both import from the working directory first, where a user may keep a json.py.
+    """
+    program = f"import sys; sys.path[:1] = []; sys.path.append({_ROOT!r}); {code.lstrip()}"
+    return [sys.executable, "-c", program, *arguments]
