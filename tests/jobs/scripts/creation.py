@@ -52,7 +52,7 @@ def in_c(
 
 
 FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-    "process": lambda: mock.patch.object(communicator.peers, "this", no_memory),
+    "process": lambda: mock.patch.object(communicator.processes, "this", no_memory),
     "group": lambda: in_c("mpp_group_new", 0),
     "attach": lambda: in_c("mpp_group_attach", -1),
     "open": lambda: mock.patch.object(communicator.shared_files, "open_share", no_memory),
@@ -93,7 +93,7 @@ def goes_without(where: str) -> None:
 
 
 STOPPED_IN = {
-    "steps": (communicator.peers, "this"),
+    "steps": (communicator.processes, "this"),
     "MPI": (membership, "_create_group"),
     "world": (cuda_path, "_own_choice"),
 }
