@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 from steps import say
-from torchmpi_plugin.cli.bench.front_end import AloneGroup
 
 import torchmpi_plugin
+from torchmpi_plugin.cli.bench.front_end import AloneGroup
 from torchmpi_plugin.cli.bench.session import new_groups
 from torchmpi_plugin.cli.bench.training.ways import WAYS, Place, planned
 
