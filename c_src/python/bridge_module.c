@@ -167,8 +167,8 @@ static PyObject *view(PyObject *module, PyObject *tensor) {
     return Py_BuildValue("KL", (unsigned long long)((uintptr_t)v.data + v.byte_offset), (long long)v.ndim);
 }
 
-/* connect(entries, capsule, types, samples, operations, objects): see process_group.py. Without a capsule every tensor goes
- * through Python. */
+/* connect(entries, capsule, types, samples, operations, objects): see process_group.py. Without a capsule every tensor
+ * goes through Python. */
 static PyObject *connect(PyObject *module, PyObject *args) {
     (void)module;
     unsigned long long address;
