@@ -108,7 +108,7 @@ static void pull_blocks(shm_op *s) {
     int own = s->op.group->rank;
     for (int r = 0; r < s->op.group->size; r++) {
         uintptr_t from = !s->lengths[r] ? 0 : r == own ? (uintptr_t)s->in : mpp_peer_address(s, r);
-        if (from && from != s->out_list[r]) mpp_bus_copy_in_device(s->bus, s->out_list[r], from, s->lengths[r]);
+        if (from) mpp_copy_in_device(s->bus, MPP_UP, s->out_list[r], from, s->lengths[r]);
     }
 }
 
@@ -121,7 +121,7 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
         char *out = mpp_shm_out_block(s, r, offset);
         const char *own = mpp_shm_in(s, offset);
         if (r != c->rank) mpp_from_slot(s, out, mpp_slot_at(s, r, chunk), length);
-        else if (s->bus && out != own) mpp_bus_copy_in_device(s->bus, (uintptr_t)out, (uintptr_t)own, length);
+        else if (s->bus) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)out, (uintptr_t)own, length);
         else if (out != own) memcpy(out, own, length);
     }
 }

@@ -100,7 +100,7 @@ static void read_from_root(shm_op *s, uint64_t chunk) {
 
 static void pull_from_root(shm_op *s) {
     uintptr_t from = mpp_peer_address(s, s->root);
-    if (from) mpp_bus_copy_in_device(s->bus, (uintptr_t)s->out, from, s->bytes);
+    if (from) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)s->out, from, s->bytes);
 }
 
 static uintptr_t over_shm(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {

@@ -85,7 +85,7 @@ static void pull_from_all(shm_op *s) {
         int from = (c->rank + i) % c->size;
         size_t length = s->lengths[c->size + from];
         uintptr_t block = length ? mpp_peer_address(s, from) : 0;
-        if (block) mpp_bus_copy_in_device(s->bus, s->out_list[from], block, length);
+        if (block) mpp_copy_in_device(s->bus, MPP_UP, s->out_list[from], block, length);
     }
 }
 

@@ -150,16 +150,7 @@ int mpp_get_pinned(copier *c, size_t bytes, char **found, size_t *size) {
     *found = (char *)b;
     if (b) return CUDA_OK;
     int error = mpp_enter_device(c->device);
-    if (error) return error;
-    error = mpp_cuda.host_alloc((void **)found, *size, CUDA_HOST_PORTABLE);
-    mpp_leave_device();
-    return error;
-}
-
-static void free_pinned(copier *c, void *memory) {
-    if (mpp_enter_device(c->device)) return;
-    mpp_cuda.host_free(memory);
-    mpp_leave_device();
+    return error ? error : mpp_left_device(mpp_cuda.host_alloc((void **)found, *size, CUDA_HOST_PORTABLE));
 }
 
 void mpp_put_pinned(copier *c, char *memory, size_t size) {
@@ -173,23 +164,18 @@ void mpp_put_pinned(copier *c, char *memory, size_t size) {
         pool.idle_bytes += size;
     }
     pthread_mutex_unlock(&pool.lock);
-    if (!keep) free_pinned(c, memory);
+    if (!keep && !mpp_enter_device(c->device)) mpp_left_device(mpp_cuda.host_free(memory));
 }
 
 /* ---- memory of others ---- */
 
 int mpp_register_memory(copier *c, void *memory, size_t bytes) {
     int error = mpp_enter_device(c->device);
-    if (error) return error;
-    error = mpp_cuda.host_register(memory, bytes, CUDA_HOST_PORTABLE);
-    mpp_leave_device();
-    return error;
+    return error ? error : mpp_left_device(mpp_cuda.host_register(memory, bytes, CUDA_HOST_PORTABLE));
 }
 
 void mpp_unregister_memory(cuda_device *device, void *memory) {
-    if (mpp_enter_device(device)) return;
-    mpp_cuda.host_unregister(memory);
-    mpp_leave_device();
+    if (!mpp_enter_device(device)) mpp_left_device(mpp_cuda.host_unregister(memory));
 }
 
 /* ---- the end ---- */

@@ -36,5 +36,7 @@ void mpp_put_pinned(copier *c, char *block, size_t size);
  */
 int mpp_enter_device(const cuda_device *device);
 void mpp_leave_device(void);
+/* The same behind a call of the driver; what that has returned. */
+static inline int mpp_left_device(int code) { return mpp_leave_device(), code; }
 
 #endif

@@ -195,11 +195,9 @@ void mpp_stage_begin(mpp_op *op, size_t piece) {
     else mpp_leave_device();
 }
 
-void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes) {
-    mpp_staging *t = op->staging;
+void mpp_copy_in_device(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes) {
     if (t->error || !bytes || to == from || !enter(t)) return;
-    note(t, mpp_cuda.in_device(to, from, bytes, stream_for(t, MPP_DOWN)));
-    mpp_leave_device();
+    note(t, mpp_left_device(mpp_cuda.in_device(to, from, bytes, stream_for(t, direction))));
 }
 
 void mpp_stage_on_bus(mpp_op *op) {
@@ -216,18 +214,13 @@ static int is_there(mpp_staging *t, int code) {
 }
 
 static int query(mpp_staging *t, cuda_event event) {
-    if (!enter(t)) return 1;
-    int code = mpp_cuda.event_query(event);
-    mpp_leave_device();
-    return is_there(t, code);
+    return !enter(t) || is_there(t, mpp_left_device(mpp_cuda.event_query(event)));
 }
 
 /* Whether a stream has done all it was given. It is this operation's alone, so no event is needed for its end. */
 static int is_over(mpp_staging *t, int direction) {
-    if (!t->is_busy[direction]) return 1;
-    if (!enter(t)) return 1;
-    int code = mpp_cuda.stream_query(stream_of(t->copier, direction));
-    mpp_leave_device();
+    if (!t->is_busy[direction] || !enter(t)) return 1;
+    int code = mpp_left_device(mpp_cuda.stream_query(stream_of(t->copier, direction)));
     t->is_busy[direction] = code == CUDA_NOT_READY;
     return is_there(t, code);
 }
@@ -282,12 +275,6 @@ void mpp_bus_begin(mpp_staging *t) {
     mpp_leave_device();
 }
 
-void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes) {
-    if (t->error || !bytes || !enter(t)) return;
-    note(t, mpp_cuda.in_device(to, from, bytes, stream_for(t, MPP_UP)));
-    mpp_leave_device();
-}
-
 static cuda_event mark_of(const mpp_staging *t, int direction, uint64_t number) {
     const copier *c = t->copier;
     return (direction == MPP_DOWN ? c->loaded : c->stored)[number % MPP_SLOTS];
@@ -295,8 +282,7 @@ static cuda_event mark_of(const mpp_staging *t, int direction, uint64_t number) 
 
 void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number) {
     if (t->error || !enter(t)) return;
-    note(t, mpp_cuda.event_record(mark_of(t, direction, number), stream_for(t, direction)));
-    mpp_leave_device();
+    note(t, mpp_left_device(mpp_cuda.event_record(mark_of(t, direction, number), stream_for(t, direction))));
 }
 
 int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number, int is_last) {

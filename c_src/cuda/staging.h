@@ -80,8 +80,10 @@ size_t mpp_piece_size(size_t unit, int lanes);
  * copy. Failure shows at the gate. */
 void mpp_stage_begin(mpp_op *op, size_t piece);
 
-/* Copies within the device, before the operation is complete; `bytes` may be 0. */
-void mpp_stage_copy(mpp_op *op, uintptr_t to, uintptr_t from, size_t bytes);
+/* Copies within the device, before the operation is complete, behind what is copied in that direction; `bytes` may be
+ * 0.
+ */
+void mpp_copy_in_device(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes);
 
 /* In place of mpp_stage_begin: the operation copies by itself, with the functions below. */
 void mpp_stage_on_bus(mpp_op *op);
@@ -103,7 +105,6 @@ void mpp_stage_close(mpp_staging *t, size_t offset);
 void mpp_bus_copy(mpp_staging *t, int direction, uintptr_t to, uintptr_t from, size_t bytes);
 /* Down: nothing has come before what the user had queued, even if there is nothing to copy. */
 void mpp_bus_begin(mpp_staging *t);
-void mpp_bus_copy_in_device(mpp_staging *t, uintptr_t to, uintptr_t from, size_t bytes);
 void mpp_bus_mark(mpp_staging *t, int direction, uint64_t number);
 int mpp_bus_has_come_to(mpp_staging *t, mpp_op *op, int direction, uint64_t number, int is_last);
 

@@ -223,7 +223,7 @@ static int copy_own(message_op *m) {
     size_t part = m->own_left < MPP_OWN_PART ? m->own_left : MPP_OWN_PART;
     if (!part || m->op.failure) return 1;
     if (m->op.staging) {
-        mpp_stage_copy(&m->op, (uintptr_t)m->own_to, (uintptr_t)m->own, m->own_left);
+        mpp_copy_in_device(m->op.staging, MPP_DOWN, (uintptr_t)m->own_to, (uintptr_t)m->own, m->own_left);
         m->own_left = 0;
         return 1;
     }
@@ -252,7 +252,10 @@ static int step(mpp_op *op) {
         op->idle = !op->staging;
         return MPP_PENDING;
     }
-    if (op->staging && !mpp_stage_open(op, 0)) {
+    /* In an exchange each waits for each, and who has failed sends nothing any more. */
+    if (op->staging && m->tag >= op->group->first_tag && op->group->channel)
+        mpp_share_failure(op, op->group->channel, UINT64_MAX);
+    if (op->staging && (op->failure || !mpp_stage_open(op, 0))) {
         if (op->failure) give_up(m);
         else return MPP_PENDING;
     }

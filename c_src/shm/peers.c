@@ -160,7 +160,7 @@ static void pull_stretch(shm_op *s, mpp_stretch mine) {
     for (int r = 0; mine.length && r < c->size; r++) {
         uintptr_t theirs = r == c->rank ? 0 : mpp_peer_address(s, r);
         if (theirs)
-            mpp_bus_copy_in_device(s->bus, s->received + (size_t)r * mine.length, theirs + mine.begin, mine.length);
+            mpp_copy_in_device(s->bus, MPP_UP, s->received + (size_t)r * mine.length, theirs + mine.begin, mine.length);
     }
 }
 
@@ -173,7 +173,7 @@ static void pull_results(shm_op *s) {
     for (int r = 0; r < c->size; r++) {
         mpp_stretch block = block_of(s, r);
         uintptr_t theirs = r == c->rank || !block.length ? 0 : mpp_peer_address(s, r);
-        if (theirs) mpp_bus_copy_in_device(s->bus, (uintptr_t)s->out + block.begin, theirs, block.length);
+        if (theirs) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)s->out + block.begin, theirs, block.length);
     }
 }
 

@@ -199,14 +199,17 @@ static int check(shm_op *s, mpp_channel *c) { return have_all_come(s, c) ? mpp_c
 /* Between nodes each rank sees the errors of its own messages only, and nobody those of another one's device. Those
  * here wait for each other: whom one that failed has not finished this operation with fails alike. */
 static void share_failure(shm_op *s, mpp_channel *c) {
-    const mpp_topology *t = c->topology;
     if (s->op.failure == MPP_FAILURE_MPI) s->op.group->tell(s->op.group, MPP_FAILURE_MPI, s->op.mpi_error);
-    for (int r = 0; atomic_load(&c->counters[0].is_broken) && !s->op.failure && r < c->size; r++) {
+    mpp_share_failure(&s->op, c, s->first + (s->checked ? s->chunks : 1));
+}
+
+void mpp_share_failure(mpp_op *op, const mpp_channel *c, uint64_t end) {
+    const mpp_topology *t = c->topology;
+    for (int r = 0; atomic_load(&c->counters[0].is_broken) && !op->failure && r < c->size; r++) {
         int64_t failure = atomic_load(&c->counters[r].failure);
-        uint64_t end = s->first + (s->checked ? s->chunks : 1);
         if (!failure || atomic_load_explicit(&c->counters[r].out, memory_order_acquire) >= end) continue;
-        s->op.detail[0] = 1 + (t ? t->members[t->first[t->here] + r] : r);
-        mpp_fail(&s->op, (int)(failure >> 32), (int)failure);
+        op->detail[0] = 1 + (t ? t->members[t->first[t->here] + r] : r);
+        mpp_fail(op, (int)(failure >> 32), (int)failure);
     }
 }
 

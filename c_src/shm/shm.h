@@ -197,6 +197,8 @@ uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory *
 
 /* What this rank calls where it has no memory for a call. */
 void mpp_prepare_oom_placeholder(mpp_channel *c, mpp_group *g);
+/* Under the lock: the operation fails as a rank here has that is not through with all chunks before `end`. */
+void mpp_share_failure(mpp_op *op, const mpp_channel *c, uint64_t end);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
 
