@@ -21,7 +21,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "PBS_NODEFILE", "LSB_DJOB_NUMPROC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: pytest.fail("it started something"))
+    monkeypatch.setattr("torchmpi_plugin.jobs.job.Attempts", lambda *_, **__: pytest.fail("it started something"))
     (tmp_path / "train.py").touch()
     (tmp_path / "bytes").write_bytes(b"\xff\n")
 
@@ -70,7 +70,7 @@ def test_what_cannot_work_is_refused(words: list[str], problem: str) -> None:
 
 
 def test_no_room_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchmpi_plugin.jobs.attempts.Attempts", lambda *_, **__: Path("/dev/full").write_text("x"))
+    monkeypatch.setattr("torchmpi_plugin.jobs.job.Attempts", lambda *_, **__: Path("/dev/full").write_text("x"))
     result = CliRunner().invoke(main, ["run", "-n", "2", "train.py"])
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
     assert "has no room: [Errno 28] No space left on device" in result.output

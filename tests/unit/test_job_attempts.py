@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.jobs import attempts
-from torchmpi_plugin.jobs.attempts import Attempts, NotEnoughError, SpareNodes, kind_of
+from torchmpi_plugin.jobs import job as attempts
+from torchmpi_plugin.jobs.job import Attempts, NotEnoughError, SpareNodes, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.layout import allocated_nodes

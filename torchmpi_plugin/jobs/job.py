@@ -1,22 +1,33 @@
-"""Run a job: from its description to the report on its end."""
+"""Run a job, from its description to the report on its end; and again: how often, after which ends, on which nodes."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
+import signal
 import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..launchers.command import launch_command, launch_environment
 from ..launchers.mpirun import Launcher, find_launcher
 from .failure_report import result_of
 from .job_monitor import JobMonitor
 from .loop import run
-from .outcome import JobResult
+from .outcome import ANY, Ending, JobResult, RankRecord
 from .output import Terminal, Writer, destination
+from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
+
+#: A shell's codes for a program that cannot be run: another attempt will not find it either.
+_CANNOT_RUN = (126, 127)
+#: An attempt that was over earlier has hardly worked. The next ones wait, longer each time.
+FAST_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 1.0, 60.0
 
 
 def run_job(spec: JobSpec) -> JobResult:
@@ -56,3 +67,197 @@ def _is_coloured(stream: TextIO) -> bool:
     with contextlib.suppress(ValueError, AttributeError):
         return stream.isatty() and not os.environ.get("NO_COLOR")
     return False
+
+
+# ---- again ----
+
+
+def kind_of(result: JobResult) -> str:
+    """Return the kind of an attempt's end, of KINDS; empty where another one would make no difference."""
+    ending = result.ending
+    if not result.returncode or ending is None or ending.signalled:
+        return ""
+    if ending.trouble:
+        return "lost" if ending.missing else ""
+    if ending.is_timeout:
+        return "timeout"
+    if result.failure is None:
+        return "exit"
+    record = ending.records[result.failure.rank]
+    if record.gone_without_a_word:
+        return "lost"
+    return "signal" if record.signal else "exit"
+
+
+def is_worth_another(kind: str, code: int, on: Collection[str]) -> bool:
+    """Return whether the user wants another attempt after such an end."""
+    if str(code) in on:
+        return bool(kind)
+    return kind in on or (ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))
+
+
+def pause_before(fast_failures: int) -> float:
+    """Seconds to wait after so many attempts in a row that were over fast."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (fast_failures - 1)) if fast_failures else 0.0
+
+
+class NotEnoughError(Exception):
+    """Fewer nodes are left than the job needs."""
+
+
+class SpareNodes:
+    """Chooses nodes for each attempt, of those that have not been lost."""
+
+    def __init__(self, names: Sequence[str], ranks: int, least: int, most: int, answers: Callable[[str], bool]) -> None:
+        self._names, self._ranks, self._least, self._most = list(names), ranks, least, most
+        self._answers = answers
+        self._chosen: list[str] = []
+
+    def choose(self) -> list[str]:
+        """The nodes of the next attempt.
+
+        Raises:
+            NotEnoughError: there are too few.
+        """
+        if len(self._names) < self._least:
+            left = ", ".join(self._names) or "none"
+            raise NotEnoughError(
+                f"the job needs {self._least} node(s) (--nnodes), and there are {len(self._names)}: {left}"
+            )
+        self._chosen = self._names[: self._most]
+        return self._chosen
+
+    def as_option(self, nodes: Sequence[str]) -> str:
+        """As ``--hosts`` has them."""
+        return ",".join(f"{name}:{self._ranks}" for name in nodes)
+
+    def leave_out_lost(self, ending: Ending) -> list[str]:
+        """Those of the last attempt on which no rank could be reached, and which still do not answer."""
+        by_node: dict[str, list[RankRecord]] = {name: [] for name in self._chosen}
+        for record in ending.records:
+            by_node[self._node_of(record)].append(record)
+        suspects = [name for name, records in by_node.items() if all(_is_lost(record) for record in records)]
+        lost = [name for name in suspects if not self._answers(name)]
+        self._names = [name for name in self._names if name not in lost]
+        return lost
+
+    def _node_of(self, record: RankRecord) -> str:
+        """By the name that it gave, else by its place: the user may have named nodes in another way, or by address."""
+        for name in self._chosen:
+            if record.node and name.partition(".")[0] == record.node.partition(".")[0]:
+                return name
+        return self._chosen[min(record.rank // self._ranks, len(self._chosen) - 1)]
+
+
+def _is_lost(record: RankRecord) -> bool:
+    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.node
+
+
+@dataclass
+class Attempts:
+    """A job that is started, and again where that is wanted.
+
+    Attributes:
+        spec: how often it may be started again, and the time limit, of all attempts together, among others.
+        nodes: those to choose from; None: the spec's.
+        tell: prints what happens.
+        on: after which ends: of KINDS, or exit codes, or ANY.
+        attempt_timeout: seconds for each attempt.
+    """
+
+    spec: JobSpec
+    nodes: SpareNodes | None
+    tell: Callable[[str], None]
+    on: Collection[str] = (ANY,)
+    attempt_timeout: float | None = None
+    start: Callable[[JobSpec], JobResult] = run_job
+
+    def __post_init__(self) -> None:
+        self._number = self._fast = 0
+        self._until = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
+
+    def run(self) -> JobResult:
+        """Run the job to its end; how its last attempt ended."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:  # between two attempts, when nothing runs
+            return JobResult(128 + signal.SIGINT, None, "mpiplus run: SIGINT came between two attempts")
+
+    def _run(self) -> JobResult:
+        while True:
+            began = time.monotonic()
+            try:
+                result = self._attempt()
+            except NotEnoughError as error:
+                return JobResult(1, None, f"mpiplus run: {error}")
+            kind, ending = kind_of(result), result.ending
+            if result.returncode and ending and not ending.signalled and self._left() != 0:
+                kind = self._without_lost_nodes(kind, ending)
+            if self._left() == 0 or not is_worth_another(kind, result.returncode, self.on):
+                return result
+            if self._number == self.spec.max_restarts:
+                last = f"\nmpiplus run: this was the last of {self._number} restarts" if self._number else ""
+                return result._replace(message=result.message + last)
+            self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
+            if (ended := self._wait(result)) is not None:
+                return ended
+
+    def _attempt(self) -> JobResult:
+        limits = [limit for limit in (self._left(), self.attempt_timeout) if limit is not None]
+        changes: dict[str, Any] = {"timeout": min(limits, default=None), "attempt": self._number}
+        if self.nodes:
+            chosen = self.nodes.choose()
+            changes |= {"hosts": self.nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
+        return self.start(replace(self.spec, **changes))
+
+    def _left(self) -> float | None:
+        """Of the time of all attempts; None: there is no limit."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def _without_lost_nodes(self, kind: str, ending: Ending) -> str:
+        """Leave out the nodes that no longer answer; the kind of the end with that known."""
+        lost = self.nodes.leave_out_lost(ending) if self.nodes else []
+        if lost:
+            self.tell(
+                f"mpiplus run: {', '.join(lost)} no longer answer{'s' if len(lost) == 1 else ''} and will be left out"
+            )
+        return "lost" if lost else kind
+
+    def _wait(self, result: JobResult) -> JobResult | None:
+        """Say what has happened and what comes, and wait for it; how the job ended where a signal comes instead."""
+        seconds = pause_before(self._fast)
+        self._number += 1
+        when = f"in {seconds:g} s" if seconds else "now"
+        text = f"{result.message}\nmpiplus run: restart {self._number} of at most {self.spec.max_restarts} {when}"
+        left = self._left()
+        if number := pause(seconds if left is None else min(seconds, left), lambda: self.tell(text)):
+            name = signal.Signals(number).name
+            return JobResult(128 + number, None, f"mpiplus run: {name} came between two attempts")
+        if self._left() == 0:
+            return result._replace(
+                returncode=124, message="mpiplus run: the time limit has passed between two attempts"
+            )
+        return None
+
+
+def pause(seconds: float, announce: Callable[[], None]) -> int:
+    """Announce a restart and wait, unless a signal comes that ends jobs; its number, else 0.
+
+    Who reads the announcement may send one at once, whose default would end this process without a word. Other signals
+    have nobody to go to.
+    """
+
+    async def wait() -> int:
+        loop = asyncio.get_running_loop()
+        came: asyncio.Future[int] = loop.create_future()
+
+        def hear(number: int) -> None:
+            if number in ENDING and not came.done():
+                came.set_result(number)
+
+        with caught(FORWARDED, loop, hear):
+            announce()
+            done, _ = await asyncio.wait([came], timeout=seconds)
+        return came.result() if done else 0
+
+    return run(wait())

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from ..dist.tensors import all_to_all
 from ..errors import RankFailedError
-from .config import MultiprocessConfig
 from .parallel import (
     GroupInfo,
     ParallelGroups,
@@ -31,6 +30,7 @@ from .parallel import (
 )
 from .processes import launch_subprocess, launch_subprocesses
 from .running import (
+    MultiprocessConfig,
     default_backend,
     get_distributed_backend,
     init_and_run,

@@ -15,8 +15,8 @@ from ..jobs.job import run_job
 from ..jobs.outcome import RankFailure
 from ..jobs.spec import JobSpec
 from ..node.processes import python_command
-from .config import MultiprocessConfig, job_size
 from .rank import INTERRUPTED, Payload, exit_code
+from .running import MultiprocessConfig, job_size
 
 _RANK = "from torchmpi_plugin.launch.rank import main; main()"
 _TERMINATED = 128 + signal.SIGTERM

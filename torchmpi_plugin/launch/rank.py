@@ -18,9 +18,8 @@ import torch.distributed as dist
 from ..errors import RankFailedError
 from ..jobs.guard import attachment
 from ..mpi import runtime
-from .config import MultiprocessConfig
 from .parallel import parallelism_is_initialized, reset_parallelism
-from .running import init_and_run
+from .running import MultiprocessConfig, init_and_run
 
 INTERRUPTED = 130
 # How long ranks that were told of a failure wait for the one that failed to end first, and to be named for it.

@@ -150,7 +150,7 @@ def run(*, program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], given: dict[str, Any]) -> NoReturn:
     """Run the job, with the options that were given, to its end."""
-    from ...jobs.attempts import Attempts
+    from ...jobs.job import Attempts
     from ...launchers.mpirun import LauncherError
     from .nodes import fetch, nodes_to_choose_from, spare_nodes
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import click
 
-from ...jobs.attempts import SpareNodes
-from ...jobs.job import run_job
+from ...jobs.job import SpareNodes, run_job
 from ...jobs.spec import JobSpec
 from ...launchers.layout import allocated_nodes, named_nodes
 from ...node.processes import python_command
