@@ -70,6 +70,10 @@ def test_a_rank_that_does_not_talk(job: Job) -> None:
     assert outcome.stdout.count("mpiplus info") == 1
 
 
-def test_without_mpi(job: Job) -> None:
-    outcome = mpiplus(job, "info", environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
-    ended(outcome, 1).says("none that works", "PROBLEM: .*no usable MPI", "pip install").says_not("Traceback")
+@pytest.mark.parametrize(
+    "words", ["info", "bench --quick", pytest.param("run -n 2 -c echo hi", marks=pytest.mark.every_change)]
+)
+def test_without_mpi(job: Job, words: str) -> None:
+    outcome = ended(mpiplus(job, *words.split(), environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}), 1)
+    outcome.says("no usable MPI library", "pip install").says_not("Traceback", r"\] hi")
+    assert words != "info" or ("PROBLEM: " in outcome.output and "none that works" in outcome.output)

@@ -11,7 +11,7 @@ from pathlib import Path
 import fork_server
 import pytest
 from job_runs import Job, Outcome, run_process
-from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, mpiplus
 from mpi_installations import Installation, foreign_launcher, launch_command
 
 PROGRAM = """
@@ -57,22 +57,21 @@ def environment(job: Job) -> dict[str, str]:
     return {"MPI4PY_LIBMPI": job.installation.library, **job.installation.environment}
 
 
-def test_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
-    command, launcher = other
-    names_both(job.start([*command, "-c", PROGRAM], environment(job)), job, launcher)
+#: What is started, and what is said beside the error.
+STARTED: dict[str, tuple[list[str], list[str]]] = {
+    "program": (["-c", PROGRAM], []),
+    "info": ([*MPIPLUS_MODULE, "info"], ["PROBLEM: ", "belongs to the library", "not started"]),
+    "bench": ([*MPIPLUS_MODULE, "bench", "--quick"], ["Error: "]),
+}
 
 
-def test_info_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
-    command, launcher = other
-    outcome = names_both(job.start([*command, *MPIPLUS_MODULE, "info"], environment(job)), job, launcher)
-    outcome.says("PROBLEM: ", "belongs to the library", "not started").says_not("Traceback")
-    assert outcome.stdout.count("mpiplus info") == 1
-
-
-def test_bench_under_another_mpis_launcher(job: Job, other: tuple[list[str], str]) -> None:
-    command, launcher = other
-    outcome = job.start([*command, *MPIPLUS_MODULE, "bench", "--quick"], environment(job))
-    names_both(outcome, job, launcher).says("Error: ").says_not("Traceback")
+@pytest.mark.parametrize("what", STARTED)
+def test_another_mpis_launcher(job: Job, other: tuple[list[str], str], what: str) -> None:
+    (command, launcher), (words, said) = other, STARTED[what]
+    outcome = names_both(job.start([*command, *words], environment(job)), job, launcher).says(*said)
+    if what != "program":
+        outcome.says_not("Traceback")
+    assert outcome.stdout.count("mpiplus info") == (what == "info")
 
 
 @pytest.mark.fresh("variables that are there before the import of torch")
@@ -83,11 +82,6 @@ def test_another_launchers_variables(job: Job) -> None:
     ours = job.installation.vendor == "Open MPI"
     outcome = job.start([fork_server.python(), "-c", PROGRAM], of_hydra if ours else of_mpirun)
     names_both(outcome, job, "hydra)" if ours else "Open MPI's mpirun")
-
-
-def test_bench_without_mpi(job: Job) -> None:
-    outcome = mpiplus(job, "bench", "--quick", environment={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
-    ended(outcome, 1).says("Error: mpiplus found no usable MPI library", "pip install").says_not("Traceback")
 
 
 # ---- Debian's MPICH ----

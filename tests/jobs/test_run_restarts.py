@@ -39,15 +39,9 @@ def test_the_last_restart(job: Job) -> None:
     assert outcome.stderr.count("rank 1 on node") >= 3, outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("how", "wanted", "code"), [("SIGKILL", "exit,lost", 137), ("3", "signal,4", 3), ("127", "any", 127)]
-)
-def test_ends_that_are_not_worth_it(job: Job, how: str, wanted: str, code: int) -> None:
-    ended(restarted(job, how, 1, "--restart-on", wanted), code).says_not("restart 1")
-
-
-def test_ends_that_are(job: Job) -> None:
-    ended(restarted(job, "3", 1, "--restart-on", "signal,3"), 0).says(r"\[rank 1, restart 1\] at the end")
+def test_an_end_that_is_not_worth_it(job: Job) -> None:
+    """Others are in tests/unit/test_job_attempts.py."""
+    ended(restarted(job, "3", 1, "--restart-on", "signal,4"), 3).says_not("restart 1")
 
 
 @pytest.mark.slow

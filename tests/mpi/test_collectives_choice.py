@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from expected import as_bytes
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import choice, communicator, tuning
@@ -96,6 +97,37 @@ def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: 
     asked = True if by == "option" else None
     with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
         dist.new_group(None, pg_options=Options(reproducible=asked, **option))
+
+
+def sums(group: dist.ProcessGroup, dtype: torch.dtype) -> list[bytes]:
+    """Of numbers whose sum depends on the order in which they are added: what all reductions make of them."""
+    rank, size, results = group.rank(), group.size(), []
+    for count in (1, 7, 1000, 4097, 100_003):
+        dice = torch.Generator().manual_seed(1000 * rank + count)
+        mine = (torch.randn(count, generator=dice, dtype=torch.float64) * 10.0 ** (rank % 3)).to(dtype)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(0.3 + rank)):
+            results.append(mine.clone())
+            dist.all_reduce(results[-1], op, group=group, async_op=True).wait()
+        results += [mine.clone(), torch.empty_like(mine)]
+        dist.reduce(results[-2], count % size, group=group)
+        dist.broadcast(results[-2], count % size, group=group)
+        dist.reduce_scatter(results[-1], [mine] * size, group=group)
+    return [as_bytes(result).numpy().tobytes() for result in results]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "float8_e5m2"])
+def test_reproducible_sums_have_the_bits_of_one_node(name: str, world, new_group, monkeypatch) -> None:
+    """On any layout; others only where each node has an aligned block of 2^k ranks."""
+    found: dict[tuple[str, bool], list[bytes]] = {}
+    for layout, number in {"one": 0, "pairs": world.rank // 2, "in turn": world.rank % 2}.items():
+        monkeypatch.setattr(node, "identity", lambda number=number: f"node {number}")
+        for reproducible in (False, True):
+            group = new_group(None, pg_options=Options(collectives="own", reproducible=reproducible))
+            found[layout, reproducible] = sums(group, getattr(torch, name))
+    one = found.pop(("one", False))
+    others = found.pop(("in turn", False))
+    assert all(each == one for each in found.values())
+    assert world.size == 2 or name not in ("float32", "float64") or others != one
 
 
 def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:

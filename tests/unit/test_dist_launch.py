@@ -39,25 +39,22 @@ def test_resolve(missing) -> None:
     assert (given.world_size, given.local_world_size, given.init_method, given.master_port) == (8, 4, "env://", 29501)
 
 
-@pytest.mark.parametrize("launcher", [{"PMI_SIZE": "1", "PMI_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "x"}])
-def test_resolve_under_a_launcher_of_one(launcher, monkeypatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", **launcher}.items():
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size", "local_size"),
+    [({**ALONE, "PMI_SIZE": "1", "PMI_RANK": "0"}, 1, 1), ({**ALONE, "TORCHELASTIC_RUN_ID": "x"}, 1, 1),
+     (UNDER_MPIRUN, 4, 2)],
+)  # fmt: skip
+def test_resolve_under_a_launcher(launcher, size: int, local_size: int, monkeypatch) -> None:
+    for name, value in launcher.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     config = MultiprocessConfig()
     config.resolve()
-    assert (config.world_size, config.local_world_size) == (1, 1)
-    with pytest.raises(ValueError, match="world_size is 4, but this program is one of 1 ranks"):
-        MultiprocessConfig(world_size=4).resolve()
-
-
-def test_resolve_under_mpirun(monkeypatch) -> None:
-    for name, value in UNDER_MPIRUN.items():
-        monkeypatch.setenv(name, value)
-    config = MultiprocessConfig()
-    config.resolve()
-    assert (config.world_size, config.local_world_size) == (4, 2)
-    with pytest.raises(ValueError, match="world_size is 3, but this program is one of 4 ranks"):
+    assert (config.world_size, config.local_world_size) == (size, local_size)
+    with pytest.raises(ValueError, match=f"world_size is 3, but this program is one of {size} ranks"):
         MultiprocessConfig(world_size=3).resolve()
 
 

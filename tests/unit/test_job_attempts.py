@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchmpi_plugin.jobs import job as attempts
-from torchmpi_plugin.jobs.job import Attempts, NotEnoughError, SpareNodes, kind_of
+from torchmpi_plugin.jobs.job import Attempts, NotEnoughError, SpareNodes, is_worth_another, kind_of
 from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankFailure, RankRecord
 from torchmpi_plugin.jobs.spec import JobSpec
 from torchmpi_plugin.launchers.layout import allocated_nodes
@@ -57,6 +57,23 @@ def failed(code: int, rank: int = 1) -> JobResult:
 )
 def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> None:
     assert kind_of(result._replace(ending=ending)) == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "on", "is_worth"),
+    [
+        ("exit", 3, "any", True),
+        ("exit", 3, "signal,3", True),
+        ("exit", 3, "signal,4", False),
+        ("exit", 127, "any", False),  # there is no such program
+        ("exit", 127, "127", True),
+        ("signal", 137, "exit,lost", False),
+        ("signal", 137, "exit,signal", True),
+        ("", 0, "any", False),
+    ],
+)
+def test_which_ends_are_worth_another_attempt(kind: str, code: int, on: str, is_worth: bool) -> None:
+    assert is_worth_another(kind, code, on.split(",")) == is_worth
 
 
 class Job:

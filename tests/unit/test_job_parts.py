@@ -15,7 +15,6 @@ import pytest
 from torchmpi_plugin.jobs.formats import check_format
 from torchmpi_plugin.jobs.output import LineBuffer, Terminal, destination
 from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
-from torchmpi_plugin.launchers.variables import Identity, who_am_i
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
 
@@ -147,20 +146,6 @@ def test_a_session_is_killed_and_nobody_else() -> None:
     for process in (leader, other):
         process.wait(20)
         process.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}, (1, 4)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
-        ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (2, 3)),
-        ({"PMIX_RANK": "5"}, (5, 0)),
-    ],
-)
-def test_ranks_by_their_launchers_word(environment: dict[str, str], expected: tuple[int, int]) -> None:
-    assert who_am_i(environment) == Identity(*expected)
 
 
 # ---- output ----

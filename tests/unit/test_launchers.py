@@ -43,19 +43,21 @@ def test_mpirun_inside_a_slurm_allocation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "variable"),
+    ("environment", "variable", "expected"),
     [
-        ({"FLUX_JOB_SIZE": "6", "FLUX_TASK_RANK": "2"}, "FLUX_JOB_SIZE"),
-        ({"PALS_SIZE": "6", "PALS_RANKID": "2"}, "PALS_SIZE"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}, "OMPI_COMM_WORLD_SIZE", (1, 4)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, "PMI_SIZE", (2, 3)),
+        ({**SLURM, "PMIX_RANK": "5", "SLURM_PROCID": "5"}, "SLURM_STEP_NUM_TASKS", (5, 8)),
+        ({**SLURM, "SLURM_PROCID": "0", "PMI_RANK": "2", "PMI_SIZE": "3"}, "SLURM_STEP_NUM_TASKS", (2, 3)),
+        ({**SLURM, "FLUX_JOB_SIZE": "6", "FLUX_TASK_RANK": "2"}, "FLUX_JOB_SIZE", (2, 6)),
+        ({**SLURM, "PALS_SIZE": "6", "PALS_RANKID": "2"}, "PALS_SIZE", (2, 6)),
+        ({"PMIX_RANK": "5"}, "", (5, 0)),
     ],
 )
-def test_other_launchers_inside_a_slurm_allocation(own: dict[str, str], variable: str) -> None:
-    """Size and rank come from one launcher: that of the ranks, not Slurm's, which has started that one."""
-    environment = {**SLURM, **own}
-    launch = detect(environment)
-    assert launch is not None
-    assert (launch.size, launch.variable) == (6, variable)
-    assert who_am_i(environment) == Identity(2, 6)
+def test_size_and_rank(environment: dict[str, str], variable: str, expected: tuple[int, int]) -> None:
+    """Of the ranks' own launcher, which Slurm may have started; the PMI of srun is Slurm's."""
+    assert who_am_i(environment) == Identity(*expected)
+    assert (detect(environment) or Launch("", 0, "")).variable == variable
 
 
 def test_slurms_pmi2_is_not_taken_for_hydra() -> None:

@@ -6,13 +6,30 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import rank_runs
 import sampling
 
 TESTS = Path(__file__).resolve().parents[1]
+Seeds = Callable[[int], Iterator[int]]
+
+
+@pytest.fixture
+def seeds(monkeypatch: pytest.MonkeyPatch) -> Seeds:
+    """Of changes one after another: so many."""
+    monkeypatch.setattr(sampling, "FULL", False)
+    monkeypatch.setattr(sampling, "_said", {})
+
+    def each(count: int) -> Iterator[int]:
+        for seed in range(count):
+            monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+            yield seed
+
+    return each
 
 
 def sampled(expression: str, **variables: str) -> str:
@@ -33,12 +50,10 @@ def test_the_seed_says_what_is_chosen() -> None:
     assert sorted(json.loads(one)) == json.loads(one)
 
 
-def test_everything_is_chosen_sometime(monkeypatch) -> None:
+def test_everything_is_chosen_sometime(seeds: Seeds) -> None:
     """A hundred seeds leave none of ten out, else a change would never meet it."""
-    monkeypatch.setattr(sampling, "FULL", False)
     chosen, numbers = set(), set()
-    for seed in range(100):
-        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+    for _ in seeds(100):
         chosen |= set(sampling.share("x", range(10)))
         numbers.add(sampling.number("x", 10))
     assert chosen == numbers == set(range(10))
@@ -57,16 +72,13 @@ def parts(keyword: str = "") -> list[tuple[float, float] | None]:
     return [sampling.part_of_the_launch(config, ranks) for ranks in (2, 3, 5)]
 
 
-def test_each_test_runs_on_some_number_of_ranks(monkeypatch) -> None:
+def test_each_test_runs_on_some_number_of_ranks(seeds: Seeds, monkeypatch) -> None:
     """With each seed four of five, once, on 2, 3 or 5; and every launch has seeds that run it."""
-    monkeypatch.setattr(sampling, "FULL", False)
-    monkeypatch.setattr(sampling, "_said", {})
     monkeypatch.delenv(sampling.LAUNCH, raising=False)
     items = of_mpi(200)
     table, all_of_them = items[0].nodeid, {item.nodeid for item in items[1:]}
     on = []
-    for seed in range(30):
-        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+    for _ in seeds(30):
         ran = []
         for part in parts():
             left_out = sampling._of_the_launch(items, part)
@@ -87,9 +99,7 @@ def test_a_launch_imports_the_files_that_it_is_asked_for() -> None:
         assert names(others) == ["mpi"]
 
 
-def test_of_many_cases_each_has_its_turn(monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "FULL", False)
-    monkeypatch.setattr(sampling, "_said", {})
+def test_of_many_cases_each_has_its_turn(seeds: Seeds, monkeypatch) -> None:
     mark = SimpleNamespace(args=(3,))
     tests = {"tests/mpi/test_x.py::test_many": 7, "tests/mpi/test_x.py::test_one": 1}
     items = [
@@ -98,8 +108,7 @@ def test_of_many_cases_each_has_its_turn(monkeypatch) -> None:
         for case in range(count)
     ]
     ran = set()
-    for seed in range(40):
-        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+    for _ in seeds(40):
         chosen = {item.nodeid for item in items} - sampling._of_many_cases(items)
         assert [sum(name.startswith(f"{test}[") for name in chosen) for test in tests] == [3, 1]
         ran |= chosen
@@ -108,7 +117,7 @@ def test_of_many_cases_each_has_its_turn(monkeypatch) -> None:
     assert not sampling._of_many_cases(items)
 
 
-def test_each_test_of_jobs_runs_under_either_mpi_sometime(monkeypatch) -> None:
+def test_each_test_of_jobs_runs_under_either_mpi_sometime(seeds: Seeds) -> None:
     """And under one of them in a change, or under both if it is marked so; all under any other."""
     mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI", "Intel MPI")]
 
@@ -122,11 +131,9 @@ def test_each_test_of_jobs_runs_under_either_mpi_sometime(monkeypatch) -> None:
             for n in range(60)
         ]
 
-    monkeypatch.setattr(sampling, "_said", {})
     each = {item.nodeid.partition("[")[0] for item in items(mpis[0])}
     under: list[set[str]] = [set(), set()]
-    for seed in range(100):
-        monkeypatch.setattr(sampling, "seed", lambda seed=seed: seed)
+    for _ in seeds(100):
         left_out = [{name.partition("[")[0] for name in sampling._of_the_session(items(mpi))} for mpi in mpis]
         mpich, open_mpi, others = (each - names for names in left_out)
         assert not mpich & open_mpi and len(mpich) < len(open_mpi) and others == each
