@@ -144,10 +144,28 @@ typedef struct {
     int kind, *later_tag;
 } mpp_exchange_operands;
 
+/* What an operation takes. Sizes are elements where it reduces, else bytes. */
+typedef struct mpp_operands {
+    uintptr_t of;                      /* the group, or a window */
+    uintptr_t input, output;           /* a tensor each, or the same */
+    const uintptr_t *inputs, *outputs; /* in place of either, and of its size, a block for each rank; else NULL */
+    const size_t *input_sizes, *output_sizes; /* of these */
+    size_t count;                             /* of the tensor */
+    size_t offset;                            /* in another rank's tensor, in bytes */
+    int root, peer;                           /* root: -1: none; peer: -1: anyone */
+    int tag;                                  /* or which kind of signal; of an exchange -1 */
+    int error;                                /* in place of a call (mpp_no_memory) */
+    int flat;                                 /* on all ranks blocks lie one behind the other in one tensor */
+    const mpp_reduction *how;                 /* NULL: it moves */
+    const void *first;                        /* of a first half: what it takes besides; else NULL */
+    uintptr_t staging;
+    int64_t wait_ns;
+} mpp_operands;
+
 /* Operations. Each starts at once, in program order, polls for at most `wait_ns`, and returns 0 if it is
  * complete (and forgotten), else an operation to be waited for and, once not pending, released. A negative
  * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
-#define MPP_OPERATION(name, parameters, ...) uintptr_t mpp_##name parameters;
+#define MPP_OPERATION(name) uintptr_t mpp_##name(const mpp_operands *o);
 #include "ops.def"
 int mpp_group_reads_devices(uintptr_t group); /* each rank's; so far as this one knows */
 int mpp_is_left_to_reduce(uintptr_t first);

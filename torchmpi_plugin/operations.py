@@ -85,7 +85,7 @@ ROWS = (
         equal_counts=True,
     ),
     Operation(
-        *("all_gather", "allgather", "AllgatherOptions", "allgather_list", "out[]+in"),
+        *("all_gather", "allgather", "AllgatherOptions", "allgather", "out[]+in"),
         (_TO_LISTS, f"{_TO_LIST}, timeout"),
     ),
     Operation(

@@ -1,5 +1,4 @@
 /* all_gather: between nodes (see internode.h), on a node, by MPI, or as an exchange of what MPI's call cannot take. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "collectives/collective.h"
@@ -78,19 +77,19 @@ static void read_blocks_internode(shm_op *s, uint64_t chunk) {
     }
 }
 
-static int between_nodes(shm_op *s, size_t longest) {
+static int between_nodes(shm_op *s) {
     static const mpp_route piggybacked = {
         .pack = pack_blocks, .span = span_of_blocks, .merge = mpp_merge_by_copy, .unpack = mpp_unpack_by_copy};
     static const mpp_route pipelined = {.first_phase = send_blocks};
-    size_t table = (size_t)s->op.group->size * longest;
+    size_t table = (size_t)s->op.group->size * s->bytes;
     s->wait_for = -1;
-    if (!longest) return 1;
+    if (!s->bytes) return 1;
     if (table <= s->chunk_bytes && table <= MPP_PAYLOAD) {
         mpp_piggyback(s, &piggybacked, table);
         s->read = read_table;
         return 1;
     }
-    size_t message = mpp_long_message(s, longest);
+    size_t message = mpp_long_message(s, s->bytes);
     s->chunk_bytes = message ? message : mpp_channel_of(s)->inbox_bytes;
     if (message) s->write = NULL;
     s->read = read_blocks_internode;
@@ -126,29 +125,13 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
     }
 }
 
-static uintptr_t over_shm(mpp_group *g, const void *in, const uintptr_t *out, const size_t *bytes, uintptr_t staging,
-                          int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return mpp_no_shm_op(s, g, wait_ns);
-    size_t longest = mpp_longest_of(bytes, g->size);
-    s->in = in;
-    s->out_list = mpp_copy_list(out, g->size);
-    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)bytes, g->size);
-    if (!s->out_list || !s->lengths) return mpp_no_shm_op(s, g, wait_ns);
+static int over_shm(shm_op *s, const mpp_operands *o) {
+    uintptr_t shown = o->output_sizes[s->op.group->rank] ? o->input : 0;
     s->write = write_own_block;
     s->read = read_blocks;
     s->pull = pull_blocks;
-    uintptr_t shown = bytes[g->rank] ? (uintptr_t)in : 0;
-    mpp_offer(s, &shown, NULL, longest, bytes);
-    if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
-    mpp_sign(s, MPP_ALL_GATHER, -1, longest);
-    if (staging) {
-        mpp_add_lane(&s->op, (uintptr_t)in, bytes[g->rank], MPP_LOAD);
-        s->out_lane = 1;
-        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, out[r], bytes[r], MPP_STORE);
-        mpp_stage_shm(s);
-    }
-    return mpp_enqueue_shm(s, wait_ns);
+    mpp_offer(s, &shown, NULL, s->bytes, o->output_sizes);
+    return 1;
 }
 
 /* ---- by MPI ---- */
@@ -163,67 +146,19 @@ static int issue_allgather(mpi_collective *c) {
     return mpp_mpi.Iallgather(send, n, mpp_mpi.byte, out, n, mpp_mpi.byte, g->comm, &c->request);
 }
 
-static uintptr_t by_mpi(mpp_group *g, uintptr_t in, uintptr_t out, size_t bytes, size_t per_call, uintptr_t staging,
-                        int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_ALL_GATHER, issue_allgather, staging);
-    if (!c) return mpp_no_collective(c, g);
-    c->in = (const char *)in;
-    c->out = (char *)out;
-    mpp_split(c, bytes, per_call);
-    if (staging) {
-        mpp_add_lane(&c->op, in, bytes, MPP_LOAD);
-        c->out_lane = 1;
-        for (size_t r = 0; r < (size_t)g->size; r++) mpp_add_lane(&c->op, out + r * bytes, bytes, MPP_STORE);
-        mpp_stage_begin(&c->op, c->stride);
-    }
-    return mpp_enqueue(c, wait_ns);
+/* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
+static int by_mpi(mpi_collective *c, const mpp_operands *o) {
+    size_t bytes = o->output_sizes[0], of_piece = mpp_call_limit(o->staging) / (size_t)c->op.group->size;
+    c->out = (char *)o->outputs[0];
+    mpp_split(c, bytes, mpp_through_host(o->staging) ? of_piece : bytes);
+    return 1;
 }
 
-/* ---- which of them ---- */
-
-/* One block for each rank: where they begin, then how long they are. The first begins at `first`, each of the others
- * `step` bytes after the one before. NULL: no memory. */
-static uintptr_t *new_blocks(const mpp_group *g, uintptr_t first, size_t step, size_t length) {
-    size_t size = (size_t)g->size;
-    uintptr_t *blocks = malloc(2 * size * sizeof *blocks);
-    for (size_t r = 0; blocks && r < size; r++) {
-        blocks[r] = first + r * step;
-        blocks[size + r] = length;
-    }
-    return blocks;
-}
-
-static uintptr_t exchange_blocks(mpp_group *g, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                                 uintptr_t staging, int64_t wait_ns) {
-    uintptr_t *send = new_blocks(g, in, 0, bytes[g->rank]);
-    if (!send) return mpp_no_memory((uintptr_t)g, staging, 0, wait_ns);
-    uintptr_t op = mpp_exchange_to_gather(g, send, (size_t *)(send + g->size), out, bytes, staging, wait_ns);
-    free(send);
-    return op;
-}
-
-uintptr_t mpp_allgather_list(uintptr_t group, uintptr_t in, const uintptr_t *out, const size_t *bytes,
-                             uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_ALL_GATHER, bytes[((mpp_group *)group)->rank], -1);
-    mpp_group *g = (mpp_group *)group;
-    if (mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * mpp_longest_of(bytes, g->size), staging))
-        return over_shm(g, (const void *)in, out, bytes, staging, wait_ns);
-    return exchange_blocks(g, in, out, bytes, staging, wait_ns);
-}
-
-uintptr_t mpp_allgather(uintptr_t group, uintptr_t in, uintptr_t out, size_t bytes, uintptr_t staging,
-                        int64_t wait_ns) {
-    mpp_note(MPP_ALL_GATHER, bytes, -1);
-    mpp_group *g = (mpp_group *)group;
-    if (!mpp_in_shm(g, MPP_ALL_GATHER, (size_t)g->size * bytes, staging)) {
-        size_t limit = mpp_call_limit(staging);
-        /* In a slot the blocks of one piece lie side by side, as MPI wants them; in the user's memory all of them. */
-        if (mpp_through_host(staging)) return by_mpi(g, in, out, bytes, limit / (size_t)g->size, staging, wait_ns);
-        if (bytes <= limit) return by_mpi(g, in, out, bytes, bytes, staging, wait_ns);
-    }
-    uintptr_t *receive = new_blocks(g, out, bytes, bytes);
-    if (!receive) return mpp_no_memory(group, staging, 0, wait_ns);
-    uintptr_t op = mpp_allgather_list(group, in, receive, (size_t *)(receive + g->size), staging, wait_ns);
-    free(receive);
-    return op;
+uintptr_t mpp_allgather(const mpp_operands *o) {
+    static const mpp_ways ways = {over_shm, between_nodes, by_mpi, issue_allgather, NULL};
+    int is_one_call = o->output_sizes[0] <= mpp_call_limit(o->staging);
+    if (mpp_goes_over_shm(o, MPP_ALL_GATHER) || (o->flat && (is_one_call || mpp_through_host(o->staging))))
+        return mpp_start_collective(o, MPP_ALL_GATHER, &ways);
+    mpp_note_operands(o, MPP_ALL_GATHER);
+    return mpp_exchange_to_gather(o);
 }

@@ -89,107 +89,36 @@ static int offer(shm_op *s, const mpp_block *own) {
     return 1;
 }
 
-static uintptr_t over_shm(mpp_group *g, const void *in, void *out, size_t count, const mpp_reduction *how, int root,
-                          const mpp_block *own, uintptr_t staging, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return mpp_no_shm_op(s, g, wait_ns);
-    s->in = in;
-    s->out = out;
-    s->how = *how;
-    s->root = root;
-    s->element = mpp_dtype_size(how->dtype);
-    s->bytes = count * s->element;
+static int over_shm(shm_op *s, const mpp_operands *o) {
+    const mpp_group *g = s->op.group;
     s->write = g->size > 1 ? mpp_write_plain : NULL;
     s->two_phase = (int64_t)s->bytes > g->channel->limits[MPP_ONE_PHASE];
     s->read = s->two_phase ? read_parts : read_sum;
     s->read_reduced = read_parts;
     if (s->bytes <= s->chunk_bytes) mpp_leave_bus(s); /* one more round of all ranks would cost more than a copy */
-    if (root >= 0 && root != g->rank) {
+    if (!mpp_is_wanted(s)) {
         s->read = NULL;
         if (!s->two_phase) s->wait_for = g->rank; /* written is enough: nothing to read */
     }
-    if (s->bus && !offer(s, own)) return mpp_no_shm_op(s, g, wait_ns);
-    if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
-    mpp_sign(s, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, root, s->bytes);
-    if (staging) {
-        int result = root < 0 || root == g->rank ? MPP_STORE : 0, in_place = in == out;
-        mpp_add_lane(&s->op, (uintptr_t)in, s->bytes, in_place ? MPP_LOAD | result : MPP_LOAD);
-        if (result && !in_place) s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->bytes, result);
-        mpp_stage_shm(s);
-    }
-    return mpp_enqueue_shm(s, wait_ns);
+    return !s->bus || offer(s, o->first);
 }
 
-/* ---- by MPI ---- */
-
-static int issue_reduce(mpi_collective *c) {
-    mpp_group *g = c->op.group;
-    size_t n = mpp_length_of(c), offset = c->index * c->per_call * c->element;
-    const char *in = mpp_in_at(c, offset);
-    char *out = c->scratch ? c->scratch : mpp_out_at(c, offset);
-    const void *send = in == out ? mpp_mpi.in_place : (const void *)in;
-    if (c->scratch) {
-        mpp_to_mpi(&c->how, c->scratch, in, n);
-        send = mpp_mpi.in_place;
-    }
-    mpi_handle type = mpp_mpi.datatype[c->mpi_dtype];
-    if (c->root < 0) return mpp_mpi.Iallreduce(send, out, (int)n, type, mpp_mpi_op_of(&c->how), g->comm, &c->request);
-    if (c->root != g->rank) {
-        send = c->scratch ? c->scratch : in;
-        out = NULL;
-    }
-    return mpp_mpi.Ireduce(send, out, (int)n, type, mpp_mpi_op_of(&c->how), c->root, g->comm, &c->request);
+static int by_mpi(mpi_collective *c, const mpp_operands *o) {
+    return mpp_reduce_in_calls(c, o, mpp_call_limit(o->staging));
 }
 
-static void finish_reduce(mpi_collective *c) {
-    if (c->root >= 0 && c->root != c->op.group->rank) return;
-    char *out = mpp_out_at(c, c->index * c->per_call * c->element);
-    if (c->scratch) mpp_from_mpi(&c->how, out, c->scratch, mpp_length_of(c));
-    else if (c->how.divisor != 1) mpp_from_mpi(&c->how, out, out, mpp_length_of(c));
-}
+static const mpp_ways ways = {over_shm, between_nodes, by_mpi, mpp_issue_reduction, mpp_finish_reduction};
 
-static uintptr_t by_mpi(mpp_group *g, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, issue_reduce, staging);
-    if (!c) return mpp_no_collective(c, g);
-    c->in = (const char *)in;
-    c->out = (char *)out;
-    c->root = root;
-    c->finish = finish_reduce;
-    int convert = mpp_set_reduction(c, how);
-    size_t limit = mpp_call_limit(staging);
-    if (convert && MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
-    mpp_split(c, count, limit / mpp_dtype_size(c->mpi_dtype));
-    if (convert && !mpp_new_scratch(c, count < c->per_call ? count : c->per_call)) return mpp_no_collective(c, g);
-    if (staging) mpp_stage_buffers(c, count * c->element, MPP_LOAD, root < 0 || root == g->rank ? MPP_STORE : 0);
-    return mpp_enqueue(c, wait_ns);
-}
+uintptr_t mpp_allreduce(const mpp_operands *o) { return mpp_start_collective(o, MPP_ALL_REDUCE, &ways); }
 
-/* ---- which of them ---- */
-
-uintptr_t mpp_allreduce(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how,
-                        uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_ALL_REDUCE, count * mpp_dtype_size(how->dtype), -1);
-    mpp_group *g = (mpp_group *)group;
-    if (mpp_sums_in_shm(g, MPP_ALL_REDUCE, count, how))
-        return over_shm(g, (const void *)in, (void *)out, count, how, -1, NULL, staging, wait_ns);
-    return by_mpi(g, in, out, count, how, -1, staging, wait_ns);
-}
-
-uintptr_t mpp_reduce_to(uintptr_t group, uintptr_t in, uintptr_t out, size_t count, const mpp_reduction *how, int root,
-                        uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
-    mpp_group *g = (mpp_group *)group;
-    if (mpp_sums_in_shm(g, MPP_REDUCE, count, how))
-        return over_shm(g, (const void *)in, (void *)out, count, how, root, NULL, staging, wait_ns);
-    return by_mpi(g, in, out, count, how, root, staging, wait_ns);
-}
+uintptr_t mpp_reduce_to(const mpp_operands *o) { return mpp_start_collective(o, MPP_REDUCE, &ways); }
 
 /* In place, in a group on one node: an all_reduce or reduce whose blocks ranks whose devices can be read reduce there.
- * Then it is the first half: `received` has what the others have of this rank's block, one after the other by rank,
- * this one's left out but not its place; and the second one, mpp_second_half, shares `result`, what came of it. */
-uintptr_t mpp_sum_between_devices(uintptr_t group, uintptr_t tensor, size_t count, const mpp_reduction *how, int root,
-                                  const mpp_block *own, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE, count * mpp_dtype_size(how->dtype), root);
-    return over_shm((mpp_group *)group, (const void *)tensor, (void *)tensor, count, how, root, own, staging, wait_ns);
+ * Then it is the first half: `received` of `first`, an mpp_block, has what the others have of this rank's block, one
+ * after the other by rank, this one's left out but not its place; and the second one, mpp_second_half, shares `result`,
+ * what came of it. */
+uintptr_t mpp_sum_between_devices(const mpp_operands *o) {
+    int kind = o->root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE;
+    mpp_note_operands(o, kind);
+    return mpp_start_over_shm(o, kind, &ways);
 }

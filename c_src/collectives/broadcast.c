@@ -103,27 +103,15 @@ static void pull_from_root(shm_op *s) {
     if (from) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)s->out, from, s->bytes);
 }
 
-static uintptr_t over_shm(mpp_group *g, void *buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return mpp_no_shm_op(s, g, wait_ns);
-    s->in = s->out = buffer;
-    s->bytes = bytes;
-    s->root = s->wait_for = root;
-    if (g->rank == root) {
-        s->write = mpp_write_plain;
-    } else {
-        s->read = read_from_root;
-        s->pull = pull_from_root;
-    }
-    uintptr_t shown = g->rank == root ? (uintptr_t)buffer : 0;
-    mpp_offer(s, &shown, NULL, bytes, NULL);
-    if (g->channel->internode && !between_nodes(s)) return mpp_no_shm_op(s, g, wait_ns);
-    mpp_sign(s, MPP_BROADCAST, root, bytes);
-    if (staging) {
-        mpp_add_lane(&s->op, (uintptr_t)buffer, bytes, g->rank == root ? MPP_LOAD : MPP_STORE);
-        mpp_stage_shm(s);
-    }
-    return mpp_enqueue_shm(s, wait_ns);
+static int over_shm(shm_op *s, const mpp_operands *o) {
+    int is_root = s->op.group->rank == s->root;
+    uintptr_t shown = is_root ? o->input : 0;
+    s->wait_for = s->root;
+    s->write = is_root ? mpp_write_plain : NULL;
+    s->read = is_root ? NULL : read_from_root;
+    s->pull = is_root ? NULL : pull_from_root;
+    mpp_offer(s, &shown, NULL, s->bytes, NULL);
+    return 1;
 }
 
 /* ---- by MPI ---- */
@@ -133,21 +121,12 @@ static int issue_broadcast(mpi_collective *c) {
                           c->op.group->comm, &c->request);
 }
 
-static uintptr_t by_mpi(mpp_group *g, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_BROADCAST, issue_broadcast, staging);
-    if (!c) return mpp_no_collective(c, g);
-    c->in = c->out = (char *)buffer;
-    c->root = root;
-    mpp_split(c, bytes, mpp_call_limit(staging));
-    if (staging) mpp_stage_buffers(c, bytes, root == g->rank ? MPP_LOAD : 0, root == g->rank ? 0 : MPP_STORE);
-    return mpp_enqueue(c, wait_ns);
+static int by_mpi(mpi_collective *c, const mpp_operands *o) {
+    mpp_split(c, o->count, mpp_call_limit(o->staging));
+    return 1;
 }
 
-/* ---- which of them ---- */
-
-uintptr_t mpp_broadcast(uintptr_t group, uintptr_t buffer, size_t bytes, int root, uintptr_t staging, int64_t wait_ns) {
-    mpp_note(MPP_BROADCAST, bytes, root);
-    mpp_group *g = (mpp_group *)group;
-    if (mpp_in_shm(g, MPP_BROADCAST, bytes, staging)) return over_shm(g, (void *)buffer, bytes, root, staging, wait_ns);
-    return by_mpi(g, buffer, bytes, root, staging, wait_ns);
+uintptr_t mpp_broadcast(const mpp_operands *o) {
+    static const mpp_ways ways = {over_shm, between_nodes, by_mpi, issue_broadcast, NULL};
+    return mpp_start_collective(o, MPP_BROADCAST, &ways);
 }

@@ -17,14 +17,6 @@
 #include "shm/shm.h"
 #include "shm/signatures.h"
 
-/* What goes to each rank and comes from it. */
-typedef struct {
-    const uintptr_t *send, *recv;
-    const size_t *send_bytes, *recv_bytes;
-    int is_staged;
-    mpp_staging *bus; /* of a rank that can copy between its device and the slots; else NULL */
-} exchanged;
-
 /* ---- where in a slot what lies ---- */
 
 static size_t whole_lines(size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
@@ -93,12 +85,13 @@ static void pull_from_all(shm_op *s) {
 
 /* Every length that one rank sends and the other expects is hashed by both. So the hashes of all ranks, taken together
  * with XOR, cancel out if all lengths agree: one word per rank is enough. */
-static uint64_t balance_of(const mpp_group *g, const exchanged *x) {
+static uint64_t balance_of(const mpp_operands *o) {
+    const mpp_group *g = (mpp_group *)o->of;
     uint64_t sum = 0, me = (uint64_t)g->rank;
     for (int r = 0; r < g->size; r++) {
         if (r == g->rank) continue;
-        if (x->send_bytes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), x->send_bytes[r]);
-        if (x->recv_bytes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), x->recv_bytes[r]);
+        if (o->input_sizes[r]) sum ^= mpp_mix(mpp_mix(me << 32 | (uint64_t)r, 0), o->input_sizes[r]);
+        if (o->output_sizes[r]) sum ^= mpp_mix(mpp_mix((uint64_t)r << 32 | me, 0), o->output_sizes[r]);
     }
     return sum;
 }
@@ -121,30 +114,30 @@ static void find_imbalance(shm_op *s, mpp_channel *c) {
     }
 }
 
-/* Whether there was memory for it. */
-static int keep_lengths(shm_op *s, const exchanged *x) {
+/* What is sent to each rank, and then what is expected; whether there was memory for it. */
+static int keep_lengths(shm_op *s, const mpp_operands *o) {
     size_t size = (size_t)s->op.group->size;
     s->lengths = malloc(2 * size * sizeof *s->lengths);
     if (!s->lengths) return 0;
-    memcpy(s->lengths, x->send_bytes, size * sizeof *s->lengths);
-    memcpy(s->lengths + size, x->recv_bytes, size * sizeof *s->lengths);
+    memcpy(s->lengths, o->input_sizes, size * sizeof *s->lengths);
+    memcpy(s->lengths + size, o->output_sizes, size * sizeof *s->lengths);
     return 1;
 }
 
 /* What the rule needs of this rank. */
-static int prepare_to_carry(shm_op *s, const exchanged *x) {
+static int prepare_to_carry(shm_op *s, const mpp_operands *o) {
     const mpp_channel *c = s->op.group->channel;
     size_t longest = 0;
-    s->in_list = mpp_copy_list(x->send, c->size);
-    s->out_list = mpp_copy_list(x->recv, c->size);
+    s->in_list = mpp_copy_list(o->inputs, c->size);
+    s->out_list = mpp_copy_list(o->outputs, c->size);
     if (!s->in_list || !s->out_list) return 0;
     s->chunk_bytes = room(c) / (size_t)places(c) / CACHE_LINE * CACHE_LINE;
     s->batches = (uint64_t)((c->size - 2) / places(c) + 1);
     for (int r = 0; r < c->size; r++) {
         if (r == c->rank) continue;
-        s->call.bytes += x->send_bytes[r];
-        if (x->send_bytes[r] > longest) longest = x->send_bytes[r];
-        if (x->recv_bytes[r] > longest) longest = x->recv_bytes[r];
+        s->call.bytes += o->input_sizes[r];
+        if (o->input_sizes[r] > longest) longest = o->input_sizes[r];
+        if (o->output_sizes[r] > longest) longest = o->output_sizes[r];
     }
     s->call.chunks = (longest ? (longest - 1) / s->chunk_bytes + 1 : 1) * s->batches;
     s->read = read_slots;
@@ -152,21 +145,23 @@ static int prepare_to_carry(shm_op *s, const exchanged *x) {
 }
 
 /* An operation that an exchange steps before it begins, and owns: it is done if every rank sends what the others
- * expect. Takes the exchange's place in the order. NULL: no memory. */
-static mpp_op *compare(mpp_group *g, const exchanged *x) {
+ * expect. Takes the exchange's place in the order. `bus`: of a rank that can copy between its device and the slots;
+ * else NULL. NULL: no memory. */
+static mpp_op *compare(const mpp_operands *o, mpp_staging *bus) {
+    mpp_group *g = (mpp_group *)o->of;
     shm_op *s = mpp_new_agreement(g);
     if (!s) return NULL;
-    s->bus = x->bus;
+    s->bus = bus;
     if (s->bus) s->place = MPP_ON_BUS;
     s->pull = pull_from_all;
-    if (may_carry(g)) mpp_offer(s, x->send, x->send_bytes, INT64_MAX, x->recv_bytes);
+    if (may_carry(g)) mpp_offer(s, o->inputs, o->input_sizes, INT64_MAX, o->output_sizes);
     mpp_sign(s, MPP_EXCHANGE, -1, 0);
     s->find_imbalance = find_imbalance;
-    s->call.own = balance_of(g, x);
-    int carries = may_carry(g) && (!x->is_staged || x->bus);
+    s->call.own = balance_of(o);
+    int carries = may_carry(g) && (!o->staging || bus);
     if (!carries) s->call.divisor = MPP_IN_MESSAGES;
     if (!g->channel->topology && lengths_fit(g->channel)) {
-        if (!keep_lengths(s, x) || (carries && !prepare_to_carry(s, x))) {
+        if (!keep_lengths(s, o) || (carries && !prepare_to_carry(s, o))) {
             mpp_discard(&s->op);
             return NULL;
         }
@@ -178,15 +173,15 @@ static mpp_op *compare(mpp_group *g, const exchanged *x) {
 
 /* ---- as messages ---- */
 
-static void add_exchange(message_op *m, const exchanged *x) {
+static void add_exchange(message_op *m, const mpp_operands *o) {
     const mpp_group *g = m->op.group;
     for (int i = 1; i < g->size; i++) {
         int to = (g->rank + i) % g->size;
-        if (x->send_bytes[to]) mpp_add_message(m, x->send[to], x->send_bytes[to], to, MPP_TO_SEND);
+        if (o->input_sizes[to]) mpp_add_message(m, o->inputs[to], o->input_sizes[to], to, MPP_TO_SEND);
     }
     for (int i = 1; i < g->size; i++) {
         int from = (g->rank + g->size - i) % g->size;
-        if (x->recv_bytes[from]) mpp_add_message(m, x->recv[from], x->recv_bytes[from], from, MPP_TO_MATCH);
+        if (o->output_sizes[from]) mpp_add_message(m, o->outputs[from], o->output_sizes[from], from, MPP_TO_MATCH);
     }
 }
 
@@ -197,20 +192,11 @@ static int take_tag(mpp_group *g) {
     return g->first_tag + half + (int)(g->sequence++ % (unsigned)(g->tag_count - half));
 }
 
-/* What all ranks must call alike, where an exchange is a part of that. */
-typedef struct {
-    int kind, root;
-    const mpp_reduction *how; /* NULL: bytes are moved */
-    size_t count;
-    const size_t *counts;
-    int place;
-    int *later_tag; /* NULL: no second exchange follows */
-} called;
-
-static mpp_op *agreement_about(mpp_group *g, const exchanged *x, const called *call) {
-    if (!call) return compare(g, x);
-    size_t element = call->how ? mpp_dtype_size(call->how->dtype) : 1;
-    return mpp_shm_agree(g, call->kind, call->how, call->root, call->count, call->counts, element, call->place);
+/* `call`: what all ranks must call alike, where the exchange is a part of that. A reduction's is on devices. */
+static mpp_op *agreement_about(const mpp_operands *o, const mpp_exchange_operands *call) {
+    size_t element = o->how ? mpp_dtype_size(o->how->dtype) : 1;
+    int place = o->how || (o->staging && !mpp_through_host(o->staging)) ? MPP_ON_DEVICE : MPP_ON_HOST;
+    return mpp_shm_agree((mpp_group *)o->of, call->kind, o->how, o->root, call->count, call->counts, element, place);
 }
 
 static int may_send_early(const mpp_group *g, size_t longest) {
@@ -222,93 +208,107 @@ static int may_send_early(const mpp_group *g, size_t longest) {
  * may have to be pinned: it is known only now, and rare. */
 static void begin_messages(message_op *m) {
     const shm_op *s = (const shm_op *)m->op.agreement;
-    const exchanged x = {s->in_list, s->out_list, s->lengths, s->lengths + s->op.group->size, 1, NULL};
+    const mpp_operands o = {.inputs = s->in_list,
+                            .outputs = s->out_list,
+                            .input_sizes = s->lengths,
+                            .output_sizes = s->lengths + s->op.group->size};
     m->op.staging->on_bus = 0;
-    add_exchange(m, &x);
+    add_exchange(m, &o);
     mpp_stage_transfers(m);
     mpp_enter_queues(m);
 }
 
-static uintptr_t exchange(mpp_group *g, exchanged x, const called *call, int tag, uintptr_t staging, int64_t wait_ns) {
-    const uintptr_t *send = x.send, *recv = x.recv;
-    const size_t *send_bytes = x.send_bytes, *recv_bytes = x.recv_bytes;
-    size_t capacity = 0;
-    if (!call && tag < 0 && g->channel && mpp_place_of(g, staging) == MPP_ON_BUS) x.bus = (mpp_staging *)staging;
-    for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(send_bytes[r]) + mpp_chunks_of(recv_bytes[r]);
-    message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, staging);
-    int compared = g->channel && tag < 0;
-    if (m && compared) m->op.agreement = agreement_about(g, &x, call);
+/* `call`: see agreement_about; NULL: the exchange is the call. */
+static uintptr_t exchange(const mpp_operands *o, const mpp_exchange_operands *call) {
+    mpp_group *g = (mpp_group *)o->of;
+    size_t capacity = 0, sent = o->input_sizes[g->rank], expected = o->output_sizes[g->rank];
+    size_t own = sent < expected ? sent : expected;
+    uintptr_t from = o->inputs[g->rank], to = o->outputs[g->rank];
+    int compared = g->channel && o->tag < 0, may_copy = !call && compared;
+    mpp_staging *bus = may_copy && mpp_place_of(g, o->staging) == MPP_ON_BUS ? (mpp_staging *)o->staging : NULL;
+    for (int r = 0; r < g->size; r++) capacity += mpp_chunks_of(o->input_sizes[r]) + mpp_chunks_of(o->output_sizes[r]);
+    message_op *m = mpp_new_message_op(g, capacity, MPP_NO_TAG, o->staging);
+    if (m && compared) m->op.agreement = call ? agreement_about(o, call) : compare(o, bus);
     if (m && m->op.agreement) m->op.arrived = mpp_arrived_to_compare;
     if (!m || (compared && !m->op.agreement)) {
         if (m) mpp_discard(&m->op);
-        return compared ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g, 0);
+        return compared ? mpp_shm_out_of_memory(g, o->wait_ns) : mpp_out_of_memory(g, 0);
     }
-    size_t own = send_bytes[g->rank] < recv_bytes[g->rank] ? send_bytes[g->rank] : recv_bytes[g->rank];
-    if (x.bus) {
+    if (bus) {
         m->begin_messages = begin_messages;
         mpp_stage_on_bus(&m->op);
-    } else if (staging) {
-        add_exchange(m, &x);
+    } else if (o->staging) {
+        add_exchange(m, o);
         mpp_stage_transfers(m);
         if (m->op.staging->error && m->op.agreement) mpp_withdraw((shm_op *)m->op.agreement, m->op.staging->error);
     }
-    if (!staging && send[g->rank] < recv[g->rank] + own && recv[g->rank] < send[g->rank] + own) {
-        if (send[g->rank] != recv[g->rank]) memmove((void *)recv[g->rank], (const void *)send[g->rank], own);
+    if (!o->staging && from < to + own && to < from + own) {
+        if (from != to) memmove((void *)to, (const void *)from, own);
     } else {
-        m->own = (const char *)send[g->rank];
-        m->own_to = (char *)recv[g->rank];
+        m->own = (const char *)from;
+        m->own_to = (char *)to;
         m->own_left = own;
     }
     /* One that is begun later is none that a caller waits in. */
-    if (!staging && tag < 0) {
-        size_t sent = mpp_sum_of(send_bytes, g->size), received = mpp_sum_of(recv_bytes, g->size);
-        m->op.moves = sent > received ? sent : received;
+    if (!o->staging && o->tag < 0) {
+        size_t in_all = mpp_sum_of(o->input_sizes, g->size), received = mpp_sum_of(o->output_sizes, g->size);
+        m->op.moves = in_all > received ? in_all : received;
     }
     if (call) m->later_tag = call->later_tag;
-    m->early = compared && !staging && may_send_early(g, mpp_longest_of(send_bytes, g->size));
+    m->early = compared && !o->staging && may_send_early(g, mpp_longest_of(o->input_sizes, g->size));
     mpp_lock();
     if (!compared && call && call->later_tag) *call->later_tag = take_tag(g);
-    if (!compared) m->tag = tag < 0 ? take_tag(g) : tag;
-    if (!staging) add_exchange(m, &x);
+    if (!compared) m->tag = o->tag < 0 ? take_tag(g) : o->tag;
+    if (!o->staging) add_exchange(m, o);
     mpp_enter_queues(m);
     mpp_unlock();
-    return mpp_start(&m->op, wait_ns);
+    return mpp_start(&m->op, o->wait_ns);
 }
 
-/* Sends send[r] to every rank r and receives recv[r] from it; zero lengths are not sent at all, so both
+/* Sends inputs[r] to every rank r and receives outputs[r] from it; zero lengths are not sent at all, so both
  * sides must agree on them. A negative tag stands for the next one: the exchange has its place in the order of
  * collectives, and begins, where the group shares memory, once all ranks' lengths have been compared; that may have
  * moved the data as well. */
-uintptr_t mpp_exchange(uintptr_t group, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                       const size_t *recv_bytes, int tag, uintptr_t staging, int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    mpp_note(MPP_EXCHANGE, mpp_sum_of(send_bytes, g->size), -1);
-    return exchange(g, (exchanged){send, recv, send_bytes, recv_bytes, staging != 0, NULL}, NULL, tag, staging,
-                    wait_ns);
+uintptr_t mpp_exchange(const mpp_operands *o) {
+    mpp_note(MPP_EXCHANGE, mpp_sum_of(o->input_sizes, ((mpp_group *)o->of)->size), -1);
+    return exchange(o, NULL);
 }
 
 /* Both tags are taken once the calls have been compared: ranks that call something else take none. */
-uintptr_t mpp_exchange_to_reduce(uintptr_t group, const mpp_exchange_operands *b, const mpp_reduction *how, int root,
-                                 uintptr_t staging, int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    const called call = {b->kind, root, how, b->count, b->counts, MPP_ON_DEVICE, b->later_tag};
-    const exchanged x = {b->send, b->recv, b->send_bytes, b->recv_bytes, 1, NULL};
-    mpp_note(b->kind, b->count * mpp_dtype_size(how->dtype), root);
-    return exchange(g, x, &call, -1, staging, wait_ns);
+uintptr_t mpp_exchange_to_reduce(const mpp_operands *o) {
+    const mpp_exchange_operands *first = o->first;
+    mpp_operands blocks = *o;
+    blocks.inputs = first->send;
+    blocks.outputs = first->recv;
+    blocks.input_sizes = first->send_bytes;
+    blocks.output_sizes = first->recv_bytes;
+    blocks.tag = -1;
+    mpp_note(first->kind, first->count * mpp_dtype_size(o->how->dtype), o->root);
+    return exchange(&blocks, first);
 }
 
-uintptr_t mpp_exchange_to_gather(mpp_group *g, const uintptr_t *send, const size_t *send_bytes, const uintptr_t *recv,
-                                 const size_t *recv_bytes, uintptr_t staging, int64_t wait_ns) {
-    int place = staging && !mpp_through_host(staging) ? MPP_ON_DEVICE : MPP_ON_HOST;
-    size_t longest = mpp_longest_of(recv_bytes, g->size);
-    const called call = {MPP_ALL_GATHER, -1, NULL, longest, recv_bytes, place, NULL};
-    return exchange(g, (exchanged){send, recv, send_bytes, recv_bytes, staging != 0, NULL}, &call, -1, staging,
-                    wait_ns);
+uintptr_t mpp_exchange_to_gather(const mpp_operands *o) {
+    int size = ((mpp_group *)o->of)->size, me = ((mpp_group *)o->of)->rank;
+    const mpp_exchange_operands call = {
+        .kind = MPP_ALL_GATHER, .count = mpp_longest_of(o->output_sizes, size), .counts = o->output_sizes};
+    mpp_operands blocks = *o;
+    uintptr_t *send = malloc(2 * (size_t)size * sizeof *send);
+    if (!send) return mpp_no_memory(o);
+    for (int r = 0; r < size; r++) {
+        send[r] = o->input;
+        send[size + r] = o->output_sizes[me];
+    }
+    blocks.inputs = send;
+    blocks.input_sizes = (size_t *)(send + size);
+    blocks.tag = -1;
+    uintptr_t op = exchange(&blocks, &call);
+    free(send);
+    return op;
 }
 
-uintptr_t mpp_no_memory(uintptr_t group, uintptr_t staging, int error, int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    mpp_staging_free((mpp_staging *)staging);
-    if (g->channel) g->channel->oom_placeholder.call.own = (uint64_t)error; /* until the others have seen it */
-    return g->channel ? mpp_shm_out_of_memory(g, wait_ns) : mpp_out_of_memory(g, 0);
+uintptr_t mpp_no_memory(const mpp_operands *o) {
+    mpp_group *g = (mpp_group *)o->of;
+    mpp_staging_free((mpp_staging *)o->staging);
+    if (g->channel) g->channel->oom_placeholder.call.own = (uint64_t)o->error; /* until the others have seen it */
+    return g->channel ? mpp_shm_out_of_memory(g, o->wait_ns) : mpp_out_of_memory(g, 0);
 }

@@ -48,11 +48,11 @@ static void read_finished_block(shm_op *s, uint64_t chunk) {
 }
 
 /* `s` is laid out for the pipeline. */
-static int between_nodes(shm_op *s, size_t longest) {
+static int between_nodes(shm_op *s) {
     static const mpp_route pipelined = {.first_phase = send_block_sums, .second_phase = finish_block};
-    size_t bytes = (size_t)s->op.group->size * longest, of_node = (size_t)mpp_topology_of(s)->most_per_node * longest;
+    size_t bytes = (size_t)s->op.group->size * s->bytes, of_node = (size_t)mpp_topology_of(s)->most_per_node * s->bytes;
     s->wait_for = -1;
-    if (!longest) return 1;
+    if (!s->bytes) return 1;
     if (mpp_piggyback_by_halves(s, bytes, of_node) || mpp_piggyback_sums(s, bytes)) {
         s->chunk_bytes = mpp_channel_of(s)->slot_bytes;
         s->batches = 1;
@@ -63,7 +63,7 @@ static int between_nodes(shm_op *s, size_t longest) {
     if (mpp_goes_directly(s)) s->write = NULL;
     s->read = mpp_goes_directly(s) ? NULL : read_finished_block;
     size_t of_block = mpp_most_of_sums(s) / (size_t)s->op.group->size / CACHE_LINE * CACHE_LINE;
-    if (of_block > s->chunk_bytes) s->chunk_bytes = mpp_internode_chunk(s, longest, of_block);
+    if (of_block > s->chunk_bytes) s->chunk_bytes = mpp_internode_chunk(s, s->bytes, of_block);
     return mpp_use_pipeline(s, &pipelined);
 }
 
@@ -93,35 +93,18 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
     if (s->bus) mpp_from_slot(s, mpp_shm_out(s, offset), out, mine.length);
 }
 
-/* `received`: of a sum between devices where it has the others' blocks; 0: it is none. */
-static uintptr_t over_shm(mpp_group *g, const uintptr_t *in, void *out, const size_t *counts, const mpp_reduction *how,
-                          uintptr_t received, uintptr_t staging, int64_t wait_ns) {
-    shm_op *s = mpp_new_shm_op(g, staging);
-    if (!s) return mpp_no_shm_op(s, g, wait_ns);
-    s->out = out;
-    s->how = *how;
-    s->element = mpp_dtype_size(how->dtype);
-    size_t longest = mpp_longest_of(counts, g->size) * s->element;
-    s->in_list = mpp_copy_list(in, g->size);
-    s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)counts, g->size);
-    if (!s->in_list || !s->lengths) return mpp_no_shm_op(s, g, wait_ns);
-    for (int r = 0; r < g->size; r++) s->lengths[r] *= s->element;
+static int over_shm(shm_op *s, const mpp_operands *o) {
+    const mpp_group *g = s->op.group;
+    const mpp_block *own = o->first; /* of a sum between devices where it has the others' blocks */
     s->chunk_bytes = mpp_piece_bytes(g->channel);
     s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
     s->write = write_pieces;
     s->read = read_piece_sum;
-    if (g->channel->internode && !between_nodes(s, longest)) return mpp_no_shm_op(s, g, wait_ns);
-    if (received) {
-        mpp_reads_own_blocks(s, received);
-        mpp_offer(s, in, s->lengths, longest, NULL); /* whoever has memory for them can read all ranks */
-    } else if (s->bus) mpp_introduce(s, in, s->lengths);
-    mpp_sign(s, MPP_REDUCE_SCATTER, -1, longest);
-    if (staging) {
-        for (int r = 0; r < g->size; r++) mpp_add_lane(&s->op, in[r], s->lengths[r], MPP_LOAD);
-        s->out_lane = mpp_add_lane(&s->op, (uintptr_t)out, s->lengths[g->rank], MPP_STORE);
-        mpp_stage_shm(s);
-    }
-    return mpp_enqueue_shm(s, wait_ns);
+    if (own) {
+        mpp_reads_own_blocks(s, own->received);
+        mpp_offer(s, o->inputs, s->lengths, s->bytes, NULL); /* whoever has memory for them can read all ranks */
+    } else if (s->bus) mpp_introduce(s, o->inputs, s->lengths);
+    return 1;
 }
 
 /* ---- by MPI ---- */
@@ -139,12 +122,6 @@ static int issue_reduce_scatter(mpi_collective *c) {
     }
     return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->mpi_dtype], mpp_mpi_op_of(&c->how),
                                          g->comm, &c->request);
-}
-
-static void finish_reduce_scatter(mpi_collective *c) {
-    char *out = mpp_out_at(c, c->index * c->per_call * c->element);
-    if (c->scratch_out) mpp_from_mpi(&c->how, out, c->scratch_out, mpp_length_of(c));
-    else if (c->how.divisor != 1) mpp_from_mpi(&c->how, out, out, mpp_length_of(c));
 }
 
 /* Blocks of different lengths: one reduction to every rank after the other, in pieces. */
@@ -185,69 +162,45 @@ static int overlap(const mpi_collective *c, size_t bytes, int size) {
     return out < in + bytes * (size_t)size && in < out + bytes;
 }
 
-/* Lanes: every rank's block of the input, then the output. Of unequal blocks a call takes one after the other, so all
- * are staged whole. */
-static void stage_blocks(mpi_collective *c, int even) {
-    const mpp_group *g = c->op.group;
-    for (int r = 0; r < g->size; r++) mpp_add_lane(&c->op, c->in_list[r], c->counts[r] * c->element, MPP_LOAD);
-    c->out_lane = mpp_add_lane(&c->op, (uintptr_t)c->out, c->counts[g->rank] * c->element, MPP_STORE);
-    if (!even) c->stride = 0;
-    mpp_stage_begin(&c->op, c->stride);
-}
-
-/* The MPI calls depend on counts, `flat` and the kind of staging alone, which all ranks share. Each rank decides for
+/* The MPI calls depend on sizes, `flat` and the kind of staging alone, which all ranks share. Each rank decides for
  * itself where bytes are converted. */
-static uintptr_t by_mpi(mpp_group *g, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                        const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
-    mpi_collective *c = mpp_new_collective(g, MPP_REDUCE_SCATTER, issue_reduce_scatter, staging);
-    size_t size = (size_t)g->size, pieces = 0;
-    if (!c) return mpp_no_collective(c, g);
-    c->out = (char *)out;
-    c->in_list = mpp_copy_list(in, g->size);
-    c->counts = (size_t *)mpp_copy_list((const uintptr_t *)counts, g->size);
-    if (!c->in_list || !c->counts) return mpp_no_collective(c, g);
-    int even = 1, convert = mpp_set_reduction(c, how);
+static int by_mpi(mpi_collective *c, const mpp_operands *o) {
+    const size_t *counts = o->input_sizes;
+    size_t size = (size_t)c->op.group->size, pieces = 0;
+    c->in_list = mpp_copy_list(o->inputs, (int)size);
+    c->counts = mpp_copy_list(counts, (int)size);
+    if (!c->in_list || !c->counts) return 0;
+    int even = 1, convert = mpp_set_reduction(c, o->how);
     for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
-    size_t width = mpp_dtype_size(c->mpi_dtype), limit = mpp_call_limit(staging);
+    size_t width = mpp_dtype_size(c->mpi_dtype), limit = mpp_call_limit(o->staging);
     if (MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
-    int whole = flat && even && !convert && !staging && counts[0] * size * width <= mpp_chunk_limit;
+    int whole = o->flat && even && !convert && !o->staging && counts[0] * size * width <= mpp_chunk_limit;
     mpp_split(c, counts[0], whole ? counts[0] : even ? limit / width / size : limit / width);
     size_t block = counts[0] < c->per_call ? counts[0] : c->per_call;
-    c->finish = finish_reduce_scatter;
     if (!even) {
         for (size_t r = 0; r < size; r++) pieces += (counts[r] + c->per_call - 1) / c->per_call;
         c->calls = pieces;
+        c->stride = 0; /* a call takes a part of one block after the other, so all are staged whole */
         c->issue = issue_uneven;
         c->finish = finish_uneven;
-        if (!mpp_new_scratch(c, c->per_call)) return mpp_no_collective(c, g);
-    } else if (staging && !convert) {
-        /* the blocks of one piece lie side by side in their slot, apart from the output */
-    } else if (!whole || overlap(c, counts[0] * c->element, g->size)) {
-        c->scratch_out = malloc((block ? block : 1) * width);
-        if (!c->scratch_out || !mpp_new_scratch(c, block * size)) return mpp_no_collective(c, g);
+        return mpp_new_scratch(c, c->per_call);
     }
-    if (staging) stage_blocks(c, even);
-    return mpp_enqueue(c, wait_ns);
+    /* The blocks of one piece lie side by side in their slot, apart from the output. */
+    if (o->staging && !convert) return 1;
+    if (whole && !overlap(c, counts[0] * c->element, (int)size)) return 1;
+    c->scratch_out = malloc((block ? block : 1) * width);
+    return c->scratch_out && mpp_new_scratch(c, block * size);
 }
 
 /* ---- which of them ---- */
 
-uintptr_t mpp_reduce_scatter(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts, int flat,
-                             const mpp_reduction *how, uintptr_t staging, int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
-    size_t table = (size_t)g->size * mpp_longest_of(counts, g->size);
-    if (mpp_sums_in_shm(g, MPP_REDUCE_SCATTER, table, how))
-        return over_shm(g, in, (void *)out, counts, how, 0, staging, wait_ns);
-    return by_mpi(g, in, out, counts, flat, how, staging, wait_ns);
-}
+static const mpp_ways ways = {over_shm, between_nodes, by_mpi, issue_reduce_scatter, mpp_finish_reduction};
 
-/* In a group on one node: where ranks whose devices can be read reduce there, `received` has what
- * the others have of this rank's block, as of mpp_sum_between_devices, and `out` is yet to be written. */
-uintptr_t mpp_scatter_between_devices(uintptr_t group, const uintptr_t *in, uintptr_t out, const size_t *counts,
-                                      const mpp_reduction *how, const mpp_block *own, uintptr_t staging,
-                                      int64_t wait_ns) {
-    mpp_group *g = (mpp_group *)group;
-    mpp_note(MPP_REDUCE_SCATTER, mpp_sum_of(counts, g->size) * mpp_dtype_size(how->dtype), -1);
-    return over_shm(g, in, (void *)out, counts, how, own->received, staging, wait_ns);
+uintptr_t mpp_reduce_scatter(const mpp_operands *o) { return mpp_start_collective(o, MPP_REDUCE_SCATTER, &ways); }
+
+/* In a group on one node: where ranks whose devices can be read reduce there, `received` of `first`, an mpp_block, has
+ * what the others have of this rank's block, as of mpp_sum_between_devices, and `output` is yet to be written. */
+uintptr_t mpp_scatter_between_devices(const mpp_operands *o) {
+    mpp_note_operands(o, MPP_REDUCE_SCATTER);
+    return mpp_start_over_shm(o, MPP_REDUCE_SCATTER, &ways);
 }

@@ -46,12 +46,7 @@ int mpp_count_sleepers(int more) {
 }
 
 void mpp_forget_bell(mpp_group *group) {
-    for (mpp_group **at = &listening; *at; at = &(*at)->also_listens) {
-        if (*at != group) continue;
-        *at = group->also_listens;
-        stop_listening(group);
-        break;
-    }
+    if (MPP_TAKE_OUT(listening, also_listens, group)) stop_listening(group);
     group->bell = NULL;
 }
 

@@ -107,6 +107,23 @@ struct mpp_group {
     mpp_activity *activity; /* NULL where nobody counts */
 };
 
+/* Lists, which are linked by a member: the place behind the last one; and whether one was there, which it is no more.
+ */
+#define MPP_END_OF(first, link)                                                                                        \
+    ({                                                                                                                 \
+        __typeof__(first) *at_ = &(first);                                                                             \
+        while (*at_) at_ = &(*at_)->link;                                                                              \
+        at_;                                                                                                           \
+    })
+#define MPP_TAKE_OUT(first, link, one)                                                                                 \
+    ({                                                                                                                 \
+        __typeof__(first) *at_ = &(first);                                                                             \
+        while (*at_ && *at_ != (one)) at_ = &(*at_)->link;                                                             \
+        int found_ = *at_ != NULL;                                                                                     \
+        if (found_) *at_ = (*at_)->link;                                                                               \
+        found_;                                                                                                        \
+    })
+
 extern size_t mpp_chunk_limit;
 
 /* With a core for every rank, spinning for about 20 us saves the 2 us of a yield that finds nobody to run: hundreds of

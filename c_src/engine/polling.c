@@ -38,11 +38,7 @@ uintptr_t mpp_unclaimed(void) {
 
 void mpp_claim(uintptr_t handle) {
     mpp_lock();
-    for (mpp_op **at = &mpp_progress.unclaimed; *at; at = &(*at)->later_unclaimed) {
-        if ((uintptr_t)*at != handle) continue;
-        *at = (*at)->later_unclaimed;
-        break;
-    }
+    MPP_TAKE_OUT(mpp_progress.unclaimed, later_unclaimed, (mpp_op *)handle);
     mpp_unlock();
 }
 

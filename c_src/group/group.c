@@ -6,7 +6,7 @@
 
 #include "group/status.h"
 #include "internode/internode.h"
-#include "p2p/windows.h"
+#include "p2p/message_op.h"
 
 uintptr_t mpp_map(int descriptor, size_t bytes) {
     int how = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;

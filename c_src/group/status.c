@@ -68,13 +68,8 @@ int mpp_group_describe(uintptr_t handle, const char *about) {
 
 /* The group has ended, or is in nobody's hands: it is shown no more. Its figures stay until it is released. */
 void mpp_group_hide(uintptr_t handle) {
-    const mpp_activity *a = ((mpp_group *)handle)->activity;
     pthread_mutex_lock(&status.lock);
-    for (mpp_activity **at = &status.groups; a && *at; at = &(*at)->next) {
-        if (*at != a) continue;
-        *at = a->next;
-        break;
-    }
+    MPP_TAKE_OUT(status.groups, next, ((mpp_group *)handle)->activity);
     pthread_mutex_unlock(&status.lock);
 }
 

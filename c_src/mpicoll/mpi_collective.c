@@ -16,11 +16,7 @@ static void leave_queue(mpi_collective *c) {
     c->op.group->issuing = c->later;
 }
 
-static void enter_queue(mpi_collective *c) {
-    mpi_collective **end = &c->op.group->issuing;
-    while (*end) end = &(*end)->later;
-    *end = c;
-}
+static void enter_queue(mpi_collective *c) { *MPP_END_OF(c->op.group->issuing, later) = c; }
 
 /* Where the group compares what its ranks call: MPP_DONE once all call the same. Comparisons end in the order of the
  * calls, so that is the order in which MPI's collectives begin, on every rank. */
@@ -128,14 +124,6 @@ void mpp_split(mpi_collective *c, size_t total, size_t per_call) {
     c->stride = c->per_call * c->element;
 }
 
-/* Lanes of an operation that reads `in` and writes `out`, which may be the same; directions may be 0. */
-void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int out_direction) {
-    int in_place = c->in == c->out;
-    mpp_add_lane(&c->op, (uintptr_t)c->in, bytes, in_place ? in_direction | out_direction : in_direction);
-    if (out_direction && !in_place) c->out_lane = mpp_add_lane(&c->op, (uintptr_t)c->out, bytes, out_direction);
-    mpp_stage_begin(&c->op, c->stride);
-}
-
 /* ---- reductions ---- */
 
 mpi_handle mpp_mpi_op_of(const mpp_reduction *how) { return mpp_mpi.op[mpp_mpi_op(how)]; }
@@ -150,4 +138,11 @@ int mpp_set_reduction(mpi_collective *c, const mpp_reduction *how) {
 int mpp_new_scratch(mpi_collective *c, size_t elements) {
     c->scratch = malloc((elements ? elements : 1) * mpp_dtype_size(c->mpi_dtype));
     return c->scratch != NULL;
+}
+
+void mpp_finish_reduction(mpi_collective *c) {
+    char *out = mpp_out_at(c, c->index * c->per_call * c->element);
+    char *from = c->scratch_out ? c->scratch_out : c->scratch ? c->scratch : out;
+    if (mpp_gets(c->op.group, c->kind, c->root) && (from != out || c->how.divisor != 1))
+        mpp_from_mpi(&c->how, out, from, mpp_length_of(c));
 }

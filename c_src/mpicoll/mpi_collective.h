@@ -29,6 +29,12 @@ struct mpi_collective {
     size_t *counts;
 };
 
+/* Whether this rank gets a result of a collective. */
+static inline int mpp_gets(const mpp_group *g, int kind, int root) {
+    if (kind == MPP_EXSCAN) return g->rank > 0;
+    return root < 0 || (root == g->rank) != (kind == MPP_BROADCAST);
+}
+
 static inline size_t mpp_length_of(const mpi_collective *c) {
     size_t begin = c->index * c->per_call;
     if (begin >= c->total) return 0;
@@ -55,7 +61,6 @@ mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_coll
 uintptr_t mpp_no_collective(mpi_collective *c, mpp_group *g);
 uintptr_t mpp_enqueue(mpi_collective *c, int64_t wait_ns);
 void mpp_split(mpi_collective *c, size_t total, size_t per_call);
-void mpp_stage_buffers(mpi_collective *c, size_t bytes, int in_direction, int out_direction);
 
 /* ---- reductions, with the conversions of arith/mpi_representation.h ---- */
 
@@ -66,3 +71,5 @@ mpi_handle mpp_mpi_op_of(const mpp_reduction *how);
 /* Fills in the reduction; whether the elements have to be converted before MPI sees them. */
 int mpp_set_reduction(mpi_collective *c, const mpp_reduction *how);
 int mpp_new_scratch(mpi_collective *c, size_t elements);
+/* After a call: what is in the scratch memory, or where it belongs, to its final form. */
+void mpp_finish_reduction(mpi_collective *c);

@@ -1,4 +1,4 @@
-/* An operation of messages between pairs: what p2p.c shares with exchange.c above it. */
+/* An operation of messages between pairs: what p2p.c shares with exchange.c above it; and of windows. */
 #pragma once
 
 #include "cuda/staging.h"
@@ -41,3 +41,6 @@ void mpp_add_message(message_op *m, uintptr_t buffer, size_t bytes, int peer, in
 void mpp_enter_queues(message_op *m);
 /* All transfers are there, with addresses in the device's memory. Not under the lock: memory may have to be pinned. */
 void mpp_stage_transfers(message_op *m);
+
+/* windows.c, at the end of a group: -1 while a window is open, or a message under way; else nothing comes any more. */
+int mpp_windows_end(mpp_group *group);

@@ -19,19 +19,9 @@
 
 /* ---- the queues of receives and of sends, in program order ---- */
 
-static void enter(message_op *m, int queue) {
-    message_op **end = &m->op.group->messages_left[queue];
-    while (*end) end = &(*end)->later[queue];
-    *end = m;
-}
+static void enter(message_op *m, int queue) { *MPP_END_OF(m->op.group->messages_left[queue], later[queue]) = m; }
 
-static void leave(message_op *m, int queue) {
-    for (message_op **at = &m->op.group->messages_left[queue]; *at; at = &(*at)->later[queue]) {
-        if (*at != m) continue;
-        *at = m->later[queue];
-        return;
-    }
-}
+static void leave(message_op *m, int queue) { MPP_TAKE_OUT(m->op.group->messages_left[queue], later[queue], m); }
 
 void mpp_enter_queues(message_op *m) {
     if (m->unsent) enter(m, MPP_SENDS);
@@ -326,31 +316,28 @@ void mpp_stage_transfers(message_op *m) {
     }
 }
 
-static uintptr_t start_message(mpp_group *g, uintptr_t buffer, size_t bytes, int peer, int state, int tag,
-                               uintptr_t staging, int64_t wait_ns) {
-    message_op *m = mpp_new_message_op(g, mpp_chunks_of(bytes), tag, staging);
+static uintptr_t start_message(const mpp_operands *o, int peer, int state) {
+    mpp_group *g = (mpp_group *)o->of;
+    message_op *m = mpp_new_message_op(g, mpp_chunks_of(o->count), o->tag, o->staging);
     if (!m) return mpp_out_of_memory(g, 0);
-    if (staging) {
-        mpp_add_message(m, buffer, bytes, peer, state);
+    if (o->staging) {
+        mpp_add_message(m, o->input, o->count, peer, state);
         mpp_stage_transfers(m);
     }
     mpp_lock();
-    if (!staging) mpp_add_message(m, buffer, bytes, peer, state);
+    if (!o->staging) mpp_add_message(m, o->input, o->count, peer, state);
     mpp_enter_queues(m);
-    mpp_note_message_order(g, tag);
+    mpp_note_message_order(g, o->tag);
     mpp_unlock();
-    return mpp_start(&m->op, wait_ns);
+    return mpp_start(&m->op, o->wait_ns);
 }
 
-uintptr_t mpp_send(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
-                   int64_t wait_ns) {
-    mpp_note(MPP_SEND, bytes, peer);
-    return start_message((mpp_group *)group, buffer, bytes, peer, MPP_TO_SEND, tag, staging, wait_ns);
+uintptr_t mpp_send(const mpp_operands *o) {
+    mpp_note(MPP_SEND, o->count, o->peer);
+    return start_message(o, o->peer, MPP_TO_SEND);
 }
 
-uintptr_t mpp_recv(uintptr_t group, uintptr_t buffer, size_t bytes, int peer, int tag, uintptr_t staging,
-                   int64_t wait_ns) {
-    mpp_note(MPP_RECV, bytes, peer);
-    int source = peer < 0 ? mpp_mpi.any_source : peer;
-    return start_message((mpp_group *)group, buffer, bytes, source, MPP_TO_MATCH, tag, staging, wait_ns);
+uintptr_t mpp_recv(const mpp_operands *o) {
+    mpp_note(MPP_RECV, o->count, o->peer);
+    return start_message(o, o->peer < 0 ? mpp_mpi.any_source : o->peer, MPP_TO_MATCH);
 }

@@ -8,12 +8,10 @@
  * Not MPI's own windows: MPI_Put and MPI_Win_flush may block until the other side calls MPI, have no nonblocking form,
  * and would hold the engine's lock meanwhile.
  */
-#include "p2p/windows.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "message/message.h"
+#include "p2p/message_op.h"
 
 typedef struct mpp_window mpp_window;
 typedef struct incoming incoming;
@@ -84,20 +82,20 @@ static uintptr_t send(mpp_group *g, notice head, const char *data, int peer, int
     return mpp_start(&s->op, wait_ns);
 }
 
-uintptr_t mpp_put(uintptr_t window, uintptr_t buffer, size_t bytes, int peer, size_t offset, int64_t wait_ns) {
-    const mpp_window *w = (mpp_window *)window;
-    const notice head = {.window = w->number, .kind = PUT, .offset = offset, .bytes = bytes};
-    char *memory = w->reached[peer].memory;
-    if (!memory && bytes) return send(w->group, head, (const char *)buffer, peer, wait_ns);
-    if (bytes) memmove(memory + offset, (const void *)buffer, bytes);
+uintptr_t mpp_put(const mpp_operands *o) {
+    const mpp_window *w = (mpp_window *)o->of;
+    const notice head = {.window = w->number, .kind = PUT, .offset = o->offset, .bytes = o->count};
+    char *memory = w->reached[o->peer].memory;
+    if (!memory && o->count) return send(w->group, head, (const char *)o->input, o->peer, o->wait_ns);
+    if (o->count) memmove(memory + o->offset, (const void *)o->input, o->count);
     return 0;
 }
 
-uintptr_t mpp_signal(uintptr_t window, int peer, int kind, int64_t wait_ns) {
-    const mpp_window *w = (mpp_window *)window;
-    const notice head = {.window = w->number, .kind = kind};
-    if (!w->reached[peer].counters) return send(w->group, head, NULL, peer, wait_ns);
-    atomic_fetch_add_explicit(counter_of(w, peer, kind, w->group->rank), 1, memory_order_release);
+uintptr_t mpp_signal(const mpp_operands *o) {
+    const mpp_window *w = (mpp_window *)o->of;
+    const notice head = {.window = w->number, .kind = o->tag};
+    if (!w->reached[o->peer].counters) return send(w->group, head, NULL, o->peer, o->wait_ns);
+    atomic_fetch_add_explicit(counter_of(w, o->peer, o->tag, w->group->rank), 1, memory_order_release);
     return 0;
 }
 
@@ -128,13 +126,12 @@ static void take_notice(mpp_listener *l) {
     int found, error = mpp_probe(l->op.group, mpp_mpi.any_source, notice_tag(l->op.group), &match, &found);
     if (error) mpp_fail(&l->op, MPP_FAILURE_MPI, error);
     if (error || !found) return;
-    incoming *in = l->spare, **end = &l->first;
+    incoming *in = l->spare;
     in->source = match.source;
     mpp_receive(&l->op, &in->message, &match, &in->head, sizeof in->head);
     if (in->message.state != MPP_ACTIVE) return; /* failed: there is no next one */
     l->spare = NULL;
-    while (*end) end = &(*end)->next;
-    *end = in;
+    *MPP_END_OF(l->first, next) = in;
     l->count++;
 }
 
@@ -259,7 +256,6 @@ int mpp_windows_failed(uintptr_t handle) {
     return failed;
 }
 
-/* At the end of the group; -1 while a window is open, or the listener busy. */
 int mpp_windows_end(mpp_group *g) {
     if (g->windows) return -1;
     if (!g->listener) return 0;
@@ -278,9 +274,7 @@ struct waiting {
 };
 
 static void leave(waiting *m) {
-    waiting **at = &m->window->waits;
-    while (*at != m) at = &(*at)->later;
-    *at = m->later;
+    MPP_TAKE_OUT(m->window->waits, later, m);
     m->window = NULL;
 }
 
@@ -315,22 +309,20 @@ static int wait_step(mpp_op *op) {
 /* A signal that nobody waits for any more is only a number: nothing is left of a wait that is given up. */
 static int arrived(mpp_op *op, int rank) { return rank == op->group->rank; }
 
-uintptr_t mpp_wait_signal(uintptr_t window, int peer, int kind, int64_t wait_ns) {
-    mpp_window *w = (mpp_window *)window;
+uintptr_t mpp_wait_signal(const mpp_operands *o) {
+    mpp_window *w = (mpp_window *)o->of;
     waiting *m = mpp_new_op(sizeof *m, w->group, wait_step, 0);
     if (!m) return mpp_out_of_memory(w->group, 0);
-    waiting **end = &w->waits;
     m->window = w;
-    m->peer = peer;
-    m->kind = kind;
+    m->peer = o->peer;
+    m->kind = o->tag;
     m->op.cancel = cancel;
     m->op.arrived = arrived;
     m->op.in_short = 1;
     mpp_lock();
-    while (*end) end = &(*end)->later;
-    *end = m;
+    *MPP_END_OF(w->waits, later) = m;
     mpp_unlock();
-    return mpp_start(&m->op, wait_ns);
+    return mpp_start(&m->op, o->wait_ns);
 }
 
 /* ---- life ---- */
@@ -362,7 +354,7 @@ void mpp_window_reach(uintptr_t window, int rank, uintptr_t memory, uintptr_t co
 
 /* Nothing more comes in, and who waits for a signal fails. Refuses (-1) while MPI writes a put to it. */
 int mpp_window_close(uintptr_t window) {
-    mpp_window *w = (mpp_window *)window, **at = &w->group->windows;
+    mpp_window *w = (mpp_window *)window;
     if (w->closed) return 0;
     if (w->listens) mpp_state_of((uintptr_t)w->group->listener); /* at the end of the process nobody else polls */
     mpp_lock();
@@ -373,8 +365,7 @@ int mpp_window_close(uintptr_t window) {
     }
     w->closed = 1;
     while (w->waits) cancel(&w->waits->op);
-    while (*at != w) at = &(*at)->next;
-    *at = w->next;
+    MPP_TAKE_OUT(w->group->windows, next, w);
     if (w->listens) w->group->listener->users--;
     mpp_unlock();
     return 0;

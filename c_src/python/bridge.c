@@ -52,7 +52,7 @@ static call_object *record_of(const call *c) {
     r->operation = shared(c->name);
     r->inputs = shared(c->in.shapes ? c->in.shapes : c->out.shapes);
     r->outputs = shared(c->out.shapes);
-    r->peer = mpp_is_message(c) ? PyLong_FromLong(c->peer) : shared(Py_None);
+    r->peer = mpp_is_message(c) ? PyLong_FromLong(c->o.peer) : shared(Py_None);
     r->lengths = g->compares ? lengths_of(c) : NULL;
     r->collective = g->sequence + !mpp_is_message(c);
     r->message = g->messages + mpp_is_message(c);
@@ -206,10 +206,11 @@ static int is_in_place(const call *c) { /* the result of an operation that is co
     return done != NULL;
 }
 
-static uintptr_t call_engine(const call *c) {
-    int64_t wait_ns = mpp_patience(c);
+static uintptr_t call_engine(call *c) {
+    starter *start = *(starter *const *)((const char *)mpp_engine + c->start);
+    c->o.wait_ns = mpp_patience(c);
     PyThreadState *gil = PyEval_SaveThread();
-    uintptr_t op = c->start(c, wait_ns);
+    uintptr_t op = start(&c->o);
     PyEval_RestoreThread(gil);
     mpp_note_message(c, op);
     return op;
@@ -273,7 +274,7 @@ static PyObject *prepare(call *c) {
     const mpp_method *m = c->method;
     PyObject *said =
         PyObject_CallFunction(bridge_state.prepare, "OOOOOiNnKO", c->self, c->name, m->start_name,
-                              or_none(c->in.tensors), results_of(c), c->root, lengths_of(c), (Py_ssize_t)c->a.count,
+                              or_none(c->in.tensors), results_of(c), c->o.root, lengths_of(c), (Py_ssize_t)c->a.count,
                               (unsigned long long)(m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
     unsigned long long staging, first;
     const char *start;
@@ -281,11 +282,11 @@ static PyObject *prepare(call *c) {
     if (said && !PyArg_ParseTuple(said, "KdzKOO", &staging, &c->extension, &start, &first, &c->then, &keep))
         Py_CLEAR(said);
     if (!said) return NULL;
-    c->staging = staging;
+    c->o.staging = staging;
     c->then = unless_none(c->then);
     if (c->then) { /* in two halves */
         c->start = mpp_find_starter(start);
-        c->first = (const void *)(uintptr_t)first;
+        c->o.first = (const void *)(uintptr_t)first;
         c->keep = keep;
     }
     return said;
@@ -323,7 +324,8 @@ static PyObject *unnamed(PyObject *args, PyObject *named) {
 PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     const mpp_method *m = (const mpp_method *)self;
     PyObject *all = PyTuple_Size(args) && bridge_state.is_ready ? unnamed(args, named) : NULL, *work = NULL;
-    call c = {.self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .method = m, .peer = NO_PEER, .root = -1};
+    call c = {
+        .self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .method = m, .o = {.peer = NO_PEER, .root = -1}};
     int is_read =
         all && (c.group = calls_of(c.self)) && !c.group->python_only && !has_modes() && mpp_read_call(&c, m, all);
     if (is_read) {
@@ -342,7 +344,7 @@ PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
 PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *method, *operands, *work = NULL;
-    call c = {.peer = NO_PEER, .root = -1, .is_plain = 1};
+    call c = {.o = {.peer = NO_PEER, .root = -1}, .is_plain = 1};
     if (!PyArg_ParseTuple(args, "O!O!OOOO", bridge_state.method, &method, &PyTuple_Type, &operands, &c.finish, &c.keep,
                           &c.results, &c.lists))
         return NULL;

@@ -8,32 +8,19 @@
 
 /* ---- Calls: of a group ---- */
 
-static PyMemberDef calls_members[] = {
-    {"handle", T_ULONGLONG, offsetof(calls_object, handle), 0, NULL},
-    {"rank", T_INT, offsetof(calls_object, rank), 0, NULL},
-    {"size", T_INT, offsetof(calls_object, size), 0, NULL},
-    {"largest_tag", T_INT, offsetof(calls_object, largest_tag), 0, NULL},
-    {"compares", T_BOOL, offsetof(calls_object, compares), 0, NULL},
-    {"python_only", T_BOOL, offsetof(calls_object, python_only), 0, NULL},
-    {"sequence", T_ULONGLONG, offsetof(calls_object, sequence), 0, NULL},
-    {"messages", T_ULONGLONG, offsetof(calls_object, messages), 0, NULL},
-    {"in_c", T_ULONGLONG, offsetof(calls_object, in_c), READONLY, NULL},
-    {"timeout", T_DOUBLE, offsetof(calls_object, timeout), 0, NULL},
-    {"broken", T_OBJECT, offsetof(calls_object, broken), 0, NULL},
-    {"coalescing", T_OBJECT, offsetof(calls_object, coalescing), 0, NULL},
-    {"extensions", T_OBJECT, offsetof(calls_object, extensions), 0, NULL},
-    {"subject", T_OBJECT, offsetof(calls_object, subject), 0, NULL},
-    {"last", T_OBJECT, offsetof(calls_object, last), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyMemberDef call_members[] = {
-#define OBJECT(name) {#name, T_OBJECT, offsetof(call_object, name), 0, NULL},
-#define NUMBER(name) {#name, T_ULONGLONG, offsetof(call_object, name), 0, NULL},
-    MPP_CALL_OBJECTS(OBJECT) MPP_CALL_NUMBERS(NUMBER){"limit", T_DOUBLE, offsetof(call_object, limit), 0, NULL},
-    {"extension", T_DOUBLE, offsetof(call_object, extension), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+#define MEMBER(type, name) {#name, T_##type, offsetof(THIS, name), 0, NULL},
+#define OBJECT(name) MEMBER(OBJECT, name)
+#define NUMBER(name) MEMBER(ULONGLONG, name)
+#define INT(name) MEMBER(INT, name)
+#define FLAG(name) MEMBER(BOOL, name)
+#define THIS calls_object
+static PyMemberDef calls_members[] = {MPP_GROUP_NUMBERS(NUMBER) MPP_GROUP_INTS(INT) MPP_GROUP_FLAGS(FLAG)
+                                          MPP_GROUP_OBJECTS(OBJECT) MEMBER(DOUBLE, timeout){0}};
+#undef THIS
+#define THIS call_object
+static PyMemberDef call_members[] = {MPP_CALL_OBJECTS(OBJECT) MPP_CALL_NUMBERS(NUMBER) MEMBER(DOUBLE, limit)
+                                         MEMBER(DOUBLE, extension){0}};
+#undef THIS
 
 static void clear_members(PyObject *self, const PyMemberDef *members) {
     for (const PyMemberDef *m = members; m->name; m++)

@@ -18,26 +18,25 @@ typedef struct {
     int is_complex;
 } dtype_info;
 
-/* What starting an operation takes of a group; `_bridge.Calls` in Python. */
+#define MPP_OBJECT(name) PyObject *name;
+#define MPP_NUMBER(name) unsigned long long name;
+#define MPP_INT(name) int name;
+#define MPP_FLAG(name) char name;
+
+/* What starting an operation takes of a group: `_bridge.Calls`, whose stub says what each is. Python is to be asked
+ * before each call while `broken` and `coalescing` are not None, and `extensions` is not empty. */
+#define MPP_GROUP_NUMBERS(X) X(handle) X(sequence) X(messages) X(in_c)
+#define MPP_GROUP_INTS(X) X(rank) X(size) X(largest_tag)
+#define MPP_GROUP_FLAGS(X) X(compares) X(python_only)
+#define MPP_GROUP_OBJECTS(X) X(broken) X(coalescing) X(extensions) X(subject) X(last)
 typedef struct {
-    PyObject_HEAD unsigned long long handle;
-    int rank, size, largest_tag;
-    char compares;               /* the names and dtypes of calls too */
-    char python_only;            /* each call is to come through Python */
-    unsigned long long sequence; /* of collectives: the same on all ranks */
-    unsigned long long messages;
-    unsigned long long in_c;       /* of both, how many began without Python */
-    double timeout;                /* in seconds */
-    PyObject *broken, *coalescing; /* None, or why Python is to be asked before each call */
-    PyObject *extensions;          /* the same, if not empty */
-    PyObject *subject, *last;      /* for records: the group; the last collective's record */
+    PyObject_HEAD MPP_GROUP_NUMBERS(MPP_NUMBER) MPP_GROUP_INTS(MPP_INT) MPP_GROUP_FLAGS(MPP_FLAG)
+        MPP_GROUP_OBJECTS(MPP_OBJECT) double timeout;
 } calls_object;
 
 /* The record of a call: `_bridge.Call`, whose stub says what each is. */
 #define MPP_CALL_OBJECTS(X) X(subject) X(operation) X(peer) X(inputs) X(outputs) X(lengths) X(work) X(frames)
 #define MPP_CALL_NUMBERS(X) X(collective) X(message) X(sequence) X(number) X(begun)
-#define MPP_OBJECT(name) PyObject *name;
-#define MPP_NUMBER(name) unsigned long long name;
 typedef struct {
     PyObject_HEAD MPP_CALL_OBJECTS(MPP_OBJECT) MPP_CALL_NUMBERS(MPP_NUMBER) double limit, extension;
 } call_object;
@@ -56,33 +55,29 @@ typedef struct {
 
 typedef struct call call;
 typedef struct mpp_method mpp_method;
-typedef uintptr_t starter(const call *c, int64_t wait_ns);
+typedef uintptr_t starter(const mpp_operands *o);
 typedef int reader(call *c, PyObject *args);
 struct call { /* what it refers to is borrowed, but for the group, tensors, shapes and lists */
     PyObject *self, *name;
     const mpp_method *method;
     calls_object *group;
     PyObject *opts;
-    int sync, peer, root, tag;      /* tag: or which kind of signal */
+    int sync;
+    mpp_operands o;
     tensor_args out, in;            /* the results, and what they are made of; without the latter: of themselves */
     PyObject *finish, *keep, *then; /* as engine/work.py says; NULL: none */
     PyObject *results;              /* the Work's tensors where these are not what C is given; or NULL */
     PyObject *lists;                /* in how many its future has them; NULL: in one */
     PyObject *device;               /* of its tensors; NULL: there are none, None: host memory */
-    uintptr_t of;                   /* the group's handle, or a window's */
-    size_t offset;                  /* in another rank's tensor, in bytes */
-    const void *first;              /* of two halves: what it takes besides */
-    uintptr_t staging;
-    int is_plain;     /* Python has made the operands: of their types at least */
-    int is_special;   /* Python is asked before it begins, and told of its Work */
-    double extension; /* of the deadline */
+    int is_plain;                   /* Python has made the operands: of their types at least */
+    int is_special;                 /* Python is asked before it begins, and told of its Work */
+    double extension;               /* of the deadline */
     operand a, b;
     mpp_reduction how;
     uintptr_t *addresses; /* two lists of a group's size each: of what is sent, and of what is received */
-    size_t *lengths;
-    int flat;
-    size_t bytes; /* about so many are moved */
-    starter *start;
+    size_t *lengths;      /* the operands refer to them */
+    size_t bytes;         /* about so many are moved */
+    size_t start;         /* where in the engine's table that is */
 };
 
 static inline PyObject *shared(PyObject *object) { /* a new reference */
@@ -96,7 +91,7 @@ static inline int set(PyObject *work, PyObject *name, PyObject *value) { /* stea
     return is_set;
 }
 
-static inline int mpp_is_message(const call *c) { return c->peer != NO_PEER; }
+static inline int mpp_is_message(const call *c) { return c->o.peer != NO_PEER; }
 
 /* patience.c: how long a call waits for its operation in C; told of messages that are begun. */
 int64_t mpp_patience(const call *c);
@@ -116,9 +111,9 @@ int mpp_refuse(const call *c, const char *kind, const char *format, ...);
 static inline const char *mpp_put_of(const call *c, const tensor_args *s) { return s == &c->out ? "output" : "input"; }
 int mpp_view(PyObject *tensor, dl_tensor *view);
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
-int mpp_make_lists(call *c);
-void mpp_forget(call *c);                 /* all that is not borrowed */
-Py_ssize_t mpp_length_of(PyObject *list); /* -1: it is neither a list nor a tuple */
+int mpp_make_lists(call *c, int in, int out); /* of what the operation reads, and writes */
+void mpp_forget(call *c);                     /* all that is not borrowed */
+Py_ssize_t mpp_length_of(PyObject *list);     /* -1: it is neither a list nor a tuple */
 PyObject *mpp_item_of(PyObject *list, Py_ssize_t i);
 /* As where c10d takes a list for each device; or the argument. NULL: there are several lists. */
 PyObject *mpp_only_list_of(const call *c, PyObject *argument);
@@ -134,14 +129,13 @@ int mpp_read_root(call *c);
 int mpp_read_reduction(call *c, const dtype_info *type);
 
 /* overlaps.c: whether nothing that is written to lies in memory that is read, or is written to twice. A rank's `own`
- * tensor may be read and written in one place. `block`: one like that of `rank` in `whole`. */
+ * tensor may be read and written in one place. */
 typedef struct {
     const uintptr_t *addresses;
     const size_t *lengths; /* in bytes */
     int count, own;
 } mpp_tensors;
 int mpp_operands_are_apart(const operand *a, const operand *b);
-int mpp_is_apart_or_block(const operand *whole, const operand *block, int rank);
 int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 
 /* What the bridge was told of Python's side (bridge_module.c); all zero before. */
@@ -183,16 +177,17 @@ struct mpp_method {
     PyObject_HEAD PyObject *python; /* what makes plain tensors of others, or says what is wrong */
     PyObject *name;                 /* of the operation */
     PyObject *start_name;
-    starter *start;
+    size_t start; /* in the engine's table */
     reader *read;
     int operands, has_root, reduces; /* of c10d's arguments so many come before the options */
+    int writes_blocks, in_one;       /* of blocks for all ranks: else it reads them; they lie in one tensor */
 };
 enum { NO_OPTIONS = -1 };
 
 /* methods.c: what Python's table of operations says of a method, 0: C does not know these; and how its arguments are
  * read: 1; or 0, with an exception (mpp_refuse) where they are wrong, and without one where Python is to see to the
  * call: tensors are not plain, or results lie where is read. */
-starter *mpp_find_starter(const char *name);
+size_t mpp_find_starter(const char *name); /* in the engine's table; 0: there is none */
 int mpp_find_method(mpp_method *m, const char *start, const char *roles);
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
 

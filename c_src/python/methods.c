@@ -7,12 +7,6 @@
 
 #include "python/call.h"
 
-/* ---- what is started ---- */
-
-#define MPP_OPERATION(name, parameters, ...)                                                                           \
-    static uintptr_t start_##name(const call *c, int64_t ns) { return mpp_engine->name(c->of, ##__VA_ARGS__, ns); }
-#include "ops.def"
-
 /* ---- the operands: args are self, then c10d's. As mpp_read_call says ---- */
 
 static int has_length(const call *c, const char *what, size_t bytes, size_t expected) {
@@ -31,7 +25,7 @@ static int sends_itself_what_it_expects(const call *c) {
 static int read_nothing(call *c, PyObject *args) { return (void)args, mpp_make_tensor_args(&c->out, 0); }
 
 static int read_error(call *c, PyObject *args) {
-    return mpp_as_int(PyTuple_GetItem(args, 1), &c->tag) && read_nothing(c, args);
+    return mpp_as_int(PyTuple_GetItem(args, 1), &c->o.error) && read_nothing(c, args);
 }
 
 /* Of one tensor only number 0 can be meant. */
@@ -48,68 +42,7 @@ static int names_only_tensor(const call *c) {
 static int read_one(call *c, PyObject *args) {
     if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
     c->bytes = c->a.bytes;
-    return c->root < 0 || c->results || names_only_tensor(c);
-}
-
-/* Output `b`, input `a`. */
-static int read_pair(call *c, PyObject *args) {
-    return mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b) &&
-           mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) && mpp_are_alike(c, c->a.type, c->b.type);
-}
-
-static int read_whole_and_own(call *c, PyObject *args) {
-    if (!read_pair(c, args)) return 0;
-    c->bytes = c->b.bytes;
-    return has_length(c, "the output", c->b.bytes, c->a.bytes * (size_t)c->group->size) &&
-           mpp_is_apart_or_block(&c->b, &c->a, c->group->rank);
-}
-
-static int is_apart_from_list(const call *c, const operand *o, int is_written) {
-    const mpp_tensors one = {&o->address, &o->bytes, 1, 0};
-    const mpp_tensors list = {c->addresses, c->lengths, c->group->size, c->group->rank};
-    return is_written ? mpp_lists_are_apart(&list, &one) : mpp_lists_are_apart(&one, &list);
-}
-
-static int read_list_and_own(call *c, PyObject *args) {
-    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
-    return mpp_read_list(c, mpp_only_list_of(c, PyTuple_GetItem(args, 1)), &c->out, &c->a.type, 0) &&
-           has_length(c, "this rank's output", c->lengths[c->group->rank], c->a.bytes) &&
-           is_apart_from_list(c, &c->a, 0);
-}
-
-static int read_own_and_whole(call *c, PyObject *args) {
-    if (!read_pair(c, args) || !has_length(c, "the input", c->a.bytes, c->b.bytes * (size_t)c->group->size)) return 0;
-    if (!mpp_make_lists(c)) return 0;
-    mpp_fill_rows(c, 0, c->a.address, c->b.bytes);
-    for (int r = 0; r < c->group->size; r++) c->lengths[r] = c->b.count;
-    c->flat = 1;
-    c->bytes = c->a.bytes;
-    return mpp_is_apart_or_block(&c->a, &c->b, c->group->rank);
-}
-
-static int read_own_and_list(call *c, PyObject *args) {
-    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b) || !mpp_make_lists(c)) return 0;
-    c->a.type = c->b.type;
-    if (!mpp_read_list(c, mpp_only_list_of(c, PyTuple_GetItem(args, 2)), &c->in, &c->a.type, 0)) return 0;
-    if (!has_length(c, "the output", c->b.bytes, c->lengths[c->group->rank])) return 0;
-    if (!is_apart_from_list(c, &c->b, 1)) return 0;
-    for (int r = 0; r < c->group->size; r++) c->lengths[r] /= c->b.type->size;
-    return 1;
-}
-
-/* The list that only the root gives, of tensors like this rank's own. */
-static int read_list_of_root(call *c, PyObject *argument, tensor_args *s, const operand *own, int which) {
-    int size = c->group->size;
-    const dtype_info *type = own->type;
-    PyObject *list = mpp_only_list_of(c, argument);
-    if (list && c->root != c->group->rank)
-        return mpp_length_of(list) == 0 ||
-               mpp_refuse(c, MPP_WRONG_VALUE, "only the root may pass an %s list", mpp_put_of(c, s));
-    if (!mpp_read_list(c, list, s, &type, which)) return 0;
-    const char *what = s == &c->out ? "each output" : "each input";
-    for (int r = 0; r < size; r++)
-        if (!has_length(c, what, c->lengths[which * size + r], own->bytes)) return 0;
-    return 1;
+    return c->o.root < 0 || c->results || names_only_tensor(c);
 }
 
 static int is_exchange_apart(const call *c) {
@@ -119,42 +52,64 @@ static int is_exchange_apart(const call *c) {
     return mpp_lists_are_apart(&send, &receive);
 }
 
-static void only_for_root(call *c, int which) {
-    c->addresses[which * c->group->size + c->root] = c->a.address;
-    c->lengths[which * c->group->size + c->root] = c->a.bytes;
-}
-
-static int send_to_root(call *c) {
-    only_for_root(c, 0);
-    if (!c->out.tensors) /* nothing comes here: the Work's tensor is the one sent */
-        c->out = (tensor_args){shared(c->in.tensors), shared(c->in.shapes)};
-    return is_exchange_apart(c);
-}
-
-static int read_roots_list_and_own(call *c, PyObject *args) {
-    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
-    return read_list_of_root(c, PyTuple_GetItem(args, 1), &c->out, &c->a, 1) && send_to_root(c);
-}
-
-/* The others' output is not looked at. */
-static int read_roots_whole_and_own(call *c, PyObject *args) {
-    int size = c->group->size;
-    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a) || !mpp_make_lists(c)) return 0;
-    if (c->root == c->group->rank) {
-        if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b)) return 0;
-        if (!mpp_are_alike(c, c->a.type, c->b.type)) return 0;
-        if (!has_length(c, "the root's output", c->b.bytes, c->a.bytes * (size_t)size)) return 0;
-        mpp_fill_rows(c, 1, c->b.address, c->a.bytes);
-    }
+/* The blocks of all ranks, or the root's, in one tensor `b`: each is as long as `a`. What others have there is not
+ * looked at. */
+static int read_whole(call *c, PyObject *argument, int which) {
+    const char *what = c->o.root >= 0 ? "the root's output" : which ? "the output" : "the input";
     c->bytes = c->a.bytes;
-    return send_to_root(c);
+    if (c->o.root >= 0 && c->o.root != c->group->rank) return 1;
+    if (!mpp_read_single(c, argument, which ? &c->out : &c->in, &c->b)) return 0;
+    if (!(which ? mpp_are_alike(c, c->a.type, c->b.type) : mpp_are_alike(c, c->b.type, c->a.type))) return 0;
+    if (!has_length(c, what, c->b.bytes, c->a.bytes * (size_t)c->group->size)) return 0;
+    mpp_fill_rows(c, which, c->b.address, c->a.bytes);
+    c->o.flat = 1;
+    if (c->o.root < 0) c->bytes = c->b.bytes;
+    return 1;
 }
 
-static int read_own_and_roots_list(call *c, PyObject *args) {
-    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a) || !mpp_make_lists(c)) return 0;
-    if (!read_list_of_root(c, PyTuple_GetItem(args, 2), &c->in, &c->a, 0)) return 0;
-    only_for_root(c, 1);
+/* The same in a list. The root's are all as long as `a`, of others this rank's is. */
+static int read_list(call *c, PyObject *argument, int which) {
+    int size = c->group->size, me = c->group->rank;
+    const dtype_info *type = c->a.type;
+    tensor_args *s = which ? &c->out : &c->in;
+    PyObject *list = mpp_only_list_of(c, argument);
+    if (list && c->o.root >= 0 && c->o.root != me)
+        return mpp_length_of(list) == 0 ||
+               mpp_refuse(c, MPP_WRONG_VALUE, "only the root may pass an %s list", mpp_put_of(c, s));
+    if (!mpp_read_list(c, list, s, &type, which)) return 0;
+    const size_t *lengths = c->lengths + which * size;
+    if (c->o.root < 0)
+        return which ? has_length(c, "this rank's output", lengths[me], c->a.bytes)
+                     : has_length(c, "the output", c->a.bytes, lengths[me]);
+    for (int r = 0; r < size; r++)
+        if (!has_length(c, which ? "each output" : "each input", lengths[r], c->a.bytes)) return 0;
+    return 1;
+}
+
+/* An exchange, in which this rank's own tensor goes to the root, or comes from there. */
+static int read_with_root(call *c, int which) {
+    int place = !which * c->group->size + c->o.root;
+    c->addresses[place] = c->a.address;
+    c->lengths[place] = c->a.bytes;
+    if (which && !c->out.tensors) /* nothing comes here: the Work's tensor is the one sent */
+        c->out = (tensor_args){shared(c->in.tensors), shared(c->in.shapes)};
     return is_exchange_apart(c) && (c->in.tensors || mpp_make_tensor_args(&c->in, 0));
+}
+
+/* This rank's tensor, `a`, and blocks of all. */
+static int read_own_and_blocks(call *c, PyObject *args) {
+    const mpp_method *m = c->method;
+    int which = m->writes_blocks, size = c->group->size, has_root = c->o.root >= 0;
+    PyObject *own = PyTuple_GetItem(args, 1 + which), *blocks = PyTuple_GetItem(args, 2 - which);
+    if (!mpp_read_single(c, own, which ? &c->in : &c->out, &c->a)) return 0;
+    if (!mpp_make_lists(c, !which || has_root, which || has_root)) return 0;
+    if (!(m->in_one ? read_whole(c, blocks, which) : read_list(c, blocks, which))) return 0;
+    if (has_root) return read_with_root(c, which);
+    const mpp_tensors one = {&c->a.address, &c->a.bytes, 1, 0};
+    const mpp_tensors all = {c->addresses + which * size, c->lengths + which * size, size, c->group->rank};
+    if (!(which ? mpp_lists_are_apart(&one, &all) : mpp_lists_are_apart(&all, &one))) return 0;
+    for (int r = 0; m->reduces && r < size; r++) c->lengths[r] /= c->a.type->size;
+    return 1;
 }
 
 /* Rows along dimension 0 for each rank; equal parts, if no sizes are given. */
@@ -191,7 +146,9 @@ static int read_splits(call *c, PyObject *sizes, const operand *o, int which) {
 }
 
 static int read_rows(call *c, PyObject *args) {
-    if (!read_pair(c, args) || !mpp_make_lists(c)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->b)) return 0;
+    if (!mpp_read_single(c, PyTuple_GetItem(args, 2), &c->in, &c->a)) return 0;
+    if (!mpp_are_alike(c, c->a.type, c->b.type) || !mpp_make_lists(c, 1, 1)) return 0;
     if (!read_splits(c, PyTuple_GetItem(args, 4), &c->a, 0)) return 0;
     if (!read_splits(c, PyTuple_GetItem(args, 3), &c->b, 1)) return 0;
     c->bytes = c->a.bytes + c->b.bytes;
@@ -199,18 +156,18 @@ static int read_rows(call *c, PyObject *args) {
 }
 
 static int read_lists(call *c, PyObject *args) {
-    return mpp_make_lists(c) && mpp_read_list(c, PyTuple_GetItem(args, 2), &c->in, &c->a.type, 0) &&
+    return mpp_make_lists(c, 1, 1) && mpp_read_list(c, PyTuple_GetItem(args, 2), &c->in, &c->a.type, 0) &&
            mpp_read_list(c, PyTuple_GetItem(args, 1), &c->out, &c->a.type, 1) && sends_itself_what_it_expects(c) &&
            is_exchange_apart(c);
 }
 
 static int read_tagged(call *c, PyObject *args, int has_peer) {
     Py_ssize_t given = PyTuple_Size(args), tag = has_peer ? 3 : 2;
-    c->peer = ANY_PEER;
+    c->o.peer = ANY_PEER;
     if (given != tag && given != tag + 1) return 0;
-    if (has_peer && !mpp_read_rank(c, PyTuple_GetItem(args, 2), "rank", &c->peer)) return 0;
+    if (has_peer && !mpp_read_rank(c, PyTuple_GetItem(args, 2), "rank", &c->o.peer)) return 0;
     if (given > tag &&
-        (!mpp_as_int(PyTuple_GetItem(args, tag), &c->tag) || c->tag < 0 || c->tag > c->group->largest_tag))
+        (!mpp_as_int(PyTuple_GetItem(args, tag), &c->o.tag) || c->o.tag < 0 || c->o.tag > c->group->largest_tag))
         return mpp_refuse(c, MPP_WRONG_VALUE, "tag %S is out of range; this MPI carries tags 0 to %d",
                           PyTuple_GetItem(args, tag), c->group->largest_tag);
     if (!mpp_read_single(c, PyTuple_GetItem(args, 1), &c->out, &c->a)) return 0;
@@ -229,10 +186,11 @@ static int read_of_window(call *c, PyObject *args) {
     unsigned long long window;
     Py_ssize_t offset;
     int is_async;
-    if (!PyArg_ParseTuple(args, "OOiniKpO", &self, &tensor, &c->peer, &offset, &c->tag, &window, &is_async, &c->opts))
+    if (!PyArg_ParseTuple(args, "OOiniKpO", &self, &tensor, &c->o.peer, &offset, &c->o.tag, &window, &is_async,
+                          &c->opts))
         return 0;
-    c->of = window;
-    c->offset = (size_t)offset;
+    c->o.of = window;
+    c->o.offset = (size_t)offset;
     c->sync = !is_async;
     if (tensor == Py_None) return mpp_make_tensor_args(&c->out, 0);
     if (!mpp_read_single(c, tensor, &c->out, &c->a)) return 0;
@@ -242,17 +200,17 @@ static int read_of_window(call *c, PyObject *args) {
 
 /* ---- the tables of both ---- */
 
-starter *mpp_find_starter(const char *name) {
+size_t mpp_find_starter(const char *name) {
     static const struct {
         const char *name;
-        starter *start;
+        size_t place;
     } starters[] = {
-#define MPP_OPERATION(name, ...) {#name, start_##name},
+#define MPP_OPERATION(name) {#name, offsetof(mpp_entries, name)},
 #include "ops.def"
     };
     for (size_t i = 0; i < sizeof starters / sizeof *starters; i++)
-        if (!strcmp(starters[i].name, name)) return starters[i].start;
-    return NULL;
+        if (!strcmp(starters[i].name, name)) return starters[i].place;
+    return 0;
 }
 
 int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
@@ -262,13 +220,13 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
         reader *read;
     } readers[] = {{"", 0, read_nothing},
                    {"inout", 1, read_one},
-                   {"out*+in", 2, read_whole_and_own},
-                   {"out[]+in", 2, read_list_and_own},
-                   {"out+in*", 2, read_own_and_whole},
-                   {"out+in[]", 2, read_own_and_list},
-                   {"out[root]+in", 2, read_roots_list_and_own},
-                   {"out*[root]+in", 2, read_roots_whole_and_own},
-                   {"out+in[root]", 2, read_own_and_roots_list},
+                   {"out*+in", 2, read_own_and_blocks},
+                   {"out[]+in", 2, read_own_and_blocks},
+                   {"out+in*", 2, read_own_and_blocks},
+                   {"out+in[]", 2, read_own_and_blocks},
+                   {"out[root]+in", 2, read_own_and_blocks},
+                   {"out*[root]+in", 2, read_own_and_blocks},
+                   {"out+in[root]", 2, read_own_and_blocks},
                    {"out/+in/", 4, read_rows},
                    {"out[]+in[]", 2, read_lists},
                    {"in@peer", NO_OPTIONS, read_message},
@@ -279,6 +237,8 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
     size_t tensors = strcspn(roles, " ");
     m->has_root = strstr(roles + tensors, " root") != NULL;
     m->reduces = strstr(roles + tensors, " op") != NULL;
+    m->writes_blocks = strncmp(roles, "out+", 4) != 0;
+    m->in_one = memchr(roles, '*', tensors) != NULL;
     m->start = mpp_find_starter(start);
     for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
         if (strlen(readers[i].roles) != tensors || strncmp(readers[i].roles, roles, tensors)) continue;
@@ -290,7 +250,13 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
 
 int mpp_read_call(call *c, const mpp_method *m, PyObject *args) {
     c->start = m->start;
-    c->of = c->group->handle;
-    return (m->operands == NO_OPTIONS || mpp_read_options(c, args, m->operands + 1)) &&
-           (!m->has_root || mpp_read_root(c)) && m->read(c, args) && (!m->reduces || mpp_read_reduction(c, c->a.type));
+    c->o.of = c->group->handle;
+    int is_read = (m->operands == NO_OPTIONS || mpp_read_options(c, args, m->operands + 1)) &&
+                  (!m->has_root || mpp_read_root(c)) && m->read(c, args) &&
+                  (!m->reduces || mpp_read_reduction(c, c->a.type));
+    c->o.input = c->o.output = c->a.address;
+    c->o.count = m->reduces ? c->a.count : c->a.bytes;
+    c->o.how = m->reduces ? &c->how : NULL;
+    if (!mpp_is_message(c)) c->o.tag = -1;
+    return is_read;
 }

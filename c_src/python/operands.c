@@ -208,7 +208,7 @@ int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info 
     if (length < 0) return 0;
     if (length != size)
         return mpp_refuse(c, MPP_WRONG_VALUE, "the %s%s list must have %d entries, one for each rank, not %zd",
-                          c->root < 0 ? "" : "root's ", mpp_put_of(c, s), size, length);
+                          c->o.root < 0 ? "" : "root's ", mpp_put_of(c, s), size, length);
     if (!mpp_make_tensor_args(s, size)) return 0;
     for (int r = 0; r < size; r++) {
         operand o;
@@ -222,11 +222,14 @@ int mpp_read_list(call *c, PyObject *argument, tensor_args *s, const dtype_info 
     return 1;
 }
 
-int mpp_make_lists(call *c) {
-    size_t entries = 2 * (size_t)c->group->size;
-    c->addresses = PyMem_Calloc(entries, sizeof *c->addresses);
-    c->lengths = PyMem_Calloc(entries, sizeof *c->lengths);
-    return c->addresses && c->lengths;
+int mpp_make_lists(call *c, int in, int out) {
+    size_t size = (size_t)c->group->size;
+    c->addresses = PyMem_Calloc(2 * size, sizeof *c->addresses);
+    c->lengths = PyMem_Calloc(2 * size, sizeof *c->lengths);
+    if (!c->addresses || !c->lengths) return 0;
+    if (in) c->o.inputs = c->addresses, c->o.input_sizes = c->lengths;
+    if (out) c->o.outputs = c->addresses + size, c->o.output_sizes = c->lengths + size;
+    return 1;
 }
 
 void mpp_fill_rows(call *c, int which, uintptr_t first, size_t length) {
@@ -269,7 +272,7 @@ int mpp_read_rank(const call *c, PyObject *given, const char *what, int *rank) {
 
 int mpp_read_root(call *c) {
     PyObject *root = PyObject_GetAttr(c->opts, interned.root_rank);
-    int known = mpp_read_rank(c, root, "root rank", &c->root);
+    int known = mpp_read_rank(c, root, "root rank", &c->o.root);
     Py_XDECREF(root);
     return known;
 }

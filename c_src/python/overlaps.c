@@ -19,10 +19,6 @@ int mpp_operands_are_apart(const operand *a, const operand *b) {
     return are_apart(a->address, a->bytes, b->address, b->bytes);
 }
 
-int mpp_is_apart_or_block(const operand *whole, const operand *block, int rank) {
-    return block->address == whole->address + (size_t)rank * block->bytes || mpp_operands_are_apart(whole, block);
-}
-
 /* Of a list, from its lowest address to its highest; whether its tensors follow each other, and so are apart. */
 static int find_bounds(const mpp_tensors *list, int skipped, stretch *all) {
     int in_order = 1;

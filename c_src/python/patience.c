@@ -25,7 +25,7 @@ int64_t mpp_patience(const call *c) {
     if (c->sync) return MPP_SLICE_NS;
     if (last_message.op) last_message.waited_for = 0;
     last_message.op = 0;
-    if (c->peer == ANY_PEER) return -1; /* even if it is complete it must be asked where it came from */
+    if (c->o.peer == ANY_PEER) return -1; /* even if it is complete it must be asked where it came from */
     return mpp_is_message(c) && last_message.waited_for == SURE ? patience_for(c->bytes) : 0;
 }
 

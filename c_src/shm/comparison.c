@@ -5,10 +5,10 @@
 #include "shm/shm.h"
 #include "shm/signatures.h"
 
-uintptr_t *mpp_copy_list(const uintptr_t *list, int count) {
-    uintptr_t *copy = malloc((size_t)count * sizeof *copy);
-    if (copy) memcpy(copy, list, (size_t)count * sizeof *copy);
-    return copy;
+void *mpp_copy_list(const void *list, int count) {
+    _Static_assert(sizeof(size_t) == sizeof(uintptr_t), "lists of addresses and of lengths are alike");
+    void *copy = malloc((size_t)count * sizeof(size_t));
+    return copy ? memcpy(copy, list, (size_t)count * sizeof(size_t)) : NULL;
 }
 
 shm_op *mpp_new_agreement(mpp_group *g) {
@@ -25,7 +25,7 @@ mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root
     if (!s) return NULL;
     if (how) s->how = *how;
     s->place = place;
-    if (lengths && !(s->lengths = (size_t *)mpp_copy_list((const uintptr_t *)lengths, g->size))) {
+    if (lengths && !(s->lengths = mpp_copy_list(lengths, g->size))) {
         mpp_discard(&s->op);
         return NULL;
     }

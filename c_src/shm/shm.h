@@ -191,7 +191,7 @@ int mpp_shm_next_tag(const mpp_group *g);
 int mpp_shm_may_send_early(const mpp_op *agreement, int peer);
 /* An operation that only compares, for another one, which is counted among the group's operations. */
 shm_op *mpp_new_agreement(mpp_group *g);
-uintptr_t *mpp_copy_list(const uintptr_t *list, int count); /* NULL: no memory */
+void *mpp_copy_list(const void *list, int count); /* of addresses or lengths; NULL: no memory */
 
 /* ---- protocol.c ---- */
 

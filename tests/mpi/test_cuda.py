@@ -247,7 +247,9 @@ def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> 
     driver.lib.fake_kernel(stream, device, 2000, address, mine.data_ptr(), size)
     how = starting.reduction(ours, torch.float32, dist.ReduceOp.SUM, "all_reduce")
     staging = lib.mpp_stage(device, stream, 0, ffi.new("int *"))
-    assert not lib.mpp_allreduce(ours.communicator.handle, address, address, count, how, staging, 30_000_000_000)
+    operands = {"of": ours.communicator.handle, "input": address, "output": address, "count": count, "how": how}
+    operands |= {"root": -1, "staging": staging, "wait_ns": 30_000_000_000}
+    assert not lib.mpp_allreduce(ffi.new("mpp_operands *", operands))
     view = (ctypes.c_float * count).from_address(driver.lib.fake_view(address))
     values = torch.frombuffer(view, dtype=torch.float32).unique().tolist()
     driver.lib.fake_stream_destroy(stream)

@@ -34,7 +34,8 @@ for kind in ("_shim_int", "_shim_ptr"):
     tensors = [array.array("f", [rank + 0.5] * 5000) for rank in range({RANKS})]
     addresses = [tensor.buffer_info()[0] for tensor in tensors]
     how = ranks.reduction("F32")
-    ops = [shim.lib.mpp_allreduce(group, at, at, 5000, how, 0, 0) for group, at in zip(ranks.groups, addresses)]
+    ops = [ranks.begin("allreduce", group, input=at, output=at, count=5000, how=how)
+           for group, at in zip(ranks.groups, addresses)]
     assert ranks.finish(ops) == [DONE] * {RANKS}
     assert all(set(tensor) == {{4.5}} for tensor in tensors), [tensor[:3] for tensor in tensors]
     ranks.release(ops)

@@ -24,11 +24,15 @@
 enum { MAX_RANKS = 8, USERS = 2, SLOTS = 4, SLOT_BYTES = 4096, MOST = 5000, SECONDS = 240 };
 #define PATIENCE_NS ((int64_t)SECONDS * 1000000000)
 
+/* The operands of one of the user's calls, and blocks among them. */
+#define OPERANDS(of_root, ...) (&(const mpp_operands){.of = u->group, .root = of_root, __VA_ARGS__})
+#define BLOCKS(way, addresses, sizes) .way##s = addresses, .way##_sizes = sizes
+
 /* clang-format off */
 #define SHIM_FUNCTIONS(X) \
     X(mpp_engine_start) X(mpp_engine_stop) X(mpp_next_completed) X(mpp_active_count) X(mpp_group_new) \
     X(mpp_group_attach) X(mpp_group_limit) X(mpp_group_abort) X(mpp_group_close) X(mpp_group_release) X(mpp_segment_size) \
-    X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_allgather_list) X(mpp_reduce_scatter) X(mpp_wait) \
+    X(mpp_barrier) X(mpp_broadcast) X(mpp_allreduce) X(mpp_reduce_to) X(mpp_allgather) X(mpp_reduce_scatter) X(mpp_wait) \
     X(mpp_state_of) X(mpp_notify_on_completion) X(mpp_arrived) X(mpp_failure_of) X(mpp_release)
 /* clang-format on */
 
@@ -143,21 +147,34 @@ static void one_turn(shim *s, user *u) {
     size_t lengths[MAX_RANKS], longest = n;
     fill(u, u->in, n);
     switch (what) {
-    case 0: finish(s, u, s->mpp_barrier(u->group, wait_ns), how); break;
+    case 0: finish(s, u, s->mpp_barrier(OPERANDS(-1, .wait_ns = wait_ns)), how); break;
     case 1:
-        finish(s, u, s->mpp_broadcast(u->group, in, bytes, root, 0, wait_ns), how);
+        finish(s, u, s->mpp_broadcast(OPERANDS(root, .input = in, .output = in, .count = bytes, .wait_ns = wait_ns)),
+               how);
         for (size_t i = 0; i < n; i++) check(u->in[i] == contribution(root, i), "broadcast", u, n);
         break;
     case 2: /* in place */
-        finish(s, u, s->mpp_allreduce(u->group, in, in, n, &sum, 0, wait_ns), how);
+        finish(s, u,
+               s->mpp_allreduce(OPERANDS(-1, .input = in, .output = in, .count = n, .how = &sum, .wait_ns = wait_ns)),
+               how);
         for (size_t i = 0; i < n; i++) check(u->in[i] == sum_of_all(i), "all_reduce", u, n);
         break;
     case 3:
-        finish(s, u, s->mpp_reduce_to(u->group, in, out, n, &sum, root, 0, wait_ns), how);
+        finish(
+            s, u,
+            s->mpp_reduce_to(OPERANDS(root, .input = in, .output = out, .count = n, .how = &sum, .wait_ns = wait_ns)),
+            how);
         for (size_t i = 0; i < n && u->rank == root; i++) check(u->out[i] == sum_of_all(i), "reduce", u, n);
         break;
     case 4:
-        finish(s, u, s->mpp_allgather(u->group, in, out, bytes, 0, wait_ns), how);
+        for (int r = 0; r < size; r++) {
+            list[r] = out + (size_t)r * bytes;
+            lengths[r] = bytes;
+        }
+        finish(
+            s, u,
+            s->mpp_allgather(OPERANDS(-1, .input = in, BLOCKS(output, list, lengths), .flat = 1, .wait_ns = wait_ns)),
+            how);
         for (size_t i = 0; i < n * (size_t)size; i++)
             check(u->out[i] == contribution((int)(i / n), i % n), "all_gather", u, n);
         break;
@@ -166,7 +183,8 @@ static void one_turn(shim *s, user *u) {
             list[r] = (uintptr_t)(u->out + (size_t)r * MOST);
             lengths[r] = n / (size_t)(r + 1) * sizeof(float);
         }
-        finish(s, u, s->mpp_allgather_list(u->group, in, list, lengths, 0, wait_ns), how);
+        finish(s, u, s->mpp_allgather(OPERANDS(-1, .input = in, BLOCKS(output, list, lengths), .wait_ns = wait_ns)),
+               how);
         for (int r = 0; r < size; r++)
             for (size_t i = 0; i < n / (size_t)(r + 1); i++)
                 check(u->out[(size_t)r * MOST + i] == contribution(r, i), "uneven all_gather", u, n);
@@ -177,7 +195,10 @@ static void one_turn(shim *s, user *u) {
             lengths[r] = longest / (size_t)(r + 1);
             list[r] = (uintptr_t)u->in;
         }
-        finish(s, u, s->mpp_reduce_scatter(u->group, list, out, lengths, 0, &sum, 0, wait_ns), how);
+        finish(s, u,
+               s->mpp_reduce_scatter(
+                   OPERANDS(-1, .output = out, BLOCKS(input, list, lengths), .how = &sum, .wait_ns = wait_ns)),
+               how);
         for (size_t i = 0; i < lengths[u->rank]; i++) check(u->out[i] == sum_of_all(i), "reduce_scatter", u, n);
         break;
     }
@@ -192,7 +213,7 @@ static void in_flight(shim *s, user *u) {
     for (int k = 0; k < BEGUN; k++) {
         fill(u, u->in + k * part, part);
         uintptr_t at = (uintptr_t)(u->in + k * part);
-        ops[k] = s->mpp_allreduce(u->group, at, at, part, &sum, 0, 0);
+        ops[k] = s->mpp_allreduce(OPERANDS(-1, .input = at, .output = at, .count = part, .how = &sum));
     }
     for (int k = BEGUN - 1; k >= 0; k--) finish(s, u, ops[k], (int)(next(&u->own) % 3));
     for (size_t i = 0; i < MOST; i++) check(u->in[i] == sum_of_all(i % part), "all_reduce in flight", u, part);
@@ -212,10 +233,11 @@ static void mismatched(shim *s, user *u) {
         list[r] = in;
         counts[r] = 512 + 512 * (size_t)(r == u->rank);
     }
-    if (next(&u->dice) % 2) op = s->mpp_reduce_scatter(u->group, list, out, counts, 0, &sum, 0, 0);
-    else if (u->rank) op = s->mpp_allreduce(u->group, in, out, MOST, &sum, 0, 0);
-    else op = s->mpp_broadcast(u->group, in, 8, 0, 0, 0);
-    uintptr_t later = s->mpp_allreduce(u->group, in, in, 5, &sum, 0, 0);
+    if (next(&u->dice) % 2)
+        op = s->mpp_reduce_scatter(OPERANDS(-1, .output = out, BLOCKS(input, list, counts), .how = &sum));
+    else if (u->rank) op = s->mpp_allreduce(OPERANDS(-1, .input = in, .output = out, .count = MOST, .how = &sum));
+    else op = s->mpp_broadcast(OPERANDS(0, .input = in, .output = in, .count = 8));
+    uintptr_t later = s->mpp_allreduce(OPERANDS(-1, .input = in, .output = in, .count = 5, .how = &sum));
     check(wait_somehow(s, u, op, how) == MPP_FAILED, "a mismatch", u, 0);
     check(s->mpp_failure_of(op, &error, &other, &signature) == MPP_FAILURE_MISMATCH, "its reason", u, 0);
     s->mpp_release(op);
@@ -237,7 +259,7 @@ static void aborted(shim *s, user *u) {
     if (u->rank == 0 && size > 1) {
         int state, error;
         int64_t first, second;
-        op = s->mpp_barrier(u->group, 0);
+        op = s->mpp_barrier(OPERANDS(-1, ));
         check(s->mpp_group_close(u->group) == -1, "closing a busy group", u, 0);
         pthread_create(&helper, NULL, abort_soon, u);
         while ((state = s->mpp_wait(op, 1000000) & 3) == MPP_PENDING) {}
@@ -249,7 +271,7 @@ static void aborted(shim *s, user *u) {
         s->mpp_release(op);
     }
     pthread_barrier_wait(&everybody);
-    if (!op) finish(s, u, s->mpp_barrier(u->group, 0), 2);
+    if (!op) finish(s, u, s->mpp_barrier(OPERANDS(-1, )), 2);
 }
 
 static void *use(void *argument) {

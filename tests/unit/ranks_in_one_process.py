@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 PENDING, DONE, FAILED = 0, 1, 2
 MEMORY, CANCELLED, MISMATCH = 2, 4, 5
-ASYNC = 0
 
 # The linker's --wrap sends what the C code allocates through these.
 _ALLOCATION = """
@@ -101,6 +100,15 @@ class Ranks:
             assert self.lib.mpp_group_attach(group, segments[node], slots, slot_bytes, numbers, reproducible) == 0
             choice.OWN.tell(self.lib, group, size)
 
+    def begin(self, name, group, **operands):
+        """An operation of C's with these operands (``mpp_operands``; a list becomes an array): its handle, 0 if it
+        is complete."""
+        for key, value in operands.items():
+            if isinstance(value, list):
+                operands[key] = self.ffi.new("size_t[]" if key.endswith("sizes") else "uintptr_t[]", value)
+        given = self.ffi.new("mpp_operands *", {"of": group, "root": -1, "tag": -1, **operands})
+        return getattr(self.lib, f"mpp_{name}")(given)
+
     def messages(self):
         """Those sent since the last call, by all groups: sender, receiver, tag, bytes."""
         found = self.ffi.new("const sent_message **")
@@ -125,15 +133,24 @@ class Ranks:
 
     def reduce(self, kind, rank, mine, out, how, counts, root=0):
         """Begin one rank's all_reduce, reduce or reduce_scatter: the first two of one block of so many elements."""
-        group, source, target = self.groups[rank], mine.ctypes.data, out.ctypes.data
+        group, source = self.groups[rank], mine.ctypes.data
+        operands = {"input": source, "output": out.ctypes.data, "count": counts[0], "how": how}
         if kind == "all_reduce":
-            return self.lib.mpp_allreduce(group, source, target, counts[0], how, 0, ASYNC)
+            return self.begin("allreduce", group, **operands)
         if kind == "reduce":
-            return self.lib.mpp_reduce_to(group, source, target, counts[0], how, root, 0, ASYNC)
+            return self.begin("reduce_to", group, **operands, root=root)
         begins = np.cumsum([0, *counts[:-1]]) * (mine.nbytes // (sum(counts) or 1))
-        blocks = self.ffi.new("uintptr_t[]", [source + int(begin) for begin in begins])
-        lengths, is_flat = self.ffi.new("size_t[]", counts), len(set(counts)) == 1
-        return self.lib.mpp_reduce_scatter(group, blocks, target, lengths, is_flat, how, 0, ASYNC)
+        operands |= {"inputs": [source + int(begin) for begin in begins], "input_sizes": counts}
+        return self.begin("reduce_scatter", group, **operands, flat=len(set(counts)) == 1)
+
+    def gather(self, rank, mine, out, length):
+        """Begin one rank's all_gather of so many bytes each, at these addresses."""
+        outputs = [out + length * other for other in range(self.size)]
+        sizes = [length] * self.size
+        return self.begin("allgather", self.groups[rank], input=mine, outputs=outputs, output_sizes=sizes, flat=True)
+
+    def broadcast(self, rank, address, length, root):
+        return self.begin("broadcast", self.groups[rank], input=address, output=address, count=length, root=root)
 
     def reduced(self, kind, inputs, outs, hows, counts, root=0):
         """The same on all ranks, to its end."""

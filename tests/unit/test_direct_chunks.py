@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from ranks_in_one_process import ASYNC, Ranks
+from ranks_in_one_process import Ranks
 
 SLOTS, SLOT = 4, 1024
 LINE = 64
@@ -99,8 +99,8 @@ def test_long_messages(shim_of_all_ranks, nodes, more, operation):
     outs = [np.tile(own, 1 if operation == "broadcast" else nodes) for own in ins]
     source, target = ([array.ctypes.data for array in arrays] for arrays in (ins, outs))
     ranks.of_all({
-        "broadcast": lambda rank, group: ranks.lib.mpp_broadcast(group, target[rank], block.size, 1, 0, ASYNC),
-        "all_gather": lambda rank, group: ranks.lib.mpp_allgather(group, source[rank], target[rank], size, 0, ASYNC),
+        "broadcast": lambda rank, _: ranks.broadcast(rank, target[rank], block.size, 1),
+        "all_gather": lambda rank, _: ranks.gather(rank, source[rank], target[rank], size),
     }[operation])  # fmt: skip
     expected = ins[1] if operation == "broadcast" else np.concatenate(ins)
     assert all((out == expected).all() for out in outs)

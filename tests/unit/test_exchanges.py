@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MISMATCH, Ranks
+from ranks_in_one_process import CANCELLED, DONE, FAILED, MISMATCH, Ranks
 
 SLOTS, LINE, GUARD = 4, 64, 8
 
@@ -27,16 +27,15 @@ class Exchange:
 
     def start(self, rank, expected=None):
         """`expected`: lengths in place of the right ones."""
-        ffi, size = self.ranks.ffi, self.ranks.size
         send, receive = self.sent[rank], self.received[rank]
-        return self.ranks.lib.mpp_exchange(
+        return self.ranks.begin(
+            "exchange",
             self.ranks.groups[rank],
-            ffi.new("uintptr_t[]", [block.ctypes.data for block in send]),
-            ffi.new("size_t[]", [len(block) for block in send]),
-            ffi.new("uintptr_t[]", [block.ctypes.data for block in receive]),
-            ffi.new("size_t[]", expected or [len(receive[other]) - GUARD for other in range(size)]),
-            -1, 0, ASYNC,
-        )  # fmt: skip
+            inputs=[block.ctypes.data for block in send],
+            input_sizes=[len(block) for block in send],
+            outputs=[block.ctypes.data for block in receive],
+            output_sizes=expected or [len(receive[other]) - GUARD for other in range(self.ranks.size)],
+        )
 
     def check(self):
         for to, blocks in enumerate(self.received):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, Ranks
+from ranks_in_one_process import Ranks
 
 from torchmpi_plugin.communicator import shared_memory
 
@@ -47,11 +47,7 @@ def test_all_reduce(ranks, count):
 def test_all_gather(ranks):
     tensors = np.arange(ranks.size, dtype=np.int32)
     outs = [np.empty(ranks.size, np.int32) for _ in ranks.groups]
-    ranks.of_all(
-        lambda rank, group: ranks.lib.mpp_allgather(
-            group, tensors[rank:].ctypes.data, outs[rank].ctypes.data, 4, 0, ASYNC
-        )
-    )
+    ranks.of_all(lambda rank, _: ranks.gather(rank, tensors[rank:].ctypes.data, outs[rank].ctypes.data, 4))
     assert all((out == tensors).all() for out in outs)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, Ranks
+from ranks_in_one_process import Ranks
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "message_counts.py"
 specification = importlib.util.spec_from_file_location("message_counts", TOOL)
@@ -40,14 +40,14 @@ def slot_of(shape):
 
 def call(ranks, operation, nbytes, dtype, root):
     """One operation on all ranks, on zeros."""
-    ffi, lib, size = ranks.ffi, ranks.lib, ranks.size
+    size = ranks.size
     how, count = ranks.reduction(dtype), nbytes // TYPES[dtype][0]
     buffers = [np.zeros((2 * size * nbytes) or 1, np.uint8) for _ in range(size)]
     ins = [buffer.ctypes.data for buffer in buffers]
     outs = [address + size * nbytes for address in ins]
 
-    def blocks(addresses, lengths):
-        return ffi.new("uintptr_t[]", addresses), ffi.new("size_t[]", lengths)
+    def blocks(names, addresses, lengths):
+        return dict(zip(names, (addresses, lengths), strict=True))
 
     def exchange(rank, group):
         to = {"all_to_all": range(size), "gather": [root], "scatter": range(size) if rank == root else []}[operation]
@@ -55,18 +55,26 @@ def call(ranks, operation, nbytes, dtype, root):
         gets = [rank == root or operation == "all_to_all"] * size if operation != "scatter" else [
             other == root for other in range(size)
         ]  # fmt: skip
-        send = blocks([ins[rank] + other * nbytes for other in range(size)], [nbytes * give for give in gives])
-        receive = blocks([outs[rank] + other * nbytes for other in range(size)], [nbytes * get for get in gets])
-        return lib.mpp_exchange(group, *send, *receive, -1, 0, ASYNC)
+        send = blocks(
+            ("inputs", "input_sizes"),
+            [ins[rank] + other * nbytes for other in range(size)],
+            [nbytes * give for give in gives],
+        )
+        receive = blocks(
+            ("outputs", "output_sizes"),
+            [outs[rank] + other * nbytes for other in range(size)],
+            [nbytes * get for get in gets],
+        )
+        return ranks.begin("exchange", group, **send, **receive)
 
     def reduced(rank, _):
         mine = buffers[rank][: size * nbytes]
         return ranks.reduce(operation, rank, mine, buffers[rank][size * nbytes :], how, [count] * size, root)
 
     ranks.of_all({
-        "barrier": lambda rank, group: lib.mpp_barrier(group, ASYNC),
-        "broadcast": lambda rank, group: lib.mpp_broadcast(group, ins[rank], nbytes, root, 0, ASYNC),
-        "all_gather": lambda rank, group: lib.mpp_allgather(group, ins[rank], outs[rank], nbytes, 0, ASYNC),
+        "barrier": lambda rank, group: ranks.begin("barrier", group),
+        "broadcast": lambda rank, _: ranks.broadcast(rank, ins[rank], nbytes, root),
+        "all_gather": lambda rank, _: ranks.gather(rank, ins[rank], outs[rank], nbytes),
         **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), reduced),
     }.get(operation, exchange))  # fmt: skip
 

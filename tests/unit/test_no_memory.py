@@ -1,11 +1,12 @@
 """A rank that has no memory for a call over shared memory: all ranks learn of it, and the next call is right."""
 
+import functools
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ranks_in_one_process import ASYNC, CANCELLED, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
+from ranks_in_one_process import CANCELLED, DONE, FAILED, MEMORY, MISMATCH, PENDING, Ranks
 
 from torchmpi_plugin.tensors import dtypes
 
@@ -33,16 +34,23 @@ def started(ranks, rank, kind, count, refused=None):
     blocks = ffi.new("uintptr_t[]", [mine.ctypes.data] * size)
     counts, places = ffi.new("size_t[]", [count] * size), [out[r * count :].ctypes.data for r in others]
     lengths, how, at = ffi.new("size_t[]", [4 * count] * size), ranks.reduction("I32"), out.ctypes.data
-    lists = ffi.new("uintptr_t[]", places)
+    lists, own = ffi.new("uintptr_t[]", places), {"input": mine.ctypes.data}
+    begin = functools.partial(ranks.begin, group=group)
     call, wanted = {
-        "barrier": (lambda: lib.mpp_barrier(group, ASYNC), out.copy()),
-        "broadcast": (lambda: lib.mpp_broadcast(group, mine.ctypes.data, 4 * count, 0, 0, ASYNC), out.copy()),
-        "all_reduce": (lambda: lib.mpp_allreduce(group, mine.ctypes.data, at, count, how, 0, ASYNC), total),
+        "barrier": (lambda: begin("barrier"), out.copy()),
+        "broadcast": (
+            lambda: begin("broadcast", **own, output=own["input"], count=4 * count, root=0),
+            out.copy(),
+        ),
+        "all_reduce": (lambda: begin("allreduce", **own, output=at, count=count, how=how), total),
         "all_gather": (
-            lambda: lib.mpp_allgather_list(group, mine.ctypes.data, lists, lengths, 0, ASYNC),
+            lambda: begin("allgather", **own, outputs=lists, output_sizes=lengths),
             np.concatenate([np.arange(count, dtype=np.int32) + r for r in others]),
         ),
-        "reduce_scatter": (lambda: lib.mpp_reduce_scatter(group, blocks, at, counts, 0, how, 0, ASYNC), total),
+        "reduce_scatter": (
+            lambda: begin("reduce_scatter", inputs=blocks, output=at, input_sizes=counts, how=how),
+            total,
+        ),
     }[kind]
     if refused:
         lib.refuse_allocations(*refused)
@@ -143,11 +151,12 @@ def exchange(ranks, rank, sent, refused=None):
     ffi, none = ranks.ffi, [0] * ranks.size
     buffers = ffi.new("uintptr_t[]", [SCRATCH.ctypes.data] * ranks.size)
     lengths = [sent, *none[1:]], [8] * ranks.size if rank == 0 else none
-    lists = [buffers, ffi.new("size_t[]", lengths[0]), buffers, ffi.new("size_t[]", lengths[1])]
-    lists[1][rank] = lists[3][rank] = 0
+    lists = {"inputs": buffers, "outputs": buffers}
+    lists |= {"input_sizes": ffi.new("size_t[]", lengths[0]), "output_sizes": ffi.new("size_t[]", lengths[1])}
+    lists["input_sizes"][rank] = lists["output_sizes"][rank] = 0
     if refused:
         ranks.lib.refuse_allocations(*refused)
-    op = ranks.lib.mpp_exchange(ranks.groups[rank], *lists, -1, 0, ASYNC)
+    op = ranks.begin("exchange", ranks.groups[rank], **lists)
     ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
     return op
 

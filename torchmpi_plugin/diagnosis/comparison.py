@@ -85,10 +85,10 @@ def _in_full(work: PendingWork) -> str:
 def _lengths(call: Call, checkin: CheckIn) -> list[list[int]]:
     """The bytes to each rank, and those that are expected from each; nothing of other operations."""
     row, size = BY_NAME.get(call.operation), checkin.size
-    if row is None or not call.lengths or row.start not in ("exchange", "allgather_list"):
+    if row is None or not call.lengths or (row.start != "exchange" and row.roles != "out[]+in"):
         return []
     first, second = call.lengths[:size], call.lengths[size:]
-    return [first, second] if row.start == "exchange" else [[first[checkin.rank]] * size, first]
+    return [first, second] if row.start == "exchange" else [[second[checkin.rank]] * size, second]
 
 
 def _different_lengths(lengths: Sequence[Sequence[Sequence[int]]]) -> list[str]:

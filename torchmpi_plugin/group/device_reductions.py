@@ -33,6 +33,8 @@ _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 #: what must live.
 Halves = tuple[str, Any, Callable[[int], int], Any]
 
+Tensors = Sequence[torch.Tensor | None]
+
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -121,6 +123,14 @@ def _added_up(
     return kernel(left, right, out=spaces[0])
 
 
+def _lists_of(ffi: Any, send: Tensors, receive: Tensors) -> dict[str, Any]:
+    """Return the operands of an exchange of these."""
+    (inputs, input_sizes), (outputs, output_sizes) = blocks_of(send), blocks_of(receive)
+    addresses = {"inputs": ffi.new("uintptr_t[]", inputs), "outputs": ffi.new("uintptr_t[]", outputs)}
+    sizes = {"input_sizes": ffi.new("size_t[]", input_sizes), "output_sizes": ffi.new("size_t[]", output_sizes)}
+    return addresses | sizes
+
+
 class _Reduction:
     """A rank's part: it gets its block of everybody's tensor, combines them, and those who want the result get it.
 
@@ -165,14 +175,14 @@ class _Reduction:
             send = [result if r in wanted and r != rank else None for r in range(len(blocks))]
             receive = [block if rank in wanted and r != rank else None for r, block in enumerate(blocks)]
             staging = 0 if result.is_cpu else stage(group, result, moves=True)
-            return int(lib.mpp_exchange(handle, *blocks_of(send), *blocks_of(receive), later_tag[0], staging, 0))
+            lists = _lists_of(ffi, send, receive)
+            operands = {"of": handle, **lists, "root": -1, "tag": later_tag[0], "staging": staging}
+            return int(lib.mpp_exchange(ffi.new("mpp_operands *", operands)))
 
-        (send, send_bytes), (recv, recv_bytes) = blocks_of(blocks), blocks_of(self._sources)
-        addresses = [ffi.new("uintptr_t[]", each) for each in (send, recv)]
-        lengths = [ffi.new("size_t[]", each) if each else ffi.NULL for each in (send_bytes, recv_bytes, counts)]
+        lists, lengths = _lists_of(ffi, blocks, self._sources), ffi.new("size_t[]", counts) if counts else ffi.NULL
         count = max(counts) if counts else sum(block.numel() for block in blocks)
-        first = ffi.new("mpp_exchange_operands *", (*addresses, *lengths, count, self._kind, later_tag))
-        return "exchange_to_reduce", first, self._second_half(share), (self, addresses, lengths)
+        first = ffi.new("mpp_exchange_operands *", (*lists.values(), lengths, count, self._kind, later_tag))
+        return "exchange_to_reduce", first, self._second_half(share), (self, lists, lengths)
 
     def between_devices(self) -> Halves:
         """Read the blocks from the others' devices, later the results.
