@@ -193,8 +193,6 @@ ONE = torch.ones(2)
 WRONG: dict[str, tuple[type[Exception], str, Callable[[Any, int], Any]]] = {
     "a root beyond the group": (ValueError, "root rank", lambda group, size: group.broadcast(ONE, size)),
     "a root below the group": (ValueError, "root rank", lambda group, size: group.reduce(ONE, -1)),
-    "an operation for a timeout": (TypeError, "broadcast", lambda group, size: group.broadcast(ONE, 0, SUM)),
-    "a timeout for an operation": (TypeError, "allreduce", lambda group, size: group.allreduce(ONE, SOON)),
     "no tensors": (ValueError, "all_reduce", lambda group, size: group.allreduce([], c10d.AllreduceOptions())),
     "no tensors, coalesced": (ValueError, "empty", lambda group, size: group.allreduce_coalesced([])),
     "two dtypes": (TypeError, "dtype", lambda group, size: group.allreduce([ONE, ONE.int()], SUM)),

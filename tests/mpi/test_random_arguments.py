@@ -203,7 +203,6 @@ MISTAKES: dict[str, Callable[[int], object]] = {
     "reduce_scatter: inputs of another dtype": lambda me: dist.reduce_scatter(ones(4).int(), many(RANKS)),
     "MAX of complex": lambda me: dist.all_reduce(ones(6, dtype=torch.complex64), dist.ReduceOp.MAX),
     "AVG of bool": lambda me: dist.reduce(ones(6, dtype=torch.bool), me, dist.ReduceOp.AVG),
-    "two tensors": lambda me: dist.group.WORLD.allreduce([ones(6), ones(5)]).wait(),
     "broadcast, rank in group": lambda me: dist.broadcast(ones(6), group_src=RANKS),
     "recv from anyone with a negative tag": lambda me: dist.recv(ones(6), None, tag=-1),
     "batch with a bad rank": lambda me: dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(6), RANKS)]),
