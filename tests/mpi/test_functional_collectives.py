@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,8 +34,12 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 #: Each with what a rank gets of everybody's tensors. To broadcast the root is the rank in the group.
+def added(every: list[torch.Tensor]) -> torch.Tensor:
+    return functools.reduce(torch.add, every)
+
+
 CALLS = {
-    "all_reduce": (lambda t, g: functional.all_reduce(t, "sum", g), lambda every, me: sum(every)),
+    "all_reduce": (lambda t, g: functional.all_reduce(t, "sum", g), lambda every, me: added(every)),
     "all_gather 0": (lambda t, g: functional.all_gather_tensor(t, 0, g), lambda every, me: torch.cat(every)),
     "all_gather 1": (lambda t, g: functional.all_gather_tensor(t, 1, g), lambda every, me: torch.cat(every, 1)),
     "reduce_scatter": (
@@ -44,7 +50,7 @@ CALLS = {
     "all_to_all": (exchanged, lambda every, me: torch.cat([sent(t, r, len(every))[me] for r, t in enumerate(every)])),
     "all_reduce of two": (
         lambda t, g: joined(functional.all_reduce_coalesced([t, t + 1], "sum", g)),
-        lambda every, me: torch.cat([sum(every), sum(every) + len(every)]),
+        lambda every, me: torch.cat([added(every), added(every) + len(every)]),
     ),
     "all_gather of two": (
         lambda t, g: joined(functional.all_gather_into_tensor_coalesced([t, t + 1], g)),
@@ -52,7 +58,7 @@ CALLS = {
     ),
     "reduce_scatter of two": (
         lambda t, g: joined(functional.reduce_scatter_tensor_coalesced([t, t * 2], "sum", [0, 0], g)),
-        lambda every, me: torch.cat([sum(every).chunk(len(every))[me] * times for times in (1, 2)]),
+        lambda every, me: torch.cat([added(every).chunk(len(every))[me] * times for times in (1, 2)]),
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import timedelta
+from typing import Any
 
 import groups
 import inside
@@ -102,7 +103,9 @@ def test_a_receive_that_times_out_is_taken_back(new_group, channel) -> None:
     group, tensor = new_group(None), torch.zeros(3)
     if dist.get_rank() == 0:
         inside.set_timeout(group, LIMIT)  # only here, where nobody is in time however fast the machine
-        for receive, source, words in ((dist.recv, 1, "rank 1"), (dist.irecv, 1, "rank 1"), (dist.recv, None, "any")):
+        receives: list[tuple[Any, int | None, str]]
+        receives = [(dist.recv, 1, "rank 1"), (dist.irecv, 1, "rank 1"), (dist.recv, None, "any")]
+        for receive, source, words in receives:
             told = rf"(?s)^recv.* from {words}.*group '.*timed out on rank 0.*after \d+\.\d s"
             with pytest.raises(DistBackendError, match=told):
                 receive(tensor, source, group=group, tag=3).wait()  # dist.recv never comes here
