@@ -87,7 +87,7 @@ def _divide(total: torch.Tensor, divisor: int) -> torch.Tensor:
 def _agree(group: dist.ProcessGroup, mine: list[int], entries: int) -> list[int]:
     """Everybody's number of entries, or an error on every rank alike: ``mine`` must be equal."""
     header = torch.zeros(_LONGEST_HEADER, dtype=torch.int64, device="cpu")
-    header[: 2 + len(mine)] = torch.tensor([entries, len(mine), *mine])
+    header[: 2 + len(mine)] = torch.tensor([entries, len(mine), *mine], device="cpu")
     headers = [each.tolist() for each in _gather(group, header, [[_LONGEST_HEADER]] * group.size())]
     others = [rank for rank, each in enumerate(headers) if each[1:] != headers[0][1:]]
     if others:
