@@ -264,6 +264,13 @@ EXPORT void fake_drain(void *handle) {
     pthread_mutex_unlock(&fake.lock);
 }
 
+EXPORT void fake_drain_all(void) {
+    pthread_mutex_lock(&fake.lock);
+    for (stream *s = fake.streams; s; s = s->next)
+        while (s->head) pthread_cond_wait(&fake.changed, &fake.lock);
+    pthread_mutex_unlock(&fake.lock);
+}
+
 int fake_stop_stream(stream *s) {
     pthread_mutex_lock(&fake.lock);
     int code = s->destroyed ? fake_violation(BAD_HANDLE, "a stream is destroyed twice") : OK;

@@ -73,7 +73,7 @@ def test_moves(refused: str, driver: Driver, new_group, world) -> None:
             to_host = copies.get("MemcpyDtoHAsync", 0)
             if refused == "on no rank":
                 assert "MemcpyHtoDAsync" not in copies and to_host <= group.size, (name, copies)
-    driver.lib.fake_fail(None, 0, 0)
+    driver.recover()
     failures.report()
     if refused == "on no rank":
         assert driver.lib.fake_live(OPENED) > before
@@ -329,7 +329,7 @@ def test_failing_driver(call: bytes, driver: Driver, new_group, world) -> None:
     else:
         with pytest.raises(dist.DistBackendError, match=r"OUT_OF_MEMORY: out of memory .* on rank [12]"):
             dist.broadcast(tensor, 0, group=group.process_group)
-    driver.lib.fake_fail(None, 0, 0)
+    driver.recover()
     dist.barrier()
 
 
@@ -363,7 +363,7 @@ def test_walk_of_failures(name: str, call: str, after: int, driver: Driver, new_
         assert re.search("memory .* on rank 1", str(error)) and time.monotonic() - begun < patient(20) / 2, str(error)
     else:
         assert result.unique().tolist() == [1 if name == "broadcast" else sum(r + 1 for r in world.ranks)]
-    driver.lib.fake_fail(None, 0, 0)
+    driver.recover()
     dist.barrier()
 
 
