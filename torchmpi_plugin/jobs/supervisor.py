@@ -28,8 +28,7 @@ _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and ha
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
-_LOOK_SECONDS = 5.0
-_END_SECONDS = 2.0  # for a daemon
+_LOOK_SECONDS, _END_SECONDS = 5.0, 2.0  # between two looks at the others; for a daemon
 _OF_SLURM = {SLURM.rank: "rank", SLURM.local_rank: "local_rank", SLURM.node_rank[0]: "node_rank"}
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
