@@ -77,6 +77,7 @@ NAMES, COUNTS = ("all_reduce", "broadcast", "all_to_all_single"), (6, 6 * PIECE)
 WALK = list(itertools.product(("one node",), NAMES, COUNTS, CALLS, range(3)))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_what_torch_says_of_the_driver(driver: Driver, new_group, world, monkeypatch) -> None:
     """A copy that torch cannot make, before there is an operation: the others are told, and the group goes on."""
     group, error = new_group(list(world.ranks)), torch.AcceleratorError("CUDA error")
@@ -99,6 +100,7 @@ BEFORE_ALL = ("CtxPushCurrent", "StreamCreate", "EventCreate", "MemHostAlloc", "
 ELSEWHERE = list(itertools.product(("two nodes", A_NODE_EACH, "many nodes", "MPI"), NAMES, COUNTS, BEFORE_ALL, (0,)))
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("placement", "name", "count", "call", "after"),
     [*share("faults of the driver", WALK), *share("faults of the driver elsewhere", ELSEWHERE)],
