@@ -124,7 +124,8 @@ def all_to_all_single_splits(case: Case) -> Started:
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """One after another, by their bytes: torch cannot copy elements of every dtype."""
-    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    together = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    return together.view(sum(len(part) for part in parts), *parts[0].shape[1:])
 
 
 def exchange_single(case: Case, shape, with_splits: bool) -> Started:
