@@ -26,6 +26,21 @@ static int rank_of(mpi_handle comm) { return (int)((intptr_t)comm & 0xfffff) - 1
 static int lost_bytes = -1;
 void lose_messages_of(int bytes) { lost_bytes = bytes; }
 
+/* Who does not look for its messages, which lie there meanwhile. */
+static char is_deaf[MOST_RANKS];
+void set_deaf(int64_t comm, int deaf) {
+    mpi_handle of = (mpi_handle)(intptr_t)comm;
+    is_deaf[before(of) + rank_of(of)] = (char)deaf;
+}
+
+/* Those with more than so many bytes. */
+int waiting_messages(int64_t comm, int bytes) {
+    int count = 0;
+    mpi_handle of = (mpi_handle)(intptr_t)comm;
+    for (letter *it = boxes[before(of) + rank_of(of)]; it; it = it->next) count += it->bytes > bytes;
+    return count;
+}
+
 static void note(sent_message message) {
     if (message_count == message_room) {
         message_room = message_room ? 2 * message_room : 1024;
@@ -51,6 +66,7 @@ static int send_message(const void *buffer, int bytes, mpi_handle type, int to, 
 }
 
 static letter *next_letter(int from, int tag, mpi_handle comm) {
+    if (is_deaf[before(comm) + rank_of(comm)]) return NULL;
     for (letter **at = &boxes[before(comm) + rank_of(comm)]; *at; at = &(*at)->next) {
         letter *it = *at;
         if (it->from != from || it->tag != tag) continue;

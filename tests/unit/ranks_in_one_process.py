@@ -41,6 +41,8 @@ typedef struct { int source, to, tag, bytes; } sent_message;
 int64_t communicator_of(int before, int rank);
 void use_messages_in_one_process(void);
 void lose_messages_of(int bytes);
+void set_deaf(int64_t comm, int deaf);
+int waiting_messages(int64_t comm, int bytes);
 int sent_messages(const sent_message **list);
 int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
              int *leaf_count, int *regular);
@@ -93,9 +95,9 @@ class Ranks:
             self._memory.append(self.ffi.new("char[]", length + 64))
             segments.append((int(self.ffi.cast("uintptr_t", self._memory[-1])) + 63) // 64 * 64)
             self.ends.append(segments[-1] + length)
-        comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
+        self.comms = [self.lib.communicator_of(Ranks._before, rank) for rank in range(size)]
         Ranks._before += size
-        self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(comms)]
+        self.groups = [self.lib.mpp_group_new(comm, rank, size, 1000, 1000, 0) for rank, comm in enumerate(self.comms)]
         for group, node in zip(self.groups, nodes, strict=True):
             assert self.lib.mpp_group_attach(group, segments[node], slots, slot_bytes, numbers, reproducible) == 0
             choice.OWN.tell(self.lib, group, size)
