@@ -30,15 +30,15 @@ def measured(parts: Parts) -> dict[str, tuple[float, float, float]]:
     processor time (of all threads), in microseconds, and its context switches."""
     found = dict.fromkeys(parts, (float("inf"),) * 3)
     for _ in range(TURNS):
-        for name, call in parts.items():
+        for part, call in parts.items():
             call()
             before, start = used(), time.perf_counter()
             for _ in range(CALLS):
                 call()
             seconds, after = time.perf_counter() - start, used()
-            switches = after.voluntary + after.involuntary - before.voluntary - before.involuntary
-            turn = (seconds * 1e6 / CALLS, (after.cpu_seconds - before.cpu_seconds) * 1e6 / CALLS, switches / CALLS)
-            found[name] = min(found[name], turn)
+            cpu_seconds, *switches = (after[name] - before[name] for name in before)
+            turn = (seconds * 1e6 / CALLS, cpu_seconds * 1e6 / CALLS, sum(switches) / CALLS)
+            found[part] = min(found[part], turn)
     return found
 
 

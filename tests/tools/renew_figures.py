@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import draw_figures
 
-from torchmpi_plugin.cli.bench import report, results
+from torchmpi_plugin.cli.bench import results
 
 ROOT = Path(__file__).parents[2]
 NODES = "node1,node2"  # as they stand in the commands
@@ -44,7 +44,7 @@ def calls(found: dict[str, Any]) -> str:
     rows = []
     for row in found["operations"]:
         size = results.format_size(row["bytes"]) if row["bytes"] else "-"
-        times = [report.format_us(row["us"].get(name)) for name in ("raw", "mpiplus", "gloo")]
+        times = [results.format_us(row["us"].get(name)) for name in ("raw", "mpiplus", "gloo")]
         ratios = [row["ratio"].get(pair) for pair in ("mpiplus/raw", "gloo/mpiplus")]
         compared = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         rows.append([row["operation"], row["dtype"] or "-", size, *times, *compared])
@@ -56,7 +56,7 @@ def between(found: dict[str, Any]) -> str:
     rows = []
     for row in found["operations"]:
         if row["dtype"] == "float32":
-            times = [report.format_us(row["us"].get(name)) for name in _BETWEEN]
+            times = [results.format_us(row["us"].get(name)) for name in _BETWEEN]
             rows.append([results.format_size(row["bytes"]), *times, f"{row['bus_gb_per_s']['mpiplus']:.2f}"])
     return table(("size", *_BETWEEN, "mpiplus, GB/s"), rows)
 
@@ -125,8 +125,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join((*FIGURES, "api-modes")), help="names, with commas")
     parser.add_argument("--measured", type=Path, help="the JSON of a run of this commit, in place of a new one")
     options, of, found = parser.parse_args(), commit(), {}
-    if not Path(report.__file__).is_relative_to(ROOT):
-        sys.exit(f"the package is that of {report.__file__}, not this checkout's: pip install -e .")
+    if not Path(results.__file__).is_relative_to(ROOT):
+        sys.exit(f"the package is that of {results.__file__}, not this checkout's: pip install -e .")
     for name in options.only.split(","):
         if name == "api-modes":  # writes its table by itself, where torch has what it measures
             subprocess.run([sys.executable, ROOT / "tests" / "tools" / "measure_api_modes.py"], check=True)

@@ -12,10 +12,9 @@ pytest.importorskip("matplotlib", reason="the extra plot brings it")
 
 from matplotlib.figure import Figure
 
-from torchmpi_plugin.cli.bench import plot
+from torchmpi_plugin.cli.bench import files
 from torchmpi_plugin.cli.bench.measure import Turns
-from torchmpi_plugin.cli.bench.report import Report
-from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Bus, Link, Row
+from torchmpi_plugin.cli.bench.results import FRONT_END, RAW, Bus, Link, Report, Row
 from torchmpi_plugin.cli.bench.training.results import Row as TrainingRow
 from torchmpi_plugin.cli.bench.training.results import Trained
 
@@ -55,7 +54,7 @@ def colours(picture: bytes) -> int:
 @pytest.mark.parametrize("link", [LINK, None])
 def test_a_picture_with_content(tmp_path: Path, link: Link | None) -> None:
     path = tmp_path / "out.png"
-    plot.draw(report(link), path)
+    files.draw(report(link), path)
     assert colours(path.read_bytes()) > 50
 
 
@@ -64,7 +63,7 @@ def figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Figure:
     """What is drawn, not yet pixels."""
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    plot.draw(report(bus=BUS), tmp_path / "out.png")
+    files.draw(report(bus=BUS), tmp_path / "out.png")
     return drawn[0]
 
 
@@ -81,11 +80,11 @@ def test_each_operation_has_a_line_for_each_contestant(figure: Figure) -> None:
 
 def test_ways_to_train(tmp_path: Path) -> None:
     """A bar per way: alone, and on each backend; none where a backend was left out."""
-    turns = [Turns([seconds] * 3) for seconds in (0.01, 0.02)]
+    turns = [Turns(seconds=[seconds] * 3) for seconds in (0.01, 0.02)]
     trained = Trained(32, turns[1], turns[0], None, [1.0])
     rows = [
         TrainingRow("ddp", "CNN", "float32", [], {"mpiplus": trained, "gloo": trained}),
         TrainingRow("fsdp2", "CNN", "float32", [], {"mpiplus": trained}),
     ]
-    plot.draw_training(rows, {"ranks": 2}, tmp_path / "out.png")
+    files.draw_training(rows, {"ranks": 2}, tmp_path / "out.png")
     assert colours((tmp_path / "out.png").read_bytes()) > 20

@@ -10,8 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmpi_plugin.cli.bench import measure
 from torchmpi_plugin.cli.bench.device import Device
-from torchmpi_plugin.cli.bench.measure import Turns, Usage, calls_per_block, take_turns
+from torchmpi_plugin.cli.bench.measure import Turns, calls_per_block, take_turns, used
 from torchmpi_plugin.cli.bench.training.models import TASKS, Task, Transformer
 from torchmpi_plugin.cli.bench.training.results import Trained, what_is_wrong
 from torchmpi_plugin.cli.bench.training.ways import WAYS, Place, left_out
@@ -21,7 +22,7 @@ NO_DRIFT = {"mpiplus": 0.0, "gloo": 0.0}
 
 
 def turns(seconds: list[float]) -> Turns:
-    return Turns(seconds, [Usage(0.5 * second, 7, 3) for second in seconds])
+    return Turns(seconds=seconds, **{name: [7.0] * len(seconds) for name in used()})
 
 
 def trained(step: list[float], alone: list[float], all_reduce: list[float] | None) -> Trained:
@@ -66,7 +67,8 @@ class TwoRanks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.order = 0.0, []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        monkeypatch.setattr("torchmpi_plugin.cli.bench.measure.used", lambda: Usage(self.now / 2, 8 * self.now, 0))
+        usage = {"cpu_seconds": 0.5, "voluntary": 8, "involuntary": 0}
+        monkeypatch.setattr(measure, "used", lambda: {name: each * self.now for name, each in usage.items()})
 
     def call(self, name: str, seconds: float):
         def call() -> None:
@@ -91,8 +93,8 @@ def test_turns_are_of_one_call_and_begin_with_another_contestant(monkeypatch: py
     ranks = TwoRanks(monkeypatch)
     calls = {"short": ranks.call("short", 1.0), "long": ranks.call("long", 4.0)}
     found = take_turns(calls, 3, 4.0, ranks)
-    assert found["short"].seconds == pytest.approx([1.0] * 3)
-    assert found["long"].seconds == pytest.approx([4.0] * 3)
+    assert found["short"]["seconds"] == pytest.approx([1.0] * 3)
+    assert found["long"]["seconds"] == pytest.approx([4.0] * 3)
     assert found["long"].medians() == pytest.approx({"seconds": 4, "cpu_seconds": 1, "voluntary": 16, "involuntary": 0})
     # Four short ones fill a turn, after one outside the clock; so does one long one.
     first, second = ["short"] * 5 + ["long"] * 2, ["long"] * 2 + ["short"] * 5

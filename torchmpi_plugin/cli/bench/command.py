@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...mpi import library as mpi_library
-from .files import Files
 from .results import NONBLOCKING, RAW, parse_size
+
+if TYPE_CHECKING:
+    from .files import Files
 
 _FULL_SIZES = "8,1K,64K,1M,16M"
 _QUICK_SIZES = "8,64K,4M"
@@ -158,6 +160,8 @@ def bench(context: click.Context, /, *, busy: int, backends: list[str], **given:
     timed with nothing else to do, that a step does not get longer by, cut off at 0 and 1. A rank has one thread, or
     OMP_NUM_THREADS. More ranks than cores: mpirun --oversubscribe -n 4.
     """
+    from .files import Files
+
     device, tuning = given["device"], given["tuning_file"] is not None
     files = Files(given["json_file"], given["plot_file"], given["tuning_file"], device)
     if device == "cuda" and not _is_given(context, "backends"):
@@ -235,25 +239,23 @@ def _run(settings: dict[str, Any], files: Files) -> None:
     from . import tune
     from .limit import measure_bus, measure_link, measure_overlap
     from .operations import OPERATIONS, plan
-    from .report import Report, open_console, print_facts
+    from .report import print_facts, print_report
+    from .results import Report
     from .session import new_groups, open_session
 
     repeats, device = settings["repeats"], settings["device"]
     turns = (repeats, settings["block_seconds"])
     make_groups = tune.new_groups if files.tuning else partial(new_groups, settings["backends"], settings["front_end"])
     with open_session(settings["raw"], make_groups, files.why_not, device) as session:
-        console = open_console(session.rank)
-        if alone := session.size == 1:
-            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench")
-        print_facts(console, facts := session.facts())
+        console = print_facts(session.rank, facts := session.facts(), "mpiplus bench")
         tuned = {row.operation for row in tune.table(session.nodes, device).values()} if files.tuning else OPERATIONS
         names = settings["operations"] or [name for name in OPERATIONS if name in tuned]
         link, bus = measure_link(session, *turns), measure_bus(session, *turns)
         cases = plan([OPERATIONS[name] for name in names], settings["sizes"], session.size)
         rows = [session.measure_case(case, *turns) for case in cases]
-        skips_overlap = alone or files.tuning is not None
+        skips_overlap = session.size == 1 or files.tuning is not None
         overlaps = [] if skips_overlap else measure_overlap(session, min(repeats, 5), settings["block_seconds"])
     report = Report(facts, {**settings, "operations": names}, session.contestants, rows, overlaps, link, bus)
-    report.print(console)
+    print_report(console, report)
     if session.rank == 0:
         files.write(report, session.nodes, console)

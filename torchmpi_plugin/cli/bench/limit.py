@@ -10,9 +10,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from .device import Device
+from .device import CPU, Device
 from .measure import Call, take_turns
-from .operations import OPERATIONS, Case, raw_message
+from .operations import OPERATIONS, Case, Raw, raw_message
 from .results import FRONT_END, NONBLOCKING, OVERLAP_SIZE, OVERLAP_SLEEP, RAW, Bus, Link, Overlap
 from .session import Session
 
@@ -29,9 +29,16 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
         return None
     nodes = session.nodes
     peer = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), 1)
-    nothing: dict[str, Call] = {"ping_pong": lambda: None, "exchange": lambda: None}
-    calls = _calls(session.comm, peer) if session.rank in (0, peer) else nothing
+    pair = session.comm.Split(0 if session.rank in (0, peer) else MPI.UNDEFINED)
+    calls: dict[str, Call] = {"ping_pong": lambda: None, "exchange": lambda: None}
+    if pair != MPI.COMM_NULL:
+        ball, out, into = (CPU.tensor(size, torch.float32) for size in (_SMALL // 4, _LARGE // 4, _LARGE // 4))
+        calls["ping_pong"] = OPERATIONS["ping_pong"].raw(Raw(pair, blocking=True), ball, ball)
+        received, sent, other = raw_message(into), raw_message(out), 1 - pair.rank
+        calls["exchange"] = lambda: MPI.Request.Waitall([pair.Irecv(received, other), pair.Isend(sent, other)])
     timings = take_turns(calls, repeats, block_seconds, session)
+    if pair != MPI.COMM_NULL:
+        pair.Free()
     names = session.comm.allgather(MPI.Get_processor_name())
     return Link(
         ranks=(0, peer),
@@ -40,27 +47,6 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
         size=_LARGE,
         exchange_us=1e6 * timings["exchange"].median,
     )
-
-
-def _calls(comm: MPI.Intracomm, peer: int) -> dict[str, Call]:
-    """Return the calls that rank 0 makes, or the other one, by name."""
-    other = peer if comm.rank == 0 else 0
-    ball = [bytearray(_SMALL), MPI.BYTE]
-    # Written to: untouched zeros are one page of the kernel's, always in the cache.
-    out, into = ([bytearray(b"\1" * _LARGE), MPI.BYTE] for _ in range(2))
-
-    def ping_pong() -> None:
-        if comm.rank == 0:
-            comm.Send(ball, other)
-            comm.Recv(ball, other)
-        else:
-            comm.Recv(ball, other)
-            comm.Send(ball, other)
-
-    def exchange() -> None:
-        MPI.Request.Waitall([comm.Irecv(into, other), comm.Isend(out, other)])
-
-    return {"ping_pong": ping_pong, "exchange": exchange}
 
 
 def measure_bus(session: Session, repeats: int, block_seconds: float) -> Bus | None:
@@ -111,18 +97,14 @@ def measure_overlap(session: Session, repeats: int, block_seconds: float) -> lis
     waits: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, seconds in waits.items():
-            seconds.append(_wait_seconds(session, name, tensors[name][0]))
+            session.synchronise()
+            wait = _start(session, name, tensors[name][0])
+            time.sleep(OVERLAP_SLEEP)
+            start = time.perf_counter()
+            wait()
+            session.settle()
+            seconds.append(session.slowest(time.perf_counter() - start))
     return [Overlap(name, 1e6 * sync[name].median, 1e6 * statistics.median(waits[name])) for name in calls]
-
-
-def _wait_seconds(session: Session, name: str, data: Tensor) -> float:
-    session.synchronise()
-    wait = _start(session, name, data)
-    time.sleep(OVERLAP_SLEEP)
-    start = time.perf_counter()
-    wait()
-    session.settle()
-    return session.slowest(time.perf_counter() - start)
 
 
 def _start(session: Session, name: str, data: Tensor) -> Call:

@@ -12,8 +12,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 Call = Callable[[], object]
 
@@ -29,39 +28,31 @@ class Ranks(Protocol):
     def means(self, values: Sequence[float]) -> list[float]: ...
 
 
-class Usage(NamedTuple):
-    """Counters of the operating system for a process with all its threads, as differences or means."""
-
-    cpu_seconds: float  # processor time, that of the kernel on its behalf included
-    voluntary: float  # context switches because a thread waited for something
-    involuntary: float  # because another thread was given the core
-
-
-@dataclass
-class Turns:
-    """The turns of one contestant."""
-
-    seconds: list[float] = field(default_factory=list)  # a call on the slowest rank, by turn
-    usage: list[Usage] = field(default_factory=list)  # of a call, the mean of the ranks, by turn
+class Turns(dict[str, list[float]]):
+    """The turns of a contestant: of a call "seconds" on the slowest rank, and what it uses, the mean of the ranks."""
 
     @property
     def median(self) -> float:
         """The median time per call, in seconds."""
-        return statistics.median(self.seconds)
+        return statistics.median(self["seconds"])
 
     def medians(self) -> dict[str, float]:
-        return {name: statistics.median(turns) for name, turns in self.to_json().items()}
-
-    def to_json(self) -> dict[str, list[float]]:
-        """Return every turn as plain data."""
-        found = {"seconds": list(self.seconds)}
-        return found | {name: [getattr(usage, name) for usage in self.usage] for name in Usage._fields}
+        return {name: statistics.median(turns) for name, turns in self.items()}
 
 
-def used() -> Usage:
-    """Return what this process has used until now."""
+def used() -> dict[str, float]:
+    """Return what this process with all its threads has used until now.
+
+    Returns:
+        Processor time, that of the kernel on its behalf included; and how often a thread left a core: "voluntary",
+        because it waited for something, and "involuntary", because another thread was given the core.
+    """
     found = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(found.ru_utime + found.ru_stime, found.ru_nvcsw, found.ru_nivcsw)
+    return {
+        "cpu_seconds": found.ru_utime + found.ru_stime,
+        "voluntary": found.ru_nvcsw,
+        "involuntary": found.ru_nivcsw,
+    }
 
 
 def _time_block(call: Call, calls: int, ranks: Ranks) -> tuple[float, list[float]]:
@@ -73,7 +64,7 @@ def _time_block(call: Call, calls: int, ranks: Ranks) -> tuple[float, list[float
         call()
     ranks.settle()
     seconds, after = time.perf_counter() - start, used()
-    return ranks.slowest(seconds), [end - begin for begin, end in zip(before, after, strict=True)]
+    return ranks.slowest(seconds), [after[name] - before[name] for name in before]
 
 
 def calls_per_block(call: Call, block_seconds: float, ranks: Ranks) -> int:
@@ -94,12 +85,12 @@ def take_turns(contestants: Mapping[str, Call], repeats: int, block_seconds: flo
         The turns of each contestant, under its name; the same on every rank.
     """
     calls = {name: calls_per_block(call, block_seconds, ranks) for name, call in contestants.items()}
-    turns = {name: Turns() for name in contestants}
+    turns = {name: Turns({what: [] for what in ("seconds", *used())}) for name in contestants}
     names = list(contestants)
     for turn in range(repeats):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
             seconds, own = _time_block(contestants[name], calls[name], ranks)
-            turns[name].seconds.append(seconds / calls[name])
-            turns[name].usage.append(Usage(*(one / calls[name] for one in ranks.means(own))))
+            for of_what, one in zip(turns[name].values(), (seconds, *ranks.means(own)), strict=True):
+                of_what.append(one / calls[name])
     return turns

@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Raw:
     """A communicator, and how it is called: blocking, or not and then ``Wait``."""
 
-    comm: MPI.Intracomm
+    comm: MPI.Comm
     blocking: bool
 
     def call(self, method: str, *arguments: object) -> Call:
@@ -63,13 +63,11 @@ class Case:
         """Return this rank's tensors to send from and to receive into."""
         if not self.dtype:
             return torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
-        send = self._tensor(self.operation.send, ranks, device)
-        return send, send if self.operation.recv is None else self._tensor(self.operation.recv, ranks, device)
-
-    def _tensor(self, share: Share, ranks: int, device: Device) -> Tensor:
         dtype = DTYPES[self.dtype]
         whole = self.size // dtype.itemsize
-        return device.tensor(whole if share == "whole" else whole // ranks, dtype)
+        counts = {"whole": whole, "part": whole // ranks}
+        send = device.tensor(counts[self.operation.send], dtype)
+        return send, send if self.operation.recv is None else device.tensor(counts[self.operation.recv], dtype)
 
 
 def raw_message(tensor: Tensor) -> list[object]:

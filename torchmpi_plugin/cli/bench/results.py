@@ -9,24 +9,14 @@ from typing import Any
 
 from ...operations import ROWS
 
+#: The contestant that calls MPI through mpi4py, without torch.distributed.
 RAW = "raw"
-"""The contestant that calls MPI through mpi4py, without torch.distributed."""
-
+#: The same with MPI's nonblocking calls, each of them waited for at once.
 NONBLOCKING = "raw nonblocking"
-"""The same with MPI's nonblocking calls, each of them waited for at once."""
-
+#: torch.distributed on a group that does nothing: what torch itself costs.
 FRONT_END = "front end"
-"""torch.distributed on a group that does nothing: what torch itself costs."""
-
-SMALL = 4096
-"""Up to this many bytes an operation's time is latency, and a difference tells more than a ratio."""
-
-OVERLAP_SIZE = 16 * 1024**2
-"""Bytes of the asynchronous all_reduce."""
-
-OVERLAP_SLEEP = 0.5
-"""Seconds between its start and its ``wait()``."""
-
+#: Bytes of the asynchronous all_reduce, and the seconds between its start and its ``wait()``.
+OVERLAP_SIZE, OVERLAP_SLEEP = 16 * 1024**2, 0.5
 
 _BUS: dict[str, Callable[[int], float]] = {
     "ping_pong": lambda _: 2.0,  # two messages, one after the other
@@ -57,6 +47,14 @@ def format_size(size: int) -> str:
         if size % _UNITS[unit] == 0:
             return f"{size // _UNITS[unit]} {unit}iB"
     return f"{size} B"
+
+
+def format_us(us: float | None) -> str:
+    """Return microseconds to about three digits; a dash for None."""
+    if us is None:
+        return "-"
+    digits = 2 if abs(us) < 10 else 1 if abs(us) < 100 else 0
+    return f"{us:,.{digits}f}"
 
 
 def fit_size(size: int, element: int, parts: int) -> int:
@@ -93,11 +91,12 @@ class Row:
     turns_us: Mapping[str, Sequence[float]]  # the time per call of each turn, in microseconds
     refusals: Mapping[str, str]  # by contestant, why it does not do this
 
-    def ratio(self, above: str, below: str) -> float | None:
-        """Return how many times as long ``above`` takes as ``below``, or None if one of them is missing."""
-        if above not in self.us or below not in self.us:
-            return None
-        return self.us[above] / self.us[below]
+    def ratios(self, contestants: Sequence[str]) -> dict[str, float | None]:
+        """Return how many times as long the first of a pair takes as the second, by pair; None if one is missing."""
+        pairs = comparisons(contestants)
+        return {
+            f"{one}/{two}": self.us[one] / self.us[two] if {one, two} <= set(self.us) else None for one, two in pairs
+        }
 
     def bus_gb_per_s(self, contestant: str) -> float | None:
         """Return the bus bandwidth of ``contestant`` in 10^9 bytes per second, as nccl-tests count it."""
@@ -106,24 +105,16 @@ class Row:
             return None
         return factor * self.size / self.us[contestant] / 1000
 
-    def extra_us(self, contestant: str) -> float | None:
-        """Return what ``contestant`` adds to raw MPI in microseconds, or None for large data."""
-        if self.size > SMALL or contestant not in self.us or RAW not in self.us:
-            return None
-        return self.us[contestant] - self.us[RAW]
-
     def to_json(self, contestants: Sequence[str]) -> dict[str, Any]:
         """Return the row with its ratios and differences as plain data."""
-        pairs = comparisons(contestants)
         return {
             "operation": self.operation,
             "dtype": self.dtype or None,
             "bytes": self.size,
-            "us": dict(self.us),
-            "turns_us": {name: list(turns) for name, turns in self.turns_us.items()},
+            "us": self.us,
+            "turns_us": self.turns_us,
             "bus_gb_per_s": {name: self.bus_gb_per_s(name) for name in self.us if name != FRONT_END},
-            "ratio": {f"{above}/{below}": self.ratio(above, below) for above, below in pairs},
-            "extra_us": {above: self.extra_us(above) for above, below in pairs if below == RAW},
+            "ratio": self.ratios(contestants),
         }
 
 
@@ -162,6 +153,13 @@ class Limit:
         """Return the figures as plain data."""
         return {**asdict(self), "gb_per_s": self.gb_per_s}
 
+    def told(self, where: str, one_way: str = "") -> str:
+        """Return it as one line."""
+        return (
+            f"{where}: {format_us(self.latency_us)} us for 8 B; {one_way}{self.gb_per_s:.2f} GB/s each way "
+            f"at once ({format_size(self.size)})"
+        )
+
 
 @dataclass(frozen=True)
 class Link(Limit):
@@ -170,6 +168,10 @@ class Link(Limit):
     ranks: tuple[int, int]  # the two
     hosts: tuple[str, str]  # where each of them is; the same name twice if all ranks are on one node
 
+    def in_words(self) -> str:
+        ranks = " and ".join(f"rank {rank} on {node}" for rank, node in zip(self.ranks, self.hosts, strict=True))
+        return self.told(f"plain messages of MPI, {ranks}")
+
 
 @dataclass(frozen=True)
 class Bus(Limit):
@@ -177,3 +179,48 @@ class Bus(Limit):
 
     to_device_us: float  # of the large copy
     from_device_us: float  # the same the other way
+
+    def in_words(self) -> str:
+        rates = [self.size / us / 1000 for us in (self.to_device_us, self.from_device_us)]
+        one_way = "{:.2f} GB/s to the device, {:.2f} from it, ".format(*rates)
+        return self.told("the bus, all ranks at once", one_way)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of ``mpiplus bench``."""
+
+    facts: Mapping[str, str | int]  # what the numbers depend on, by name
+    settings: Mapping[str, Any]  # how it was measured, by name
+    contestants: Sequence[str]  # raw MPI if it was measured, then the groups
+    rows: Sequence[Row]  # the times of the operations
+    overlaps: Sequence[Overlap]  # the asynchronous operations; none on one rank
+    link: Link | None = None  # plain messages between two nodes, or two ranks; None on one rank
+    bus: Bus | None = None  # copies to each rank's device and back; None without devices
+
+    def limits(self) -> dict[str, Link | Bus]:
+        """Return what has been measured of those, by name."""
+        found: dict[str, Link | Bus | None] = {"plain messages": self.link, "bus": self.bus}
+        return {name: limit for name, limit in found.items() if limit}
+
+    def notes(self) -> list[str]:
+        """Return a line for each operation and dtype that a contestant refused."""
+        lines = [
+            f"{name} has no {row.operation} of {row.dtype or 'nothing'}: {reason}"
+            for row in self.rows
+            for name, reason in row.refusals.items()
+        ]
+        return list(dict.fromkeys(lines))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that is printed, and every single turn, as plain data."""
+        return {
+            "facts": self.facts,
+            "settings": self.settings,
+            "contestants": self.contestants,
+            "operations": [row.to_json(self.contestants) for row in self.rows],
+            "point_to_point": self.link and self.link.to_json(),
+            "bus": self.bus and self.bus.to_json(),
+            "overlap": [overlap.to_json() for overlap in self.overlaps],
+            "notes": self.notes(),
+        }

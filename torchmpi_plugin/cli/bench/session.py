@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import platform
+import time
 import traceback
 import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from datetime import datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import click
 import torch
@@ -26,10 +32,12 @@ from .device import CPU, Device
 from .front_end import EmptyGroup
 from .measure import Call, take_turns
 from .operations import Case, Raw
-from .report import machine_facts
 from .results import FRONT_END, NONBLOCKING, RAW, Row
 
 Groups = dict[str, dist.ProcessGroup]
+Made = TypeVar("Made")
+#: Seconds for other ranks to fail as this one did.
+_PATIENCE = 20.0
 
 
 def _finish(request: MPI.Request) -> None:
@@ -38,9 +46,8 @@ def _finish(request: MPI.Request) -> None:
         os.sched_yield()
 
 
-def in_a_line(error: Exception) -> str:
-    """Return what an error says first, or else of which type it is."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+class RefusedError(Exception):
+    """A contestant cannot do what is asked of it. Every rank raises it."""
 
 
 @dataclass
@@ -80,9 +87,30 @@ class Session:
 
     def facts(self) -> dict[str, str | int]:
         """Return what the numbers depend on, by name."""
-        library = " ".join(runtime.library_name(MPI).split())
-        facts = machine_facts(self.size, len(set(self.nodes)), library)
-        return facts if self.device.is_cpu else facts | _device_facts(self.device)
+        cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
+        facts: dict[str, str | int] = {
+            "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+            "host": platform.node(),
+            "processor": names[0] if names else platform.machine(),
+            "cores": os.cpu_count() or 0,
+            "cores of rank 0": len(os.sched_getaffinity(0)),
+            "load average": f"{os.getloadavg()[0]:.1f}",
+            "ranks": self.size,
+            "nodes": len(set(self.nodes)),
+            "MPI": " ".join(runtime.library_name(MPI).split()),
+            **{name: version(name) for name in ("mpi4py", "torch", "torchmpi-plugin")},
+            "Python": platform.python_version(),
+        }
+        if not self.device.is_cpu:
+            facts |= {
+                "device of rank 0": torch.cuda.get_device_name(self.device.place),
+                "ranks share devices": "yes: nccl, which refuses that, is left out" if self.device.is_shared else "no",
+                "CUDA": str(torch.version.cuda),
+                "CUDA tensors": f"{cuda_path.current.name}: {cuda_path.current.why}",
+                "raw MPI": "on tensors in host memory",
+            }
+        return facts
 
     def place_of(self, contestant: str) -> Device:
         return CPU if contestant in (RAW, NONBLOCKING) else self.device
@@ -99,26 +127,49 @@ class Session:
         at = {place: case.tensors(self.size, place) for place in set(map(self.place_of, self.contestants))}
         return {name: at[self.place_of(name)] for name in self.contestants}
 
+    def on_all(self, make: Callable[[], Made], who: str = "") -> Made:
+        """Make something on every rank, or on none.
+
+        Raises:
+            RefusedError: all ranks came here, and one of them cannot make it; ``who`` begins what it says.
+            RuntimeError: this rank cannot, and others do not come: they wait for it in an operation. It ends the job.
+        """
+        made: list[Made] = []
+        reason, problem = "", None
+        try:
+            made.append(make())
+        except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+            reason, problem = who + (str(error).strip().partition("\n")[0] or type(error).__name__), error
+        everybody, start = self.comm.Ibarrier(), time.monotonic()
+        while not everybody.Test():
+            os.sched_yield()
+            if problem and time.monotonic() > start + _PATIENCE:
+                raise RuntimeError(f"{reason}, on this rank, while others go on") from problem
+        if reasons := list(filter(None, self.comm.allgather(reason))):
+            raise RefusedError(reasons[0])
+        return made[0]
+
     def calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
         """Return what to call for ``case`` by contestant, and for those that cannot, why; the same on every rank."""
         calls: dict[str, Call] = {}
         refusals: dict[str, str] = {}
-        for name, (send, recv) in self.tensors(case).items():
-            reason = ""
+        tensors = self.tensors(case)
+
+        def first_call(name: str) -> Call:
+            if case.operation.sends and (why_not := self.why_no_messages(name)):
+                raise ValueError(why_not)
+            if name in (RAW, NONBLOCKING):
+                call = case.operation.raw(Raw(self.comm, blocking=name == RAW), *tensors[name])
+            else:
+                call = case.operation.torch(self.groups[name], *tensors[name])
+            call()
+            return call
+
+        for name in self.contestants:
             try:
-                if case.operation.sends and (why_not := self.why_no_messages(name)):
-                    raise ValueError(why_not)
-                if name in (RAW, NONBLOCKING):
-                    calls[name] = case.operation.raw(Raw(self.comm, blocking=name == RAW), send, recv)
-                else:
-                    calls[name] = case.operation.torch(self.groups[name], send, recv)
-                calls[name]()
-            except (RuntimeError, TypeError, ValueError) as error:
-                reason = in_a_line(error)
-            reasons = [found for found in self.comm.allgather(reason) if found]
-            if reasons:
-                calls.pop(name, None)
-                refusals[name] = reasons[0]
+                calls[name] = self.on_all(partial(first_call, name))
+            except RefusedError as error:
+                refusals[name] = str(error)
         return calls, refusals
 
     def measure_case(self, case: Case, repeats: int, block_seconds: float) -> Row:
@@ -130,19 +181,9 @@ class Session:
             size=case.size,
             ranks=self.size,
             us={name: 1e6 * timing.median for name, timing in timings.items()},
-            turns_us={name: [1e6 * seconds for seconds in timing.seconds] for name, timing in timings.items()},
+            turns_us={name: [1e6 * seconds for seconds in timing["seconds"]] for name, timing in timings.items()},
             refusals=refusals,
         )
-
-
-def _device_facts(device: Device) -> dict[str, str | int]:
-    return {
-        "device of rank 0": torch.cuda.get_device_name(device.place),
-        "ranks share devices": "yes: nccl, which refuses that, is left out" if device.is_shared else "no",
-        "CUDA": str(torch.version.cuda),
-        "CUDA tensors": f"{cuda_path.current.name}: {cuda_path.current.why}",
-        "raw MPI": "on tensors in host memory",
-    }
 
 
 def new_groups(backends: Sequence[str], front_end: bool, device: Device = CPU) -> Groups:

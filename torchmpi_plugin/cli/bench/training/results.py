@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..measure import Turns
-from ..report import new_table, print_table
+from ..report import print_table
 from ..results import comparisons
 from .ways import WAYS
 
@@ -48,7 +47,7 @@ class Trained:
     @functools.cached_property
     def figures(self) -> dict[str, Any]:
         """Return what follows from the turns, each of which is compared with its neighbour, as plain data."""
-        pairs = list(zip(self.step.seconds, self.alone.seconds, strict=True))
+        pairs = list(zip(self.step["seconds"], self.alone["seconds"], strict=True))
         longer = [step - alone for step, alone in pairs]
         exposed = statistics.median(longer)  # below 0, where a step is shorter than one alone by chance
         spread = statistics.median(abs(seconds - exposed) for seconds in longer)
@@ -67,12 +66,11 @@ class Trained:
     def to_json(self) -> dict[str, Any]:
         """Return all figures, and every turn, as plain data."""
         turns = {"step": self.step, "alone": self.alone, **({"all_reduce": self.all_reduce} if self.all_reduce else {})}
-        medians = {name: found.medians() for name, found in turns.items()}
         return {
-            **{f"{name}_{what}": figure for name, found in medians.items() for what, figure in found.items()},
+            **{f"{name}_{what}": found for name, one in turns.items() for what, found in one.medians().items()},
             **self.figures,
-            "losses": list(self.losses),
-            "turns": {name: found.to_json() for name, found in turns.items()},
+            "losses": self.losses,
+            "turns": turns,
         }
 
     def cells(self) -> list[str]:
@@ -118,7 +116,7 @@ class Row:
             "way": self.way,
             "model": self.model,
             "dtype": self.dtype,
-            "bucket_bytes": list(self.buckets),
+            "bucket_bytes": self.buckets,
             "ratio": self.ratios(),
             "loss_tolerance": TOLERANCE[self.dtype],
             "backends": {name: trained.to_json() for name, trained in self.trained.items()},
@@ -147,9 +145,15 @@ def _told(losses: Sequence[float]) -> str:
 def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> None:
     """Print all rows as one table, with what its columns mean, and the notes."""
     console.print("\ntraining, medians of the turns, times of the slowest rank")
+    pairs = list(rows[0].ratios()) if rows else []
     if rows:
-        print_table(console, _table(rows))
-    for pair in rows[0].ratios() if rows else ():
+        titles = (
+            *("way", "model", "dtype", "backend"),
+            *(pair.replace("/", "/\n") for pair in pairs),
+            *("step\nms", "alone\nms", "step/\nalone", "all_reduce\nms", "hidden", "switches", "cpu\nms"),
+        )
+        print_table(console, titles, 4, map(_cells, rows))
+    for pair in pairs:
         mean = statistics.geometric_mean(row.ratios()[pair] for row in rows)
         console.print(f"{pair} in samples/s, geometric mean of the rows: {mean:.2f}\n")
     for way in WAYS:
@@ -160,18 +164,9 @@ def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> N
         console.print(note, markup=False)
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    pairs = list(rows[0].ratios())
-    titles = (
-        *("way", "model", "dtype", "backend"),
-        *(pair.replace("/", "/\n") for pair in pairs),
-        *("step\nms", "alone\nms", "step/\nalone", "all_reduce\nms", "hidden", "switches", "cpu\nms"),
-    )
-    table = new_table(titles, texts=4)
-    for row in rows:
-        ratios = [f"{ratio:.2f}" for ratio in row.ratios().values()]
-        for name, trained in row.trained.items():
-            table.add_row(row.way, row.model, row.dtype, name, *ratios, *trained.cells())
-            ratios = [""] * len(pairs)
-        table.add_section()
-    return table
+def _cells(row: Row) -> Iterator[list[str]]:
+    """Of each backend, in a line; the ratios stand in the first."""
+    ratios = [f"{ratio:.2f}" for ratio in row.ratios().values()]
+    for name, trained in row.trained.items():
+        yield [row.way, row.model, row.dtype, name, *ratios, *trained.cells()]
+        ratios = [""] * len(ratios)

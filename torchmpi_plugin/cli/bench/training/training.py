@@ -19,22 +19,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 import click
 import torch
 import torch.distributed as dist
 
 from ..device import Device
-from ..files import Files
+from ..files import Files, draw_training
 from ..front_end import AloneGroup
 from ..measure import Call, take_turns
 from ..operations import DTYPES
-from ..report import open_console, print_facts
-from ..session import Session, in_a_line, new_groups, open_session
+from ..report import print_facts
+from ..session import RefusedError, Session, new_groups, open_session
 from .models import Task
 from .results import Row, Trained, print_rows, what_is_wrong
 from .ways import Place, Training, Way, choose, left_out, planned
@@ -42,41 +40,11 @@ from .ways import Place, Training, Way, choose, left_out, planned
 _CHECKED_STEPS = 6
 #: After the first one DDP makes its buckets anew, in the order in which gradients came.
 _STEPS_TO_SETTLE = 3
-#: Seconds for other ranks to fail as this one did.
-_PATIENCE = 20.0
 _ALONE, _ALL_REDUCE = "alone", "all_reduce"
-Made = TypeVar("Made")
 
 
 class TrainingError(Exception):
     """A backend trains, but not as it should. Every rank raises it."""
-
-
-class RefusedError(Exception):
-    """This torch or a backend cannot train in this way. Every rank raises it."""
-
-
-def _on_all(session: Session, name: str, make: Callable[[], Made]) -> Made:
-    """Make something on every rank, or on none.
-
-    Raises:
-        RefusedError: all ranks came here, and one of them cannot make it.
-        RuntimeError: this rank cannot, and others do not come: they wait for it in an operation. It ends the job.
-    """
-    made: list[Made] = []
-    problem: Exception | None = None
-    try:
-        made.append(make())
-    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        problem = error
-    everybody, start = session.comm.Ibarrier(), time.monotonic()
-    while not everybody.Test():
-        os.sched_yield()
-        if problem and time.monotonic() > start + _PATIENCE:
-            raise RuntimeError(f"{name}: {in_a_line(problem)}, on this rank, while others go on") from problem
-    if reasons := list(filter(None, session.comm.allgather(in_a_line(problem) if problem else ""))):
-        raise RefusedError(f"{name}: {reasons[0]}")
-    return made[0]
 
 
 def _check(session: Session, trainings: dict[str, Training], title: str, dtype: str) -> dict[str, list[float]]:
@@ -89,7 +57,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
     losses, drifts = {}, {}
     for name, training in trainings.items():
         start = training.parameters()
-        own = _on_all(session, name, partial(_first_losses, training))
+        own = session.on_all(partial(_first_losses, training), f"{name}: ")
         losses[name] = [sum(of_ranks) / session.size for of_ranks in zip(*session.comm.allgather(own), strict=True)]
         end = training.parameters()
         of_rank_0 = torch.from_numpy(session.comm.bcast(end.numpy()))
@@ -132,10 +100,10 @@ def _measure(
         raise RefusedError(reason)
     kind, (first, *_), device = DTYPES[dtype], session.groups.values(), session.device
     trainings = {
-        name: _on_all(session, name, partial(way.make, Place(task, kind, group, group, device=device)))
+        name: session.on_all(partial(way.make, Place(task, kind, group, group, device=device)), f"{name}: ")
         for name, group in session.groups.items()
     }
-    alone = _on_all(session, _ALONE, partial(way.make, Place(task, kind, alone_group, first, True, device)))
+    alone = session.on_all(partial(way.make, Place(task, kind, alone_group, first, True, device)), f"{_ALONE}: ")
     losses = _check(session, trainings, f"{way.name}, {task.name} of {dtype}", dtype)
     for training in (alone, *trainings.values()):
         training.stand_still()
@@ -160,14 +128,6 @@ def _measure(
     return Row(way.name, task.name, dtype, [length * kind.itemsize for length in lengths], trained)
 
 
-def _set_threads() -> str:
-    """Give each rank one thread, or what the user says; how it was chosen."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return f"{torch.get_num_threads()} (OMP_NUM_THREADS)"
-    torch.set_num_threads(1)
-    return "1 (OMP_NUM_THREADS sets another number)"
-
-
 def run(
     names: Sequence[str],
     backends: Sequence[str],
@@ -184,12 +144,13 @@ def run(
     notes: list[str] = []
     problem = ""
     with open_session([], partial(new_groups, backends, False), files.why_not, device) as session:
-        console = open_console(session.rank)
         alone_group = AloneGroup.of_all_ranks()
-        if session.size == 1:
-            console.print("One process alone; to measure communication: mpirun -n 2 mpiplus bench --train")
-        facts = {**session.facts(), "threads of a rank": _set_threads()}
-        print_facts(console, facts)
+        threads = f"{torch.get_num_threads()} (OMP_NUM_THREADS)"
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+            threads = "1 (OMP_NUM_THREADS sets another number)"
+        facts = {**session.facts(), "threads of a rank": threads}
+        console = print_facts(session.rank, facts, "mpiplus bench --train")
         for way, task, dtype in planned(ways, quick, samples):
             try:
                 rows.append(_measure(session, alone_group, way, task, dtype, turns, block_seconds))
@@ -210,6 +171,4 @@ def run(
         found = {"facts": facts, "settings": settings, "training": [row.to_json() for row in rows], "notes": notes}
         files.json.write_text(json.dumps(found, indent=2) + "\n")
     if files.plot and session.rank == 0:
-        from ..plot import draw_training
-
         draw_training(rows, facts, files.plot)

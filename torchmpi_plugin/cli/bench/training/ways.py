@@ -18,13 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from ..device import CPU, Device
-from ..front_end import completed
 from .models import CNN, SLEEPER, TRANSFORMER, WORKERS, Task, load
 
 _SEED = 11
 _MOMENTUM = 0.9
-#: Steps without an all_reduce, and the one after them that has it.
-_ACCUMULATED = 4
 #: Samples of the pipeline's microbatches, at least, and microbatches for each stage.
 _MICROBATCHES = 2
 _BOTH = ("float32", "bfloat16")
@@ -89,11 +86,10 @@ def _loss(scores: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores.float(), targets)
 
 
-def _plain_step(model: nn.Module, optimizer: Optimizer, data: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
-    optimizer.zero_grad()
+def _backward(model: nn.Module, batch: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+    data, targets = batch
     loss = _loss(model(data), targets)
     (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call,unused-ignore]
-    optimizer.step()
     return loss.detach()
 
 
@@ -103,17 +99,33 @@ def _sgd(place: Place, model: nn.Module) -> Optimizer:
 
 def _plain_training(place: Place, model: nn.Module, rank: int, batches: int, copies: Sequence[Tensor] = ()) -> Training:
     """``rank``: whose batch it is; ``batches``: how many different ones all ranks have."""
-    optimizer, (data, targets) = _sgd(place, model), place.batch(place.task.samples, rank)
-    return Training(partial(_plain_step, model, optimizer, data, targets), optimizer, len(targets) * batches, copies)
+    optimizer, batch = _sgd(place, model), place.batch(place.task.samples, rank)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = _backward(model, batch)
+        optimizer.step()
+        return loss
+
+    return Training(step, optimizer, len(batch[1]) * batches, copies)
 
 
 # ---- DistributedDataParallel ----
 
 
-def _ddp_model(place: Place, bucket_mib: int, at_once: bool = False) -> tuple[DistributedDataParallel, list[int]]:
-    """Return DDP and the list that the lengths of its buckets come into, in each step, if it is alone.
+def _ddp(
+    place: Place,
+    bucket_mib: int = 1,
+    zero: bool = False,
+    has_loaders: bool = False,
+    at_once: bool = False,
+    batches_in_step: int = 1,
+) -> Training:
+    """DDP, whose buckets' lengths are known in each step that is alone.
 
-    ``at_once``: the gradients' all_reduce is within the backward pass.
+    Args:
+        at_once: the gradients' all_reduce is within the backward pass: what DDP costs with nothing in the background.
+        batches_in_step: gradients of so many are added up, all but the last without an all_reduce.
     """
     model = DistributedDataParallel(place.network(), process_group=place.making_group, bucket_cap_mb=bucket_mib)
     lengths: list[int] = []
@@ -123,28 +135,28 @@ def _ddp_model(place: Place, bucket_mib: int, at_once: bool = False) -> tuple[Di
             lengths.append(bucket.numel())
         else:
             dist.all_reduce(bucket, group=place.group)
-        return completed(bucket, [bucket])
+        completed: torch.futures.Future[Tensor] = torch.futures.Future(devices=[] if bucket.is_cpu else [bucket.device])
+        completed.set_result(bucket)
+        return completed
 
     if place.alone or at_once:
         # Not the function itself: DDP takes no annotations that are text, as all are here.
         model.register_comm_hook(None, lambda state, bucket: hook(bucket.buffer()))
-    return model, lengths
-
-
-def _ddp(
-    place: Place, bucket_mib: int = 1, zero: bool = False, has_loaders: bool = False, at_once: bool = False
-) -> Training:
-    """With ``at_once`` it shows what DDP costs where nothing goes on in the background."""
-    model, lengths = _ddp_model(place, bucket_mib, at_once)
     optimizer = _zero_optimizer(place, model) if zero else _sgd(place, model)
-    batch = place.batch(place.task.samples, place.rank)
+    batch = place.batch(place.task.samples * batches_in_step, place.rank)
     batches = load(*batch) if has_loaders else repeat(batch)
     # DDP divides gradients by the number of ranks while it copies them, but not for a hook.
-    scale = 1 / place.size if at_once else 1.0
+    scale = (1 / place.size if at_once else 1.0) / batches_in_step
 
     def step() -> Tensor:
         lengths.clear()
-        return _plain_step(model, optimizer, *next(batches), scale)
+        optimizer.zero_grad()
+        *parts, last = zip(*(whole.chunk(batches_in_step) for whole in next(batches)), strict=True)
+        with model.no_sync():
+            losses = [_backward(model, part, scale) for part in parts]
+        losses.append(_backward(model, last, scale))
+        optimizer.step()
+        return torch.stack(losses).mean()
 
     return Training(step, optimizer, len(batch[1]) * place.size, list(model.parameters()), lengths)
 
@@ -154,30 +166,6 @@ def _zero_optimizer(place: Place, model: nn.Module) -> Optimizer:
 
     settings: dict[str, Any] = {"lr": place.task.learning_rate, "momentum": _MOMENTUM}
     return ZeroRedundancyOptimizer(model.parameters(), SGD, process_group=place.group, **settings)
-
-
-def _accumulation(place: Place) -> Training:
-    model, lengths = _ddp_model(place, bucket_mib=1)
-    optimizer = _sgd(place, model)
-    samples = place.task.samples
-    data, targets = place.batch(samples * _ACCUMULATED, place.rank)
-    parts = list(zip(data.split(samples), targets.split(samples), strict=True))
-
-    def backward(part: tuple[Tensor, Tensor]) -> Tensor:
-        loss = _loss(model(part[0]), part[1]) / _ACCUMULATED
-        loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
-        return loss.detach()
-
-    def step() -> Tensor:
-        lengths.clear()
-        optimizer.zero_grad()
-        with model.no_sync():
-            losses = [backward(part) for part in parts[:-1]]
-        losses.append(backward(parts[-1]))
-        optimizer.step()
-        return torch.stack(losses).sum()
-
-    return Training(step, optimizer, len(targets) * place.size, list(model.parameters()), lengths)
 
 
 # ---- the others ----
@@ -262,25 +250,20 @@ _ALL = tuple((task, dtype) for task in (CNN, TRANSFORMER) for dtype in _BOTH)
 _FLOATS = ((CNN, _FLOAT), (TRANSFORMER, _FLOAT))
 _ONE, _TWO = ((TRANSFORMER, _FLOAT),), ((TRANSFORMER, _FLOAT), (TRANSFORMER, _BFLOAT))
 _SLEEP = ((SLEEPER, _FLOAT),)
-_ddp_loaded = partial(_ddp, has_loaders=True)
+_ddp_loaded, _ddp_summed = partial(_ddp, has_loaders=True), partial(_ddp, batches_in_step=4)
+_ddp_asleep = partial(_ddp, bucket_mib=4)
 
 WAYS = (
     Way("ddp", "DistributedDataParallel, buckets of 1 MiB", _ddp, _ALL, _ALL),
     Way("ddp25", "the same, torch's own buckets of 25 MiB", partial(_ddp, bucket_mib=25), _ALL, _FLOATS),
     Way("at-once", "DDP with a comm hook that calls all_reduce and waits", partial(_ddp, at_once=True), _ALL, _FLOATS),
-    Way("no-sync", "DDP, gradients of 4 batches, 3 of them in no_sync()", _accumulation, _FLOATS, _ONE),
+    Way("no-sync", "DDP, gradients of 4 batches, 3 of them in no_sync()", _ddp_summed, _FLOATS, _ONE),
     Way("fsdp2", "fully_shard of each layer", _fsdp2, _TWO, _ONE),
     Way("zero", "DDP with ZeroRedundancyOptimizer", partial(_ddp, zero=True), _FLOATS, _ONE),
     Way("pipeline", "Schedule1F1B, two microbatches for each stage", _pipeline, _ONE, _ONE, 4, sends=True),
     Way("tensor", "parallelize_module, all_reduces of 192 KiB", _tensor_parallel, _TWO, _ONE),
     Way("loaders", f"ddp, and {WORKERS} processes a rank that decode", _ddp_loaded, _FLOATS, ((CNN, _FLOAT),)),
-    Way(
-        "sleep",
-        "DDP, buckets of 4 MiB, a backward pass that leaves the core idle",
-        partial(_ddp, bucket_mib=4),
-        _SLEEP,
-        _SLEEP,
-    ),
+    Way("sleep", "DDP, buckets of 4 MiB, a backward pass that leaves the core idle", _ddp_asleep, _SLEEP, _SLEEP),
 )
 
 
