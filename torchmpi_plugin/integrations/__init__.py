@@ -1,19 +1,14 @@
 """The name "mpiplus" in frameworks whose lists of backends refuse it: docs/frameworks/index.md.
 
 Uses ``names``, ``settings``, and ``launchers``. Start with ``importing.py``, which waits for a
-framework to be imported; each of the others is about one framework.
+framework to be imported; ``frameworks.py`` changes it.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from .. import settings
 
 __all__ = ["activate"]
-
-#: Those that another one needs.
-_WITH = {"transformers": ("accelerate",)}
 
 
 def activate(*names: str) -> None:
@@ -28,8 +23,9 @@ def activate(*names: str) -> None:
         ValueError: another name.
     """
     wanted = settings.integrations(",".join(names)) if names else settings.FRAMEWORKS
+    from .frameworks import INTEGRATIONS
     from .importing import when_imported
 
-    for name in dict.fromkeys(each for framework in wanted for each in (*_WITH.get(framework, ()), framework)):
-        for integration in import_module(f".{name}", __package__).INTEGRATIONS:
+    for name in wanted:
+        for integration in INTEGRATIONS[name]:
             when_imported(integration)

@@ -111,13 +111,12 @@ def _cma() -> dict[str, Any]:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
         scope = "0"
-    works = _process_vm_readv_works()
-    if not works:
-        return {"usable": False, "why": "process_vm_readv is refused (a container's seccomp filter, or an old kernel)"}
-    if scope != "0":
+    why = "process_vm_readv works, and no ptrace_scope forbids it"
+    if not (works := _process_vm_readv_works()):
+        why = "process_vm_readv is refused (a container's seccomp filter, or an old kernel)"
+    elif scope != "0":
         why = f"kernel.yama.ptrace_scope={scope}: processes may be read {_PTRACE_SCOPES.get(scope, 'by few')}"
-        return {"usable": False, "why": why}
-    return {"usable": True, "why": "process_vm_readv works, and no ptrace_scope forbids it"}
+    return {"usable": works and scope == "0", "why": why}
 
 
 def _process_vm_readv_works() -> bool:

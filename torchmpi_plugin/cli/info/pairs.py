@@ -63,14 +63,8 @@ class Talk:
             return {}
         found: dict[int, dict[str, Any]] = {0: dict(report)}
         until = time.monotonic() + self._seconds + 2.0  # ranks with a failed pair come that much later
-        while len(found) < self.size and time.monotonic() < until:
-            status = self._mpi.Status()
-            if not self._comm.Iprobe(self._mpi.ANY_SOURCE, _REPORT, status):
-                time.sleep(0.001)
-                continue
-            data = bytearray(status.Get_count(self._mpi.BYTE))
-            self._comm.Recv([data, self._mpi.BYTE], status.Get_source(), _REPORT)
-            found[status.Get_source()] = json.loads(data)
+        while len(found) < self.size and (heard := self._hear(self._mpi.ANY_SOURCE, _REPORT, until)):
+            found[heard[0]] = json.loads(heard[1])
         return found
 
     def agree(self, good: bool) -> bool:
@@ -79,13 +73,18 @@ class Talk:
             for peer in range(1, self.size) if good else ():
                 self._post(peer, b"g", _VERDICT)
             return good
-        until = time.monotonic() + 2 * self._seconds + 4.0
+        return self._hear(0, _VERDICT, time.monotonic() + 2 * self._seconds + 4.0) is not None
+
+    def _hear(self, source: int, tag: int, until: float) -> tuple[int, bytearray] | None:
+        """A message, and whose it is; None: none comes."""
+        status = self._mpi.Status()
         while time.monotonic() < until:
-            if self._comm.Iprobe(0, _VERDICT):
-                self._comm.Recv([bytearray(1), self._mpi.BYTE], 0, _VERDICT)
-                return True
+            if self._comm.Iprobe(source, tag, status):
+                data = bytearray(status.Get_count(self._mpi.BYTE))
+                self._comm.Recv([data, self._mpi.BYTE], status.Get_source(), tag)
+                return status.Get_source(), data
             time.sleep(0.001)
-        return False
+        return None
 
     def _post(self, peer: int, data: bytes, tag: int) -> None:
         self._kept.append(data)

@@ -17,6 +17,7 @@ from .machine import of_launcher
 
 _WIDTH = 132
 _SHOWN_NODES = 16
+_KNOWN = {None: "not known", True: "yes", False: "no"}
 
 
 def nodes_of(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -42,38 +43,28 @@ def nodes_of(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def span(ranks: Sequence[int]) -> str:
     """``0-3, 6`` for 0, 1, 2, 3, 6."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
-def _yes(known: bool | None) -> str:
-    return "not known" if known is None else "yes" if known else "no"
+    parts = []
+    for _, run in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):
+        first, *others = [rank for _, rank in run]
+        parts.append(f"{first}-{others[-1]}" if others else str(first))
+    return ", ".join(parts)
 
 
 def _mpi_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mpi = facts.get("mpi")
-    if mpi is None and "library" in facts:
+    if mpi is not None:
+        yield "MPI library", mpi["text"]
+        yield "", mpi["path"]
+        yield "", f"MPI {mpi['standard']}, ABI {mpi['abi']}, {mpi['thread_level']}"
+        cuda = mpi["cuda"]
+        yield "CUDA-aware", f"{_KNOWN[cuda['aware']]}: {cuda['why']}"
+        yield "CUDA tensors", f"{cuda['path']}: {cuda['path_why']}"
+    elif "library" in facts:
         library = Library(**facts["library"])
         yield "MPI library", library.headline
         yield "", f"{library.path}, not started"
-        return
-    if mpi is None:
+    else:
         yield "MPI library", "none that works"
-        return
-    yield "MPI library", mpi["text"]
-    yield "", f"{mpi['path']}"
-    yield "", f"MPI {mpi['standard']}, ABI {mpi['abi']}, {mpi['thread_level']}"
-    cuda = mpi["cuda"]
-    yield "CUDA-aware", f"{_yes(cuda['aware'])}: {cuda['why']}"
-    yield "CUDA tensors", f"{cuda['path']}: {cuda['path_why']}"
-
-
-def _launcher_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["started_by"]:
         yield "started by", facts["started_by"]
     launcher = facts.get("launcher")
@@ -91,11 +82,10 @@ def _node_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "node", f"{here['name']}: this process may use {here['cores']} core(s), {threads}"
     shared, cma = here["shared_memory"], here["cma"]
     if shared["usable"]:
-        size = f"{shared['bytes'] / (1 << 30):.1f} GiB, {shared['free_bytes'] / (1 << 30):.1f} free"
-        yield "/dev/shm", size
+        yield "/dev/shm", f"{shared['bytes'] / (1 << 30):.1f} GiB, {shared['free_bytes'] / (1 << 30):.1f} free"
     else:
         yield "/dev/shm", f"not usable: {shared['why']}"
-    yield "CMA", f"{_yes(cma['usable'])}: {cma['why']}"
+    yield "CMA", f"{_KNOWN[cma['usable']]}: {cma['why']}"
 
 
 def _job_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -149,13 +139,12 @@ def show(facts: Mapping[str, Any], verbose: bool = False) -> None:
     table.add_column(overflow="fold")
     for name, value in facts["versions"].items():
         table.add_row(name, Text(value))
-    about = (_mpi_rows(facts), _launcher_rows(facts), _node_rows(facts), _job_rows(facts), _group_rows(facts))
+    about = (_mpi_rows(facts), _node_rows(facts), _job_rows(facts), _group_rows(facts))
     for name, value in itertools.chain(*about, _variable_rows(facts, verbose)):
         table.add_row(name, Text(value))
     console.print("mpiplus info", table)
     for problem in facts["problems"]:
-        style = "bold red" if problem["serious"] else "yellow"
-        mark = "PROBLEM" if problem["serious"] else "note"
+        style, mark = ("bold red", "PROBLEM") if problem["serious"] else ("yellow", "note")
         console.print(Text.assemble((f" {mark}: ", style), problem["text"]))
     if not facts["problems"]:
         console.print(" no problem found")
