@@ -89,7 +89,7 @@ def on_nodes(request, world, new_group, monkeypatch):
     def make(node_of_rank: list[int], ranks: list[int]):
         name = f"node {node_of_rank[world.rank]}"
         monkeypatch.setattr(node, "identity", lambda: name)
-        monkeypatch.setattr(queries.before_init, "find", lambda: queries.before_init.Launched(0, 99, None, None, None))
+        monkeypatch.setattr(queries.members, "launched", lambda: queries.members.Launched(0, 99, None, None, None))
         group = new_group(ranks, backend=request.param)
         return group if world.rank in ranks else None
 

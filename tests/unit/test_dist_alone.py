@@ -12,7 +12,7 @@ import torch.distributed as dist
 from plain_python import printed
 
 from torchmpi_plugin import dist as helpers
-from torchmpi_plugin.dist import before_init, starting
+from torchmpi_plugin.dist import members, starting
 from torchmpi_plugin.dist.waiting import StoreBarrier
 from torchmpi_plugin.errors import RankFailedError
 
@@ -26,7 +26,7 @@ def nobody_launched_us(monkeypatch) -> None:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS) or name in TORCHRUN:
             monkeypatch.delenv(name)
-    monkeypatch.setattr(before_init, "running_mpi", lambda: None)
+    monkeypatch.setattr(members, "running_mpi", lambda: None)
 
 
 def test_queries() -> None:
@@ -161,7 +161,7 @@ FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
     ],
 )  # fmt: skip
 def test_launchers_variables(variables, wanted, monkeypatch) -> None:
-    assert tuple(before_init.find(variables)) == wanted
+    assert tuple(members.launched(variables)) == wanted
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert helpers.get_global_rank() == wanted[0]
@@ -179,7 +179,7 @@ def test_launchers_variables(variables, wanted, monkeypatch) -> None:
 
 def test_a_size_without_a_rank() -> None:
     with pytest.raises(RuntimeError, match="which of them this is, is unknown: PMI_RANK is not set"):
-        before_init.find({"PMI_SIZE": "2"})
+        members.launched({"PMI_SIZE": "2"})
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA, SLURM, TORCH], ids=["Open MPI", "hydra", "Slurm", "torchrun"])

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torchmpi_plugin import launch
-from torchmpi_plugin.dist import before_init
+from torchmpi_plugin.dist import members
 from torchmpi_plugin.launch import MultiprocessConfig, RankFailedError
 
 UNDER_MPIRUN = {
@@ -25,7 +25,7 @@ UNDER_MPIRUN = {
 def nobody_launched_us(monkeypatch) -> None:
     for name in (*UNDER_MPIRUN, "PMI_SIZE", "PMI_RANK", "WORLD_SIZE", "RANK", "TORCH_DISTRIBUTED_BACKEND"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(before_init, "running_mpi", lambda: None)
+    monkeypatch.setattr(members, "running_mpi", lambda: None)
 
 
 @pytest.mark.parametrize("missing", [None, "???"])

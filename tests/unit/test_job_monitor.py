@@ -273,9 +273,9 @@ def test_what_follows_a_known_traceback_is_shown_in_order() -> None:
     error = b"Traceback (most recent call last):\n  File x\nKeyError: 1\n"
     after = [b"\n", b"\n", b"next\n", b"50%\r", b"half a line", error[:45], error[45:60], b"\n", error[:40], b" \n"]
     known = Tracebacks()
-    assert known.without_the_known(0, error) == error
-    assert known.without_the_known(1, error) == b""
-    shown = [known.without_the_known(1, piece) for piece in after]
+    assert known.shown(0, error) == error
+    assert known.shown(1, error) == b""
+    shown = [known.shown(1, piece) for piece in after]
     shown += [known.released(at_once=False).get(1, b""), known.released(at_once=False).get(1, b"")]
     assert b"".join(shown) == b"".join(after)
     assert not known.holding

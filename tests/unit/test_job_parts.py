@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
-from torchmpi_plugin.jobs.output import LineBuffer, Terminal, destination
+from torchmpi_plugin.jobs.output import Stream, Terminal, destination
 from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
@@ -152,14 +152,16 @@ def test_a_session_is_killed_and_nobody_else() -> None:
 
 
 def test_lines_are_kept_together() -> None:
-    lines = LineBuffer()
-    assert lines.feed(b"one\ntw") == b"one\n"
-    assert bool(lines)
-    assert lines.feed(b"o\n10%\r") == b"two\n10%\r"
-    assert not lines
-    assert lines.feed(b"prompt> ") == b""
-    assert lines.flush() == b"prompt> "
-    assert len(lines.feed(b"x" * 100_000)) == 100_000
+    sent: list[bytes] = []
+    stream = Stream(io.BytesIO(), None, sent.append)
+    stream.feed(b"one\ntw")
+    assert stream.unfinished
+    stream.feed(b"o\n10%\r")
+    assert not stream.unfinished
+    stream.feed(b"prompt> ")
+    stream.flush()
+    stream.feed(b"x" * 100_000)
+    assert sent == [b"one\n", b"two\n10%\r", b"", b"prompt> ", b"x" * 100_000]
 
 
 def show(*pieces: tuple[int, bytes], **options: bool) -> str:
@@ -168,8 +170,8 @@ def show(*pieces: tuple[int, bytes], **options: bool) -> str:
     for rank, data in pieces:
         terminal.show(rank, data)
     terminal.finish()
-    assert terminal.writer.wait(10)
-    terminal.writer.close()
+    terminal.writer.close(10)
+    assert not terminal.writer.waiting
     return stream.getvalue()
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from torchmpi_plugin import settings
 from torchmpi_plugin.launchers import variables as launchers
-from torchmpi_plugin.launchers.fit import explain, misfit
-from torchmpi_plugin.launchers.variables import Identity, Launch, detect, who_am_i
+from torchmpi_plugin.launchers.variables import Identity, Launch, detect, explain_misfit, misfit, who_am_i
 from torchmpi_plugin.mpi.library import Library
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
@@ -143,7 +142,7 @@ def test_what_may_work_is_not_refused(loaded: Library, environment: dict[str, st
 def test_the_error_names_launcher_library_and_cure(environment: dict[str, str], cure: str) -> None:
     launch = detect(environment)
     assert launch is not None
-    text = explain(launch, MPICH_4)
+    text = explain_misfit(launch, MPICH_4)
     for words in (launch.launcher, f"started {launch.size} ranks", "MPICH 4.0.2 (/opt/lib/libmpi.so)", cure):
         assert words in text
 

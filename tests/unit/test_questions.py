@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch.distributed import HashStore
 
-from torchmpi_plugin.diagnosis import questions
-from torchmpi_plugin.diagnosis.questions import Inbox, Seal, ask
+from torchmpi_plugin.diagnosis.questions import Answers, Inbox, Seal, ask
 
 
-def answering(asked: list[Sequence[int]]) -> Mapping[str, questions.Answers]:
-    def answer(_: int, ranks: Sequence[int]) -> dict[int, str]:
+def answering(asked: list[Sequence[int]]) -> Answers:
+    def answer(kind: str, _: int, ranks: Sequence[int]) -> dict[int, str]:
+        assert kind == "status"
         asked.append(ranks)
         return {1: "fine"} if 1 in ranks else {}
 
-    return {"status": answer}
+    return answer
 
 
 def asked_with(secret: str, forged: bool = False) -> tuple[dict[int, str], list[Sequence[int]], HashStore]:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,14 +29,15 @@ from ..status import asking
 from ..status.files import RankSocket, all_sockets
 from ..store.checkin import Report, start_thread
 from . import flight_recorder, frames, questions
-from .questions import Answers, Inbox, Seal
+from .questions import Inbox, Seal
 
 #: How often a rank looks whether it was asked, and how long an answer is waited for. Seconds.
 LOOK_EVERY, ANSWER_WITHIN = 1.0, 2.5
 #: The same for a rank that asks those of its node first; less than the thread in C waits for this one.
 SPOKEN_WITHIN = 4.5
-#: For stacks; faulthandler has them at once, unless a rank is stopped.
-_STACKS_SECONDS = 2.5
+#: What one rank of a node asks the others there, and for how long: faulthandler has the stacks at once, unless one is
+#: stopped. All else takes each rank's Python anyway.
+_OF_NODE = {"status": asking.MEMORY_SECONDS, "stacks": 2.5}
 
 
 class Describes(Protocol):
@@ -154,35 +155,28 @@ class Monitor:
             return False
         if numbers:
             attempt("the flight recorder's trace is not written", self._write_trace_if_wanted, None)
-            attempt("another rank gets no answer", lambda: self._inbox.answer(numbers, self._kinds()), None)
+            attempt("another rank gets no answer", lambda: self._inbox.answer(numbers, self._answers), None)
         return True
 
     def _write_trace_if_wanted(self) -> None:
         if self._connection.check([_DUMP]) and flight_recorder.current is not None:
             flight_recorder.current.write_after_failure()
 
-    def _kinds(self) -> dict[str, Answers]:
-        """Made anew each time: kept, they would keep this object and its store, whose port the next world may want."""
-        return {
-            "describe": self._describe,
-            "status": lambda number, ranks: self._of_node("status", asking.MEMORY_SECONDS, number, ranks),
-            "stacks": lambda number, ranks: self._of_node("stacks", _STACKS_SECONDS, number, ranks),
-            "dump": lambda _, ranks: self._own(_written_trace, ranks),
-            "timeline": lambda _, ranks: self._own(self._last_operations, ranks),
-        }
+    def _answers(self, kind: str, number: int, ranks: Sequence[int]) -> dict[int, str]:
+        if kind in _OF_NODE:
+            return self._of_node(kind, number, ranks)
+        if self._rank not in ranks:
+            return {}
+        if kind == "describe":
+            return {self._rank: _answer()}
+        told = {"dump": _written_trace, "timeline": self._last_operations}[kind]()
+        return {self._rank: _message(os.getpid(), told)}
 
-    def _describe(self, _: int, ranks: Sequence[int]) -> dict[int, str]:
-        return {self._rank: _answer()} if self._rank in ranks else {}
-
-    def _own(self, told: Callable[[], str], ranks: Sequence[int]) -> dict[int, str]:
-        """Of this rank only: it takes each rank's Python anyway."""
-        return {self._rank: _message(os.getpid(), told())} if self._rank in ranks else {}
-
-    def _of_node(self, request: str, seconds: float, number: int, ranks: Sequence[int]) -> dict[int, str]:
+    def _of_node(self, request: str, number: int, ranks: Sequence[int]) -> dict[int, str]:
         if not questions.is_first(self._connection, number, this_node.identity()):
             return {}
         sockets = _neighbours(ranks)
-        answers = asking.ask(sockets, request, seconds)
+        answers = asking.ask(sockets, request, _OF_NODE[request])
         return {
             each.rank: _message(each.pid, answers[each.rank], asking.state_of(each.pid))
             if each.rank in answers

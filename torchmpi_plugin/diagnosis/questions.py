@@ -27,8 +27,8 @@ _UNASKED_SECONDS = 1.0
 #: How many questions later nobody of a node can still be about to answer one.
 _REMEMBERED = 100
 
-#: From a question's number and the ranks that are asked to answers by rank.
-Answers = Callable[[int, Sequence[int]], Mapping[int, str]]
+#: From a question's kind, its number, and the ranks that are asked to answers by rank.
+Answers = Callable[[str, int, Sequence[int]], Mapping[int, str]]
 
 
 def _key(*parts: object) -> str:
@@ -98,19 +98,19 @@ class Inbox:
         new, self._seen = range(self._seen + 1, asked + 1), asked
         return new
 
-    def answer(self, numbers: Sequence[int], kinds: Mapping[str, Answers]) -> None:
-        """Answer these questions, each by what ``kinds`` has for it. Whatever becomes of one, the next is answered."""
+    def answer(self, numbers: Sequence[int], answers: Answers) -> None:
+        """Answer these questions. Whatever becomes of one, the next is answered."""
         # Of all of them: of those asked while this rank was stopped, most are over.
         until = time.monotonic() + _UNASKED_SECONDS
         for number in numbers:
-            attempt("another rank gets no answer", functools.partial(self._answer, number, kinds, until), None)
+            attempt("another rank gets no answer", functools.partial(self._answer, number, answers, until), None)
 
-    def _answer(self, number: int, kinds: Mapping[str, Answers], until: float) -> None:
+    def _answer(self, number: int, answers: Answers, until: float) -> None:
         key = _key(number, "question")
         while not self._store.check([key]) and time.monotonic() < until:
             time.sleep(0.02)
         kind, _, text = (self._seal.take(self._store, key) or "").partition(" ")
         if not text:
             return  # who asks has ended, or is no rank of this world
-        for rank, answer in kinds[kind](number, [int(word) for word in text.split(",")]).items():
+        for rank, answer in answers(kind, number, [int(word) for word in text.split(",")]).items():
             self._seal.put(self._store, _key(number, rank), answer)

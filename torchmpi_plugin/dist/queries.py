@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from ..node import node
 from ..node.node import Place
-from . import before_init, members
+from . import members
 
 _places: WeakKeyDictionary[dist.ProcessGroup, Place] = WeakKeyDictionary()
 
@@ -31,7 +31,7 @@ def _look_up(group: dist.ProcessGroup) -> Place:
     communicator = getattr(group, "communicator", None)
     if communicator is not None:  # a group of mpiplus's own, not one of torch's that it works for
         return communicator.place
-    here = before_init.find()
+    here = members.launched()
     described = here.size == dist.get_world_size()
     if described and here.local_size == here.size:
         return Place(dist.get_rank(group), dist.get_world_size(group), 0)
@@ -55,7 +55,7 @@ def _ask_all(group: dist.ProcessGroup) -> Place:
 def _local(name: str, what: str, group: dist.ProcessGroup | None) -> int:
     if members.initialized():
         return int(getattr(place(group), name))
-    value = getattr(before_init.find(), name)
+    value = getattr(members.launched(), name)
     if value is None:
         raise RuntimeError(
             f"the {what} is not known before initialisation: the launcher does not tell it; call "
@@ -75,7 +75,7 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
 
         samples_per_rank = len(dataset) // get_world_size()
     """
-    return dist.get_world_size(group) if members.initialized() else before_init.find().size
+    return dist.get_world_size(group) if members.initialized() else members.launched().size
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
@@ -88,7 +88,7 @@ def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
 
         torch.manual_seed(seed + get_global_rank())
     """
-    return dist.get_rank(group) if members.initialized() else before_init.find().rank
+    return dist.get_rank(group) if members.initialized() else members.launched().rank
 
 
 def get_local_rank(group: dist.ProcessGroup | None = None) -> int:

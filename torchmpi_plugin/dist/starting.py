@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import before_init, members
+from . import members
 from .queries import get_local_rank
 
 log = logging.getLogger("torchmpi_plugin")
@@ -34,7 +34,7 @@ def _how_to_meet(backend: str) -> dict[str, Any]:
     is_described = all(os.environ.get(name) for name in _RENDEZVOUS)
     if backend == "mpiplus" and not is_described:
         return {}
-    here = before_init.find()
+    here = members.launched()
     if is_described:
         described = os.environ["WORLD_SIZE"]
         if here.size == 1 or described == str(here.size):
@@ -44,7 +44,7 @@ def _how_to_meet(backend: str) -> dict[str, Any]:
         return {"init_method": "mpi://"}
     if here.size == 1:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    return {"init_method": "mpi://"} if before_init.by_mpi() else {}
+    return {"init_method": "mpi://"} if members.by_mpi() else {}
 
 
 def initialize_dist(device: Any = None, timeout: float | timedelta = 300.0, backend: str = "mpiplus") -> None:

@@ -25,7 +25,7 @@ from .outcome import Ending, RankRecord
 from .output import Terminal, Writer, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
-from .stderr import Interrupted, Tracebacks
+from .stderr import Tracebacks
 
 _OWN_ENDING_SECONDS = 1.0  # for supervisors to notice that mpirun has ended, and to end their programs
 _ANSWER_SECONDS = 3.0  # for supervisors to say that their programs have ended, after SIGKILL
@@ -78,14 +78,13 @@ class JobMonitor:
         self._secret = secrets.token_hex(16)
         self._channels: set[Channel] = set()
         self._members: dict[int, Member] = {}
-        self._interrupted: dict[int, Interrupted] = {}
         records = [RankRecord(rank) for rank in range(spec.layout.ranks)]
         self.ending = Ending(records, recovers=asks_for_recovery(spec.mpi_args))
         self._started = self._closing = self._done = self._held = self._given_up = False
         self._ended_at = self._read_until = _NEVER
         self._kill, self._silence = Alarm(self._send_sigkill), Alarm(self._give_up_the_silent)
         self._unheard = Alarm(self._give_up)
-        self._tracebacks, self._name_others = Tracebacks(), Alarm(self._say_who_else)
+        self._tracebacks, self._name_others = Tracebacks(terminals[1].has_prefix), Alarm(self._say_who_else)
         self._look_again = Alarm(self._look)  # set(0): once, however much happens at a time
 
     async def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -237,16 +236,17 @@ class JobMonitor:
     # ---- the output ----
 
     def _heard_stderr(self, record: RankRecord, data: bytes) -> None:
-        """Show it without torch's prefix, which says the same as ours, and what Ctrl-C has interrupted not at all."""
-        terminal = self._terminals[STDERR]
+        """Show it without torch's prefix, which says the same as ours, and what Ctrl-C has interrupted not at all.
+
+        After Ctrl-C nothing counts as a rank's last words: it did not fail by itself.
+        """
+        has_prefix, interrupted = self._terminals[STDERR].has_prefix, self._tracebacks.interrupted
         bare = without_torchs_prefix(record.rank, data)
-        shown = bare if terminal.has_prefix else data
-        if self.ending.signalled == signal.SIGINT:
-            shown = self._interrupted.setdefault(record.rank, Interrupted()).without_traceback(shown)
-        heard = shown if terminal.has_prefix else bare
-        record.heard(heard.decode(errors="replace").splitlines(keepends=True), self._loop.time())
-        if terminal.has_prefix and not record.hidden:
-            shown = self._tracebacks.without_the_known(record.rank, shown)
+        if not interrupted:
+            record.heard(bare.decode(errors="replace").splitlines(keepends=True), self._loop.time())
+        shown = bare if has_prefix else data
+        if (has_prefix or interrupted) and not record.hidden:
+            shown = self._tracebacks.shown(record.rank, shown)
             self._name_others.set(_OTHERS_SECONDS)
         self._show(STDERR, record, shown)
 
@@ -281,8 +281,6 @@ class JobMonitor:
         now = self._loop.time()
         if self._ended_at == _NEVER:
             self._ended_at = now
-            for rank, interrupted in self._interrupted.items():
-                self._show(STDERR, self.ending.records[rank], interrupted.rest())
             self._say_who_else(at_once=True)
             for terminal in self._terminals.values():
                 terminal.finish()
@@ -383,6 +381,7 @@ class JobMonitor:
         if number in ENDING:
             again = bool(self.ending.signalled)
             self.ending.signalled = self.ending.signalled or number
+            self._tracebacks.interrupted = self.ending.signalled == signal.SIGINT
             self._end(number, 0.0 if again else None)
         elif number in FORWARDED:
             self._send_signal(number)

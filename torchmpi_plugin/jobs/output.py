@@ -11,8 +11,11 @@ import os
 import re
 import select
 import threading
-from collections import deque
-from typing import TextIO
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import IO, BinaryIO, TextIO
+
+from .loop import Alarm
 
 _FLUSH_BYTES = 1 << 16
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
@@ -32,14 +35,17 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[TextIO, str]] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
+        # A daemon: a stuck reader must not keep this process from ending.
+        self._thread = threading.Thread(target=self._work, name="mpiplus-writer", daemon=True)
         self._error: Exception | None = None
-        self._closed = False
-        self.waiting = 0
+        self._given = self._written = 0  # each is counted by one thread
         self.is_patient = True
         self.unread = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._given - self._written
 
     def write(self, stream: TextIO, text: str) -> None:
         """Have text written.
@@ -47,19 +53,14 @@ class Writer:
         Raises:
             OSError: the reader of what came before has gone away.
         """
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            if not self.is_patient and self.waiting > _DROP_BYTES:
-                self.unread += len(text)
-                return
-            self._queue.append((stream, text))
-            self.waiting += len(text)
-            self._changed.notify_all()
-        if self._thread is None:
-            # A daemon: a stuck reader must not keep this process from ending.
-            self._thread = threading.Thread(target=self._work, name="mpiplus-writer", daemon=True)
+        self.check()
+        if not self.is_patient and self.waiting > _DROP_BYTES:
+            self.unread += len(text)
+            return
+        if self._thread.ident is None:
             self._thread.start()
+        self._given += len(text)
+        self._queue.put((stream, text))
 
     def is_full(self, was_full: bool) -> bool:
         """Return whether the ranks should wait, as they did, or did not, until now."""
@@ -70,34 +71,19 @@ class Writer:
         if self._error is not None:
             raise self._error
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until everything is written; whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self.waiting or self._error is not None, seconds)
-
-    def close(self) -> None:
-        """No more is to come; the thread ends once the rest is written."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    def close(self, seconds: float = 0.0) -> None:
+        """No more is to come; wait so long until the rest is written."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
-                    return
-                stream, text = self._queue.popleft()
-            try:
-                _put(stream, text)
-            except Exception as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self.waiting -= len(text)
-                self._changed.notify_all()
+        try:
+            while (item := self._queue.get()) is not None:
+                _put(*item)
+                self._written += len(item[1])
+        except Exception as error:
+            self._error = error
 
 
 def destination(stream: TextIO) -> object:
@@ -113,8 +99,7 @@ def say(stream: TextIO, text: str, seconds: float) -> None:
     """Write last words, and leave them behind if nobody takes them in this time."""
     writer = Writer()
     writer.write(stream, text)
-    writer.wait(seconds)
-    writer.close()
+    writer.close(seconds)
 
 
 def _descriptor(stream: TextIO) -> int | None:
@@ -145,28 +130,33 @@ def without_torchs_prefix(rank: int, data: bytes) -> bytes:
     return re.sub(rb"(?m)^\[rank%d\]: ?" % rank, b"", data)
 
 
-class LineBuffer:
-    """Gathers output until lines are complete, so that those of several ranks do not mix."""
+class Stream:
+    """A program's stdout or stderr, sent on in whole lines, so that those of several ranks do not mix.
 
-    def __init__(self) -> None:
-        self._pending = b""
+    Attributes:
+        file: gets it too.
+        quiet: to be set when nothing more comes for now, to send what is no complete line as well.
+    """
 
-    def feed(self, data: bytes) -> bytes:
-        """The lines that are complete now; a progress bar's carriage return ends a line too."""
-        data = self._pending + data
+    def __init__(self, pipe: IO[bytes], file: BinaryIO | None, send: Callable[[bytes], None]) -> None:
+        self.pipe, self.file = pipe, file
+        self.quiet = Alarm(self.flush)
+        self.unfinished = b""
+        self._send = send
+
+    def feed(self, data: bytes) -> None:
+        """Send the lines that are complete now; a progress bar's carriage return ends a line too."""
+        data = self.unfinished + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > _FLUSH_BYTES:
             end = len(data)
-        self._pending = data[end:]
-        return data[:end]
+        self.unfinished = data[end:]
+        self._send(data[:end])
 
-    def flush(self) -> bytes:
-        """Return what is not a line, or not yet: a prompt, say."""
-        data, self._pending = self._pending, b""
-        return data
-
-    def __bool__(self) -> bool:
-        return bool(self._pending)
+    def flush(self) -> None:
+        """Send what is not a line, or not yet: a prompt, say."""
+        self._send(self.unfinished)
+        self.unfinished = b""
 
 
 class Terminal:

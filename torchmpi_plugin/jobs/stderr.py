@@ -23,8 +23,6 @@ _LONGEST = 400
 _BEGINS = TRACEBACK.encode()
 #: What stands between two tracebacks of a chain, and what mpiplus says below the last.
 _BETWEEN, _BELOW = tuple(words.encode() for words in CHAINED), b"ends the job: an uncaught exception"
-#: Of Ctrl-C, or one that was cut off; the last line tells.
-_WHOLE = re.compile(rb"Traceback \(most recent call last\)[^\n]*\n(?:[ \t][^\n]*\n|\r?\n)*(?P<last>[^\n]+\n?)?")
 #: What mpiplus and MPICH say of a rank that leaves by an exception.
 _CONSEQUENCES = (
     *(_BELOW, b"application called MPI_Abort"),
@@ -92,15 +90,23 @@ class _Rank:
 class Tracebacks:
     """Takes the ranks' lines, and holds those of a traceback until its last one tells whether it is a new one.
 
-    Nothing is held for long, since its rank may go on: see :meth:`released`.
+    Nothing is held for long, since its rank may go on: see :meth:`released`. After Ctrl-C ranks end.
+
+    Args:
+        compares: leave out one that another rank has written.
+
+    Attributes:
+        interrupted: by Ctrl-C; the tracebacks that come of it are left out, and what is said of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compares: bool = True) -> None:
+        self._compares = compares
+        self.interrupted = False
         self._ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
         self._firsts: dict[bytes, int] = {}  # who was the first, by what they wrote
         self._others: dict[int, list[int]] = {}  # by the first: who is yet to be named
 
-    def without_the_known(self, rank: int, data: bytes) -> bytes:
+    def shown(self, rank: int, data: bytes) -> bytes:
         """Return what is to be shown now of the data, and of what was held."""
         return b"".join(self._next(rank, self._ranks[rank], line) for line in data.splitlines(keepends=True))
 
@@ -115,11 +121,17 @@ class Tracebacks:
             of.held += line
             return b""
         else:
-            return self._end(of, b"" if of.is_left_out and _BELOW in line else line)
+            return self._end(of, b"" if self._follows(of, line) else line)
         of.held += line
         if len(of.held) > _MOST_BYTES:
             return shown + self._end(of)
-        return shown if line[:1].isspace() or line.startswith(_BEGINS) else shown + self._known(rank, of)
+        return shown if line[:1].isspace() or line.startswith(_BEGINS) else shown + self._whole(rank, of, line)
+
+    def _follows(self, of: _Rank, line: bytes) -> bool:
+        """Return whether a line belongs to a traceback that was left out."""
+        if self.interrupted:
+            return line.strip() == b":" or any(words in line for words in _CONSEQUENCES)
+        return of.is_left_out and _BELOW in line
 
     @staticmethod
     def _end(of: _Rank, line: bytes = b"") -> bytes:
@@ -128,7 +140,12 @@ class Tracebacks:
         of.is_inside = of.is_left_out = False
         return shown
 
-    def _known(self, rank: int, of: _Rank) -> bytes:
+    def _whole(self, rank: int, of: _Rank, last: bytes) -> bytes:
+        """Return a traceback, whose last line has come, if it is to be shown."""
+        is_of_ctrl_c = self.interrupted and last.startswith(b"KeyboardInterrupt")
+        if is_of_ctrl_c or not self._compares:
+            shown = self._end(of)
+            return b"" if is_of_ctrl_c else shown
         before = of.before + re.sub(rb"\brank %d\b" % rank, b"rank", of.held)
         while len(self._firsts) > _MOST_KNOWN:
             del self._firsts[next(iter(self._firsts))]
@@ -149,7 +166,8 @@ class Tracebacks:
 
     def released(self, at_once: bool) -> dict[int, bytes]:
         """Return what was held already when this was called before, or all, to be shown now, by the rank."""
-        old = {rank: self._end(of) for rank, of in self._ranks.items() if of.held and (of.is_old or at_once)}
+        ready = (it for it in self._ranks.items() if at_once or (it[1].is_old and not self.interrupted))
+        old = {rank: self._end(of) for rank, of in ready if of.held}
         for of in self._ranks.values():
             of.is_old = True
         return old
@@ -157,28 +175,3 @@ class Tracebacks:
     @property
     def holding(self) -> bool:
         return any(of.held for of in self._ranks.values())
-
-
-class Interrupted:
-    """Takes lines of a rank after Ctrl-C, and keeps those of a traceback until it is known whose it is."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def without_traceback(self, data: bytes) -> bytes:
-        """Return what is to be shown now of the data, and of what was kept."""
-        text, self._held = self._held + data, b""
-
-        def shown(found: re.Match[bytes]) -> bytes:
-            if found["last"] is None and found.end() == len(text):
-                self._held = found[0]
-            return b"" if self._held or (found["last"] or b"").startswith(b"KeyboardInterrupt") else found[0]
-
-        lines = _WHOLE.sub(shown, text).splitlines(keepends=True)
-        said = (line for line in lines if not any(words in line for words in _CONSEQUENCES))
-        return b"".join(line for line in said if line.strip() != b":")
-
-    def rest(self) -> bytes:
-        """Return what is left at the end: a traceback that was cut off."""
-        shown, self._held = self._held, b""
-        return shown

@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from .. import settings
 from ..launchers.table import DAEMONS, SLURM
@@ -20,7 +21,7 @@ from ..node.calling import call
 from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .formats import ERROR_VARIABLE, error_message, prepare_error_file
 from .loop import Alarm, raise_into, run
-from .output import LineBuffer
+from .output import Stream
 from .signals import FORWARDED, HARMFUL, pass_on
 
 _CONNECT_SECONDS = 20.0
@@ -104,24 +105,6 @@ class Daemon:
 
 def _parent_of(process: int) -> int:
     return int((processes.stat(process) or ["", "0"])[1])
-
-
-class Stream:
-    """The program's stdout or stderr."""
-
-    def __init__(self, kind: bytes, pipe: IO[bytes], file: BinaryIO | None, channel: Channel) -> None:
-        self.pipe = pipe
-        self.file = file
-        self.lines = LineBuffer()
-        self.quiet = Alarm(self.flush)
-        self._kind, self._channel = kind, channel
-
-    def send(self, data: bytes) -> None:
-        self._channel.send(self._kind, self.lines.feed(data))
-
-    def flush(self) -> None:
-        """Send what is no complete line as well."""
-        self._channel.send(self._kind, self.lines.flush())
 
 
 class Supervisor:
@@ -213,7 +196,7 @@ class Supervisor:
         for kind, pipe, file in zip((STDOUT, STDERR), (self._child.stdout, self._child.stderr), files, strict=True):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            self._streams.append(Stream(kind, pipe, file, self._channel))
+            self._streams.append(Stream(pipe, file, partial(self._channel.send, kind)))
         self._read_on()
 
     def _look_at_the_child(self) -> None:
@@ -274,12 +257,12 @@ class Supervisor:
             except OSError as error:
                 stream.file = None
                 self._complain(f"no more output in the file: {error}")
-        stream.send(data)
+        stream.feed(data)
         self._expect_more(stream)
 
     def _expect_more(self, stream: Stream) -> None:
         """A line that is cut by a hold is not one without an end."""
-        if stream.lines and not self._held:
+        if stream.unfinished and not self._held:
             stream.quiet.set(_QUIET_SECONDS)
 
     def _close(self, stream: Stream) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..dist import before_init, members, queries
+from ..dist import members, queries
 from ..dist.starting import initialize_dist
 from ..launchers import variables as launchers
 from .parallel import init_parallelism
@@ -29,7 +29,7 @@ def job_size() -> int | None:
     """Return how many ranks the job has that this process is part of; None where nobody has launched it."""
     if members.initialized() and dist.get_world_size() > 1:
         return dist.get_world_size()
-    here = before_init.find()
+    here = members.launched()
     alone = here.size == 1 and not launchers.started_by_mpi() and "TORCHELASTIC_RUN_ID" not in os.environ
     return None if alone else here.size
 
@@ -86,7 +86,7 @@ class MultiprocessConfig:
                 f"its launcher started; leave world_size out, or start it without a launcher"
             )
         if self.local_world_size in _MISSING:
-            self.local_world_size = before_init.find().local_size if size else self.world_size
+            self.local_world_size = members.launched().local_size if size else self.world_size
         if self.master_port in _MISSING:
             self.master_port = None
             if self.init_method == "env://":
@@ -190,7 +190,7 @@ def init_dist(
     init_process_group_from_backend(backend)
 
 
-def _method(cfg: MultiprocessConfig, here: before_init.Launched) -> str:
+def _method(cfg: MultiprocessConfig, here: members.Launched) -> str:
     """As configured; but the default address leads each node to itself, and is no meeting place for several."""
     one_node = here.local_size in (None, here.size)
     if one_node or cfg.init_method != "env://" or not cfg.master_addr.startswith(("127.", "localhost")):
@@ -201,7 +201,7 @@ def _method(cfg: MultiprocessConfig, here: before_init.Launched) -> str:
 
 def _bring_up(cfg: MultiprocessConfig) -> None:
     cfg.resolve()
-    here = before_init.find()
+    here = members.launched()
     if not members.initialized():
         init_dist(
             rank=here.rank if cfg.rank < 0 else cfg.rank,

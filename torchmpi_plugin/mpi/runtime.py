@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import settings
 from ..flavours import Flavour, flavour_of
-from ..launchers import fit
 from ..launchers import variables as launchers
 from ..node import processes
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
@@ -158,7 +157,7 @@ def _started() -> Any:
         raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
-        fit.check(mpi_library.describe(mpi))
+        launchers.check_fit(mpi_library.describe(mpi))
         _initialise(mpi)
     launchers.mark_as_rank()
     _load_shim(mpi)  # first of all, as it sees to finalising: a failure from here on must leave that in place
@@ -169,7 +168,7 @@ def _started() -> Any:
 def _check_world(module: Any) -> None:
     launch = launchers.detect()
     if launch is not None and launch.size > 1 and module.COMM_WORLD.Get_size() == 1:
-        told = fit.explain(launch, mpi_library.describe(module))
+        told = launchers.explain_misfit(launch, mpi_library.describe(module))
         raise RuntimeError(f"{told} (MPI sees a world of one rank.)")
 
 

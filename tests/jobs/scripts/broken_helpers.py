@@ -30,7 +30,7 @@ OF_WHO_ASKS: list[tuple[Any, str]] = [
 ]
 OF_WHO_ANSWERS: list[tuple[Any, str]] = [
     *((monitor, name) for name in ("_place", "describe", "_answer", "_last_calls")),
-    *((monitor.Monitor, name) for name in ("_describe", "_kinds", "_answer_locally", "_write_trace_if_wanted")),
+    *((monitor.Monitor, name) for name in ("_answers", "_answer_locally", "_write_trace_if_wanted")),
     *((questions.Inbox, "_answer"), (questions.Seal, "put")),
     (flight_recorder, "_file_prefix"),
 ]

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from ...communicator.shared_memory import in_words
 from ...flavours import OPEN_MPI, Library
-from ...launchers import fit
-from ...launchers.variables import TORCHRUN, Launch
+from ...launchers.variables import TORCHRUN, Launch, explain_misfit
 from ...names import SOURCE
 
 _SHOWN_PAIRS = 8
@@ -62,7 +61,7 @@ def _wheels(facts: Mapping[str, Any]) -> Iterator[Advice]:
 
 def _worlds_of_one(facts: Mapping[str, Any], launch: Launch) -> Advice:
     if launch.launcher != TORCHRUN:
-        return Advice(fit.explain(launch, Library(**facts["library"])), True)
+        return Advice(explain_misfit(launch, Library(**facts["library"])), True)
     started = f"{launch.launcher} started {launch.size} ranks ({launch.variable}={launch.size})"
     if _is_open_mpi(facts):
         text = f"{started}, and Open MPI takes only those of its own launcher: use mpiplus run -n {launch.size}"

@@ -15,7 +15,7 @@ from ...communicator import shared_memory, tuning
 from ...communicator.choice import choose
 from ...communicator.config import GroupConfig, group_config
 from ...flavours import Library
-from ...launchers import fit
+from ...launchers.variables import check_fit
 from ...mpi import cuda_aware
 from ...mpi import library as mpi_library
 from ...node import node
@@ -81,7 +81,7 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
     mpi = mpi_library.load()
     found = mpi_library.describe(mpi)
     tell(library=asdict(found))
-    fit.check(found)
+    check_fit(found)
     tell(phase="MPI_Init")
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
     tell(mpi=_initialised(mpi, found), rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
