@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.launchers import command, mpirun
+from torchmpi_plugin.launchers import mpirun
 from torchmpi_plugin.launchers.layout import lay_out
 from torchmpi_plugin.launchers.mpirun import Launcher, LauncherError, Library, find_launcher, identify
 
@@ -108,14 +108,14 @@ def test_srun_in_an_allocation_without_mpirun(path: Path, library: Library, monk
 def line(found: Library, *layout, environment=None, family: str | None = None, **more) -> str:
     """The options of the launcher, without the supervisor's command."""
     used = Launcher("launcher", family or found.flavour.name, "", found)
-    words = command.launch_command(used, lay_out(*layout, environment=environment or {}), **more)
+    words = mpirun.launch_command(used, lay_out(*layout, environment=environment or {}), **more)
     return " ".join(words[1:-3])
 
 
 @pytest.fixture
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(command.node, "cores", lambda: [0, 1])
+    monkeypatch.setattr(mpirun.node, "cores", lambda: [0, 1])
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "MPI4PY_MPIABI", "MPI4PY_LIBMPI"):
         monkeypatch.delenv(name, raising=False)
 
@@ -144,11 +144,11 @@ def test_mpich() -> None:
 def test_srun(tmp_path) -> None:
     srun = program(tmp_path, "srun", "MPI plugin types are...\n\tnone\n\tpmi2")
     used = Launcher(srun, "Slurm", "", MPICH)
-    words = command.launch_command(used, lay_out(2, 2, environment=BATCH))
+    words = mpirun.launch_command(used, lay_out(2, 2, environment=BATCH))
     assert words[1:6] == ["--kill-on-bad-exit=1", "--ntasks=4", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmi2"]
     with pytest.raises(LauncherError, match=r"no --mpi=pmix, which Open MPI 5.0.11 needs .*none pmi2"):
-        command.launch_command(Launcher(srun, "Slurm", "", OPEN_MPI), lay_out(2, environment=BATCH))
-    chosen = command.launch_command(used, lay_out(2, environment=BATCH), mpi_args=["--mpi=none"])
+        mpirun.launch_command(Launcher(srun, "Slurm", "", OPEN_MPI), lay_out(2, environment=BATCH))
+    chosen = mpirun.launch_command(used, lay_out(2, environment=BATCH), mpi_args=["--mpi=none"])
     assert chosen[1:4] == ["--kill-on-bad-exit=1", "--ntasks=2", "--mpi=none"]
 
 
@@ -156,26 +156,26 @@ def test_srun(tmp_path) -> None:
 def test_the_environment_has_the_cures() -> None:
     here = {"RANK": "3", "PATH": "/bin"}
     used = Launcher("mpirun", "Open MPI", "", OPEN_MPI)
-    alone = command.launch_environment(used, lay_out(2, environment={}), here)
+    alone = mpirun.launch_environment(used, lay_out(2, environment={}), here)
     assert alone == {"PATH": "/bin", "OMPI_MCA_btl": "^ofi"}
-    crowded = command.launch_environment(used, lay_out(3, environment={}), {"OMPI_MCA_btl": "tcp,self"})
+    crowded = mpirun.launch_environment(used, lay_out(3, environment={}), {"OMPI_MCA_btl": "tcp,self"})
     assert crowded == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    assert command.launch_environment(used, lay_out(4, None, "a:2,b:2", environment={}), {}) == {}
-    assert command.launch_environment(Launcher("", "MPICH", "", MPICH), lay_out(3, environment={}), {}) == {}
+    assert mpirun.launch_environment(used, lay_out(4, None, "a:2,b:2", environment={}), {}) == {}
+    assert mpirun.launch_environment(Launcher("", "MPICH", "", MPICH), lay_out(3, environment={}), {}) == {}
 
 
 def test_ranks_are_not_started_as_parts_of_an_srun_step() -> None:
     used = Launcher("mpirun", "MPICH", "", MPICH)
     step = {"PMI_RANK": "0", "PMI_FD": "9", "PMIX_SERVER_URI2": "x", "PMIX_RANK": "0", "PMIX_MCA_gds": "hash"}
-    assert command.launch_environment(used, lay_out(3, environment={}), step) == {"PMIX_MCA_gds": "hash"}
+    assert mpirun.launch_environment(used, lay_out(3, environment={}), step) == {"PMIX_MCA_gds": "hash"}
 
 
 def test_who_asks_for_recovery() -> None:
     for words in (["--with-ft", "ulfm"], ["--x", "--with-ft=ulfm"], ["--enable-recovery"], ["-disable-auto-cleanup"]):
-        assert command.asks_for_recovery(words)
-    assert not command.asks_for_recovery(["--with-ft", "none"])
+        assert mpirun.asks_for_recovery(words)
+    assert not mpirun.asks_for_recovery(["--with-ft", "none"])
 
 
 def test_other_hosts_get_what_the_user_has_set() -> None:
     environment = {"MY": "1", "RANK": "0", "SLURM_PROCID": "0", "PMIX_RANK": "1", "PWD": "/x", "MPIPLUS_JOB": "secret"}
-    assert command.inherited(environment) == {"MY": "1"}
+    assert mpirun.inherited(environment) == {"MY": "1"}

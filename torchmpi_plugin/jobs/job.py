@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..launchers.command import launch_command, launch_environment
-from ..launchers.mpirun import Launcher, find_launcher
+from ..launchers.mpirun import Launcher, find_launcher, launch_command, launch_environment
 from .failure_report import result_of
 from .job_monitor import JobMonitor
 from .loop import run
@@ -94,11 +93,6 @@ def is_worth_another(kind: str, code: int, on: Collection[str]) -> bool:
     if str(code) in on:
         return bool(kind)
     return kind in on or (ANY in on and bool(kind) and not (kind == "exit" and code in _CANNOT_RUN))
-
-
-def pause_before(fast_failures: int) -> float:
-    """Seconds to wait after so many attempts in a row that were over fast."""
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (fast_failures - 1)) if fast_failures else 0.0
 
 
 class NotEnoughError(Exception):
@@ -225,7 +219,7 @@ class Attempts:
 
     def _wait(self, result: JobResult) -> JobResult | None:
         """Say what has happened and what comes, and wait for it; how the job ended where a signal comes instead."""
-        seconds = pause_before(self._fast)
+        seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._fast - 1)) if self._fast else 0.0
         self._number += 1
         when = f"in {seconds:g} s" if seconds else "now"
         text = f"{result.message}\nmpiplus run: restart {self._number} of at most {self.spec.max_restarts} {when}"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .. import settings
-from ..launchers.command import asks_for_recovery, tells_of_deaths
+from ..launchers.mpirun import asks_for_recovery, tells_of_deaths
 from ..node import node
 from ..node.listener import Listener
 from .channel import MESSAGE, STDERR, STDOUT, Channel, Frame, end_unanswered

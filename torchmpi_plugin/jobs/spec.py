@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from ..launchers.command import inherited
 from ..launchers.layout import Layout, lay_out
-from ..launchers.mpirun import Launcher
+from ..launchers.mpirun import Launcher, inherited
 from .formats import check_format
 
 

@@ -299,7 +299,7 @@ def export_environment(communicator: Any, steps: Steps) -> None:
         if port := _users("MASTER_PORT"):
             return here, int(port)
         address = _users("MASTER_ADDR") or here
-        _open_store = tcp_store.open_to_others(address, comm.Get_size(), default_pg_timeout)
+        _open_store = tcp_store.listen(address, 0, comm.Get_size(), default_pg_timeout, multi_tenant=True)
         return here, _open_store.port
 
     address, port = steps.take(lambda: open_store() if rank == 0 else ("", 0))[0]

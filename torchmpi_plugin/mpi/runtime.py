@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import settings
@@ -246,14 +247,13 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
     if not _is_multiple():
         with exclusive():
             return call()
-    outcome: list[T] = []
-    errors: list[Exception] = []
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.append(call())
+            outcome.set_result(call())
         except Exception as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="mpiplus-mpi", daemon=True)
     thread.start()
@@ -261,12 +261,10 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
     while thread.is_alive() and gone is None and time.monotonic() < until:
         thread.join(min(_LOOK_EVERY, max(0.0, until - time.monotonic())))
         gone = look() if thread.is_alive() else None
-    if errors:
-        raise errors[0]
-    if not outcome:
-        _stuck.append(thread)
-        raise gone or TimeoutError(f"MPI has not come back after {seconds:g} s")
-    return outcome[0]
+    if outcome.done():
+        return outcome.result()
+    _stuck.append(thread)
+    raise gone or TimeoutError(f"MPI has not come back after {seconds:g} s")
 
 
 @functools.cache

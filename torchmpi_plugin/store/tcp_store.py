@@ -182,21 +182,19 @@ def _serve(wanted: str, port: int, size: int, timeout: timedelta, one_node: bool
     if few := processes.scarcity_of_files():
         return None, few  # torch's server would refuse the others in silence, who would try again until their deadline
     try:
-        server = _listen(addresses[0], port, size, timeout, is_ours=not wanted)
+        server = listen(addresses[0], port, size, timeout, is_ours=not wanted)
     except (RuntimeError, ValueError, OSError) as error:
         return None, port_in_use(port) if _is_busy(error) else str(error).splitlines()[0]
     return server, (addresses, server.port)
 
 
-def open_to_others(address: str, size: int, timeout: timedelta) -> TCPStore:
-    """A store at a free port for other programs' clients; torch's own rendezvous in this process shares its server."""
-    return _listen(address, 0, size, timeout, multi_tenant=True)
-
-
-def _listen(
+def listen(
     address: str, wanted: int, size: int, timeout: timedelta, is_ours: bool = True, multi_tenant: bool = False
 ) -> TCPStore:
-    """The server of a store. A port that the user chose may be busy for a moment yet with the world before."""
+    """The server of a store. A port that the user chose may be busy for a moment yet with the world before.
+
+    Where it is ``multi_tenant`` torch's own rendezvous in this process shares it.
+    """
     until = time.monotonic() + _REBIND_SECONDS
     while True:
         try:
