@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "soak"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import fake_cuda
 import groups
 import inside
+import programs
 import test_message_programs
 import test_overlaps
 import torch
@@ -45,7 +47,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int6
 SHAPES = ((0,), (5,), (3001,), (140_003,))  # the last is sent in chunks longer than slots, where each node has one rank
 FAMILIES = ("world", "reversed", "even_odd", "alone")
 CHUNK_LIMIT = 256
-TURNS = 30
+TURNS, ROUNDS = 30, 2
 OVERLAPS, PROGRAMS = 20, 50
 #: Three ranks share the cases among the ways that there are: shared memory, MPI's collectives, several hosts. Two ranks
 #: run a half of them.
@@ -109,60 +111,26 @@ def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
         failures.found += driver.violations()
 
 
-def threads(pair: list[dist.ProcessGroup], failures: Failures) -> None:
-    """Two threads on two groups, each mixing sizes and ways to wait; a third one asks for completion."""
-    size = dist.get_world_size()
-    watched: list[dist.Work] = []
+def threads(failures: Failures) -> None:
+    """Two threads on groups of their own: the soak's random programs; a third one asks for completion."""
+    streams = [
+        programs.Stream(index, groups_of_thread, 1)
+        for index, groups_of_thread in enumerate(programs.make_groups(timedelta(seconds=120)))
+    ]
     over = threading.Event()
-
-    def talk(index: int) -> None:
-        choose = random.Random(index)  # the same on all ranks
-        for turn in range(TURNS):
-            tensor = torch.full((choose.choice((1, 700, 20_001)),), float(turn))
-            work = dist.all_reduce(tensor, group=pair[index], async_op=choose.random() < 0.6)
-            if work is not None:
-                watched.append(work)
-                if choose.random() < 0.5:
-                    work.wait()
-                else:
-                    work.get_future().wait()
-            if tensor.unique().tolist() != [turn * size]:
-                failures.found.append(f"threads: group {index}, turn {turn}: {tensor.unique().tolist()}")
-            watched.extend(ring(pair[index], turn, failures))
 
     def ask() -> None:
         while not over.is_set():
-            for work in watched[-4:]:
+            for work in list(programs.begun):
                 work.is_completed()
 
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except Exception as error:
-            failures.found.append(f"threads: {type(error).__name__}: {error}")
-
-    talkers = [threading.Thread(target=guarded, args=(lambda i=i: talk(i),)) for i in range(2)]
-    asker = threading.Thread(target=guarded, args=(ask,))
-    for thread in (*talkers, asker):
-        thread.start()
-    for thread in talkers:
-        thread.join()
+    asker = threading.Thread(target=ask)
+    asker.start()
+    for _ in range(ROUNDS):
+        programs.run_round(streams)
     over.set()
     asker.join()
-
-
-def ring(group: dist.ProcessGroup, turn: int, failures: Failures) -> list[dist.Work]:
-    """A few messages to the next rank, under way at once; the works of what was received."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    received = [torch.empty(count) for count in (1, 500, 3000)]
-    works = [dist.irecv(tensor, (rank - 1) % size, group=group, tag=tag) for tag, tensor in enumerate(received)]
-    for tag, tensor in enumerate(received):
-        dist.isend(torch.full_like(tensor, float(turn)), (rank + 1) % size, group=group, tag=tag)
-    for work in works:
-        work.wait()
-    if any(tensor.unique().tolist() != [turn] for tensor in received):
-        failures.found.append(f"threads: turn {turn}: a message is wrong")
-    return works
+    failures.found += [f"threads: {problem}" for stream in streams for problem in stream.problems]
 
 
 def windows(failures: Failures) -> None:
@@ -286,7 +254,7 @@ def main() -> int:
     for family in ("world", "reversed"):
         failures.found += in_flight(of_kind(MOVEMENT, REDUCTION), flying(Case, all_groups[family]))
     on_device(all_groups, failures)
-    threads([dist.new_group(None) for _ in range(2)], failures)
+    threads(failures)
     dropped()
     overlapping(failures)
     messages(failures)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -32,6 +32,8 @@ THREADS = 2
 ROUND = 50
 COUNTS = (0, 1, 3, 100, 1001, 8193, 20_000, 70_001)
 MOST_PENDING = 8
+#: The last works of all threads.
+begun: deque[Any] = deque(maxlen=4)
 
 Wait = Callable[[], str]
 
@@ -83,6 +85,8 @@ class Stream:
 def waiting(stream: Stream, work: Any, tensor: torch.Tensor, wanted: Any) -> Wait:
     """Wait for ``work`` in one of the ways there are; what is wrong with the result."""
     how = stream.dawdle.choice(("wait", "poll", "future", "wait"))
+    if work is not None:
+        begun.append(work)
 
     def wait() -> str:
         if work is not None:
