@@ -96,17 +96,6 @@ class Case:
         return empty(self.dtype, tuple(shape), self.layout)
 
 
-def stacked(case: Case) -> Shape:
-    return (case.size, *case.shape)
-
-
-def concatenated(case: Case) -> Shape:
-    """The shape of one tensor per rank, one after another along the first dimension."""
-    if not case.shape:
-        return (case.size,)
-    return (case.size * case.shape[0], *case.shape[1:])
-
-
 @functools.lru_cache(maxsize=4096)
 def movement_data(dtype: torch.dtype, shape: Shape, rank: int, slot: int) -> torch.Tensor:
     numel = torch.Size(shape).numel()

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 from cases import Case
-from moving_operations import works_of
 from point_to_point import neighbours
-from started import Started
+from started import Started, works_of
 
 NESTED = {"none": None, "pi": 3.14159, "text": "größer", "set": {1, 2, 3}}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-import moving_operations as moving
 import object_operations as objects
 import point_to_point as p2p
-import reducing_operations as reducing
 import torch
-from expected import PREFIX_OPS, REDUCE_OPS
+import torch.distributed as dist
+from cases import Case
+from collectives import COLLECTIVES
+from expected import REDUCE_OPS, reduced
 from groups import API_MODE
-from started import ASYNC, SYNC, Operation
+from started import ASYNC, SYNC, Operation, Started, works_of
 
 MOVEMENT, REDUCTION, OBJECTS, BARRIER = "movement", "reduction", "objects", "barrier"
 
@@ -31,6 +32,27 @@ def reduction(start, op_names=REDUCE_OPS, **options) -> Operation:
     return Operation(start.__name__, start, REDUCTION, op_names=op_names, **options)
 
 
+def sparse_tensor(case: Case, rank: int) -> torch.Tensor:
+    """A COO tensor of rows, as embeddings have for gradients.
+
+    Ranks hold different numbers of rows, rank 1 none, and a row may come twice. The numbers are
+    small and whole, so that no order of additions rounds.
+    """
+    height = case.shape[0]
+    count = 0 if rank == 1 else min(height, 2 + rank)
+    generator = torch.Generator().manual_seed(rank)
+    rows = torch.randint(0, height, (1, count), generator=generator)
+    values = torch.randint(-4, 5, (count, *case.shape[1:]), generator=generator)
+    return torch.sparse_coo_tensor(rows, values.to(case.dtype), case.shape)
+
+
+def sparse_all_reduce(case: Case) -> Started:
+    tensor = sparse_tensor(case, case.rank)
+    work = dist.all_reduce(tensor, case.op, group=case.process_group, async_op=case.is_async)
+    inputs = [sparse_tensor(case, rank).to_dense() for rank in range(case.size)]
+    return Started(works_of(work), [tensor.to_dense], [reduced(inputs, "SUM")])
+
+
 # Below torch's own group nobody can say who sent (docs/api-modes.md).
 FROM_ANY_SOURCE = (
     movement(p2p.recv_any_source, modes=SYNC, min_size=2),
@@ -42,30 +64,11 @@ OPERATIONS = (
     movement(p2p.isend_irecv_tags, modes=ASYNC),
     *(FROM_ANY_SOURCE if API_MODE == "direct" else ()),
     movement(p2p.batch_isend_irecv, modes=ASYNC),
-    movement(moving.broadcast),
-    movement(moving.all_gather),
-    movement(moving.all_gather_uneven),
-    movement(moving.all_gather_into_tensor),
-    movement(moving.all_gather_into_tensor_stacked),
-    movement(moving.gather),
-    movement(moving.scatter),
-    movement(moving.all_to_all),
-    movement(moving.all_to_all_uneven),
-    movement(moving.all_to_all_single),
-    movement(moving.all_to_all_single_splits),
-    movement(moving.coalesced_all_gather_into_tensor),
-    movement(moving.all_gather_coalesced),
-    reduction(reducing.all_reduce),
-    reduction(reducing.reduce),
-    reduction(reducing.reduce_scatter),
-    reduction(reducing.scan, PREFIX_OPS),
-    reduction(reducing.exscan, PREFIX_OPS),
-    reduction(reducing.reduce_scatter_tensor),
-    reduction(reducing.reduce_scatter_tensor_stacked),
-    reduction(reducing.coalesced_all_reduce),
-    reduction(reducing.all_reduce_coalesced),
-    reduction(reducing.coalesced_reduce_scatter_tensor),
-    reduction(reducing.sparse_all_reduce, ("SUM",), dtypes=tuple(SPARSE_DTYPES), shapes=SPARSE_SHAPES),
+    *(
+        Operation(name, row.start, REDUCTION if row.op_names else MOVEMENT, op_names=row.op_names)
+        for name, row in COLLECTIVES.items()
+    ),
+    reduction(sparse_all_reduce, ("SUM",), dtypes=tuple(SPARSE_DTYPES), shapes=SPARSE_SHAPES),
     Operation("broadcast_object_list", objects.broadcast_object_list, OBJECTS, SYNC),
     Operation("all_gather_object", objects.all_gather_object, OBJECTS, SYNC),
     Operation("gather_object", objects.gather_object, OBJECTS, SYNC),

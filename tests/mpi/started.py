@@ -129,6 +129,11 @@ def run_case(operation: Operation, case: Case) -> Iterator[str]:
             yield "bytes between a result's elements were written"
 
 
+def works_of(work: Any) -> Sequence[Any]:
+    """Of what a function or a coalescing block returned."""
+    return [] if work is None else getattr(work, "works", [work])
+
+
 def in_flight(operations: Sequence[Operation], *cases: Case) -> list[str]:
     """What is wrong where all that can wait are begun with each case before the first is waited for, the last first."""
     begun = [

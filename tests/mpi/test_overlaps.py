@@ -8,8 +8,8 @@ them have. The seed is where the dice begin.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import inside
@@ -17,9 +17,11 @@ import pytest
 import sampling
 import torch
 import torch.distributed as dist
+from collectives import COLLECTIVES, Call, Collective, Everyone
 from groups import API_MODE
 from method_calls import options
 from placements import PLACEMENTS, group_placed
+from started import works_of
 from torch.distributed import distributed_c10d as c10d
 
 pytestmark = [
@@ -65,240 +67,82 @@ class Layout:
             return self.storage.as_strided((2, count // 2), (step, 2 * step), begin)
         return self.storage[begin : begin + count * step : step]
 
-    def views(self, number: int, count: int, near: Views, lengths: Sequence[int] = ()) -> Views:
-        """Side by side, or anywhere; of ``lengths``, if these are given."""
-        if lengths:
-            return [self.view(length, near) for length in lengths]
-        if self.dice.random() < 0.3:
-            together = self.view(number * count, near, flat=True)
-            return [together[at * count : (at + 1) * count] for at in range(number)]
-        return [self.view(count, near) for _ in range(number)]
+    def views(self, lengths: Sequence[int], near: Views) -> Views:
+        """Side by side, or anywhere."""
+        if lengths and len(set(lengths)) == 1 and self.dice.random() < 0.3:
+            return list(self.view(sum(lengths), near, flat=True).view(len(lengths), lengths[0]))
+        return [self.view(length, near) for length in lengths]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An operation.
-
-    Attributes:
-        inputs, outputs: how many tensors of how many times the count a rank has, for a group's size.
-        start: begins it; takes this rank's part, the group, the root and ``async_op``.
-        wanted: the results of one rank, from all ranks' inputs, which are copies; takes the rank and the root.
-    """
-
-    inputs: Callable[[int], tuple[int, int]]
-    outputs: Callable[[int], tuple[int, int]]
-    start: Callable[[Rank, Any, int, bool], Any]
-    wanted: Callable[[list[Views], int, int], Views]
-    rooted: str = ""  # what only the root has
-    in_place: bool = False
-    #: Elements of each input and output, where they differ: of a rank, the group's size and the count.
-    uneven: Callable[[int, int, int], tuple[list[int], list[int]]] | None = None
-    flat: bool = False  # only tensors of one dimension: the first one is cut up
+def several_gathered(call: Call) -> Any:
+    half = len(call.taken) // 2
+    how = options(c10d.AllgatherOptions, asyncOp=call.is_async)
+    return call.group.allgather([call.taken[:half], call.taken[half:]], call.given, how)
 
 
-def one(size: int) -> tuple[int, int]:
-    return 1, 1
+def two(size: int) -> list[int]:
+    return [0, 1]
 
 
-def each(size: int) -> tuple[int, int]:
-    return size, 1
-
-
-def whole(size: int) -> tuple[int, int]:
-    return 1, size
-
-
-def two(size: int) -> tuple[int, int]:
-    return 2, 1
-
-
-def two_wholes(size: int) -> tuple[int, int]:
-    return 2, size
-
-
-def block(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    return tensor.view(size, -1)[rank]
-
-
-def parts(size: int, count: int) -> list[int]:
-    """What a rank sends to itself, to the next, and so on: not the same, and ``size * count`` in all."""
-    return [2 * count, 0, *([count] * (size - 2))] if size > 1 else [count]
-
-
-def sent(rank: int, size: int, count: int) -> list[int]:
-    """To each rank."""
-    return [parts(size, count)[(other - rank) % size] for other in range(size)]
-
-
-def received(rank: int, size: int, count: int) -> list[int]:
-    """From each rank."""
-    return [parts(size, count)[(rank - other) % size] for other in range(size)]
-
-
-def growing(size: int, count: int) -> list[int]:
-    return [count + other for other in range(size)]
-
-
-def exchange_with_splits(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    splits = [of(rank, size, me.inputs[0].numel() // size) for of in (received, sent)]
-    return dist.all_to_all_single(me.outputs[0], me.inputs[0], *splits, group=group, async_op=asynchronous)
-
-
-def exchanged(every: list[Views], rank: int, root: int) -> Views:
-    size = len(every)
-    count = every[0][0].numel() // size
-    return [torch.cat([inputs[0].split(sent(other, size, count))[rank] for other, inputs in enumerate(every)])]
-
-
-def several_reduced(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.allreduce(me.outputs, options(c10d.AllreduceOptions, asyncOp=asynchronous))
-
-
-def several_gathered(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    half = len(me.outputs) // 2
-    lists = [me.outputs[:half], me.outputs[half:]]
-    return group.allgather(lists, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous))
-
-
-def coalesced_gather(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.all_gather_single_coalesced(
-        me.outputs, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous)
-    )
-
-
-def coalesced_lists(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    lists = [me.outputs[at : at + 2] for at in range(0, len(me.outputs), 2)]
-    return group.allgather_coalesced(lists, me.inputs, options(c10d.AllgatherOptions, asyncOp=asynchronous))
-
-
-def coalesced_scatter(me: Rank, group: Any, root: int, asynchronous: bool) -> Any:
-    return group.reduce_scatter_single_coalesced(
-        me.outputs, me.inputs, options(c10d.ReduceScatterOptions, asyncOp=asynchronous)
-    )
-
-
-def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(tensors)).sum(0)
-
-
+#: Those in which tensors can lie in each other's memory.
 KINDS = {
-    "all_gather": Kind(
-        one, each, lambda me, g, root, a: dist.all_gather(me.outputs, me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [inputs[0] for inputs in every],
+    **{name: row for name, row in COLLECTIVES.items() if not (row.stacked or (row.given(1) == [0] and row.in_place))},
+    "reduce_scatter of uneven lists": replace(COLLECTIVES["reduce_scatter"], rows=lambda rows, rank, slot: rows + slot),
+    "all_reduce of several tensors": Collective(
+        lambda c: c.group.allreduce(c.taken, options(c10d.AllreduceOptions, asyncOp=c.is_async)),
+        lambda sees: [sees.total(0) + sees.total(1)] * 2,
+        two,
+        in_place=True,
     ),
-    "all_gather_into_tensor": Kind(
-        one, whole, lambda me, g, root, a: dist.all_gather_into_tensor(
-            me.outputs[0], me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [torch.cat([inputs[0] for inputs in every])],
+    "all_gather of several tensors": Collective(
+        several_gathered, lambda sees: [sees.of(rank, slot) for rank in range(sees.size) for slot in (0, 1)] * 2, two
     ),
-    "gather": Kind(
-        one, each, lambda me, g, root, a: dist.gather(
-            me.inputs[0], me.outputs or None, group=g, group_dst=root, async_op=a),
-        lambda every, rank, root: [inputs[0] for inputs in every], rooted="outputs",
-    ),
-    "scatter": Kind(
-        each, one, lambda me, g, root, a: dist.scatter(
-            me.outputs[0], me.inputs or None, group=g, group_src=root, async_op=a),
-        lambda every, rank, root: [every[root][rank]], rooted="inputs",
-    ),
-    "all_to_all": Kind(
-        each, each, lambda me, g, root, a: dist.all_to_all(me.outputs, me.inputs, group=g, async_op=a),
-        lambda every, rank, root: [inputs[rank] for inputs in every],
-    ),
-    "all_to_all_single": Kind(
-        whole, whole, lambda me, g, root, a: dist.all_to_all_single(me.outputs[0], me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [torch.cat([block(inputs[0], rank, len(every)) for inputs in every])], flat=True,
-    ),
-    "reduce_scatter": Kind(
-        each, one, lambda me, g, root, a: dist.reduce_scatter(me.outputs[0], me.inputs, group=g, async_op=a),
-        lambda every, rank, root: [total([inputs[rank] for inputs in every])],
-    ),
-    "reduce_scatter_tensor": Kind(
-        whole, one, lambda me, g, root, a: dist.reduce_scatter_tensor(me.outputs[0], me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [total([block(inputs[0], rank, len(every)) for inputs in every])],
-    ),
-    "all_reduce_coalesced": Kind(
-        each, each, lambda me, g, root, a: dist.all_reduce_coalesced(me.outputs, group=g, async_op=a),
-        lambda every, rank, root: [total(column) for column in zip(*every, strict=True)], in_place=True,
-    ),
-    "all_gather_into_tensor_coalesced": Kind(
-        two, two_wholes, coalesced_gather,
-        lambda every, rank, root: [torch.cat(column) for column in zip(*every, strict=True)],
-    ),
-    "all_gather_coalesced": Kind(
-        two, lambda size: (2 * size, 1), coalesced_lists,
-        lambda every, rank, root: [tensor for inputs in every for tensor in inputs],
-    ),
-    "reduce_scatter_tensor_coalesced": Kind(
-        two_wholes, two, coalesced_scatter,
-        lambda every, rank, root: [
-            total([block(tensor, rank, len(every)) for tensor in column]) for column in zip(*every, strict=True)],
-    ),
-    "all_to_all_single with splits": Kind(whole, whole, exchange_with_splits, exchanged, flat=True),
-    "all_to_all of uneven lists": Kind(
-        each, each, lambda me, g, root, a: dist.all_to_all(me.outputs, me.inputs, group=g, async_op=a),
-        lambda every, rank, root: [inputs[rank] for inputs in every],
-        uneven=lambda rank, size, count: (sent(rank, size, count), received(rank, size, count)),
-    ),
-    "all_gather of uneven lists": Kind(
-        one, each, lambda me, g, root, a: dist.all_gather(me.outputs, me.inputs[0], group=g, async_op=a),
-        lambda every, rank, root: [inputs[0] for inputs in every],
-        uneven=lambda rank, size, count: ([count + rank], growing(size, count)),
-    ),
-    "reduce_scatter of uneven lists": Kind(
-        each, one, lambda me, g, root, a: dist.reduce_scatter(me.outputs[0], me.inputs, group=g, async_op=a),
-        lambda every, rank, root: [total([inputs[rank] for inputs in every])],
-        uneven=lambda rank, size, count: (growing(size, count), [count + rank]),
-    ),
-    "all_reduce of several tensors": Kind(
-        two, two, several_reduced,
-        lambda every, rank, root: [total([tensor for inputs in every for tensor in inputs])] * 2,
-        in_place=True, flat=True,
-    ),
-    "all_gather of several tensors": Kind(
-        two, lambda size: (4 * size, 1), several_gathered,
-        lambda every, rank, root: [tensor for inputs in every for tensor in inputs] * 2, flat=True,
-    ),
-}  # fmt: skip
+}
+#: Only with tensors of one dimension: the first one is cut up.
+FLAT = [name for name in KINDS if "all_to_all_single" in name or "several" in name]
 
 
-def draw(kind: Kind, dice: random.Random, rank: int, size: int, count: int, root: int) -> Rank:
-    (inputs, input_blocks), (outputs, output_blocks) = kind.inputs(size), kind.outputs(size)
-    layout = Layout(dice, rank, max(dice.choice((2, 4)) * size * count, outputs * output_blocks * count, 24), kind.flat)
-    given, taken = kind.uneven(rank, size, count) if kind.uneven else ([], [])
-    read = layout.views(inputs, input_blocks * count, [], given)
-    if kind.in_place:
-        return Rank(layout.storage, read, read)
-    written = layout.views(outputs, output_blocks * count, read, taken)
-    if kind.rooted and rank != root:
-        read, written = ([], written) if kind.rooted == "inputs" else (read, [])
-    return Rank(layout.storage, read, written)
+def draw(row: Collective, dice: random.Random, sees: Everyone, count: int, flat: bool) -> Rank:
+    """Of zeros, which have the lengths that there will be."""
+    given, taken = ([tensor.numel() for tensor in of(sees)] for of in (row.all_given, row.all_taken))
+    layout = Layout(dice, sees.rank, max(dice.choice((2, 4)) * sees.size * count, sum(given), sum(taken), 24), flat)
+    read = layout.views(given, [])
+    return Rank(layout.storage, read, read if row.in_place else layout.views(taken, read))
+
+
+def blocks_of(row: Collective, rank: int, size: int, count: int, tensors: Views) -> dict[int, torch.Tensor]:
+    """Copies, by slot."""
+    found = {}
+    for slots, tensor in zip(row.given(size), tensors, strict=False):
+        each = [slots] if isinstance(slots, int) else list(slots)
+        lengths = [torch.Size(row.shape((count,), rank, slot)).numel() for slot in each]
+        # In one dimension, as a transposed matrix has its elements in the order of its rows.
+        copy = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+        found |= dict(zip(each, copy.split(lengths), strict=True))
+    return found
 
 
 def run_case(name: str, number: int, group: Any) -> str:
     """What is wrong with one case."""
-    kind, rank, size = KINDS[name], dist.get_rank(group), dist.get_world_size(group)
+    row, rank, size = KINDS[name], dist.get_rank(group), dist.get_world_size(group)
     common = random.Random(f"{SEED} {name} {number}")
     root, count = common.randrange(size), common.choice(LONG if common.random() < 0.1 else SHORT)
     asynchronous, paths = common.random() < 0.5, [common.random() < 0.5 for _ in range(size)]
-    everybody = [
-        draw(kind, random.Random(f"{SEED} {name} {number} {each}"), each, size, count, root) for each in range(size)
-    ]
-    me = everybody[rank]
-    wanted = Rank(me.storage.clone(), [], [])
-    # In one dimension, as a transposed matrix has its elements in the order of its rows.
-    every = [[tensor.reshape(-1).clone() for tensor in each.inputs] for each in everybody]
-    results = kind.wanted(every, rank, root)
-    for output, found in zip(me.outputs, results if me.outputs else [], strict=True):
-        wanted.storage.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(
-            found.view(output.shape)
-        )
+    everybody, blocks = [], []
+    for each in range(size):
+        dice = random.Random(f"{SEED} {name} {number} {each}")
+        sees = Everyone(lambda r, s: torch.zeros(row.shape((count,), r, s), dtype=torch.int64), each, size, root)
+        everybody.append(draw(row, dice, sees, count, name in FLAT))
+        blocks.append(blocks_of(row, each, size, count, everybody[each].inputs))
+    me, sees = everybody[rank], Everyone(lambda r, s: blocks[r][s], rank, size, root)
+    wanted = me.storage.clone()
+    for output, found in zip(me.outputs, row.all_taken(sees), strict=True):
+        wanted.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(found.view(output.shape))
     with inside.through_python(group, paths[rank]):
-        work = kind.start(me, group, root, asynchronous)
-        if work is not None:
+        call = Call(sees, me.inputs, me.outputs, dist.ReduceOp.SUM, group, asynchronous)
+        for work in works_of(row.call(call)):
             work.wait()
-    if torch.equal(me.storage, wanted.storage):
+    if torch.equal(me.storage, wanted):
         return ""
     places = [(view.storage_offset(), tuple(view.shape), view.stride()) for view in (*me.inputs, *me.outputs)]
     return f"case {number} of seed {SEED}, rank {rank}: root {root}, {asynchronous=}, views {places}"

@@ -36,9 +36,8 @@ sys.path += [str(ROOT / "tests" / "mpi"), str(ROOT / "tests")]
 from cases import Case  # noqa: E402
 from expected import REDUCE_OPS, reduced  # noqa: E402
 from groups import Group  # noqa: E402
-from moving_operations import works_of  # noqa: E402
 from operation_table import REDUCTION, TABLE, reduction  # noqa: E402
-from started import Operation, Started, complete, resolve  # noqa: E402
+from started import Operation, Started, complete, resolve, works_of  # noqa: E402
 
 COUNTS = (5, 40_001)  # elements; the second is several chunks of shared memory for most dtypes
 TIMEOUT = timedelta(seconds=60)
