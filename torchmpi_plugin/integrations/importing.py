@@ -109,7 +109,7 @@ def _text(integration: Integration, missing: str) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Has the integration follow its module's own loader."""
+    """Has the integration's change follow what the module's own loader does."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Integration] = {}
@@ -122,21 +122,18 @@ class _Finder(MetaPathFinder):
             return None
         others = (other for other in sys.meta_path if other is not self)
         spec = next(filter(None, (other.find_spec(fullname, path, target) for other in others)), None)
-        if spec is not None and spec.loader is not None:
-            _follow(spec.loader, integration)
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                # A loader may be that of many modules, as for a zip file.
+                if module.__name__ == fullname and self.waiting.pop(fullname, None) is not None:
+                    _change(integration, module)
+
+            loader.exec_module = exec_module
         return spec
 
 
 finder = _Finder()
-
-
-def _follow(loader: Any, integration: Integration) -> None:
-    """The loader's exec_module, then the change. A loader may be that of many modules, as for a zip file."""
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        if module.__name__ == integration.module and finder.waiting.pop(integration.module, None) is not None:
-            _change(integration, module)
-
-    loader.exec_module = exec_module

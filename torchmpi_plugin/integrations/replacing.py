@@ -58,6 +58,7 @@ def meant(backend: str | None, names: Collection[str]) -> str | None:
 
 def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d
 
     signature = inspect.signature(original)
     makes_the_world = original.__name__ == "init_process_group"
@@ -69,8 +70,12 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         asked = str(backend or BACKEND).lower()
         if backend is not None or makes_the_world:
             given.arguments["backend"] = backend = meant(backend, names)
-        if (backend or _of_the_world()) == BACKEND:
-            _leave_others_options(given.arguments)
+        options: Any = given.arguments.get("pg_options")
+        of_world = distributed_c10d.get_backend() if distributed_c10d.is_initialized() else ""
+        if (backend or of_world) == BACKEND and hasattr(options, "_timeout"):  # mpiplus's own have none
+            # All that means something to mpiplus of the options of the backend that was asked for.
+            given.arguments.setdefault("timeout", options._timeout)
+            del given.arguments["pg_options"]
         made = original(*given.args, **given.kwargs)
         group = dist.group.WORLD if makes_the_world else made
         if isinstance(group, dist.ProcessGroup) and asked != BACKEND and backend == BACKEND:
@@ -78,20 +83,6 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         return made
 
     return replacing
-
-
-def _of_the_world() -> str:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d.get_backend() if distributed_c10d.is_initialized() else ""
-
-
-def _leave_others_options(arguments: dict[str, Any]) -> None:
-    """Of the options of the backend that was asked for only the timeout means something to mpiplus."""
-    options: Any = arguments.get("pg_options")
-    if hasattr(options, "_timeout"):  # mpiplus's own have none
-        del arguments["pg_options"]
-        arguments.setdefault("timeout", options._timeout)
 
 
 def _monitored(original: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -97,7 +98,9 @@ def status(
     elif seconds:
         _watch(job, seconds)
     else:
-        click.echo(screen_of(*_twice(sockets, interval)))
+        before, began = ask_job(sockets), time.monotonic()
+        time.sleep(interval)
+        click.echo(screen_of(ask_job(sockets), before, time.monotonic() - began))
 
 
 def _draw(sockets: Sequence[RankSocket], file: Path) -> None:
@@ -115,13 +118,10 @@ def _draw(sockets: Sequence[RankSocket], file: Path) -> None:
 
 
 def _jobs() -> dict[str, list[RankSocket]]:
-    jobs: dict[str, list[RankSocket]] = {}
     try:
-        for each in all_sockets():
-            jobs.setdefault(each.job, []).append(each)
+        return {job: list(of_job) for job, of_job in groupby(all_sockets(), key=lambda each: each.job)}
     except PermissionError as error:
         raise click.ClickException(str(error)) from None
-    return jobs
 
 
 def _find(jobs: dict[str, list[RankSocket]], job: str) -> list[RankSocket]:
@@ -181,13 +181,6 @@ def _show(sockets: Sequence[RankSocket], request: str, seconds: float, ranks: Se
         click.echo(f"rank {told.rank}{process}:\n{told.text.rstrip() or told.problem}\n")
     if not any(told.text for told in answers):
         raise click.ClickException(f"no rank has answered with its {'trace' if request == 'dump' else request}")
-
-
-def _twice(sockets: Sequence[RankSocket], interval: float) -> tuple[list[Rank], list[Rank], float]:
-    """Ask the ranks twice: return what they tell, and what they told some time before."""
-    before, began = ask_job(sockets), time.monotonic()
-    time.sleep(interval)
-    return ask_job(sockets), before, time.monotonic() - began
 
 
 def _watch(name: str, seconds: float) -> None:

@@ -5,7 +5,6 @@ At the begin and at the end of a world clocks are compared, and at the end the f
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -13,7 +12,6 @@ import mmap
 import os
 import time
 import weakref
-import zlib
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -24,6 +22,7 @@ from .. import _bridge, operations, settings
 from ..engine import engine
 from ..errors import attempt
 from ..tensors.dtypes import OPERATIONS
+from . import rows
 from .clocks import appears, key, measure
 from .rows import PLACES, ROW, STEP, Kinds
 
@@ -113,32 +112,23 @@ _mapped: list[mmap.mmap] = []
 current: Recording | None = None
 
 
-def start(rank: int, size: int, node: int, job: str) -> None:
-    """A world begins: record it if the user wants that; where it cannot be, say so in the log.
-
-    Args:
-        job: a name that no other job has.
-    """
+def begin(world: Any) -> None:
+    """A world begins: record it if the user wants that; where it cannot be, say so in the log."""
     global current  # noqa: PLW0603
     if current is not None:
         current.close()
-    current = None
-    wanted = settings.TIMELINE.value()
+    current, wanted = None, settings.TIMELINE.value()
     if not wanted:
         return
-    try:
-        current = Recording(Path(wanted), job, rank, size, node)
-    except (OSError, MemoryError) as error:
-        log.warning("mpiplus: there will be no timeline of rank %d: %s", rank, error)
-
-
-def begin(world: Any) -> None:
-    """A world begins: see :func:`start`."""
-    communicator = world.communicator
+    rank, communicator = world.rank(), world.communicator
     digest = hashlib.sha256(communicator.secret.encode()).hexdigest()[:8]
     job = f"{os.environ.get('MASTER_PORT', '0')}-{digest}"
-    start(world.rank(), world.size(), communicator.place.node_rank, job)
-    _compare_clocks(world, "begin")
+    try:
+        current = Recording(Path(wanted), job, rank, world.size(), communicator.place.node_rank)
+    except (OSError, MemoryError) as error:
+        log.warning("mpiplus: there will be no timeline of rank %d: %s", rank, error)
+        return
+    _compare_clocks(world, "begin", current)
 
 
 def end(world: Any) -> None:
@@ -147,21 +137,20 @@ def end(world: Any) -> None:
     recorded = current
     if recorded is None:
         return
-    _compare_clocks(world, "end")
+    _compare_clocks(world, "end", recorded)
     recorded.close()
     current = None
     if world.communicator.node_count > 1:
         attempt("the timeline lacks other nodes", lambda: _collect(world, recorded.text), None)
 
 
-def _compare_clocks(world: Any, when: str) -> None:
-    recorded, communicator = current, world.communicator
-    if recorded is not None:
-        attempt(
-            "the timeline's clocks were not compared",
-            lambda: measure(world.get_group_store(), communicator, when, _CLOCK_SECONDS, recorded.say),
-            None,
-        )
+def _compare_clocks(world: Any, when: str, recorded: Recording) -> None:
+    store, communicator = world.get_group_store(), world.communicator
+    attempt(
+        "the timeline's clocks were not compared",
+        lambda: measure(store, communicator, when, _CLOCK_SECONDS, recorded.say),
+        None,
+    )
 
 
 def _collect(world: Any, text: Path) -> None:
@@ -170,38 +159,23 @@ def _collect(world: Any, text: Path) -> None:
     away = [r for r in range(world.size()) if communicator.node_of(r) != communicator.node_of(0)]
     if world.rank() in away:
         is_shared = text.with_name(f"{text.name.split('.')[0]}.0.json").exists()
-        files = () if is_shared else (text, text.with_suffix(".calls"))
-        _send(store, world.rank(), b"\0".join(path.read_bytes() for path in files))
-        if not is_shared and appears(store, key("files", world.rank(), "taken"), time.monotonic() + _FILE_SECONDS):
-            for path in files:
-                path.unlink()
-            with contextlib.suppress(OSError):  # not empty
-                text.parent.rmdir()
+        packed = b"" if is_shared else rows.pack(text)
+        pieces = [packed[at : at + _PIECE] for at in range(0, len(packed), _PIECE)]
+        for number, piece in enumerate(pieces):
+            store.set(key("files", world.rank(), number), piece)
+        store.set(key("files", world.rank()), str(len(pieces)))
+        if pieces and appears(store, key("files", world.rank(), "taken"), time.monotonic() + _FILE_SECONDS):
+            rows.remove(text)
     if world.rank() != 0:
         return
     until = time.monotonic() + _FILE_SECONDS
     while away and time.monotonic() < until:
         for rank in [rank for rank in away if store.check([key("files", rank)])]:
             away.remove(rank)
-            lines, _, rows = _receive(store, rank).partition(b"\0")
-            if lines:
-                path = text.with_name(f"{text.name.split('.')[0]}.{rank}.json")
-                path.write_bytes(lines)
-                path.with_suffix(".calls").write_bytes(rows)
+            pieces = [store.get(key("files", rank, n)) for n in range(int(store.get(key("files", rank))))]
+            if pieces:
+                rows.unpack(b"".join(pieces), text.with_name(f"{text.name.split('.')[0]}.{rank}.json"))
                 store.set(key("files", rank, "taken"), "")
         time.sleep(0.02)
     if away:
         log.warning("mpiplus: the timeline lacks the calls of %d rank(s) on other nodes: %s", len(away), away[:16])
-
-
-def _send(store: Any, rank: int, files: bytes) -> None:
-    packed = zlib.compress(files, 1)
-    pieces = [packed[at : at + _PIECE] for at in range(0, len(packed), _PIECE)]
-    for number, piece in enumerate(pieces):
-        store.set(key("files", rank, number), piece)
-    store.set(key("files", rank), str(len(pieces)))
-
-
-def _receive(store: Any, rank: int) -> bytes:
-    pieces = range(int(store.get(key("files", rank))))
-    return zlib.decompress(b"".join(store.get(key("files", rank, number)) for number in pieces))

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,26 @@ def answered(text: str) -> Recorded:
     """
     lines, _, last = text.strip().rpartition("\n")
     return parse(lines, np.array([tuple(row) for row in json.loads(last)["rows"]], ROW))
+
+
+def pack(text: Path) -> bytes:
+    """Both files of the rank whose text file this is."""
+    return zlib.compress(b"\0".join(path.read_bytes() for path in (text, text.with_suffix(".calls"))), 1)
+
+
+def unpack(packed: bytes, text: Path) -> None:
+    """Write both files."""
+    lines, _, ring = zlib.decompress(packed).partition(b"\0")
+    text.write_bytes(lines)
+    text.with_suffix(".calls").write_bytes(ring)
+
+
+def remove(text: Path) -> None:
+    """Remove both, and the directory if nothing else is in it."""
+    for path in (text, text.with_suffix(".calls")):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        text.parent.rmdir()
 
 
 def jobs_in(directory: Path) -> dict[str, list[Path]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...mpi import library as mpi_library
+from ...node import node
 from .results import NONBLOCKING, RAW, parse_size
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ while os.getppid() == parent:
 """
 
 
-def parse_names(_: click.Context | None, __: click.Parameter | None, value: str) -> list[str]:
+def parse_names(_: click.Context | None, __: click.Parameter | None, value: str | None) -> list[str]:
     """Split a list at its commas."""
-    return [name.strip() for name in value.split(",") if name.strip()]
+    return [name.strip() for name in (value or "").split(",") if name.strip()]
 
 
 def parse_operations(ctx: click.Context | None, param: click.Parameter | None, value: str) -> list[str]:
@@ -131,6 +132,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
 @click.option(
     *("--train", "ways"),
     metavar="[WAY,...]",
+    callback=parse_names,
     is_flag=False,
     flag_value="all",
     help="Instead, train small networks: see above. In all ways, or these: ddp, ddp25, at-once, no-sync, fsdp2, zero, "
@@ -173,8 +175,7 @@ def bench(context: click.Context, /, *, busy: int, backends: list[str], **given:
         with _beside(busy):
             from .training.training import run
 
-            ways, how = parse_names(None, None, given["ways"]), (given["quick"], given["repeats"])
-            run(ways, backends, *how, files, given["samples"], device)
+            run(given, backends, files)
         return
     if tuning:
         _refuse(context, _CONTESTANTS, "--tune, which compares ways of mpiplus")
@@ -209,15 +210,12 @@ def _beside(count: int) -> Iterator[None]:
         yield
         return
     world = mpi.COMM_WORLD
-    node = world.Split_type(mpi.COMM_TYPE_SHARED)
-    is_first = node.Get_rank() == 0
-    node.Free()
-    if world.Get_rank() == 0:
+    nodes = world.allgather(node.identity())
+    is_first = nodes.index(nodes[world.rank]) == world.rank
+    if world.rank == 0:
         click.echo(f"Processes that compute beside the ranks of each node: {count}")
-    loops: list[subprocess.Popen[bytes]] = []
+    loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count if is_first else 0)]
     try:
-        for _ in range(count if is_first else 0):
-            loops.append(subprocess.Popen([sys.executable, "-c", _LOOP]))
         yield
     finally:
         for loop in loops:

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ _ANSWER_SECONDS = 20.0  # for a node that may be lost to start something
 _FETCH_SECONDS = 60.0
 _TELL = "from torchmpi_plugin.cli.run.nodes import tell; tell()"
 _MARK, _PIECE = "mpiplus-timeline", 32_000
-_NAME = re.compile(r"[\w-]+\.\d+\.(json|calls)")
+_NAME = re.compile(r"[\w-]+\.\d+\.json")
 
 
 def nodes_to_choose_from(
@@ -89,14 +88,10 @@ def tell() -> None:
         with contextlib.suppress(OSError):  # another process of this node was first
             if text.name not in known:
                 time = text.stat().st_mtime_ns
-                text.rename(taken)
-                for name, path in ((text.name, taken), (f"{text.stem}.calls", text.with_suffix(".calls"))):
-                    words = base64.b64encode(zlib.compress(path.read_bytes(), 1)).decode()
-                    for at in range(0, len(words), _PIECE):
-                        print(_MARK, name, time, words[at : at + _PIECE])
-                    path.unlink()
-    with contextlib.suppress(OSError):  # it is gone, or not empty
-        Path(directory).rmdir()
+                words = base64.b64encode(rows.pack(text.rename(taken))).decode()
+                for at in range(0, len(words), _PIECE):
+                    print(_MARK, text.name, time, words[at : at + _PIECE])
+                rows.remove(taken)
 
 
 def hear(lines: Iterable[str], directory: Path) -> None:
@@ -110,5 +105,5 @@ def hear(lines: Iterable[str], directory: Path) -> None:
     for (name, time), said in pieces.items():
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / name
-        path.write_bytes(zlib.decompress(base64.b64decode(said)))
+        rows.unpack(base64.b64decode(said), path)
         os.utime(path, ns=(time, time))

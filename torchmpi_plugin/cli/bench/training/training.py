@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import click
 import torch
@@ -43,15 +43,11 @@ _STEPS_TO_SETTLE = 3
 _ALONE, _ALL_REDUCE = "alone", "all_reduce"
 
 
-class TrainingError(Exception):
-    """A backend trains, but not as it should. Every rank raises it."""
-
-
 def _check(session: Session, trainings: dict[str, Training], title: str, dtype: str) -> dict[str, list[float]]:
     """Train the first steps on every backend; the mean of all ranks' losses.
 
     Raises:
-        TrainingError: they are not those of one training.
+        click.ClickException: they are not those of one training. Every rank raises it.
         RefusedError: a backend does not do what this training asks of it.
     """
     losses, drifts = {}, {}
@@ -64,7 +60,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
         way = float((of_rank_0 - start).norm())
         drifts[name] = session.slowest(float((end - of_rank_0).norm()) / way if len(end) else 0.0)
     if problem := what_is_wrong(losses, drifts, dtype):
-        raise TrainingError(f"{title}: {problem}")
+        raise click.ClickException(f"{title}: {problem}")
     return losses
 
 
@@ -91,7 +87,7 @@ def _measure(
     """Train one network in one way on all backends in turns.
 
     Raises:
-        TrainingError, RefusedError: see :func:`_check`.
+        click.ClickException, RefusedError: see :func:`_check`.
     """
     silent = filter(None, map(session.why_no_messages, session.groups if way.sends else ()))
     if way.most_ranks and session.size > way.most_ranks:
@@ -128,22 +124,13 @@ def _measure(
     return Row(way.name, task.name, dtype, [length * kind.itemsize for length in lengths], trained)
 
 
-def run(
-    names: Sequence[str],
-    backends: Sequence[str],
-    quick: bool,
-    repeats: int | None,
-    files: Files,
-    samples: int | None,
-    device: str,
-) -> None:
-    """Measure these ways, print the table, and write it and a picture where files are named."""
-    ways = choose(names)
-    turns, block_seconds = repeats or (7 if quick else 21), 0.04 if quick else 0.1
+def run(given: Mapping[str, Any], backends: Sequence[str], files: Files) -> None:
+    """Measure the ways that the command was given, print the table, and write it where files are named."""
+    ways, quick = choose(given["ways"]), given["quick"]
+    turns, block_seconds = given["repeats"] or (7 if quick else 21), 0.04 if quick else 0.1
     rows: list[Row] = []
     notes: list[str] = []
-    problem = ""
-    with open_session([], partial(new_groups, backends, False), files.why_not, device) as session:
+    with open_session([], partial(new_groups, backends, False), files.why_not, given["device"]) as session:
         alone_group = AloneGroup.of_all_ranks()
         threads = f"{torch.get_num_threads()} (OMP_NUM_THREADS)"
         if "OMP_NUM_THREADS" not in os.environ:
@@ -151,23 +138,16 @@ def run(
             threads = "1 (OMP_NUM_THREADS sets another number)"
         facts = {**session.facts(), "threads of a rank": threads}
         console = print_facts(session.rank, facts, "mpiplus bench --train")
-        for way, task, dtype in planned(ways, quick, samples):
+        for way, task, dtype in planned(ways, quick, given["samples"]):
             try:
                 rows.append(_measure(session, alone_group, way, task, dtype, turns, block_seconds))
             except RefusedError as error:
                 notes.append(f"{way.name}, {task.name} of {dtype} is left out: {error}")
-            except TrainingError as error:
-                problem = str(error)
-                break
-    if problem:
-        if session.rank == 0:
-            click.echo(f"Error: {problem}", err=True)
-        sys.exit(1)
     if quick:
         notes += left_out(ways)
     print_rows(console, rows, notes)
     if files.json and session.rank == 0:
-        settings = {"backends": list(backends), "repeats": turns, "block_seconds": block_seconds, "quick": quick}
+        settings = {"backends": backends, "repeats": turns, "block_seconds": block_seconds, "quick": quick}
         found = {"facts": facts, "settings": settings, "training": [row.to_json() for row in rows], "notes": notes}
         files.json.write_text(json.dumps(found, indent=2) + "\n")
     if files.plot and session.rank == 0:
