@@ -13,7 +13,7 @@ from sampling import FULL, share
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Nodes with one rank and several, ranks not in the order of the nodes, numbers of nodes that are no powers of two.
 ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
-SHAPES = share("shapes of nodes", ALL_SHAPES, 3)
+SHAPES = share("shapes of nodes", ALL_SHAPES, len(ALL_SHAPES))
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def mpi(installation: Installation) -> Installation:
     return installation
 
 
+@pytest.mark.every_change
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
