@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -33,19 +31,11 @@ def of_user(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-@functools.cache
-def end_tracebacks_at_the_user() -> None:
-    """Of an uncaught error that mpiplus means: its own frames and torch's, the last ones, say nothing."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        shown = traceback
-        if isinstance(value, DistBackendError | ArgumentError | ArgumentTypeError) or _is_refusal(value):
-            shown = without_the_last(traceback)
-        previous(kind, value.with_traceback(shown), shown)  # Python's own goes by that of the exception
-        value.__traceback__ = traceback
-
-    sys.excepthook = hook
+def of_uncaught(value: BaseException) -> TracebackType | None:
+    """The traceback to show; of an error that mpiplus means its own frames and torch's, the last ones, say nothing."""
+    if isinstance(value, DistBackendError | ArgumentError | ArgumentTypeError) or _is_refusal(value):
+        return without_the_last(value.__traceback__)
+    return value.__traceback__
 
 
 def _is_refusal(value: BaseException) -> bool:

@@ -41,14 +41,17 @@ class Payload:
         if self.setup is not None:
             self.setup()
         world_before, groups_before = dist.is_initialized(), parallelism_is_initialized()
+        has_returned = False
         try:
             init_and_run(self.func, self.cfg, *self.args, **self.kwargs)
-        except BaseException:
-            if dist.is_initialized() and dist.get_world_size() > 1:
-                raise  # to undo it takes all ranks, and the others may be anywhere
-            _undo(world_before, groups_before)
-            raise
-        _undo(world_before, groups_before)
+            has_returned = True
+        finally:
+            is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+            if has_returned or is_alone:  # to undo it takes all ranks; after an error the others may be anywhere
+                if not groups_before:
+                    reset_parallelism()
+                if not world_before and dist.is_initialized():
+                    dist.destroy_process_group()
 
     def dumps(self) -> bytes:
         """As bytes, for :meth:`loads`.
@@ -71,13 +74,6 @@ class Payload:
         payload: Payload = unpickler.load()
         vars(sys.modules["__main__"]).update(unpickler.load())
         return payload
-
-
-def _undo(world_before: bool, groups_before: bool) -> None:
-    if not groups_before:
-        reset_parallelism()
-    if not world_before and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _pickler(file: io.BytesIO) -> Any:

@@ -17,7 +17,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from .. import settings, torch_internals
 from ..communicator.steps import Steps
-from ..diagnosis import flight_recorder, frames
+from ..diagnosis import flight_recorder
 from ..errors import DistBackendError
 from ..launchers import variables as launchers
 from ..mpi import runtime
@@ -121,7 +121,7 @@ def check_arguments(doing: str, timeout: timedelta) -> None:
         ValueError: a variable of ours or of the flight recorder, or a timeout that cannot be.
         RuntimeError: torchcomms makes the groups.
     """
-    frames.end_tracebacks_at_the_user()
+    shutdown.watch_for_uncaught_exceptions()
     settings.check()
     if torch_internals.uses_torchcomms():
         raise RuntimeError(

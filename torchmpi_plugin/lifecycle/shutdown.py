@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from .. import settings
-from ..diagnosis import monitor
+from ..diagnosis import frames, monitor
 from ..engine import grace
 from ..engine.engine import Engine, running, waiting
 from ..errors import DistBackendError
@@ -56,7 +56,7 @@ def install() -> None:
     MPI runs by now, so ours comes before mpi4py's finalize, if that is who does it.
     """
     read_settings()
-    _watch_for_uncaught_exceptions()
+    watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
     runtime.mpi().COMM_SELF.Set_attr(_finalize_key(), True)
     if not runtime.we_finalize:  # else _autoload has it called later; mpi4py's handler was registered before
@@ -66,7 +66,9 @@ def install() -> None:
         threading._register_atexit(_abort_after_exception)  # type: ignore[attr-defined]
 
 
-def _watch_for_uncaught_exceptions() -> None:
+@functools.cache
+def watch_for_uncaught_exceptions() -> None:
+    """Note that there was one, tell the supervisor, and end its traceback where the user's program does."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
@@ -74,7 +76,9 @@ def _watch_for_uncaught_exceptions() -> None:
         _uncaught = True
         if not runtime.forked:
             leaving.tell(1)
-        previous(kind, value, traceback)
+        shown = frames.of_uncaught(value)
+        previous(kind, value.with_traceback(shown), shown)  # Python's own goes by that of the exception
+        value.__traceback__ = traceback
 
     sys.excepthook = hook
 
