@@ -10,11 +10,11 @@ import pytest
 from plain_python import printed
 
 from torchmpi_plugin.mpi import library as mpi_library
-from torchmpi_plugin.mpi.library_alias import open_alias
+from torchmpi_plugin.mpi.library import open_alias
 
 OPEN = """
 import ctypes, sys
-from torchmpi_plugin.mpi.library_alias import open_alias
+from torchmpi_plugin.mpi.library import open_alias
 client, name, library = sys.argv[1:]
 try:
     ctypes.CDLL(client)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch.distributed import HashStore
 
-from torchmpi_plugin.diagnosis.questions import Answers, Inbox, Seal, ask
+from torchmpi_plugin.diagnosis.monitor import Answers, Inbox, Seal, ask
 
 
 def answering(asked: list[Sequence[int]]) -> Answers:

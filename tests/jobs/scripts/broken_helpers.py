@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from steps import say
 
-from torchmpi_plugin.diagnosis import diagnosis, flight_recorder, monitor, questions
+from torchmpi_plugin.diagnosis import diagnosis, flight_recorder, monitor
 from torchmpi_plugin.engine import engine
 from torchmpi_plugin.group import failures
 from torchmpi_plugin.store.checkin import CheckIn
@@ -24,14 +24,14 @@ KINDS = [OSError("no"), RuntimeError("no"), ValueError("no"), ReferenceError("no
 SHORT = timedelta(seconds=0.05)
 OF_WHO_ASKS: list[tuple[Any, str]] = [
     *((diagnosis.Diagnosis, name) for name in ("_what_they_do", "_ask", "_understood", "timed_out", "_in_words")),
-    *((questions, name) for name in ("ask", "_forget")),
+    *((monitor, name) for name in ("ask", "_forget")),
     *((flight_recorder.Recorder, name) for name in ("write", "dump")),
     (flight_recorder, "_file_prefix"),
 ]
 OF_WHO_ANSWERS: list[tuple[Any, str]] = [
     *((monitor, name) for name in ("_place", "describe", "_answer", "_last_calls")),
     *((monitor.Monitor, name) for name in ("_answers", "_answer_locally", "_write_trace_if_wanted")),
-    *((questions.Inbox, "_answer"), (questions.Seal, "put")),
+    *((monitor.Inbox, "_answer"), (monitor.Seal, "put")),
     (flight_recorder, "_file_prefix"),
 ]
 OF_A_COLLECTIVE: list[tuple[Any, str]] = [
@@ -57,7 +57,7 @@ def threads() -> set[str]:
 
 called: dict[str, int] = {}
 monitor.LOOK_EVERY, monitor.ANSWER_WITHIN = 0.05, 0.2
-questions._UNASKED_SECONDS = 0.02  # less than that: else who was late once would look for questions taken back for ever
+monitor._UNASKED_SECONDS = 0.02  # less than that: else who was late once would look for questions taken back for ever
 dist.init_process_group("mpiplus")
 rank = dist.get_rank()
 tensor = torch.ones(2)
