@@ -110,36 +110,21 @@ static uint64_t mpp_integer_factor(double premul) {
     return premul >= 0x1p63 && premul < 0x1p64 ? (uint64_t)premul : 0;
 }
 
+/* The target is an attribute of each kernel; its helpers are inlined there, and compiled for it. */
 #define MPP_ISA baseline
 #define MPP_ISA_BYTES 0
+#define MPP_TARGET
 #include "arith/reduce_kernels.h"
 
 #ifdef MPP_X86
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,f16c")
-#endif
 #define MPP_ISA avx2
 #define MPP_ISA_BYTES 32
+#define MPP_TARGET __attribute__((target("avx2,f16c")))
 #include "arith/reduce_kernels.h"
-#ifdef __clang__
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-#endif
 #define MPP_ISA avx512
 #define MPP_ISA_BYTES 64
+#define MPP_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #include "arith/reduce_kernels.h"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
 #endif
 
 /* ---- choosing a build ---- */

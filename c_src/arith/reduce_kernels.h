@@ -2,6 +2,7 @@
  * each time with
  *   MPP_ISA        suffix of every name defined here, and the build's name
  *   MPP_ISA_BYTES  vector size for the explicit fp16 loops; 0: none
+ *   MPP_TARGET     attribute of every function
  * so there is deliberately no include guard.  A macro that is the same text each
  * time stays defined; the end undefines the others.
  *
@@ -13,7 +14,7 @@
 
 /* Names for the reading and writing end of a loop over n elements. */
 #define MAP1(name, out_t, in_t, expr)                                                                                  \
-    static void K(name)(void *out, const void *in, size_t n) {                                                         \
+    static MPP_TARGET void K(name)(void *out, const void *in, size_t n) {                                              \
         any_##out_t *o = out;                                                                                          \
         const any_##in_t *p = in;                                                                                      \
         MPP_INDEPENDENT                                                                                                \
@@ -24,7 +25,7 @@
     }
 
 #define MAP2(name, t, expr)                                                                                            \
-    static void K(name)(void *out, const void *in_a, const void *in_b, size_t n) {                                     \
+    static MPP_TARGET void K(name)(void *out, const void *in_a, const void *in_b, size_t n) {                          \
         any_##t *o = out;                                                                                              \
         const any_##t *pa = in_a, *pb = in_b;                                                                          \
         MPP_INDEPENDENT                                                                                                \
@@ -36,7 +37,7 @@
 
 /* With a number `k` made of one that is the same for all elements. */
 #define MAP_WITH(name, t, given_t, k_t, k_of_given, expr)                                                              \
-    static void K(name)(void *out, const void *in, size_t n, given_t given) {                                          \
+    static MPP_TARGET void K(name)(void *out, const void *in, size_t n, given_t given) {                               \
         const k_t k = k_of_given;                                                                                      \
         any_##t *o = out;                                                                                              \
         const any_##t *p = in;                                                                                         \
@@ -87,7 +88,7 @@ MPP_FLOAT_TYPES(FLOATING)
 #pragma GCC optimize("no-tree-vectorize", "no-tree-slp-vectorize")
 #endif
 #define COMPLEX_PROD(t)                                                                                                \
-    static void K(complex_prod_##t)(void *out, const void *in_a, const void *in_b, size_t n) {                         \
+    static MPP_TARGET void K(complex_prod_##t)(void *out, const void *in_a, const void *in_b, size_t n) {              \
         any_##t *o = out;                                                                                              \
         const any_##t *pa = in_a, *pb = in_b;                                                                          \
         for (size_t i = 0; i < n; i += 2) {                                                                            \
@@ -119,7 +120,7 @@ MPP_NARROW_FLOATS(NARROW_FLOAT)
  * shift, so nothing has to be moved between vector lanes.  Byte order does not
  * matter: the result goes back where its operands came from. */
 #define BF16_PAIRS(op)                                                                                                 \
-    static void K(op##_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                                \
+    static MPP_TARGET void K(op##_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                     \
         any_u32 *o = out;                                                                                              \
         const any_u32 *pa = in_a, *pb = in_b;                                                                          \
         MPP_INDEPENDENT                                                                                                \
@@ -183,20 +184,20 @@ MPP_FLOAT_OPS(BF16_PAIRS)
     MPP_INDEPENDENT                                                                                                    \
     for (; i < n; i++) one;
 
-static void K(widen_f16)(void *out, const void *in, size_t n) {
+static MPP_TARGET void K(widen_f16)(void *out, const void *in, size_t n) {
     any_f32 *o = out;
     const any_u16 *p = in;
     F16_LOOP(V_STORE_F32(o + i, V_LOAD(p + i)), o[i] = mpp_f16_to_f32(p[i]))
 }
 
-static void K(narrow_f16)(void *out, const void *in, size_t n) {
+static MPP_TARGET void K(narrow_f16)(void *out, const void *in, size_t n) {
     any_u16 *o = out;
     const any_f32 *p = in;
     F16_LOOP(V v = V_LOAD_F32(p + i); V_STORE(o + i, v), o[i] = mpp_f32_to_f16(p[i]))
 }
 
 #define F16_PAIR(op)                                                                                                   \
-    static void K(op##_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                                 \
+    static MPP_TARGET void K(op##_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                      \
         any_u16 *o = out;                                                                                              \
         const any_u16 *pa = in_a, *pb = in_b;                                                                          \
         F16_LOOP(V a = V_LOAD(pa + i); V b = V_LOAD(pb + i); V v = V_##op(a, b);                                       \
@@ -209,14 +210,14 @@ MPP_FLOAT_OPS(F16_PAIR)
 /* One more source onto a float32 sum, sparing the widened source a trip through
  * the cache. */
 #define ACCUMULATE(op)                                                                                                 \
-    static void K(op##_onto_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                           \
+    static MPP_TARGET void K(op##_onto_bf16)(void *out, const void *in_a, const void *in_b, size_t n) {                \
         any_f32 *o = out;                                                                                              \
         const any_f32 *pa = in_a;                                                                                      \
         const any_u16 *pb = in_b;                                                                                      \
         MPP_INDEPENDENT                                                                                                \
         for (size_t i = 0; i < n; i++) o[i] = mpp_##op##_f32(pa[i], mpp_bf16_to_f32(pb[i]));                           \
     }                                                                                                                  \
-    static void K(op##_onto_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                            \
+    static MPP_TARGET void K(op##_onto_f16)(void *out, const void *in_a, const void *in_b, size_t n) {                 \
         any_f32 *o = out;                                                                                              \
         const any_f32 *pa = in_a;                                                                                      \
         const any_u16 *pb = in_b;                                                                                      \
@@ -272,3 +273,4 @@ static const struct kernels K(kernels) = {
 #undef V_LOOP
 #undef MPP_ISA
 #undef MPP_ISA_BYTES
+#undef MPP_TARGET
