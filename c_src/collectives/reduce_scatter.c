@@ -109,52 +109,26 @@ static int over_shm(shm_op *s, const mpp_operands *o) {
 
 /* ---- by MPI ---- */
 
-/* Equal blocks: call number i reduces elements [i * per_call, ...) of every block. */
+/* Call number i reduces elements [i * per_call, ...) of every block. */
+static size_t part_of(const mpi_collective *c, int rank) {
+    size_t begin = c->index * c->per_call, count = c->counts[rank];
+    return begin >= count ? 0 : count - begin < c->per_call ? count - begin : c->per_call;
+}
+
 static int issue_reduce_scatter(mpi_collective *c) {
     mpp_group *g = c->op.group;
-    size_t n = mpp_length_of(c), width = mpp_dtype_size(c->mpi_dtype), offset = c->index * c->per_call * c->element;
-    const void *send = mpp_block_at(c, 0, offset);
+    size_t width = mpp_dtype_size(c->mpi_dtype), offset = c->index * c->per_call * c->element, at = 0;
+    mpi_handle type = mpp_mpi.datatype[c->mpi_dtype], op = mpp_mpi_op_of(&c->how);
+    const void *send = c->scratch ? c->scratch : mpp_block_at(c, 0, offset);
     void *out = c->scratch_out ? c->scratch_out : mpp_out_at(c, offset);
-    if (c->scratch) {
-        for (int r = 0; r < g->size; r++)
-            mpp_to_mpi(&c->how, c->scratch + (size_t)r * n * width, mpp_block_at(c, r, offset), n);
-        send = c->scratch;
+    for (int r = 0; r < g->size; r++) {
+        size_t n = part_of(c, r);
+        if (c->parts) c->parts[r] = (int)n;
+        if (c->scratch) mpp_to_mpi(&c->how, c->scratch + at * width, mpp_block_at(c, r, offset), n);
+        at += n;
     }
-    return mpp_mpi.Ireduce_scatter_block(send, out, (int)n, mpp_mpi.datatype[c->mpi_dtype], mpp_mpi_op_of(&c->how),
-                                         g->comm, &c->request);
-}
-
-/* Blocks of different lengths: one reduction to every rank after the other, in pieces. */
-typedef struct {
-    int root;
-    size_t begin, n;
-} uneven_piece;
-
-static uneven_piece piece_of(const mpi_collective *c) {
-    size_t index = c->index;
-    for (int r = 0; r < c->op.group->size; r++) {
-        size_t pieces = (c->counts[r] + c->per_call - 1) / c->per_call;
-        if (index < pieces) {
-            size_t begin = index * c->per_call, left = c->counts[r] - begin;
-            return (uneven_piece){r, begin, left < c->per_call ? left : c->per_call};
-        }
-        index -= pieces;
-    }
-    return (uneven_piece){0, 0, 0};
-}
-
-static int issue_uneven(mpi_collective *c) {
-    mpp_group *g = c->op.group;
-    uneven_piece p = piece_of(c);
-    mpp_to_mpi(&c->how, c->scratch, mpp_block_at(c, p.root, p.begin * c->element), p.n);
-    const void *send = p.root == g->rank ? mpp_mpi.in_place : (const void *)c->scratch;
-    return mpp_mpi.Ireduce(send, p.root == g->rank ? c->scratch : NULL, (int)p.n, mpp_mpi.datatype[c->mpi_dtype],
-                           mpp_mpi_op_of(&c->how), p.root, g->comm, &c->request);
-}
-
-static void finish_uneven(mpi_collective *c) {
-    uneven_piece p = piece_of(c);
-    if (p.root == c->op.group->rank) mpp_from_mpi(&c->how, mpp_out_at(c, p.begin * c->element), c->scratch, p.n);
+    if (c->parts) return mpp_mpi.Ireduce_scatter(send, out, c->parts, type, op, g->comm, &c->request);
+    return mpp_mpi.Ireduce_scatter_block(send, out, (int)mpp_length_of(c), type, op, g->comm, &c->request);
 }
 
 static int overlap(const mpi_collective *c, size_t bytes, int size) {
@@ -166,28 +140,22 @@ static int overlap(const mpi_collective *c, size_t bytes, int size) {
  * itself where bytes are converted. */
 static int by_mpi(mpi_collective *c, const mpp_operands *o) {
     const size_t *counts = o->input_sizes;
-    size_t size = (size_t)c->op.group->size, pieces = 0;
-    c->in_list = mpp_copy_list(o->inputs, (int)size);
-    c->counts = mpp_copy_list(counts, (int)size);
-    if (!c->in_list || !c->counts) return 0;
+    size_t size = (size_t)c->op.group->size, longest = mpp_longest_of(counts, (int)size);
     int even = 1, convert = mpp_set_reduction(c, o->how);
     for (size_t r = 1; r < size; r++) even &= counts[r] == counts[0];
+    c->in_list = mpp_copy_list(o->inputs, (int)size);
+    c->counts = mpp_copy_list(counts, (int)size);
+    if (!even) c->parts = malloc(size * sizeof *c->parts);
+    if (!c->in_list || !c->counts || (!even && !c->parts)) return 0;
     size_t width = mpp_dtype_size(c->mpi_dtype), limit = mpp_call_limit(o->staging);
     if (MPP_SCRATCH_BYTES < limit) limit = MPP_SCRATCH_BYTES;
-    int whole = o->flat && even && !convert && !o->staging && counts[0] * size * width <= mpp_chunk_limit;
-    mpp_split(c, counts[0], whole ? counts[0] : even ? limit / width / size : limit / width);
-    size_t block = counts[0] < c->per_call ? counts[0] : c->per_call;
-    if (!even) {
-        for (size_t r = 0; r < size; r++) pieces += (counts[r] + c->per_call - 1) / c->per_call;
-        c->calls = pieces;
-        c->stride = 0; /* a call takes a part of one block after the other, so all are staged whole */
-        c->issue = issue_uneven;
-        c->finish = finish_uneven;
-        return mpp_new_scratch(c, c->per_call);
-    }
+    int whole = o->flat && even && !convert && !o->staging && longest * size * width <= mpp_chunk_limit;
+    mpp_split(c, longest, whole ? longest : limit / width / size);
+    size_t block = longest < c->per_call ? longest : c->per_call;
+    c->total = counts[c->op.group->rank];
     /* The blocks of one piece lie side by side in their slot, apart from the output. */
     if (o->staging && !convert) return 1;
-    if (whole && !overlap(c, counts[0] * c->element, (int)size)) return 1;
+    if (whole && !overlap(c, longest * c->element, (int)size)) return 1;
     c->scratch_out = malloc((block ? block : 1) * width);
     return c->scratch_out && mpp_new_scratch(c, block * size);
 }

@@ -34,12 +34,12 @@ struct mpp_owned {
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
-    mpp_op *agreement;                  /* compares the ranks' calls before this one begins; may be NULL */
+    mpp_op *agreement;                  /* its own: compares the calls before this one begins; may be NULL */
     mpp_staging *staging;               /* NULL where the buffers are in host memory; begins with an mpp_owned */
     int (*step)(mpp_op *);              /* under the lock */
     void (*cancel)(mpp_op *);           /* under the lock; NULL where an operation cannot be taken back */
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
-    void (*discard)(mpp_op *);          /* frees what the operation owns besides itself; may be NULL */
+    void (*discard)(mpp_op *);          /* frees what the operation owns besides these; may be NULL */
     _Atomic int state;
     mpp_op *later_unclaimed;
     pthread_t starter;

@@ -71,6 +71,7 @@ void mpp_group_unref(mpp_group *group) {
 
 void mpp_discard(mpp_op *op) {
     if (op->discard) op->discard(op);
+    if (op->agreement) mpp_discard(op->agreement);
     release((mpp_owned *)op->staging);
     mpp_no_longer_active(op);
     if (op->holds) mpp_group_unref(op->group);

@@ -69,11 +69,11 @@ static int step(mpp_op *op) {
 
 static void discard_buffers(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
-    if (op->agreement) mpp_discard(op->agreement);
     free(c->scratch);
     free(c->scratch_out);
     free(c->in_list);
     free(c->counts);
+    free(c->parts);
 }
 
 mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging) {

@@ -19,7 +19,7 @@ struct mpi_collective {
     const char *in;
     char *out;
     size_t total, per_call, element; /* elements, elements, bytes */
-    size_t stride;                   /* bytes of every lane that one call takes; 0: a call takes any of them */
+    size_t stride;                   /* bytes of every lane that one call takes */
     int out_lane;
     int root;
     mpp_reduction how;
@@ -27,6 +27,7 @@ struct mpi_collective {
     char *scratch, *scratch_out;
     uintptr_t *in_list;
     size_t *counts;
+    int *parts; /* of unequal blocks what a call takes of each, for MPI */
 };
 
 /* Whether this rank gets a result of a collective. */

@@ -12,7 +12,7 @@ enum { MPP_OWN_PART = 1 << 20 };
 typedef struct {
     mpp_message message; /* its tag is the operation's */
     mpp_match match;     /* in the state MPP_TO_RECEIVE */
-    char *spill;         /* where a message of the wrong length goes */
+    char *spill;         /* where a message of the wrong length goes, or what is sent; its own, or NULL */
     int lane, posted;    /* posted: a receive that MPI has, whether its message has come or not */
 } transfer;
 

@@ -264,7 +264,6 @@ static int step(mpp_op *op) {
 
 static void discard_transfers(mpp_op *op) {
     message_op *m = (message_op *)op;
-    if (op->agreement) mpp_discard(op->agreement);
     for (int i = 0; i < m->count; i++) free(m->transfers[i].spill);
     free(m->transfers);
 }

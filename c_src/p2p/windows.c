@@ -47,46 +47,32 @@ static counter *counter_of(const mpp_window *w, int of, int kind, int from) {
 
 /* ---- messages: the sender ---- */
 
-typedef struct {
-    mpp_op op;
-    notice head;
-    int count;
-    mpp_message messages[];
-} sending;
-
-static int send_step(mpp_op *op) {
-    sending *s = (sending *)op;
-    if (!mpp_test_all(op, s->messages, s->count)) return MPP_PENDING;
-    return op->failure ? MPP_FAILED : MPP_DONE;
-}
-
 static int notice_tag(const mpp_group *g) { return g->first_tag + g->tag_count; }
 static int data_tag(const mpp_group *g) { return notice_tag(g) + 1; }
 
-static void post(sending *s, const void *buffer, size_t bytes, int peer, int tag) {
-    if (!s->op.failure) mpp_post_send(&s->op, &s->messages[s->count++], buffer, bytes, peer, tag);
-}
-
-static uintptr_t send(mpp_group *g, notice head, const char *data, int peer, int64_t wait_ns) {
-    size_t pieces = (head.bytes + mpp_chunk_limit - 1) / mpp_chunk_limit;
-    sending *s = mpp_new_op(sizeof *s + (pieces + 1) * sizeof *s->messages, g, send_step, 0);
-    if (!s) return mpp_out_of_memory(g, 0);
-    s->head = head;
-    mpp_lock();
-    post(s, &s->head, sizeof s->head, peer, notice_tag(g));
-    for (size_t done = 0, part; done < head.bytes; done += part) {
-        part = head.bytes - done < mpp_chunk_limit ? head.bytes - done : mpp_chunk_limit;
-        post(s, data + done, part, peer, data_tag(g));
+/* `data`: of a put. */
+static uintptr_t send(mpp_group *g, notice head, uintptr_t data, int peer, int64_t wait_ns) {
+    message_op *m = mpp_new_message_op(g, 1 + mpp_chunks_of(head.bytes), notice_tag(g), 0);
+    notice *kept = m ? malloc(sizeof *kept) : NULL;
+    if (!kept) {
+        if (m) mpp_discard(&m->op);
+        return mpp_out_of_memory(g, 0);
     }
+    *kept = head;
+    mpp_lock();
+    mpp_add_message(m, (uintptr_t)kept, sizeof *kept, peer, MPP_TO_SEND);
+    m->transfers[0].spill = (char *)kept; /* which goes with it */
+    m->tag = data_tag(g);
+    if (head.bytes && !m->op.failure) mpp_add_message(m, data, head.bytes, peer, MPP_TO_SEND);
     mpp_unlock();
-    return mpp_start(&s->op, wait_ns);
+    return mpp_start(&m->op, wait_ns);
 }
 
 uintptr_t mpp_put(const mpp_operands *o) {
     const mpp_window *w = (mpp_window *)o->of;
     const notice head = {.window = w->number, .kind = PUT, .offset = o->offset, .bytes = o->count};
     char *memory = w->reached[o->peer].memory;
-    if (!memory && o->count) return send(w->group, head, (const char *)o->input, o->peer, o->wait_ns);
+    if (!memory && o->count) return send(w->group, head, o->input, o->peer, o->wait_ns);
     if (o->count) memmove(memory + o->offset, (const void *)o->input, o->count);
     return 0;
 }
@@ -94,7 +80,7 @@ uintptr_t mpp_put(const mpp_operands *o) {
 uintptr_t mpp_signal(const mpp_operands *o) {
     const mpp_window *w = (mpp_window *)o->of;
     const notice head = {.window = w->number, .kind = o->tag};
-    if (!w->reached[o->peer].counters) return send(w->group, head, NULL, o->peer, o->wait_ns);
+    if (!w->reached[o->peer].counters) return send(w->group, head, 0, o->peer, o->wait_ns);
     atomic_fetch_add_explicit(counter_of(w, o->peer, o->tag, w->group->rank), 1, memory_order_release);
     return 0;
 }

@@ -94,6 +94,9 @@ static int failing_Improbe(int source, int tag, mpi_handle comm, int *flag, mpi_
       (i, o, n, t, p, r, c, q))                                                                                        \
     X(Iallgather, (const void *i, int n, mpi_handle t, void *o, int m, mpi_handle u, mpi_handle c, mpi_handle *q),     \
       (i, n, t, o, m, u, c, q))                                                                                        \
+    X(Ireduce_scatter,                                                                                                 \
+      (const void *i, void *o, const int *n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q),                 \
+      (i, o, n, t, p, c, q))                                                                                           \
     X(Ireduce_scatter_block, (const void *i, void *o, int n, mpi_handle t, mpi_handle p, mpi_handle c, mpi_handle *q), \
       (i, o, n, t, p, c, q))
 
