@@ -4,7 +4,6 @@
 #pragma once
 
 #include "mpicoll/mpi_collective.h"
-#include "shm/signatures.h"
 
 /* How a collective goes. What its operands are is known when these are called; all of them may be NULL, and those that
  * return an int say whether there is memory. */

@@ -15,7 +15,6 @@
 #include "collectives/collective.h"
 #include "p2p/message_op.h"
 #include "shm/shm.h"
-#include "shm/signatures.h"
 
 /* ---- where in a slot what lies ---- */
 

@@ -157,7 +157,8 @@ void mpp_note_hand_over(mpp_op *op) {
 }
 
 static void forget_missing(mpp_activity *a) {
-    for (int r = 0; a->has_missing && r < a->size; r++) atomic_store_explicit(&a->missing[r], 0, memory_order_relaxed);
+    for (int r = 0; a->has_missing && r < a->size; r++)
+        atomic_store_explicit(&a->of_rank[r].missing, 0, memory_order_relaxed);
     a->has_missing = 0;
 }
 
@@ -169,7 +170,7 @@ void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
         r->last = rank;
     }
     if (!a || rank == a->rank) return;
-    add_waiting(&a->late[rank], op->begun, came);
+    add_waiting(&a->of_rank[rank].late, op->begun, came);
     add_waiting(&a->waited, op->begun, came);
     forget_missing(a);
 }
@@ -197,9 +198,9 @@ void mpp_note_missing(mpp_op *active, int64_t now) {
         forget_missing(a);
         for (int r = 0; r < a->size; r++) {
             if (r == a->rank || op->arrived(op, r) != 0) continue;
-            atomic_store_explicit(&a->missing[r], 1, memory_order_relaxed);
+            atomic_store_explicit(&a->of_rank[r].missing, 1, memory_order_relaxed);
             a->has_missing = 1;
-            add_waiting(&a->late[r], op->begun, now);
+            add_waiting(&a->of_rank[r].late, op->begun, now);
             add_waiting(&a->waited, op->begun, now);
         }
     }

@@ -31,11 +31,13 @@ struct mpp_activity {
     _Atomic int under_way;
     _Atomic int64_t busy_since, in_calls; /* since when some were under way, and ns in which some were, before that */
     mpp_waiting waited;                   /* in these, for the last rank */
-    mpp_waiting *late;                    /* for each rank */
-    _Atomic char *missing;                /* of each rank: whether it was waited for at the last look */
     int has_missing;
     int64_t looked;
     const _Atomic int64_t *active; /* the group's */
+    struct {
+        mpp_waiting late;     /* for this rank */
+        _Atomic char missing; /* it was waited for at the last look */
+    } of_rank[];
 };
 
 /* Of the call that this thread is about to start. A function that calls another one of these is the one that counts. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "group/status.h"
+#include "engine/activity.h"
 #include "internode/internode.h"
 #include "p2p/message_op.h"
 
@@ -17,7 +17,11 @@ uintptr_t mpp_map(int descriptor, size_t bytes) {
 void mpp_unmap(uintptr_t address, size_t bytes) { munmap((void *)address, bytes); }
 
 static void release(mpp_group *group) {
-    if (group->activity) mpp_forget_activity(group);
+    if (group->activity) {
+        mpp_group_hide((uintptr_t)group); /* nobody reads of it any more */
+        free(group->activity->about);
+        free(group->activity);
+    }
     mpp_channel_free(group->channel);
     free(group);
 }

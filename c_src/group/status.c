@@ -5,8 +5,6 @@
  * A request is a line: "status", "stacks", "dump", "timeline" or "others ...", which Python takes apart. The answer
  * goes until the end of the connection. Only the owner of the process and root get one. */
 #define _GNU_SOURCE
-#include "group/status.h"
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "engine/activity.h"
 #include "engine/pause.h"
 
 /* Of an activity, which other threads change meanwhile. */
@@ -38,27 +37,17 @@ static struct {
 
 /* ---- which groups there are ---- */
 
-static void free_activity(mpp_activity *a) {
-    if (!a) return;
-    free(a->about);
-    free(a->late);
-    free((void *)a->missing);
-    free(a);
-}
-
 /* From now on the group's operations are counted. `about`: members of a JSON object. 0: no memory. */
 int mpp_group_describe(uintptr_t handle, const char *about) {
     mpp_group *g = (mpp_group *)handle;
     if (g->activity) return 1;
-    mpp_activity *a = calloc(1, sizeof *a);
+    mpp_activity *a = calloc(1, sizeof *a + (size_t)g->size * sizeof *a->of_rank);
     if (!a) return 0;
     a->rank = g->rank;
     a->size = g->size;
     a->active = &g->active;
     a->about = strdup(about);
-    a->late = calloc((size_t)g->size, sizeof *a->late);
-    a->missing = calloc((size_t)g->size, sizeof *a->missing);
-    if (!a->about || !a->late || !a->missing) return free_activity(a), 0;
+    if (!a->about) return free(a), 0;
     pthread_mutex_lock(&status.lock);
     a->next = status.groups;
     status.groups = g->activity = a;
@@ -71,12 +60,6 @@ void mpp_group_hide(uintptr_t handle) {
     pthread_mutex_lock(&status.lock);
     MPP_TAKE_OUT(status.groups, next, ((mpp_group *)handle)->activity);
     pthread_mutex_unlock(&status.lock);
-}
-
-void mpp_forget_activity(mpp_group *g) {
-    mpp_group_hide((uintptr_t)g);
-    free_activity(g->activity);
-    g->activity = NULL;
 }
 
 static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
@@ -97,7 +80,7 @@ int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     }
     figures[3 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
     figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)NOW(a->waited.ns);
-    for (int r = 0; r < a->size; r++) late[r] = NOW(a->late[r].ns);
+    for (int r = 0; r < a->size; r++) late[r] = NOW(a->of_rank[r].late.ns);
     return 1;
 }
 
@@ -125,14 +108,14 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
             seconds(NOW(a->waited.ns)));
     const char *comma = "";
     for (int r = 0; r < a->size; r++) {
-        if (!NOW(a->missing[r])) continue;
+        if (!NOW(a->of_rank[r].missing)) continue;
         fprintf(out, "%s%d", comma, r);
         comma = ",";
     }
     fputs("],\"late\":{", out);
     comma = "";
     for (int r = 0; r < a->size; r++) {
-        int64_t late = NOW(a->late[r].ns);
+        int64_t late = NOW(a->of_rank[r].late.ns);
         if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
         if (late) comma = ",";
     }

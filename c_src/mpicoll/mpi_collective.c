@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shm/signatures.h"
-
 /* ---- one call after the other ---- */
 
 static void leave_queue(mpi_collective *c) {

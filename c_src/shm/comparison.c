@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "shm/shm.h"
-#include "shm/signatures.h"
 
 void *mpp_copy_list(const void *list, int count) {
     _Static_assert(sizeof(size_t) == sizeof(uintptr_t), "lists of addresses and of lengths are alike");

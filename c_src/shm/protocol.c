@@ -33,7 +33,6 @@
 #include <string.h>
 
 #include "message/message.h"
-#include "shm/signatures.h"
 
 /* Whether every rank's counter (at `offset` in rank_counters) has reached `target`. */
 static int reached(mpp_channel *c, uint64_t *known, size_t offset, uint64_t target) {

@@ -1,5 +1,5 @@
 /* Each rank publishes what it calls; all calls are compared before any data is used. */
-#include "shm/signatures.h"
+#include "shm/shm.h"
 
 /* Of an exchange: so many chunks are always worth it; more, if the slots are filled to one part of so many. */
 enum { FEW_CHUNKS = 8, LEAST_FILLED = 4 };
