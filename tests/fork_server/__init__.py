@@ -10,9 +10,9 @@ What no template can do becomes a fresh process: without a server, options of Py
 A rank made this way differs from a fresh process in this:
 
 - Its parent is the template. It leads a session and a process group of its own; a signal to the client goes on to that
-  group if the client leads one, as the launchers have it, else to the rank alone. A SIGSTOP comes up to 0.1 s later;
-  a SIGTSTP not at all, as the session has no terminal. That the rank is stopped is not to be seen at the client. A
-  client that is killed takes the rank's group with it.
+  group if the client leads one, as the launchers have it, else to the rank alone. No SIGSTOP goes on, and no SIGTSTP,
+  as the session has no terminal. That the rank is stopped is not to be seen at the client. A client that is killed
+  takes the rank's group with it.
 - torch and parts of the package are in ``sys.modules``; what they would have printed at their import is in the server's
   log. Objects made by then are no garbage (``gc.freeze``). The outermost frame is one of ``template.py``.
 - At its end what it has from the template is left to the kernel (``ending.py``): torch's modules are not emptied, nor

@@ -29,8 +29,6 @@ MOST_DESCRIPTORS = 250
 HANDED_OVER = struct.Struct(f"=QQi{MOST_DESCRIPTORS}i")
 #: What a rank imports of the package at init_process_group.
 OF_THE_PACKAGE = ("lifecycle.creation", "lifecycle.rendezvous", "dist")
-#: How often, in milliseconds, it is looked whether a client was stopped.
-LOOK_EVERY = 100
 
 
 class Request(NamedTuple):
@@ -68,12 +66,6 @@ def receive(connection: socket.socket) -> Request | None:
     return Request(connection, process, blocked, ignored, dict(zip(numbers[:count], ours, strict=True)))
 
 
-def state_of(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
 class Rank:
     """A child, and the client for which it runs."""
 
@@ -81,7 +73,6 @@ class Rank:
         self.process, self._request = process, request
         self.descriptor = os.pidfd_open(process)
         self.connection = request.connection
-        self._is_stopped = False
 
     def _leads_a_group(self) -> bool:
         with contextlib.suppress(ProcessLookupError):
@@ -101,12 +92,6 @@ class Rank:
         for to_group in (True, False):  # it may not have made its group yet
             self.send(signal.SIGKILL, to_group)
         return False
-
-    def follow(self) -> None:
-        """A client that is stopped cannot say so. That it goes on, it says."""
-        was, self._is_stopped = self._is_stopped, state_of(self._request.process) == "T"
-        if self._is_stopped and not was:
-            self.send(signal.SIGSTOP, self._leads_a_group())
 
     def ended(self) -> None:
         """Let the client end in the same way."""
@@ -144,7 +129,7 @@ class Template:
     def serve(self, refusal: str) -> Request:
         """Returns in a child; the template itself ends here, once the server and all ranks have ended."""
         while self._server.fileno() >= 0 or self._running:
-            for descriptor, _ in self._poller.poll(LOOK_EVERY if self._running else None):
+            for descriptor, _ in self._poller.poll():
                 if rank := self._running.get(descriptor):
                     self._forget(rank)
                 elif rank := self._listening.get(descriptor):
@@ -153,8 +138,6 @@ class Template:
                         del self._listening[descriptor]
                 elif descriptor == self._descriptor and (request := self._accept(refusal)):
                     return request
-            for rank in self._running.values():
-                rank.follow()
         os._exit(0)
 
     def _accept(self, refusal: str) -> Request | None:

@@ -202,24 +202,12 @@ def test_modules(server: fork_server.Server, tmp_path: Path) -> None:
     both(server, "missing.py", cwd=tmp_path)
 
 
-def test_objects_of_main_can_be_sent_to_children(server: fork_server.Server, tmp_path: Path) -> None:
-    script = tmp_path / "spawns.py"
-    script.write_text(
-        "import multiprocessing\nclass Sample: pass\ndef work(sample): print(type(sample).__module__, flush=True)\n"
-        "if __name__ == '__main__':\n"
-        "    for how in ('fork', 'spawn'):\n"
-        "        child = multiprocessing.get_context(how).Process(target=work, args=(Sample(),))\n"
-        "        child.start(); child.join(); print(child.exitcode)\n"
-    )
-    assert both(server, str(script))[1] == "__main__\n0\n__mp_main__\n0\n"
-
-
 # ---- signals ----
 
 WAITS = """
 import os, signal, sys, time
 sys.stdout.reconfigure(line_buffering=True)
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, lambda number, _: print(signal.Signals(number).name))
 print(os.getpid())
 while True: time.sleep(0.05)
@@ -238,9 +226,6 @@ class Waiting:
     def says(self, words: str) -> None:
         assert self.client.stdout is not None
         assert self.client.stdout.readline() == words + "\n"
-
-    def is_in_state(self, state: str) -> bool:
-        return soon(lambda: psutil.Process(self.rank).status() == state)
 
 
 def soon(what: Any, seconds: float = 20) -> bool:
@@ -287,16 +272,6 @@ def test_a_client_that_is_killed(waiting: Waiting) -> None:
     waiting.client.kill()
     assert ended(waiting.client)[0] == -signal.SIGKILL
     assert soon(lambda: not psutil.pid_exists(waiting.rank))
-
-
-def test_stop_and_continue(waiting: Waiting) -> None:
-    """Also of the client, which cannot catch it."""
-    for process in (waiting.client.pid, waiting.rank, waiting.client.pid):
-        os.kill(process, signal.SIGSTOP)
-        assert waiting.is_in_state(psutil.STATUS_STOPPED)
-        os.kill(process, signal.SIGCONT)
-        waiting.says("SIGCONT")
-        assert waiting.is_in_state(psutil.STATUS_SLEEPING)
 
 
 # ---- servers and templates ----

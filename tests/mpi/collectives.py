@@ -27,7 +27,11 @@ NEXT = 100
 
 @dataclass(frozen=True)
 class Everyone:
-    """All ranks of a call, as one of them sees it. ``of``: the block of a rank that has a slot."""
+    """All ranks of a call, as one of them sees it.
+
+    of: the block of a rank that has a slot.
+    op_name: "" where sums only need their shape.
+    """
 
     of: Callable[[int, int], torch.Tensor]
     rank: int
@@ -39,7 +43,7 @@ class Everyone:
         return [self.of(rank, slot) for rank in range(self.size)]
 
     def total(self, slot: int = 0, ranks: int | None = None) -> torch.Tensor:
-        return reduced(self.column(slot)[:ranks], self.op_name)
+        return reduced(self.column(slot)[:ranks], self.op_name) if self.op_name else self.of(0, slot)
 
 
 @dataclass
@@ -130,11 +134,13 @@ class Collective:
             lambda rank, slot: data(rank, slot, self.shape(case.shape, rank, slot)),
             *(case.rank, case.size, case.root, case.op_name),
         )
-        given, expected = self.all_given(sees), self.all_taken(sees)
+        # What cannot be reduced is for the call to refuse.
+        given, shaped = self.all_given(sees), self.all_taken(replace(sees, op_name=""))
         inputs = [case.place(tensor) for tensor in given]
         in_place = self.in_place and inputs
-        outputs = inputs[: len(expected)] if in_place else [case.empty(tensor.shape) for tensor in expected]
+        outputs = inputs[: len(shaped)] if in_place else [case.empty(tensor.shape) for tensor in shaped]
         work = self.call(Call(sees, inputs, outputs, case.op, case.process_group, case.is_async))
+        expected = self.all_taken(sees) if self.op_names else shaped
         return Started(works_of(work), outputs, expected, [] if in_place else list(zip(inputs, given, strict=True)))
 
 
