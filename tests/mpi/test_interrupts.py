@@ -17,6 +17,7 @@ import inside
 import pytest
 import torch
 import torch.distributed as dist
+from collectives import COLLECTIVES, Call, Collective, Everyone
 from groups import moved_by, only_up_to
 from sampling import FULL, number, share
 
@@ -103,49 +104,40 @@ class Starts:
         return inside.count_of(self._group) - self._before
 
 
-def full(value: float, count: int = COUNT) -> torch.Tensor:
-    return torch.full((count,), float(value))
-
-
-def pair(value: float = 1.0) -> list[torch.Tensor]:
-    return [full(value), full(value)]
-
-
-def strided(value: float = 1.0) -> torch.Tensor:
-    return torch.full((COUNT, 2), value)[:, 0]
+def full(value: float, *shape: int) -> torch.Tensor:
+    return torch.full(shape or (COUNT,), float(value))
 
 
 def coalesced(group: Any, asynchronous: bool) -> Any:
     with torch.distributed._coalescing_manager(group=group, async_ops=asynchronous) as manager:
-        for tensor in pair():
+        for tensor in (full(1), full(1)):
             dist.all_reduce(tensor, group=group)
     return manager if asynchronous else None
 
 
+def of_table(row: Collective) -> Callable[[Any, bool], Any]:
+    """The root is who waits for rank 1: rank 0 where it takes, else rank 1."""
+
+    def call(group: Any, asynchronous: bool) -> Any:
+        root = int(row.rooted != "taken")
+        sees = Everyone(lambda rank, slot: full(1, *row.shape((COUNT,), rank, slot)), dist.get_rank(), 2, root)
+        given, taken = row.all_given(sees), row.all_taken(sees)
+        taken = given if row.in_place and given else taken
+        return row.call(Call(sees, given, taken, dist.ReduceOp.SUM, group, asynchronous))
+
+    return call
+
+
+#: Rows that go the way of others, or that calls here resemble.
+ALIKE = ("uneven", "stacked", "splits", "coalesced", "scan")
 #: What rank 0 calls, and rank 1 with it: both are ranks of the group too.
 CALLS: dict[str, Callable[[Any, bool], Any]] = {
     "barrier": lambda g, a: dist.barrier(g, async_op=a),
-    "broadcast": lambda g, a: dist.broadcast(full(1), group_src=1, group=g, async_op=a),
-    "all_reduce": lambda g, a: dist.all_reduce(full(1), group=g, async_op=a),
-    "all_reduce_strided": lambda g, a: dist.all_reduce(strided(), group=g, async_op=a),
-    "reduce": lambda g, a: dist.reduce(full(1), group_dst=0, group=g, async_op=a),
-    "all_gather": lambda g, a: dist.all_gather(pair(), full(1), group=g, async_op=a),
-    "all_gather_into_tensor": lambda g, a: dist.all_gather_into_tensor(
-        full(0, 2 * COUNT), full(1), group=g, async_op=a
-    ),
-    "gather": lambda g, a: dist.gather(
-        full(1), pair() if dist.get_rank() == 0 else None, group_dst=0, group=g, async_op=a
-    ),
-    "scatter": lambda g, a: dist.scatter(
-        full(1), pair() if dist.get_rank() == 1 else None, group_src=1, group=g, async_op=a
-    ),
-    "reduce_scatter": lambda g, a: dist.reduce_scatter(full(0), pair(), group=g, async_op=a),
-    "reduce_scatter_tensor": lambda g, a: dist.reduce_scatter_tensor(full(0), full(1, 2 * COUNT), group=g, async_op=a),
-    "all_to_all": lambda g, a: dist.all_to_all(pair(), pair(), group=g, async_op=a),
-    "all_to_all_single": lambda g, a: dist.all_to_all_single(full(0), full(1), group=g, async_op=a),
+    **{name: of_table(row) for name, row in COLLECTIVES.items() if not any(word in name for word in ALIKE)},
+    "coalesced_all_reduce": coalesced,
+    "all_reduce_strided": lambda g, a: dist.all_reduce(full(1, COUNT, 2)[:, 0], group=g, async_op=a),
     "message": lambda g, a: message(g, dist.get_rank(), a),
     "message_back": lambda g, a: message(g, 1 - dist.get_rank(), a),
-    "coalesced_all_reduce": coalesced,
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from plain_python import module_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -40,17 +41,10 @@ each_processor = pytest.mark.parametrize(
 )
 
 
-def load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def release(tmp_path_factory) -> Iterator[ModuleType]:
     """The script that builds what is released, which knows the compiler's flags; and a cache for the compiler."""
-    module = load(ROOT / ".ci" / "build_release.py")
+    module = module_of(ROOT / ".ci" / "build_release.py")
     with pytest.MonkeyPatch.context() as patch:
         if "ZIG_GLOBAL_CACHE_DIR" not in os.environ:
             patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path_factory.mktemp("zig")))
@@ -93,7 +87,7 @@ def test_reductions_and_conversions_give_the_bits_that_gcc_gives_here(
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_collectives_over_shared_memory(tmp_path, release, processor, ranks) -> None:
     compiler = [*release.compiler(processor), *release.LINKING]
-    sources = [C_SRC / name for name in load(C_SRC / "build_shim.py").SOURCES]
+    sources = [C_SRC / name for name in module_of(C_SRC / "build_shim.py").SOURCES]
     shim = compile_c([*compiler, "-fPIC", "-shared"], tmp_path / "shim.so", *sources, "-ldl", "-lpthread")
     copies = [shutil.copy(shim, tmp_path / f"rank{rank}.so") for rank in range(ranks)]
     source = ROOT / "tests" / "sanitizers" / "shared_memory_ranks.c"

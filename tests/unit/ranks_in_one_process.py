@@ -1,12 +1,11 @@
 """Any number of ranks in one process and one thread, without MPI: groups of the C engine that share a segment, or one
 for each node, with messages between them; advanced in turns. Allocations of the C code can be made to fail."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import cffi
 import numpy as np
+from plain_python import module_of
 
 from torchmpi_plugin.communicator import choice
 
@@ -51,9 +50,7 @@ int parts_of(int size, const int *node_of, int reproducible, int *members, int *
 
 def build(folder):
     """The C code as a module of its own, in ``folder``."""
-    spec = importlib.util.spec_from_file_location("build_shim", C_SRC / "build_shim.py")
-    build_shim = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build_shim)
+    build_shim = module_of(C_SRC / "build_shim.py")
     ffi = cffi.FFI()
     ffi.cdef(build_shim.declarations() + "void refuse_allocations(size_t from, size_t to);" + _MESSAGES)
     ffi.set_source(
@@ -68,10 +65,7 @@ def build(folder):
         extra_compile_args=["-std=gnu11", "-O2"],
         extra_link_args=["-Wl,--wrap=malloc,--wrap=calloc"],
     )
-    spec = importlib.util.spec_from_file_location("shim_of_all_ranks", ffi.compile(tmpdir=str(folder)))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = module_of(ffi.compile(tmpdir=str(folder)), "shim_of_all_ranks")
     module.lib.use_messages_in_one_process()
     return module
 

@@ -1,7 +1,6 @@
 """The reduction kernels, compiled apart from the extension module, and plain torch and numpy arithmetic to
 compare them with."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 import cffi
 import numpy as np
 import torch
+from plain_python import module_of
 
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 ARITH = C_SRC / "arith"
@@ -84,10 +84,7 @@ def load_kernels(folder, name, flags):
     sources = [str(ARITH / source) for source in ("reduce.c", "mpi_representation.c")]
     ffi.set_source(name, '#include "arith/mpi_representation.h"', sources=sources, include_dirs=[str(C_SRC)],
                    extra_compile_args=flags)  # fmt: skip
-    spec = importlib.util.spec_from_file_location(name, ffi.compile(tmpdir=str(folder)))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return Kernels(module)
+    return Kernels(module_of(ffi.compile(tmpdir=str(folder)), name))
 
 
 def each_isa(kernels):

@@ -1,18 +1,13 @@
 """What the engine sends between nodes, and the memory that it takes, against the formulas of docs/scaling.md."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from plain_python import module_of
 from ranks_in_one_process import Ranks
 
-TOOL = Path(__file__).resolve().parents[1] / "tools" / "message_counts.py"
-specification = importlib.util.spec_from_file_location("message_counts", TOOL)
-formulas = importlib.util.module_from_spec(specification)
-sys.modules[specification.name] = formulas
-specification.loader.exec_module(formulas)
+formulas = module_of(Path(__file__).resolve().parents[1] / "tools" / "message_counts.py")
 
 #: By nodes and ranks: the nodes' numbers, of each rank in turn.
 SHAPES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import platform
 import re
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from plain_python import module_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -23,10 +23,7 @@ REQUIREMENTS = dict(
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / ".ci" / name)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / ".ci" / name)
 
 
 # ---- the version, and what stands beside it ----
@@ -99,8 +96,7 @@ def test_spack_package_wants_what_the_package_wants(recipes, monkeypatch) -> Non
     python.PythonPackage = object
     for module in (spack, python):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    spec = importlib.util.spec_from_file_location("package", recipes / "package.py")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    module_of(recipes / "package.py")
     assert versions == [VERSION]
     del wanted["python"]
     assert {name.removeprefix("py-"): lowest for name, lowest in wanted.items()} == REQUIREMENTS
