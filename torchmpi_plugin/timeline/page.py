@@ -128,13 +128,11 @@ def _parts(job: Job) -> Numbers:
 def _covered(begun: Numbers, until: Numbers, edges: Numbers) -> Numbers:
     """For how long in each part one of them was under way, at least."""
     order = np.argsort(begun)
-    begun, until = begun[order], np.maximum.accumulate(until[order]) if len(order) else until
-    free = np.concatenate([[0], until[:-1]]) if len(until) else until
-    begun = np.maximum(begun, free)
-    done = np.concatenate([[0], np.cumsum(np.maximum(until - begun, 0))])
-    at = np.searchsorted(until, edges, "right")
-    partly = np.clip(edges - np.append(begun, np.inf)[at], 0, None) if len(begun) else 0 * edges
-    return np.diff(done[at] + np.where(np.isfinite(partly), partly, 0))
+    until = np.maximum.accumulate(np.maximum(begun, until)[order])
+    begun = np.maximum(begun[order], np.concatenate([[0], until[:-1]]))  # without what those before it cover
+    done = np.cumsum(until - begun)
+    at, covered = (np.stack(ends, 1).ravel() for ends in ((begun, until), (done - (until - begun), done)))
+    return np.diff(np.interp(edges, at, covered)) if len(at) else np.zeros(len(edges) - 1)
 
 
 def _reached_in_words(job: Job) -> str:

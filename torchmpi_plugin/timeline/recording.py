@@ -89,15 +89,14 @@ class Recording:
 
     def _kind_of(self, code: CodeType | None, line: int, subject: Any, name: str, dtype: Any, op: int) -> int:
         """The number of a kind of calls; 0: it has none. Called by C where it meets one that it does not remember."""
-        row = operations.BY_NAME.get(name)
-        reduction = self._reduction(op) if row and row.reduces else ""
+        row, reduction = operations.BY_NAME.get(name), ""
+        if row and row.reduces:
+            names = {
+                **dict(enumerate(_bridge.REDUCTIONS)),
+                **{_OF_PYTHON + int(kind): kind.name for kind in OPERATIONS},
+            }
+            reduction = "AVG" if _AVERAGES <= op < _OF_PYTHON - 1 else names.get(op, "")
         return self._kinds.number(subject, name, dtype, reduction, code.co_filename if code else "", line)
-
-    @staticmethod
-    def _reduction(op: int) -> str:
-        names = {code: name for code, name in enumerate(_bridge.REDUCTIONS)}
-        names |= {_OF_PYTHON + int(kind): kind.name for kind in OPERATIONS}
-        return "AVG" if _AVERAGES <= op < _OF_PYTHON - 1 else names.get(op, "")
 
     def close(self) -> None:
         """Nothing more is recorded; what was is in the files."""

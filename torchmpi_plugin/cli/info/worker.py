@@ -97,8 +97,17 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
 
 
 def _initialised(module: Any, library: Library) -> dict[str, Any]:
-    """Return what an initialised ``mpi4py.MPI`` says besides."""
-    levels = [getattr(module, f"THREAD_{name}") for name in _LEVELS]
+    """Return what an initialised ``mpi4py.MPI`` says besides.
+
+    Under ``cuda``: whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so.
+    """
+    levels = {getattr(module, f"THREAD_{name}"): name for name in _LEVELS}
+    support = cuda_aware.support_of(module, os.environ)
+    try:
+        direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, os.environ))
+    except ValueError as error:
+        direct, why = False, str(error)
+    path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"
     return {
         "vendor": library.vendor,
         "version": library.version,
@@ -106,20 +115,9 @@ def _initialised(module: Any, library: Library) -> dict[str, Any]:
         "standard": ".".join(map(str, module.Get_version())),
         "abi": f"{_ABIS[library.abi]} ({library.abi})" if library.abi else "that which mpi4py was built for",
         "path": library.path or "unknown",
-        "thread_level": f"MPI_THREAD_{_LEVELS[levels.index(module.Query_thread())]}",
-        "cuda": _cuda(module),
+        "thread_level": f"MPI_THREAD_{levels[module.Query_thread()]}",
+        "cuda": {"aware": support.aware, "why": support.why, "path": path, "path_why": why},
     }
-
-
-def _cuda(module: Any) -> dict[str, Any]:
-    """Return whether MPI takes CUDA buffers, how mpiplus therefore moves CUDA tensors, and why we think so."""
-    support = cuda_aware.support_of(module, os.environ)
-    try:
-        direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, os.environ))
-    except ValueError as error:
-        direct, why = False, str(error)
-    path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"
-    return {"aware": support.aware, "why": support.why, "path": path, "path_why": why}
 
 
 def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:

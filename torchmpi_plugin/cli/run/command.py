@@ -20,24 +20,13 @@ from ...launchers.layout import allocated_ranks, named_nodes
 from ...launchers.variables import Launch, is_shell_step, speaks, started_by
 from ...seconds import Seconds
 from ...timeline.command import directory_of, draw, drawable
-from .options import (
-    MOST,
-    NODES,
-    PER_NODE,
-    SHOWN_LAYOUT,
-    NodeRange,
-    files_of,
-    no_effect,
-    parse_ends,
-    parse_ranks,
-    torchrun_options,
-)
+from . import options
 
 if TYPE_CHECKING:
     from ...jobs.spec import JobSpec
 
 _FIELDS = ", ".join(f"{{{name}}}" for name in FIELDS)
-_POSITIVE = click.IntRange(1, MOST)
+_POSITIVE = click.IntRange(1, options.MOST)
 _SECONDS = Seconds(min=0, min_open=True)
 _LAST_WORDS_SECONDS = 1.0
 _NEED_A_LAUNCHER = (
@@ -58,11 +47,11 @@ class Numbers(NamedTuple):
     "-n", "-np", "--nproc", "nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node."
 )
 @click.option(
-    "--nproc-per-node", "--nproc_per_node", type=PER_NODE, help="Ranks on each node; auto, cpu: one per core."
+    "--nproc-per-node", "--nproc_per_node", type=options.PER_NODE, help="Ranks on each node; auto, cpu: one per core."
 )
 @click.option(
     "--nnodes",
-    type=NODES,
+    type=options.NODES,
     metavar="N|MIN:MAX",
     help="Nodes (as many as --hosts or --hostfile name, else 1); with MIN:MAX as many of them as answer.",
 )
@@ -78,11 +67,11 @@ class Numbers(NamedTuple):
 )
 @click.option("--stdout", metavar="FORMAT", help=f"Also write each rank's stdout to a file. Fields: {_FIELDS}.")
 @click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
-@click.option("--log-dir", "--log_dir", metavar="DIR", help=f"The same for all, and error files: {SHOWN_LAYOUT}.")
+@click.option("--log-dir", "--log_dir", metavar="DIR", help=f"The same for all, and error files: {options.LAYOUT}.")
 @click.option(
     *("--local-ranks-filter", "--local_ranks_filter"),
     metavar="RANKS",
-    callback=parse_ranks,
+    callback=options.parse_ranks,
     help="Show only these of each node: 0,1.",
 )
 @click.option(
@@ -97,7 +86,7 @@ class Numbers(NamedTuple):
     "--restart-on",
     metavar="END,...",
     default="any",
-    callback=parse_ends,
+    callback=options.parse_ends,
     help="After which ends: any, signal, exit, lost, timeout, a code (any).",
 )
 @click.option("--attempt-timeout", metavar="SECONDS", type=_SECONDS, help="End each attempt then.")
@@ -127,7 +116,7 @@ class Numbers(NamedTuple):
 @click.option("--master-port", "--master_port", type=int, hidden=True)
 @click.option("--world-size", "--world_size", type=_POSITIVE, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
-@torchrun_options
+@options.torchrun_options
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(*, program: str, arguments: tuple[str, ...], **given: Any) -> None:
@@ -139,7 +128,7 @@ def run(*, program: str, arguments: tuple[str, ...], **given: Any) -> None:
     """
     argv = program_command(program, arguments, given["module"], given["command"])
     wanted = given["nnodes"]
-    counts = (given["nproc"], given["nproc_per_node"], wanted.most if isinstance(wanted, NodeRange) else wanted)
+    counts = (given["nproc"], given["nproc_per_node"], wanted.most if isinstance(wanted, options.NodeRange) else wanted)
     launch = in_place(wanted_ranks(*counts), os.environ)
     if launch is not None:
         if speaks(os.environ):
@@ -156,11 +145,11 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
 
     wanted, where = given["nnodes"], (given["hosts"], given["hostfile"])
     named = nodes_to_choose_from(wanted, bool(given["max_restarts"]), *where)
-    if named and isinstance(wanted, NodeRange):
+    if named and isinstance(wanted, options.NodeRange):
         counts = (*counts[:2], min(wanted.most, len(named)))
     numbers = count_ranks(*counts, *where)
     spec = spec_of(argv, numbers, given)
-    _warn(no_effect(given))
+    _warn(options.no_effect(given))
     _warn(contradictions(spec.layout.ranks, given))
 
     def tell(text: str) -> None:
@@ -198,7 +187,7 @@ def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobS
         mpi_args=[word for text in given["mpi_args"] for word in _words(text)],
         env={name: str(value) for name, value in env.items() if value is not None},
         shown_local_ranks=given["local_ranks_filter"],
-        **files_of(given["log_dir"], given["stdout"], given["stderr"]),
+        **options.files_of(given["log_dir"], given["stdout"], given["stderr"]),
     )
     try:
         _ = spec.layout

@@ -42,7 +42,7 @@ _REFUSED = {
 _FLAGS = {"run_path", "virtual_local_rank"}
 _SHORT = {"redirects": ["-r"], "tee": ["-t"]}
 _RANK = "attempt_{attempt}/{rank}"
-SHOWN_LAYOUT = "attempt_0/RANK/stdout.log, stderr.log, error.json"
+LAYOUT = "attempt_0/RANK/stdout.log, stderr.log, error.json"
 
 
 class _PerNode(click.IntRange):
