@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import inspect
 import sys
@@ -78,34 +79,25 @@ def _announce_children(package: ModuleType) -> None:
 
 def _change(integration: Integration, module: ModuleType) -> None:
     _done.add(integration.module)
-    missing = ""
+    name = integration.distribution
+    versions = {"torchmpi-plugin": "", name: "of no known version"}
+    for each in versions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[each] = importlib.metadata.version(each)
     try:
-        if not integration.since <= _version(integration.distribution) < integration.before:
+        numbers = tuple(int(number) for number in versions[name].split(".")[:2] if number.isdigit())
+        if not integration.since <= numbers < integration.before:
             since, before = (".".join(map(str, numbers)) for numbers in (integration.since, integration.before))
-            missing = f"a version from {since} on, and before {before}"
-        else:
-            integration.change(module)
+            raise ChangedError(f"a version from {since} on, and before {before}")
+        integration.change(module)
     except Exception as error:  # whatever it is, the framework's import goes on
         missing = str(error) if isinstance(error, ChangedError) else repr(error)
-    if missing:
-        warnings.warn(_text(integration, missing), stacklevel=2)
-
-
-def _version(distribution: str) -> tuple[int, ...]:
-    numbers = importlib.metadata.version(distribution).split(".")[:2]
-    return tuple(int(number) for number in numbers if number.isdigit())
-
-
-def _text(integration: Integration, missing: str) -> str:
-    name = integration.distribution
-    try:
-        versions = [importlib.metadata.version(each) for each in ("torchmpi-plugin", name)]
-    except importlib.metadata.PackageNotFoundError:
-        versions = ["", "of no known version"]
-    return (
-        f"torchmpi-plugin {versions[0]} leaves {name} {versions[1]} as it is: it expects {missing}. Without it {name} "
-        f'refuses the name "mpiplus"; call torch.distributed.init_process_group("mpiplus") yourself, first'
-    )
+        warnings.warn(
+            f"torchmpi-plugin {versions['torchmpi-plugin']} leaves {name} {versions[name]} as it is: it expects "
+            f'{missing}. Without it {name} refuses the name "mpiplus"; call '
+            'torch.distributed.init_process_group("mpiplus") yourself, first',
+            stacklevel=2,
+        )
 
 
 class _Finder(MetaPathFinder):
