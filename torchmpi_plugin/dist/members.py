@@ -103,17 +103,8 @@ def running_mpi() -> Any:
     return module
 
 
-def by_mpi() -> bool:
-    """Return whether MPI runs already, or an MPI launcher (rather than torchrun or nobody) started this process."""
-    return running_mpi() is not None or launchers.started_by_mpi()
-
-
 def _from_variables(environment: Mapping[str, str]) -> Launched:
-    torchrun = OF_SCRIPTS
-    if "TORCHELASTIC_RUN_ID" in environment:  # srun or mpirun may have started one torchrun on each node
-        own = {torchrun.size, torchrun.rank, torchrun.local_rank, torchrun.local_size, *torchrun.node_rank}
-        environment = {name: value for name, value in environment.items() if name in own}
-    launch = launchers.detect(environment)
+    launch = launchers.started_by(environment)
     if launch is None:
         return Launched(0, 1, 0, 1, 0)
     names = launchers.variables_of(launch)
@@ -125,8 +116,8 @@ def _from_variables(environment: Mapping[str, str]) -> Launched:
             f"{launch.launcher} started {launch.size} processes ({launch.variable}={launch.size}), but which of them "
             f"this is, is unknown: {names.rank} is not set"
         )
-    if number(environment, torchrun.size) == launch.size and number(environment, torchrun.rank) == rank:
-        names = torchrun  # mpiplus run, or somebody else who knows the nodes, has described this process too
+    if number(environment, OF_SCRIPTS.size) == launch.size and number(environment, OF_SCRIPTS.rank) == rank:
+        names = OF_SCRIPTS  # mpiplus run, or somebody else who knows the nodes, has described this process too
     local_rank, local_size = number(environment, names.local_rank), number(environment, names.local_size)
     return Launched(rank, launch.size, local_rank, local_size, number(environment, *names.node_rank))
 

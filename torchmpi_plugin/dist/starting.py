@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..launchers import variables as launchers
 from . import members
 from .queries import get_local_rank
 
@@ -44,7 +45,8 @@ def _how_to_meet(backend: str) -> dict[str, Any]:
         return {"init_method": "mpi://"}
     if here.size == 1:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    return {"init_method": "mpi://"} if members.by_mpi() else {}
+    by_mpi = members.running_mpi() is not None or launchers.started_by_mpi()  # rather than by torchrun
+    return {"init_method": "mpi://"} if by_mpi else {}
 
 
 def initialize_dist(device: Any = None, timeout: float | timedelta = 300.0, backend: str = "mpiplus") -> None:

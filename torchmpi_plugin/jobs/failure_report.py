@@ -145,7 +145,9 @@ def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
 def _result_of_mpirun(ending: Ending, launcher: str, said: str, quoted: str) -> JobResult:
     """Describe an end where no rank is known to have failed."""
     code = ending.launcher_code or 0
-    if left := _left_early(ending):
+    left = [record for record in ending.order if record.code == 0]
+    was_killed = ending.launcher_code in _KILLED  # mpirun itself, by somebody else
+    if left and any(record.ended_by_mpi for record in ending.records) and not was_killed:
         return _result_of_leaving(left, len(ending.records), said)
     if code or any(record.code != 0 for record in ending.records):
         ended = f"mpiplus run: {launcher} ended the job with exit code {code}, and no rank had failed before"
@@ -161,13 +163,6 @@ def _not_started(ending: Ending, launcher: str, code: int) -> str:
         f"mpiplus run: the job did not start: {ending.trouble}{missing} ({launcher}: exit code {code}). "
         f"To see the command line: mpiplus run -v; what MPI is here: mpiplus info"
     )
-
-
-def _left_early(ending: Ending) -> list[RankRecord]:
-    """Ranks that ended with 0 before mpirun ended the others for it; none where mpirun itself was killed."""
-    done = [record for record in ending.order if record.code == 0]
-    others = [record for record in ending.records if record.ended_by_mpi]
-    return done if others and ending.launcher_code not in _KILLED else []
 
 
 def _result_of_leaving(left: Sequence[RankRecord], ranks: int, said: str) -> JobResult:

@@ -46,6 +46,7 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
             "under srun choose --mpi=pmix or --mpi=pmi2"
         )
     connection = connect(contact)
+    here = contact["addresses"] == [node.LOOPBACK]
     introduction = {
         "rank": me.rank,
         "size": me.size,
@@ -53,15 +54,10 @@ def supervise(contact: Mapping[str, Any], guard_gone: int, guard: int) -> int:
         "node": node.identity(),
         "process": os.getpid(),
         "cores": node.cores(),
-        "master": _master(contact) if me.rank == 0 else {},
+        # Where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now.
+        "master": {"MASTER_ADDR": node.addresses(here)[0], "MASTER_PORT": str(node.free_port())} if not me.rank else {},
     }
     return run(Supervisor(guard_gone, Daemon(guard)).run(connection, introduction))
-
-
-def _master(contact: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the ranks may meet for what is not MPI: rank 0's node, and a port there that is free now."""
-    here = contact["addresses"] == [node.LOOPBACK]
-    return {"MASTER_ADDR": node.addresses(here)[0], "MASTER_PORT": str(node.free_port())}
 
 
 def connect(contact: Mapping[str, Any]) -> socket.socket:
