@@ -126,6 +126,7 @@ def in_place(group: Any, compiler: str) -> Results:
 
 @on_two
 @pytest.mark.timeout(400)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_compiled_operations_in_place_as_over_gloo(compiler: str, channel, group, fresh_compiler) -> None:
     wanted = on_gloo(channel, lambda gloo: in_place(gloo, compiler), 60)
@@ -135,6 +136,7 @@ def test_compiled_operations_in_place_as_over_gloo(compiler: str, channel, group
 
 @on_two
 @pytest.mark.timeout(400)  # every rank compiles C++; 24 s on three ranks and two idle cores
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("compiler", "how"),
     [
@@ -158,6 +160,7 @@ def test_compiled_collectives_as_over_gloo(compiler: str, how: str, channel, gro
 
 @on_two
 @pytest.mark.timeout(400)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_compiled_messages_as_over_gloo(compiler: str, channel, group, fresh_compiler) -> None:
     import torch._dynamo.config as dynamo

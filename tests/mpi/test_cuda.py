@@ -80,7 +80,7 @@ def fits(operation: Operation, case: Case) -> bool:
     return operation.kind != REDUCTION or makes_sense(case.dtype, case.op_name)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("operation", ON_DEVICE, ids=str)
 def test_every_operation(operation: Operation, pair: list[Group], driver: Driver) -> None:
     failures = Failures()

@@ -130,7 +130,7 @@ def operate(group: Any) -> None:
     dist.barrier(group)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(4)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_group, monkeypatch) -> None:

@@ -220,7 +220,7 @@ CHOSEN = SOME + share("interrupts: calls", [one for one in ALL if one not in SOM
 STRIDE, STRIDE_IN_C = (1, 1) if FULL else (31, 7)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(4)
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize(("name", "way", "how"), CHOSEN)
 def test_interrupted_at_every_instruction(name: str, way: str, how: str, new_group, channel, impatient) -> None:

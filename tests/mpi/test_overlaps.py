@@ -148,7 +148,7 @@ def run_case(name: str, number: int, group: Any) -> str:
     return f"case {number} of seed {SEED}, rank {rank}: root {root}, {asynchronous=}, views {places}"
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", KINDS)
 def test_random_overlaps(name: str, placement: str, world, new_group, monkeypatch) -> None:
