@@ -18,7 +18,7 @@ def test_helpers_that_raise(job: Job) -> None:
 @pytest.mark.parametrize("what", ["split", "dropped", "again", "failed", "thread", "homeless"])
 def test_a_process_that_is_asked(job: Job, what: str) -> None:
     """It tells all: which groups it has, its stacks, and where its trace is."""
-    command = job.installation.command(2, [str(SCRIPTS / "asked_of.py"), what])
+    command = job.installation.command(2, [str(SCRIPTS / "asked.py"), what])
     with running(job, command, 2) as environment:
         groups = status_json(environment)["ranks"][0]["groups"]
         assert any(group["missing"] == [1] for group in groups)
@@ -26,7 +26,7 @@ def test_a_process_that_is_asked(job: Job, what: str) -> None:
         assert sorted(group["name"] for group in groups) == sorted(names)
         assert [group["calls"] for group in groups if group["name"] == 'a "part"'] == [1] * (what == "split")
         stacks = asked(environment, "--stacks", 1).stdout
-        assert re.search(r'asked_of\.py", line \d+ in <module>', stacks), stacks
+        assert re.search(r'asked\.py", line \d+ in sleeps', stacks), stacks
         traces = re.findall(r"(?m)^rank \d.*:\n(/.*)$", asked(environment, "--dump").stdout)
         assert [Path(trace).exists() for trace in traces] == [True, True], traces
 
@@ -35,7 +35,7 @@ def test_two_jobs_with_one_port(job: Job) -> None:
     """Nobody's answer is taken for the other's."""
 
     def command(where: str) -> list[str]:
-        words = [str(SCRIPTS / "asked_of.py"), "file", str(job.directory / where)]
+        words = [str(SCRIPTS / "asked.py"), "file", str(job.directory / where)]
         return ["env", "MASTER_PORT=29876", *job.installation.command(2, words)]
 
     with running(job, command("here"), 2) as environment:

@@ -6,12 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import collectives
 import inside
 import pytest
 import torch
 import torch.distributed as dist
+from collectives import COLLECTIVES
 from fake_cuda import DeviceTensor, Driver, on_device
 from groups import only_up_to
 from placements import PLACEMENTS, group_placed
@@ -100,51 +103,24 @@ def reduction(op: str) -> Any:
 
 def begin(call: Call, group: dist.ProcessGroup, rank: int, is_async: bool) -> tuple[Callable[[], Any], list]:
     """What makes this rank's call, and the tensors in which its result comes."""
+    if call.kind == "barrier":
+        return lambda: dist.barrier(group, async_op=is_async), []
+    row = COLLECTIVES["all_to_all_single_splits" if call.kind == "all_to_all_single" else call.kind]
 
-    def full(count: int, value: int) -> torch.Tensor:
-        tensor = torch.full((count,), value, dtype=call.dtype)
-        return on_device(DeviceTensor.driver, tensor) if call.on_device else tensor
+    def block(of: int, slot: int) -> torch.Tensor:
+        lengths = {"all_gather": call.counts[of], "reduce_scatter": call.counts[slot]}
+        exchanged = call.matrix[of][slot] if call.kind.startswith("all_to_all") else call.counts[0]
+        return torch.ones(lengths.get(call.kind, exchanged), dtype=call.dtype)
 
-    def ones(count: int) -> torch.Tensor:
-        return full(count, 1)
+    def place(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [on_device(DeviceTensor.driver, tensor) for tensor in tensors] if call.on_device else tensors
 
-    def marked(counts: Any) -> list[torch.Tensor]:
-        return [full(count, MARK) for count in counts]
-
-    counts, n, size = call.counts, call.counts[0], len(call.counts)
-    common = {"group": group, "async_op": is_async}
-    how = {"op": reduction(call.op), **common}
-    of_prefix = {**how, "op": reduction("MIN" if call.op == "AVG" else call.op)}
-    send, receive = call.lengths(rank)
-    is_root = rank == call.root
-    out = marked(counts if call.kind in ("all_gather", "reduce_scatter") else [n])
-    if call.kind.endswith("into_tensor"):
-        out = marked([n * size])
-    if call.kind.startswith("all_to_all"):
-        out = marked(receive if call.kind == "all_to_all" else [sum(receive)])
-    if call.kind == "gather":
-        out = marked([n] * size) if is_root else []
-    mine = out[rank : rank + 1]
-    return {
-        "barrier": lambda: dist.barrier(**common),
-        "broadcast": lambda: dist.broadcast(out[0], group_src=call.root, **common),
-        "all_reduce": lambda: dist.all_reduce(out[0], **how),
-        "scan": lambda: torchmpi_plugin.scan(out[0], **of_prefix),
-        "exscan": lambda: torchmpi_plugin.exscan(out[0], **of_prefix),
-        "reduce": lambda: dist.reduce(out[0], group_dst=call.root, **how),
-        "all_gather": lambda: dist.all_gather(out, ones(counts[rank]), **common),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(out[0], ones(n), **common),
-        "reduce_scatter": lambda: dist.reduce_scatter(mine[0], [ones(count) for count in counts], **how),
-        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(out[0], ones(n * size), **how),
-        "gather": lambda: dist.gather(ones(n), out or None, group_dst=call.root, **common),
-        "scatter": lambda: dist.scatter(
-            out[0], [ones(n) for _ in range(size)] if is_root else None, group_src=call.root, **common
-        ),
-        "all_to_all": lambda: dist.all_to_all(out, [ones(count) for count in send], **common),
-        "all_to_all_single": lambda: dist.all_to_all_single(
-            out[0], ones(sum(send)), list(receive), list(send), **common
-        ),
-    }[call.kind], out
+    sees = collectives.Everyone(block, rank, len(call.counts), call.root, op_name="")
+    marked = [torch.full_like(tensor, MARK) for tensor in ([block(0, 0)] if row.in_place else row.all_taken(sees))]
+    taken = place(marked)
+    given = taken if row.in_place else place(row.all_given(sees))
+    op = reduction("MIN" if call.op == "AVG" and call.kind in PREFIXES else call.op)
+    return partial(row.call, collectives.Call(sees, given, taken, op, group, is_async)), taken
 
 
 def random_call(dice: random.Random, size: int) -> Call:
