@@ -33,7 +33,6 @@ SCENARIOS = """
     launches 1 in_place 1
     launches 2 of_another_size
     launches 3 in_place 3
-    launches 2 factorisations
     launches 8 factorisations
     rendezvous 2 refused
     rendezvous 3 every_way

@@ -148,9 +148,3 @@ def test_hosts_and_arguments_for_mpirun(job: Job) -> None:
     argument = "--mca mpi_show_handle_leaks 0" if job.installation.vendor == "Open MPI" else "-genv EXTRA 1"
     options = ("--hosts", "localhost:3", "--mpi-args", argument)
     ended(launch(job, 3, "launched.py", "hello", options=options), 0).says(r"\[rank 2\] hello 2 3 0")
-
-
-def test_torchruns_flags_warn(job: Job) -> None:
-    words = ("--nproc-per-node", 2, "--nnodes", "1:1", "--standalone", "--node-rank", 0, "--world_size", 5)
-    outcome = ended(mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello"), 0)
-    outcome.says("--node-rank has no effect", "--world-size 5 is ignored", r"\[rank 1\] hello 1 2 0")

@@ -11,21 +11,10 @@ from job_runs import SCRIPTS, Job
 from launch_runs import ended, launch, mpiplus, running
 
 
-def test_gloo_finds_its_ranks(job: Job) -> None:
-    """MASTER_ADDR and MASTER_PORT are there; the user's own come before."""
-    ended(launch(job, 2, "of_users.py", "meets", "gloo"), 0).says(r"\[rank 1\] sum gloo \[2.0, 2.0\] port [1-9]")
-
-
 def test_the_users_own_master(job: Job) -> None:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23457"}
     outcome = launch(job, 2, "launched.py", "master", environment=environment)
     ended(outcome, 0).says(r"\[rank 1\] master 127.0.0.1 23457").says_not("Exception raised from")
-
-
-def test_mpiplus_leaves_the_port_to_others(job: Job) -> None:
-    """A second group by env:// may listen there."""
-    outcome = ended(launch(job, 2, "of_users.py", "meets", "mpiplus"), 0)
-    outcome.says(r"sum mpiplus \[2.0, 2.0\]", "subgroup gloo gloo")
 
 
 @pytest.mark.every_change
@@ -67,7 +56,7 @@ def interrupt(job: Job, words: Sequence[object], ready: str, number: int) -> tup
     def is_ready() -> bool:
         return all((job.directory / f"{ready}-{rank}").exists() for rank in range(2))
 
-    with running(job, is_ready, "run", "-n", 2, *words) as process:
+    with running(job, is_ready, "run", "-np", 2, *words) as process:
         process.send_signal(number)
         return process.wait(60), (job.directory / "log").read_text()
 
@@ -130,9 +119,11 @@ def test_words_that_help(job: Job, words: tuple[object, ...], problem: str) -> N
 
 
 def test_options_of_mpirun_and_torchrun(job: Job) -> None:
-    words = ("-np", 2, "--rdzv-backend", "c10d", "--rdzv_endpoint=localhost:0")
-    outcome = ended(mpiplus(job, "run", *words, "-c", "echo", "hi"), 0).says(r"\[rank 1\] hi")
-    outcome.says("--rdzv-backend has no effect", "--rdzv-endpoint has no effect")
+    words = ("--nproc-per-node", 2, "--nnodes", "1:1", "--standalone", "--node-rank", 0, "--world_size", 5)
+    words = (*words, "--rdzv-backend", "c10d", "--rdzv_endpoint=localhost:0")
+    outcome = ended(mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello"), 0)
+    outcome.says("--rdzv-backend has no effect", "--rdzv-endpoint has no effect", "--node-rank has no effect")
+    outcome.says("--world-size 5 is ignored", r"\[rank 1\] hello 1 2 0")
 
 
 def test_a_script_that_takes_itself_for_alone(job: Job) -> None:

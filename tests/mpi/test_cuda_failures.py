@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +25,7 @@ from torchmpi_plugin.tensors import device
 
 pytestmark = only_up_to(3)
 PIECE = fake_cuda.STAGE_BYTES
-OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
+OUT_OF_MEMORY, INVALID_DEVICE, ILLEGAL_ADDRESS = 2, 101, 700
 
 
 # The last word: nothing has been sent by then.
@@ -63,10 +65,36 @@ def test_failing_driver(fault: str, driver: Driver, new_group, world) -> None:
 
 def test_no_such_device(driver: Driver) -> None:
     """Before anything is sent, so that the group can go on."""
-    shim = runtime.shim()
-    error = shim.ffi.new("int *")
-    assert shim.lib.mpp_stage(7, 0, 0, error) == 0
-    assert "CUDA_ERROR_INVALID_DEVICE" in device.error_text(*shim, error[0])
+    elsewhere: Any = SimpleNamespace(device=torch.device("cuda", 7))
+    with pytest.raises(torch.AcceleratorError, match=r"use cuda:7: CUDA_ERROR_INVALID_DEVICE.* on rank 3") as raised:
+        device.stage(*runtime.shim(), elsewhere, 0, 3, 0)
+    assert raised.value.error_code == INVALID_DEVICE
+
+
+def test_a_stream_that_is_captured(driver: Driver, world, monkeypatch) -> None:
+    tensor = on_device(driver, torch.ones(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(device.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RuntimeError, match="CUDA graph"):
+            dist.all_reduce(tensor)
+    dist.all_reduce(tensor)
+    assert tensor.unique().tolist() == [world.size]
+
+
+@pytest.mark.parametrize(("current", "count"), [(1, 2), (0, 2), (0, 1)])
+def test_set_device_was_forgotten(current: int, count: int, driver: Driver, world, monkeypatch, caplog) -> None:
+    """Once: the tensor is on another device, or on the one that local rank 0 has as well."""
+    device._look_for_forgotten_set_device.cache_clear()
+    monkeypatch.setattr(device.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(device.cuda, "device_count", lambda: count)
+    tensor, place = on_device(driver, torch.ones(3)), world.process_group.communicator.place.local_rank
+    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+        for _ in range(3):
+            dist.all_reduce(tensor)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (current == 1 or (count > 1 and place > 0))
+    words = "a tensor is on cuda:0 while the current device is cuda:1" if current else f"local rank {place} uses cuda:0"
+    assert all(words in each and f"torch.cuda.set_device({place})" in each for each in told)
 
 
 CALLS = (
