@@ -17,6 +17,7 @@ from torchmpi_plugin.cli.bench.results import (
     FRONT_END,
     NONBLOCKING,
     RAW,
+    SMALL,
     Bus,
     Row,
     bus_factor,
@@ -83,7 +84,9 @@ def test_cells_stand_under_their_titles() -> None:
     }
 
 
-def test_refusals_leave_dashes() -> None:
+def test_large_data_and_refusals_leave_dashes() -> None:
+    assert row(SMALL, raw=2.0, mpiplus=5.0).extra_us("mpiplus") == 3.0
+    assert row(SMALL * 2, raw=2.0, mpiplus=5.0).extra_us("mpiplus") is None
     without_raw = table_cells(row(mpiplus=5.0, gloo=400.0), ALL)
     assert without_raw[3:] == ["-", "-", "5.00", "400", "-", "0.00", "-", "80.00"]
     barrier = table_cells(Row("barrier", "", 0, 2, {"mpiplus": 1.0}, {}, {}), ("mpiplus",))

@@ -15,6 +15,8 @@ RAW = "raw"
 NONBLOCKING = "raw nonblocking"
 #: torch.distributed on a group that does nothing: what torch itself costs.
 FRONT_END = "front end"
+#: Up to this many bytes an operation's time is latency, and a difference tells more than a ratio.
+SMALL = 4096
 #: Bytes of the asynchronous all_reduce, and the seconds between its start and its ``wait()``.
 OVERLAP_SIZE, OVERLAP_SLEEP = 16 * 1024**2, 0.5
 
@@ -105,6 +107,11 @@ class Row:
             return None
         return factor * self.size / self.us[contestant] / 1000
 
+    def extra_us(self, contestant: str) -> float | None:
+        """Return what ``contestant`` adds to raw MPI in microseconds, or None for large data."""
+        known = self.size <= SMALL and {contestant, RAW} <= set(self.us)
+        return self.us[contestant] - self.us[RAW] if known else None
+
     def to_json(self, contestants: Sequence[str]) -> dict[str, Any]:
         """Return the row with its ratios and differences as plain data."""
         return {
@@ -115,6 +122,7 @@ class Row:
             "turns_us": self.turns_us,
             "bus_gb_per_s": {name: self.bus_gb_per_s(name) for name in self.us if name != FRONT_END},
             "ratio": self.ratios(contestants),
+            "extra_us": {above: self.extra_us(above) for above, below in comparisons(contestants) if below == RAW},
         }
 
 
