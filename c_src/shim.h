@@ -182,9 +182,8 @@ void mpp_window_release(uintptr_t window);
 /* Whether what is sent to windows of the operation's group can no longer be received, whichever it is for. */
 int mpp_windows_failed(uintptr_t op);
 
-/* An operation that was returned is unclaimed until it is claimed. */
+/* Of an operation in two halves the second one that this thread has begun last, once; 0: none since. */
 uintptr_t mpp_unclaimed(void);
-void mpp_claim(uintptr_t op);
 
 /* Asynchronous calls that move their data themselves: inline_progress.c. */
 enum mpp_inline_mode { MPP_INLINE_NEVER = 0, MPP_INLINE_AUTO = 1, MPP_INLINE_ALWAYS = 2 };

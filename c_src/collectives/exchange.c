@@ -261,7 +261,8 @@ static uintptr_t exchange(const mpp_operands *o, const mpp_exchange_operands *ca
     if (!o->staging) add_exchange(m, o);
     mpp_enter_queues(m);
     mpp_unlock();
-    return mpp_start(&m->op, o->wait_ns);
+    uintptr_t op = mpp_start(&m->op, o->wait_ns);
+    return o->tag < 0 ? op : mpp_not_owned_yet(op);
 }
 
 /* Sends inputs[r] to every rank r and receives outputs[r] from it; zero lengths are not sent at all, so both

@@ -41,8 +41,6 @@ struct mpp_op {
     int (*arrived)(mpp_op *, int rank); /* NULL where an operation cannot tell */
     void (*discard)(mpp_op *);          /* frees what the operation owns besides these; may be NULL */
     _Atomic int state;
-    mpp_op *later_unclaimed;
-    pthread_t starter;
     size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
     int spins;    /* how often whoever waits looks before it yields the core */
     int idle;     /* all that it waits for is still to be begun by another rank; set by step, 0 where it cannot tell */
@@ -154,6 +152,8 @@ int mpp_is_shared(const mpp_op *op); /* by all that could not be made: nobody's 
 void mpp_group_unref(mpp_group *group);
 void mpp_cancel_all(mpp_group *group);
 uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
+/* Of an operation that Python itself has begun: what mpp_start has returned, which it returns. */
+uintptr_t mpp_not_owned_yet(uintptr_t op);
 /* How long the thread that waits for `op` sleeps rather than yields; 0: not at all. */
 int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
 void mpp_time_op(mpp_op *op); /* `begun` and `record`: those of the call that this thread is in */

@@ -86,6 +86,18 @@ int mpp_failure_of(uintptr_t handle, int *mpi_error, int64_t *first, int64_t *se
     return op->failure;
 }
 
+/* An exception (Ctrl-C, say) may reach Python between the return of a function here and the next instruction, and the
+ * handle that was returned is lost. What C itself owns for Python (python/bridge.c) is not meant. */
+static _Thread_local uintptr_t not_owned;
+
+uintptr_t mpp_not_owned_yet(uintptr_t op) { return not_owned = op; }
+
+uintptr_t mpp_unclaimed(void) {
+    uintptr_t op = not_owned;
+    not_owned = 0;
+    return op;
+}
+
 int mpp_source_of(uintptr_t handle) { return ((mpp_op *)handle)->source; }
 
 void mpp_set_chunk_limit(size_t bytes) { mpp_chunk_limit = bytes; }

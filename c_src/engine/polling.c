@@ -11,35 +11,12 @@
 
 enum { LOOK_NS = 1000000 };
 
-/* ---- operations that Python has not got hold of yet ----
- *
- * An exception (Ctrl-C, say) may reach Python between the return of a function here and the next instruction, and
- * the handle that was returned is lost. So operations are noted until Python has put them into its books. */
-
-/* Under the lock. */
-static void note_unclaimed(mpp_op *op) {
+/* Under the lock: Python gets the operation's handle. */
+static void hand_out(mpp_op *op) {
     if (op->ours) return;
     op->holds = 1;
     atomic_fetch_add(&op->group->holders, 1);
-    op->starter = pthread_self();
-    pthread_getcpuclockid(op->starter, &mpp_progress.starter);
-    op->later_unclaimed = mpp_progress.unclaimed;
-    mpp_progress.unclaimed = op;
-}
-
-/* The newest unclaimed operation that this thread has started, or 0. */
-uintptr_t mpp_unclaimed(void) {
-    mpp_lock();
-    mpp_op *op = mpp_progress.unclaimed;
-    while (op && !pthread_equal(op->starter, pthread_self())) op = op->later_unclaimed;
-    mpp_unlock();
-    return (uintptr_t)op;
-}
-
-void mpp_claim(uintptr_t handle) {
-    mpp_lock();
-    MPP_TAKE_OUT(mpp_progress.unclaimed, later_unclaimed, (mpp_op *)handle);
-    mpp_unlock();
+    pthread_getcpuclockid(pthread_self(), &mpp_progress.starter);
 }
 
 /* Polls until `op` is complete, its group aborted, or the time up; what it found. Nor longer than `stall_ns`, if that
@@ -144,7 +121,7 @@ static uintptr_t start(mpp_op *op, int64_t wait_ns) {
     } else {
         mpp_complete(op, state);
     }
-    if (wait_ns <= 0 && !at_once_ns) note_unclaimed(op);
+    if (wait_ns <= 0 && !at_once_ns) hand_out(op);
     mpp_unlock();
     if (wait_ns <= 0 && !at_once_ns) return (uintptr_t)op;
     if ((at_once_ns ? poll_inline(op, at_once_ns) : poll(op, wait_ns, 0)) == MPP_DONE) {
@@ -152,7 +129,7 @@ static uintptr_t start(mpp_op *op, int64_t wait_ns) {
         return 0;
     }
     mpp_lock();
-    note_unclaimed(op);
+    hand_out(op);
     mpp_wake_progress();
     mpp_unlock();
     return (uintptr_t)op;
@@ -246,9 +223,7 @@ int mpp_arrived(uintptr_t handle, int rank) {
 }
 
 void mpp_release(uintptr_t handle) {
-    if (mpp_is_shared((mpp_op *)handle)) return;
-    mpp_claim(handle);
-    mpp_discard((mpp_op *)handle);
+    if (!mpp_is_shared((mpp_op *)handle)) mpp_discard((mpp_op *)handle);
 }
 
 /* ---- completed operations, for Python ---- */

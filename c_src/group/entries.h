@@ -7,7 +7,7 @@
 /* Those that start nothing. */
 #define MPP_ENTRIES(X)                                                                                                 \
     X(reduction_supported)                                                                                             \
-    X(claim) X(notify_on_completion) X(wait) X(call_begins) X(call_returns) X(call_is) X(call_asked_for) X(call_details)
+    X(notify_on_completion) X(wait) X(call_begins) X(call_returns) X(call_is) X(call_asked_for) X(call_details)
 
 typedef struct {
     size_t size; /* of this table: both extensions must be of one build */

@@ -228,7 +228,6 @@ int mpp_window_listen(uintptr_t window) {
     replace_listener(g, l);
     w->listens = 1;
     mpp_start(&l->op, 0);
-    mpp_claim((uintptr_t)l);
     return 0;
 }
 

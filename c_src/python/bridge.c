@@ -156,10 +156,10 @@ static PyObject *own(const call *c, call_object *record, uintptr_t op, int *is_n
     }
     Py_XDECREF(handle);
     int has_consequences = c->finish || c->then || c->bytes > QUIET_BYTES;
+    *is_notified = is_owned && !c->sync && bridge_state.is_watched;
+    if (!*is_notified) return work;
     PyThreadState *gil = PyEval_SaveThread();
-    mpp_engine->claim(op);
-    *is_notified =
-        is_owned && !c->sync && bridge_state.is_watched && mpp_engine->notify_on_completion(op, has_consequences);
+    *is_notified = mpp_engine->notify_on_completion(op, has_consequences);
     PyEval_RestoreThread(gil);
     return work;
 }

@@ -209,7 +209,7 @@ uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging) {
     mpp_stage_on_bus(&s->op);
     int error = show(s, &s->received, NULL);
     if (error && !s->bus->error) s->bus->error = error;
-    return mpp_start(&s->op, 0);
+    return mpp_not_owned_yet(mpp_start(&s->op, 0));
 }
 
 void mpp_peers_leave(mpp_channel *c) { atomic_store_explicit(&c->counters[c->rank].has_left, 1, memory_order_release); }

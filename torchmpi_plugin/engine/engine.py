@@ -93,7 +93,7 @@ class Engine:
     def own(self, work: Pending) -> None:
         """Keep ``work`` alive until its C operation is complete, whatever becomes of the call that made it."""
         self._registry[work.handle] = work
-        self.lib.mpp_claim(work.handle)
+        self.lib.mpp_unclaimed()
 
     def watch(self, work: Pending) -> None:
         """Complete ``work``, which is owned, in the background."""

@@ -252,12 +252,13 @@ class PendingWork(Work):
         then = self._then
         if then is None:
             return False
-        handle = 0
+        handle, lib = 0, engine.start().lib
+        lib.mpp_unclaimed()  # of an earlier one, which an exception may have cut off
         try:
             handle = then(self.handle)
         finally:
             if not handle:
-                handle = engine.start().lib.mpp_unclaimed()  # begun, but an exception came right after
+                handle = lib.mpp_unclaimed()  # begun, but an exception came right after
             if handle:
                 self._first_handle, self.handle, self._then = self.handle, handle, None
                 engine.start().own(self)
