@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="the extra plot brings it")
 
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from torchmpi_plugin.cli.bench import files
 from torchmpi_plugin.cli.bench.measure import Turns
@@ -35,27 +34,18 @@ def report(link: Link | None = LINK, bus: Bus | None = None) -> Report:
     return Report({"ranks": 2, "nodes": 2}, {}, (RAW, "mpiplus", FRONT_END), [*rows, refused, barrier], [], link, bus)
 
 
-def colours(picture: bytes) -> int:
-    """How many kinds of rows of pixels a PNG has; one that is empty has one."""
-    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", picture[16:24])
-    data, place = b"", 8
-    while place < len(picture):
-        (length,) = struct.unpack(">I", picture[place : place + 4])
-        if picture[place + 4 : place + 8] == b"IDAT":
-            data += picture[place + 8 : place + 8 + length]
-        place += length + 12
-    pixels = zlib.decompress(data)
-    stride = len(pixels) // height
-    assert width > 400
-    return len({pixels[start : start + stride] for start in range(0, len(pixels), stride)})
+def colours(picture: Path) -> int:
+    """How many kinds of rows of pixels a picture has; one that is empty has one."""
+    pixels = imread(picture)
+    assert pixels.shape[1] > 400
+    return len({row.tobytes() for row in pixels})
 
 
 @pytest.mark.parametrize("link", [LINK, None])
 def test_a_picture_with_content(tmp_path: Path, link: Link | None) -> None:
     path = tmp_path / "out.png"
     files.draw(report(link), path)
-    assert colours(path.read_bytes()) > 50
+    assert colours(path) > 50
 
 
 @pytest.fixture
@@ -87,4 +77,4 @@ def test_ways_to_train(tmp_path: Path) -> None:
         TrainingRow("fsdp2", "CNN", "float32", [], {"mpiplus": trained}),
     ]
     files.draw_training(rows, {"ranks": 2}, tmp_path / "out.png")
-    assert colours((tmp_path / "out.png").read_bytes()) > 20
+    assert colours(tmp_path / "out.png") > 20
