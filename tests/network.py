@@ -183,6 +183,24 @@ def mpiplus_run(made: Hosts, vendor: str, *words: object) -> list[str]:
     return made.on(made.names[0], list(map(str, [mpiplus, "run", "--mpi-args", agent, *words])))
 
 
+@contextlib.contextmanager
+def following(command: Sequence[str], environment: dict[str, str], directory: Path) -> Iterator[subprocess.Popen]:
+    """A job in a directory, which prints into its file ``output``. Some launchers never notice that a node is gone."""
+    with (directory / "output").open("wb") as output:
+        job = subprocess.Popen(
+            command, env=environment, cwd=directory, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield job
+    finally:
+        job.terminate()
+        try:
+            job.wait(10)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait(10)
+
+
 def wait_for(files: Sequence[Path], seconds: float, output: Path, job: subprocess.Popen | None = None) -> None:
     """Until a job has made these files; what it has printed tells why it does not. One that is given may not end."""
     until = time.monotonic() + seconds

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from mpi_installations import Installation
-from network import Hosts, launch, mpiplus_run, wait_for
+from network import Hosts, following, launch, mpiplus_run, wait_for
 from sampling import FULL
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -45,25 +46,19 @@ def test_a_node_is_cut_off(
     """A spare one takes its place; where there is none the next attempt has fewer ranks."""
     options = ["--nproc-per-node", "1", "--nnodes", "1:2", "--hosts", names, "--max-restarts", "1", "--grace", "1"]
     words = mpiplus_run(three_hosts, installation.vendor, *options, "-c", "sh", "-c", PROGRAM)
-    output_file = tmp_path / "output"
-    with output_file.open("wb") as output:
-        environment = installation.full_environment()
-        job = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=output, stderr=output)
-        try:
-            wait_for([tmp_path / f"ready-0-{rank}" for rank in range(2)], 100, output_file, job)
-            three_hosts.cut("node3")
-            assert job.wait(150) == 0, output_file.read_text()
-            gone_within(three_hosts, "node3", 45)
-        finally:
-            job.kill()
-    told = output_file.read_text()
+    with following(words, installation.full_environment(), tmp_path) as job:
+        wait_for([tmp_path / f"ready-0-{rank}" for rank in range(2)], 100, tmp_path / "output", job)
+        three_hosts.cut("node3")
+        assert job.wait(150) == 0, (tmp_path / "output").read_text()
+        gone_within(three_hosts, "node3", 45)
+    told = (tmp_path / "output").read_text()
     assert "node3 no longer answers and will be left out" in told
     assert sorted(re.findall(r"\[rank \d, restart 1\] (\w+)", told)) == sorted(left.split(","))
 
 
 def started(
     made: Hosts, installation: Installation, tmp_path: Path, *words: str, launcher: str = "mpiplus run"
-) -> subprocess.Popen:
+) -> AbstractContextManager[subprocess.Popen]:
     """cable.py on two nodes with two ranks each; it prints into a file."""
     program = [str(SCRIPTS / "cable.py"), str(tmp_path), *words]
     if launcher == "mpiexec":
@@ -72,8 +67,7 @@ def started(
         options = ["--nproc-per-node", "2", "--hosts", "node1,node2", "--grace", "1"]
         command = mpiplus_run(made, installation.vendor, *options, *program)
     environment = {**installation.full_environment(), "UCX_TLS": "tcp"}
-    with (tmp_path / "output").open("wb") as output:
-        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
+    return following(command, environment, tmp_path)
 
 
 def wait_for_ranks(job: subprocess.Popen, directory: Path) -> None:
@@ -90,26 +84,20 @@ def cut_off_while_ranks_meet(made: Hosts, job: subprocess.Popen, directory: Path
 @pytest.mark.slow
 def test_a_node_is_cut_off_while_ranks_meet(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
     """The job ends by itself, soon after the deadline of init_process_group, and names the node or its ranks."""
-    job = started(two_hosts, installation, tmp_path, "meets")
-    try:
+    with started(two_hosts, installation, tmp_path, "meets") as job:
         cut_off_while_ranks_meet(two_hosts, job, tmp_path)
         assert job.wait(100) != 0
         gone_within(two_hosts, "node2", 60)
-    finally:
-        job.kill()
     assert re.search(r"node2|ranks 2, 3", (tmp_path / "output").read_text()), (tmp_path / "output").read_text()
 
 
 @pytest.mark.slow
 def test_ranks_end_that_meet_in_vain(two_hosts: Hosts, installation: Installation, tmp_path: Path) -> None:
     """Under MPI's own launcher all ranks end, and one says why; the launcher may wait for the node for ever."""
-    job = started(two_hosts, installation, tmp_path, "meets", launcher="mpiexec")
-    try:
+    with started(two_hosts, installation, tmp_path, "meets", launcher="mpiexec") as job:
         cut_off_while_ranks_meet(two_hosts, job, tmp_path)
         for node in ("node1", "node2"):
             gone_within(two_hosts, node, 60, str(SCRIPTS / "cable.py"))
-    finally:
-        job.kill()
     # Of node1's two ranks one at least: when it ends, the launcher may end the other one.
     assert "MPI_Init has not come back after 20 s" in (tmp_path / "output").read_text()
 
@@ -119,8 +107,7 @@ def test_a_job_that_goes_on(two_hosts: Hosts, installation: Installation, tmp_pa
     """A cable that is out for 5 s, and a rank that is stopped for 20 s, delay it; nothing more."""
     if what == "stops" and not FULL:
         pytest.skip("takes long; MPIPLUS_TEST_FULL=1: this too")
-    job = started(two_hosts, installation, tmp_path, what)
-    try:
+    with started(two_hosts, installation, tmp_path, what) as job:
         wait_for_ranks(job, tmp_path)
         if what == "works":
             two_hosts.cut("node2")
@@ -134,6 +121,4 @@ def test_a_job_that_goes_on(two_hosts: Hosts, installation: Installation, tmp_pa
         time.sleep(2)
         (tmp_path / "enough").touch()
         assert job.wait(100) == 0, (tmp_path / "output").read_text()
-    finally:
-        job.kill()
     assert (tmp_path / "output").read_text().count("at the end") == RANKS

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import fork_server
 import pytest
 import torch.distributed as dist
 from mpi_installations import Installation, run_limited
-from network import ONE_ON_EACH, Hosts, launch, mpiplus_run, wait_for
+from network import ONE_ON_EACH, Hosts, following, launch, mpiplus_run, wait_for
 from rank_runs import rank_arguments, run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -123,16 +122,11 @@ def test_a_host_is_cut_off(
 ) -> None:
     """Every rank hears of it within its deadline, and the launcher's ranks end."""
     command = on_both(two_hosts, installation, [str(SCRIPTS / "cut_off.py"), str(tmp_path)])
-    output_file = tmp_path / "output"
-    with output_file.open("wb") as output:
-        job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-        try:
-            wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100, output_file)
-            two_hosts.cut("node2")
-            (tmp_path / "cut").touch()
-            wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60, output_file)
-        finally:
-            end(job)
+    with following(command, environment, tmp_path):
+        wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 100, tmp_path / "output")
+        two_hosts.cut("node2")
+        (tmp_path / "cut").touch()
+        wait_for([tmp_path / f"error-{rank}" for rank in range(RANKS)], 60, tmp_path / "output")
     for rank in range(RANKS):
         text = (tmp_path / f"error-{rank}").read_text()
         others = "2, 3" if rank < 2 else "0, 1"
@@ -156,18 +150,13 @@ def test_mpiplus_run_without_a_host_that_is_cut_off(
     """The job ends soon after it is told to, and says whom it could not reach."""
     program = ["sh", "-c", 'touch "ready-$RANK"; exec sleep 1000']
     command = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, "--grace", 1, "-c", *program)
-    output_file = tmp_path / "output"
-    with output_file.open("wb") as output:
-        job = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
-        try:
-            wait_for([tmp_path / f"ready-{rank}" for rank in range(2)], 100, output_file)
-            two_hosts.cut("node2")
-            job.terminate()
-            code = job.wait(60)
-        finally:
-            end(job)
-    assert code == 143, output_file.read_text()
-    assert re.search("rank 1 on node node2 did not answer .*cannot be reached", output_file.read_text())
+    with following(command, environment, tmp_path) as job:
+        wait_for([tmp_path / f"ready-{rank}" for rank in range(2)], 100, tmp_path / "output")
+        two_hosts.cut("node2")
+        job.terminate()
+        code, output = job.wait(60), (tmp_path / "output").read_text()
+    assert code == 143, output
+    assert re.search("rank 1 on node node2 did not answer .*cannot be reached", output)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +194,3 @@ def test_a_function_on_other_hosts(
     assert "from node1" in output
     for rank, name in enumerate(places):
         assert f"rank {rank} on {name}: [2.0, 2.0, 2.0], 100000000 bytes" in output, output
-
-
-def end(job: subprocess.Popen) -> None:
-    """The launcher cannot reach the other node any more; some never notice."""
-    job.terminate()
-    try:
-        job.wait(10)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        job.wait(10)
