@@ -31,8 +31,9 @@ def test_worker_processes(job: Job) -> None:
 
 
 @pytest.mark.fresh("children of a process that was not forked itself")
-def test_workers_that_come_to_init(job: Job) -> None:
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_come_to_init(job: Job, method: str) -> None:
     """MPI must not start in them: it would take them for the rank, and break that one."""
-    outcome = job.run(2, "unguarded.py")
+    outcome = job.run(2, "unguarded.py", method)
     outcome.failed("is a rank of a job, and is no rank itself", "__main__", "worker.* exited unexpectedly")
     outcome.says_not("Segmentation", "Process received signal")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .. import settings
 from ..flavours import MPICH, Library
+from ..node import processes
 from .table import LAUNCHERS, OF_MPI, OF_SCRIPTS, PREFIXES, SCRIPT, SLURM, Kind
 
 #: As messages call it.
@@ -205,8 +206,7 @@ def check_not_a_ranks_child() -> None:
     if not started_by_mpi() and os.environ.get("WORLD_SIZE") == "1":
         return  # the parent was no rank of MPI's, but a world of its own, as this process may be
     pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
-    parent = multiprocessing.parent_process()
-    parents = [os.getppid()] + ([parent.pid] if parent is not None else [])
+    parents = [os.getppid(), *map(int, processes.stat(os.getppid())[1:2])]  # a shell or fork server may stand between
     if pid.isdigit() and int(pid) in parents and identity == _identity():
         raise RuntimeError(
             f"mpiplus: this process ({os.getpid()}) was started by process {pid}, which is a rank of a job, and is no "
