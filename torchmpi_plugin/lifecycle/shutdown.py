@@ -56,7 +56,9 @@ def install() -> None:
     MPI runs by now, so ours comes before mpi4py's finalize, if that is who does it.
     """
     read_settings()
-    watch_for_uncaught_exceptions()
+    if watch_for_uncaught_exceptions() is not sys.excepthook:  # another has replaced ours since a world was refused
+        watch_for_uncaught_exceptions.cache_clear()
+        watch_for_uncaught_exceptions()
     _watch_for_sys_exit()
     runtime.mpi().COMM_SELF.Set_attr(_finalize_key(), True)
     if not runtime.we_finalize:  # else _autoload has it called later; mpi4py's handler was registered before
@@ -67,8 +69,8 @@ def install() -> None:
 
 
 @functools.cache
-def watch_for_uncaught_exceptions() -> None:
-    """Note that there was one, tell the supervisor, and end its traceback where the user's program does."""
+def watch_for_uncaught_exceptions() -> Any:
+    """By a hook, which is returned: note it, tell the supervisor, and end its traceback at the user's program."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
@@ -81,6 +83,7 @@ def watch_for_uncaught_exceptions() -> None:
         value.__traceback__ = traceback
 
     sys.excepthook = hook
+    return hook
 
 
 @functools.cache
