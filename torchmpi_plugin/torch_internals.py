@@ -57,6 +57,7 @@ NEEDS = (
     Need(f"{C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
     Need(f"{C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
     Need(f"{C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
+    Need("torch.autograd.profiler:profile._parse_kineto_results", OLDEST, "events in another backend's name"),
     Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
     Need(f"{C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
     Need(f"{C10D}:Backend.Options", OLDEST, "the options that a group shows"),
@@ -300,6 +301,8 @@ def tensor_exchange() -> Any:
 
 def ending(event: Any) -> Callable[[], None]:
     """Return what ends a profiler's event from any thread, as long as the profiler is there and has its events."""
+    if not hasattr(event, "_call_end_callbacks_on_future"):
+        return lambda: event.__exit__(None, None, None)
     future = find("torch.futures:Future")()
     event._call_end_callbacks_on_future(future)
     return lambda: future.set_result(None)
@@ -307,8 +310,9 @@ def ending(event: Any) -> Callable[[], None]:
 
 def put(name: str, thing: Any) -> None:
     """In the place of what `find` finds by that name."""
-    module, _, last = name.partition(":")
-    setattr(import_module(module), last, thing)
+    module, _, path = name.partition(":")
+    *outer, last = path.split(".")
+    setattr(functools.reduce(getattr, outer, import_module(module)), last, thing)
 
 
 # ---- the flight recorder ----

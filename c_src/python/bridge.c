@@ -272,9 +272,10 @@ static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL :
 /* What Python says of the call, a tuple that is to live until it has begun; NULL: it is not to begin. */
 static PyObject *prepare(call *c) {
     const mpp_method *m = c->method;
+    int other = mpp_is_message(c) ? c->o.peer : c->o.root;
     PyObject *said =
         PyObject_CallFunction(bridge_state.prepare, "OOOOOiNnKO", c->self, c->name, m->start_name,
-                              or_none(c->in.tensors), results_of(c), c->o.root, lengths_of(c), (Py_ssize_t)c->a.count,
+                              or_none(c->in.tensors), results_of(c), other, lengths_of(c), (Py_ssize_t)c->a.count,
                               (unsigned long long)(m->reduces ? (uintptr_t)&c->how : 0), or_none(c->keep));
     unsigned long long staging, first;
     const char *start;

@@ -15,6 +15,7 @@ from groups import GROUP_TIMEOUT
 from torch.autograd.profiler import profile
 from trace_rules import check_slices
 
+from torchmpi_plugin.api.public import resolve
 from torchmpi_plugin.engine import profiling
 
 
@@ -40,6 +41,46 @@ def test_events_of_operations(world) -> None:
     assert counts == expected
     assert not profiling.events
     assert large[0] == world.size
+
+
+def gloos_events(group: Any, rank: int, size: int) -> list[tuple[Any, ...]]:
+    mine, parts = torch.ones(3, 4), [torch.empty(3, 4) for _ in range(size)]
+    with profile(record_shapes=True) as profiler:
+        dist.all_reduce(mine, group=group)
+        dist.all_reduce(mine, group=group, async_op=True).wait()
+        dist.broadcast(mine, 0, group=group)
+        dist.reduce(mine, 0, group=group)
+        dist.all_gather(parts, mine, group=group)
+        dist.all_gather_into_tensor(torch.empty(3 * size, 4), mine, group=group)
+        dist.gather(mine, parts if rank == 0 else None, 0, group=group)
+        dist.scatter(mine, parts if rank == 0 else None, 0, group=group)
+        dist.all_reduce_coalesced([mine, mine + 1], group=group)
+        dist.all_gather_coalesced([[torch.empty(3, 4)] * 2 for _ in range(size)], [mine, mine + 1], group=group)
+        dist.all_to_all(parts, [mine] * size, group=group)
+        dist.all_to_all_single(torch.empty(size, 4), torch.ones(size, 4), group=group)
+        if rank == 0:
+            dist.send(mine, 1, group=group, tag=3)
+            dist.recv(mine, group=group)
+        elif rank == 1:
+            dist.recv(mine, 0, group=group, tag=3)
+            dist.send(mine, 0, group=group)
+        dist.barrier(group)
+    events = profiler.function_events or ()
+    return [
+        (event.name, event.is_async, event.count, event.input_shapes)
+        for event in events
+        if event.name.startswith("gloo:")
+    ]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_events_in_another_backends_name(world) -> None:
+    """As MPIPLUS_REPLACE has it: what a program finds of that backend it finds of ours."""
+    gloo, ours = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT), dist.new_group()
+    resolve(ours).known_as = "gloo"
+    assert gloos_events(ours, world.rank, world.size) == gloos_events(gloo, world.rank, world.size)
+    for group in (gloo, ours):
+        dist.destroy_process_group(group)
 
 
 def test_no_events_without_a_profiler(world) -> None:

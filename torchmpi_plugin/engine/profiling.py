@@ -14,11 +14,12 @@ another thread, so the file is changed where torch has just written it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 
 from .. import operations, torch_internals
 from ..errors import attempt
+from ..names import BACKEND
 from .work import Work
 
 #: Whether this thread is being profiled.
@@ -36,6 +38,8 @@ _OperatorEvent: Callable[..., Any] = torch_internals.find("torch._C._profiler:_R
 
 #: By thread, those of the operation that it is about to start: until that is complete, and of the call.
 events: dict[int, tuple[Any, Any]] = {}
+#: Threads in a call that has an event for all its operations.
+_in_several: set[int] = set()
 #: What ends the events of operations under way. The lock is held until an event has ended; reentrant, as what is
 #: destroyed meanwhile may complete another operation.
 _open: set[Callable[[], None]] = set()
@@ -49,6 +53,8 @@ def _end_one(ending: Callable[[], None]) -> None:
             ending()
 
 
+#: What torch's own backends call an operation in their events, where it is not our name.
+_IN_CPP = {"all_gather_into_tensor": "all_gather", "all_to_all_single": "all_to_all"}
 _STOP = "torch.autograd.profiler:_disable_profiler"
 _stop: Callable[[], Any] = torch_internals.find(_STOP)
 
@@ -65,14 +71,22 @@ torch_internals.put(_STOP, _end_all_and_stop)
 
 
 def begin(
-    operation: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], group: dict[str, Any]
+    backend: str,
+    operation: str,
+    root: int,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    group: dict[str, Any],
 ) -> None:
     """An operation begins on this thread.
 
     Args:
+        backend: its name in the program; another one than ours with MPIPLUS_REPLACE.
+        root: or the other rank; -1: none, or any.
         group: what is to be said of its group.
     """
     end(None)  # of one that raised before it came to its end
+    _titles.add(f"{backend}:")
     row = operations.BY_NAME.get(operation)
     name = (row and row.operator) or f"{row.method if row else operation}_"
     tensors = [*inputs, *(tensor for tensor in outputs if all(tensor is not other for other in inputs))]
@@ -84,9 +98,32 @@ def begin(
         **group,
     }
     of_call = _OperatorEvent(f"c10d::{name}", tensors, said)
-    both = events[threading.get_ident()] = torch.profiler.record_function(f"mpiplus:{operation}"), of_call
+    of_operation: Any
+    if backend == BACKEND:
+        of_operation = torch.profiler.record_function(f"{backend}:{operation}")
+    elif threading.get_ident() in _in_several:
+        of_operation = contextlib.nullcontext()
+    else:  # as that one's is, with shapes
+        title = "recvAnySource" if operation == "recv" and root < 0 else _IN_CPP.get(operation, operation)
+        of_operation = _OperatorEvent(f"{backend}:{title}", inputs, {})
+    both = events[threading.get_ident()] = of_operation, of_call
     for event in both:
         event.__enter__()
+
+
+@contextlib.contextmanager
+def of_several(backend: str, operation: str, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
+    """An event for a call that consists of several operations: in another backend's name it has one, and they none."""
+    if backend == BACKEND or not wanted():
+        yield
+        return
+    thread = threading.get_ident()
+    _in_several.add(thread)
+    try:
+        with _OperatorEvent(f"{backend}:{operation}", inputs, {}):
+            yield
+    finally:
+        _in_several.discard(thread)
 
 
 def end(work: Work | None) -> None:
@@ -105,7 +142,9 @@ def end(work: Work | None) -> None:
 
 # ---- tracks ----
 
-_OURS = "mpiplus:"
+_PARSE = "torch.autograd.profiler:profile._parse_kineto_results"
+#: How the names of our events begin.
+_titles: set[str] = set()
 #: Of a track: no number of a thread.
 _FIRST_TRACK = 2_000_000_000
 #: A longer trace stays as it is: Python takes ten times its bytes to change it.
@@ -128,7 +167,7 @@ def _writing(write: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rewrite(path: Path) -> None:
     text = path.read_text("utf-8") if path.stat().st_size <= _MOST_BYTES else ""
-    if f'"{_OURS}' in text:
+    if any(f'"{title}' in text for title in _titles):
         trace = json.loads(text)
         if move(trace["traceEvents"]):
             path.write_text(json.dumps(trace), "utf-8")
@@ -167,7 +206,7 @@ def _overlapping(thread: list[Event]) -> list[Event]:
         begin, end = event["ts"], _end(event)
         while open_ends and open_ends[-1] <= begin:
             open_ends.pop()
-        if event["name"].startswith(_OURS):
+        if event["name"].startswith(tuple(_titles)):
             inside = thread[at + 1 : bisect.bisect_left(begins, end)]
             call = next((other for other in inside if other["name"].startswith("c10d::")), None)
             if call is not None:
@@ -179,5 +218,20 @@ def _overlapping(thread: list[Event]) -> list[Event]:
     return found
 
 
+def _flagging(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """The profiler's method that makes its list of events: another backend's are all asynchronous, by C++ alone."""
+
+    @functools.wraps(parse)
+    def parse_results(*given: Any, **named: Any) -> Any:
+        found = parse(*given, **named)
+        others = tuple(_titles - {f"{BACKEND}:"})
+        for event in found:
+            event.is_async = event.is_async or (bool(others) and event.name.startswith(others))
+        return found
+
+    return parse_results
+
+
+torch_internals.put(_PARSE, _flagging(torch_internals.find(_PARSE)))
 _profile = torch.autograd.profiler.profile
 _profile.export_chrome_trace = _writing(_profile.export_chrome_trace)  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..engine import profiling
 from ..engine.work import CoalescedWork, Work
 from ..tensors import arguments, overlaps
 from ..tensors.arguments import NoTensorsError, WithoutMemoryError, check
@@ -45,7 +46,9 @@ def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedW
     for tensor in tensors:
         reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
     memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
-    return CoalescedWork(_each(group, "allreduce", [([each], opts) for each in tensors], memories), list(tensors))
+    with profiling.of_several(group.known_as, "all_reduce", tensors):
+        works = _each(group, "allreduce", [([each], opts) for each in tensors], memories)
+    return CoalescedWork(works, list(tensors))
 
 
 def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
@@ -57,7 +60,8 @@ def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tenso
     columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
     sources, memories = _apart(columns, inputs, name)
     calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
-    works = _each(group, "allgather", calls, memories)
+    with profiling.of_several(group.known_as, "all_gather", inputs):
+        works = _each(group, "allgather", calls, memories)
     return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
 
 

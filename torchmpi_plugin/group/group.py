@@ -26,6 +26,7 @@ from ..engine.work import CoalescedWork, PendingWork, Work
 from ..errors import DistBackendError, RankFailedError, attempt
 from ..mpi import failures as mpi_failures
 from ..mpi import runtime
+from ..names import BACKEND
 from ..store.checkin import CheckIn
 from ..tensors.arguments import check_timeout
 from ..tensors.device import types as device_types
@@ -108,6 +109,8 @@ class ProcessGroupMPI(dist.ProcessGroup):
         #: For windows: how many there were, and what the group has registered.
         self._next_window = self.next_registration = 0
         self.registrations: list[Registration] = []
+        #: The backend's name in the program, which MPIPLUS_REPLACE may have as another's.
+        self.known_as = BACKEND
         #: How many groups were split off.
         self._splits = 0
         #: Finds out why an operation takes so long.
@@ -133,7 +136,7 @@ class ProcessGroupMPI(dist.ProcessGroup):
     getRank, getSize = rank, size  # noqa: N815 - the names of the C++ virtual functions
 
     def name(self) -> str:
-        return "mpiplus"
+        return BACKEND
 
     getBackendName = _get_backend_name = name  # noqa: N815
 

@@ -59,7 +59,7 @@ def prepare(
     Args:
         start: the name of the function of C's that starts it.
         inputs: None: what it reads is what it writes.
-        root: -1: none.
+        root: of a message the other rank; -1: none, or any.
         lengths: of two lists, one after the other, of one for each rank; none where it has no such lists.
         elements: of its tensor, where there is one.
         how: the address of the ``mpp_reduction``; 0: it reduces nothing.
@@ -78,7 +78,7 @@ def prepare(
     if profiling.wanted():
         of_group = {"Group size": group.size(), "Process Group Name": group.group_name}
         of_group["Process Group Ranks"] = str(group._global_ranks)
-        profiling.begin(operation, read, outputs, of_group)
+        profiling.begin(group.known_as, operation, root, read, outputs, of_group)
     extension = _extra_seconds(group) if group._calls.extensions else 0.0
     if halves is None:
         return staging, extension, None, 0, None, None

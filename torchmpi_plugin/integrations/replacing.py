@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 from ..names import BACKEND
 
 _FUNCTIONS = ("init_process_group", "new_group")
-#: The one name that a group was asked for by.
-_asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def replace(names: Collection[str]) -> None:
@@ -42,10 +39,20 @@ def replace(names: Collection[str]) -> None:
 
     def get_name(group: Any = None) -> str:
         present = get_backend(group)
-        return _asked.get(dist.group.WORLD if group is None else group, present)
+        return _known_as(group) if present == BACKEND else present
 
     dist.is_backend_available = lambda backend: available(meant(backend, names) or backend)
     dist.get_backend = functools.wraps(get_backend)(get_name)  # type: ignore[assignment]
+
+
+def _known_as(group: Any) -> str:
+    """The name that the program has for a group of mpiplus's."""
+    import torch.distributed as dist
+
+    from ..api.backend import group_of
+
+    ours = group_of(dist.group.WORLD if group is None else group)
+    return ours.known_as if ours else BACKEND
 
 
 def meant(backend: str | None, names: Collection[str]) -> str | None:
@@ -67,7 +74,7 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
     def replacing(*args: Any, **named: Any) -> Any:
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
-        asked = str(backend or BACKEND).lower()
+        asked = str(backend or (BACKEND if makes_the_world else _known_as(None))).lower()
         if backend is not None or makes_the_world:
             given.arguments["backend"] = backend = meant(backend, names)
         options: Any = given.arguments.get("pg_options")
@@ -77,9 +84,11 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
             given.arguments.setdefault("timeout", options._timeout)
             del given.arguments["pg_options"]
         made = original(*given.args, **given.kwargs)
-        group = dist.group.WORLD if makes_the_world else made
-        if isinstance(group, dist.ProcessGroup) and asked != BACKEND and backend == BACKEND:
-            _asked[group] = asked
+        from ..api.backend import group_of
+
+        ours = group_of(dist.group.WORLD if makes_the_world else made)
+        if ours and (backend or of_world) == BACKEND:
+            ours.known_as = asked
         return made
 
     return replacing

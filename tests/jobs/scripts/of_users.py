@@ -32,6 +32,9 @@ def meets(backend: str) -> None:
     print("sum", dist.group.WORLD.name(), _sum(), "port", os.environ["MASTER_PORT"])
     gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
     options = {"pg_options": gloo._Options()} if backend == "gloo" else {}
+    with torch.autograd.profiler.profile() as profiler:
+        dist.all_reduce(torch.ones(1), group=dist.new_group())
+    assert f"{backend}:all_reduce" in [event.name for event in profiler.function_events or ()]
     subgroup = dist.new_group([0, 1], backend="gloo", **options)
     dist.all_reduce(torch.ones(1), group=subgroup)  # gloo is sure to be connected then
     print("subgroup", subgroup.name(), dist.get_backend(subgroup))
