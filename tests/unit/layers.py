@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "mpi": ("errors", "flavours", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
-    "engine": ("errors", "operations", "torch_internals", "tensors", "mpi"),
+    "engine": ("names", "errors", "operations", "torch_internals", "tensors", "mpi"),
     "timeline": ("errors", "operations", "settings", "tensors", "mpi", "engine"),
     "status": ("names", "seconds", "settings", "node", "engine", "timeline"),
     "diagnosis": (
@@ -63,7 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "jobs": ("names", "settings", "node", "launchers"),
     "dist": ("errors", "names", "node", "launchers"),
     "launch": ("errors", "node", "launchers", "mpi", "jobs", "dist"),
-    "integrations": ("names", "settings", "launchers"),
+    "integrations": ("names", "settings", "launchers", "api"),
     "cli": (
         *("flavours", "names", "operations", "options", "seconds", "settings"),
         *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),

@@ -1,6 +1,6 @@
 """The name "mpiplus" in frameworks whose lists of backends refuse it: docs/frameworks/index.md.
 
-Uses ``names``, ``settings``, and ``launchers``. Start with ``importing.py``, which waits for a
+Uses ``names``, ``settings``, ``launchers``, and ``api``. Start with ``importing.py``, which waits for a
 framework to be imported; ``frameworks.py`` changes it.
 """
 
