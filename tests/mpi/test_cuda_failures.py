@@ -68,7 +68,7 @@ def test_no_such_device(driver: Driver) -> None:
     elsewhere: Any = SimpleNamespace(device=torch.device("cuda", 7))
     with pytest.raises(torch.AcceleratorError, match=r"use cuda:7: CUDA_ERROR_INVALID_DEVICE.* on rank 3") as raised:
         device.stage(*runtime.shim(), elsewhere, 0, 3, 0)
-    assert raised.value.error_code == INVALID_DEVICE
+    assert raised.value.error_code == INVALID_DEVICE  # type: ignore[attr-defined]
 
 
 def test_a_stream_that_is_captured(driver: Driver, world, monkeypatch) -> None:
