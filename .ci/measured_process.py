@@ -9,7 +9,7 @@ import os
 import sys
 
 PACKAGE = "torchmpi_plugin"
-#: What four and five ranks do, two and three have done; and in tests/mpi, what each does, the first has done.
+#: What four and five ranks do, two and three have done.
 RANKS = 3
 
 
@@ -52,14 +52,9 @@ class FirstImport:
             start()
 
 
-def is_measured():
-    """Whether this process is one of a few, on the installed package: what is on the PYTHONPATH is another one."""
-    ranks, rank = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "0")) for name in ("SIZE", "RANK"))
-    return "PYTHONPATH" not in os.environ and ranks <= RANKS and (rank == 0 or "--with-mpi" not in sys.orig_argv)
-
-
 folder = os.environ.get("MPIPLUS_TEST_COVERAGE")
-if folder and is_measured():
+# What is on the PYTHONPATH is not the installed package: tests/faults has one of its own.
+if folder and "PYTHONPATH" not in os.environ and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) <= RANKS:
     if PACKAGE in sys.modules:  # forked from a process that had it
         start()
     else:
