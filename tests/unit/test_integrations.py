@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plain_python import python
+from plain_python import printed, python
 
 import torchmpi_plugin
 from torchmpi_plugin import integrations, settings
@@ -283,6 +283,16 @@ def test_the_variable_counts_at_import_torch() -> None:
     done = python(PROGRAM, MPIPLUS_INTEGRATIONS="ignite,transformers")
     waiting = sorted(file.removesuffix(".py").replace("/", ".") for file in FILES.values())
     assert (done.stdout, done.stderr) == (f"{waiting} []\n", "")
+
+
+def test_torchs_own_backends_need_no_mpi() -> None:
+    """Where another backend than the program's is replaced."""
+    program = """
+    import sys, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    print(dist.get_backend(dist.new_group()), [name for name in sys.modules if name.startswith("torchmpi_plugin.api")])
+    """
+    assert printed(program, MPIPLUS_REPLACE="nccl") == "gloo []\n"
 
 
 def test_a_wrong_name_in_the_variable() -> None:

@@ -74,7 +74,7 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
     def replacing(*args: Any, **named: Any) -> Any:
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
-        asked = str(backend or (BACKEND if makes_the_world else _known_as(None))).lower()
+        asked = str(backend or "").lower()
         if backend is not None or makes_the_world:
             given.arguments["backend"] = backend = meant(backend, names)
         options: Any = given.arguments.get("pg_options")
@@ -84,11 +84,11 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
             given.arguments.setdefault("timeout", options._timeout)
             del given.arguments["pg_options"]
         made = original(*given.args, **given.kwargs)
-        from ..api.backend import group_of
+        if (backend or of_world) == BACKEND:  # not else: a program of torch's own backends needs no MPI
+            from ..api.backend import group_of
 
-        ours = group_of(dist.group.WORLD if makes_the_world else made)
-        if ours and (backend or of_world) == BACKEND:
-            ours.known_as = asked
+            if ours := group_of(dist.group.WORLD if makes_the_world else made):
+                ours.known_as = asked or (BACKEND if makes_the_world else _known_as(None))
         return made
 
     return replacing
