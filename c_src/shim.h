@@ -110,6 +110,7 @@ void mpp_group_widen(uintptr_t group, size_t length);
 size_t mpp_group_wide(uintptr_t group);                              /* so much of it is no memory yet */
 void mpp_group_bytes(uintptr_t group, size_t *taken, size_t *later); /* while no operation is made */
 int64_t mpp_group_active(uintptr_t group);
+int mpp_group_holders(uintptr_t group); /* Python's group, and the operations that Python has not released */
 void mpp_group_abort(uintptr_t group);
 void mpp_group_fail(uintptr_t group, int error); /* the same, and the others are told of an error of CUDA's */
 void mpp_group_gave_up(uintptr_t group);         /* a call; what it was to send may change from now on */

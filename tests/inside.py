@@ -36,6 +36,12 @@ def pending(group: Any) -> Any:
     return group._engine._registry
 
 
+def held(group: Any) -> tuple[int, int, int]:
+    """Operations that are not complete, that the engine keeps, and that Python has not released."""
+    lib, handle = group._lib, group.communicator.handle
+    return lib.mpp_group_active(handle), len(pending(group)), lib.mpp_group_holders(handle) - 1
+
+
 def let_mpi_reach_devices(groups: Iterable[Any], direct: bool = True) -> None:
     """As with a CUDA-aware MPI: it is handed the memory of devices."""
     for group in groups:

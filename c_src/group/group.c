@@ -82,6 +82,8 @@ int64_t mpp_group_piggybacks(uintptr_t handle, int kind) {
 
 int64_t mpp_group_active(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->active) & (MPP_CLOSED - 1); }
 
+int mpp_group_holders(uintptr_t handle) { return atomic_load(&((mpp_group *)handle)->holders); }
+
 /* Memory of this rank's own, beside the segment: what the group has taken, and what it will take later. */
 void mpp_group_bytes(uintptr_t handle, size_t *taken, size_t *later) {
     mpp_group *g = (mpp_group *)handle;
