@@ -19,6 +19,8 @@ typedef struct {
 enum {
     CUDA_OK = 0,
     CUDA_NOT_READY = 600,
+    CUDA_CAPTURED = 900,          /* not of a stream whose work goes into a graph */
+    CUDA_RELAXED = 2,             /* a thread's mode: it does no harm to graphs that are captured meanwhile */
     CUDA_STREAM_NON_BLOCKING = 1, /* does not wait for the legacy default stream */
     CUDA_EVENT_NO_TIMING = 2,
     CUDA_HOST_PORTABLE = 1, /* pinned for every device */
@@ -35,6 +37,7 @@ enum {
     X(context_retain, "cuDevicePrimaryCtxRetain", (cuda_context *, int))                                               \
     X(context_push, "cuCtxPushCurrent_v2", (cuda_context))                                                             \
     X(context_pop, "cuCtxPopCurrent_v2", (cuda_context *))                                                             \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                                      \
     X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                                                       \
     X(host_free, "cuMemFreeHost", (void *))                                                                            \
     X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                                               \
@@ -49,6 +52,7 @@ enum {
     X(ipc_close, "cuIpcCloseMemHandle", (cuda_address))                                                                \
     X(stream_create, "cuStreamCreate", (cuda_stream *, unsigned))                                                      \
     X(stream_destroy, "cuStreamDestroy_v2", (cuda_stream))                                                             \
+    X(stream_is_captured, "cuStreamIsCapturing", (cuda_stream, int *))                                                 \
     X(stream_query, "cuStreamQuery", (cuda_stream))                                                                    \
     X(stream_wait, "cuStreamWaitEvent", (cuda_stream, cuda_event, unsigned))                                           \
     X(event_create, "cuEventCreate", (cuda_event *, unsigned))                                                         \

@@ -12,8 +12,7 @@ enum { NESTED = 8 }; /* a call, a wait, a step, what that does: each may be on a
 static const size_t KEEP_BYTES = (size_t)256 << 20;
 
 struct cuda_device {
-    cuda_context context;
-    int driver_device;
+    cuda_context context; /* the primary one, which torch uses; NULL: nobody has asked for it */
     copier *idle;
 };
 
@@ -24,46 +23,42 @@ struct block {
 
 static struct {
     pthread_mutex_t lock; /* never held while the driver may block, except to make a device's context */
-    cuda_device *devices[MAX_DEVICES];
+    cuda_device devices[MAX_DEVICES];
     block *idle[ORDERS]; /* by the logarithm of their size; the link lies in the block itself */
     size_t idle_bytes;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- devices ---- */
 
-static int new_device(int ordinal, cuda_device **made) {
-    cuda_device *d = calloc(1, sizeof *d);
-    if (!d) return OUT_OF_MEMORY;
-    int error = mpp_cuda.device_get(&d->driver_device, ordinal);
-    /* The primary context is the one that torch uses. */
-    if (!error) error = mpp_cuda.context_retain(&d->context, d->driver_device);
-    if (error) free(d);
-    else *made = d;
-    return error;
-}
-
 static int find_device(int ordinal, cuda_device **found) {
     if (ordinal < 0 || ordinal >= MAX_DEVICES) return BAD_DEVICE;
-    int error = 0;
-    if (!pool.devices[ordinal]) error = new_device(ordinal, &pool.devices[ordinal]);
-    *found = pool.devices[ordinal];
+    cuda_device *d = *found = &pool.devices[ordinal];
+    cuda_context context = d->context;
+    int number, error = context ? CUDA_OK : mpp_cuda.device_get(&number, ordinal);
+    if (!error && !context) error = mpp_cuda.context_retain(&context, number);
+    if (!error) d->context = context;
     return error;
 }
 
 static __thread cuda_context entered[NESTED];
-static __thread int depth;
+static __thread int depth, mode;
 
+/* While a thread captures a graph in torch's way, the driver lets nobody ask whether an event is over, or make memory:
+ * what is captured might come to wait for itself. What is done here has nothing to do with it. */
 int mpp_enter_device(const cuda_device *device) {
     int is_in = depth && entered[depth - 1] == device->context;
     int error = is_in ? CUDA_OK : mpp_cuda.context_push(device->context);
-    if (!error) entered[depth++] = device->context;
-    return error;
+    if (error) return error;
+    if (!depth) mpp_cuda.capture_mode((mode = CUDA_RELAXED, &mode));
+    entered[depth++] = device->context;
+    return CUDA_OK;
 }
 
 void mpp_leave_device(void) {
     cuda_context old;
     depth--;
     if (!depth || entered[depth - 1] != entered[depth]) mpp_cuda.context_pop(&old);
+    if (!depth) mpp_cuda.capture_mode(&mode);
 }
 
 /* ---- streams and events ---- */
@@ -86,14 +81,11 @@ static void destroy_copier(copier *c) {
 static int new_event(cuda_event *event) { return mpp_cuda.event_create(event, CUDA_EVENT_NO_TIMING); }
 
 static int new_copier(cuda_device *device, copier **made) {
-    copier *c = calloc(1, sizeof *c);
-    if (!c) return OUT_OF_MEMORY;
-    c->device = device;
     int error = mpp_enter_device(device);
-    if (error) {
-        free(c);
-        return error;
-    }
+    if (error) return error;
+    copier *c = calloc(1, sizeof *c);
+    if (!c) return mpp_left_device(OUT_OF_MEMORY);
+    c->device = device;
     error = mpp_cuda.stream_create(&c->load, CUDA_STREAM_NON_BLOCKING);
     for (int i = 0; i < MPP_SLOTS && !error; i++) {
         error = new_event(&c->loaded[i]);
@@ -185,8 +177,8 @@ void mpp_unregister_memory(cuda_device *device, void *memory) {
 void mpp_cuda_release(void) {
     pthread_mutex_lock(&pool.lock);
     for (int i = 0; i < MAX_DEVICES; i++) {
-        cuda_device *d = pool.devices[i];
-        if (!d || mpp_enter_device(d)) continue;
+        cuda_device *d = &pool.devices[i];
+        if (!d->context || mpp_enter_device(d)) continue;
         for (int order = 0; order < ORDERS; order++) {
             for (block *b = pool.idle[order], *next; b; b = next) {
                 next = b->next;

@@ -126,26 +126,19 @@ static struct {
     mpp_imports *first;
 } imported = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void close_one(mpp_imports *imports, int i) {
-    mpp_cuda.ipc_close(imports->list[i].at);
-    imports->list[i] = imports->list[--imports->count];
-}
-
-/* In the device's context. */
-static void close_all(mpp_imports *imports) {
-    for (int i = imports->count - 1; i >= 0; i--) close_one(imports, i);
-}
-
+/* In the device's context: what is open of memory that was at that of `exported`; NULL: all. */
 static void close_what_was_at(mpp_imports *imports, const mpp_exported *exported) {
     for (int i = imports->count - 1; i >= 0; i--) {
         const import *o = &imports->list[i];
-        if (o->base < exported->base + exported->bytes && exported->base < o->base + o->bytes) close_one(imports, i);
+        if (exported && (o->base >= exported->base + exported->bytes || exported->base >= o->base + o->bytes)) continue;
+        mpp_cuda.ipc_close(o->at);
+        imports->list[i] = imports->list[--imports->count];
     }
 }
 
 static int import_in_context(mpp_imports *imports, const mpp_exported *exported, uintptr_t *address) {
     if (imports->freed != exported->freed && !imports->readers) {
-        close_all(imports);
+        close_what_was_at(imports, NULL);
         imports->freed = exported->freed;
     }
     for (int i = 0; i < imports->count; i++) {
@@ -155,14 +148,15 @@ static int import_in_context(mpp_imports *imports, const mpp_exported *exported,
     close_what_was_at(imports, exported);
     if (!has_room((void **)&imports->list, imports->count, &imports->capacity, sizeof *imports->list))
         return OUT_OF_MEMORY;
-    import *o = &imports->list[imports->count];
-    int error = mpp_cuda.ipc_open(&o->at, exported->handle, CUDA_LAZY_PEER_ACCESS);
+    cuda_address at;
+    int error = mpp_cuda.ipc_open(&at, exported->handle, CUDA_LAZY_PEER_ACCESS);
+    if (error && imports->count && !imports->readers) { /* so much may be open that there is no room for it */
+        close_what_was_at(imports, NULL);
+        error = mpp_cuda.ipc_open(&at, exported->handle, CUDA_LAZY_PEER_ACCESS);
+    }
     if (error) return error;
-    imports->count++;
-    o->allocation = exported->allocation;
-    o->base = exported->base;
-    o->bytes = exported->bytes;
-    *address = o->at + exported->offset;
+    imports->list[imports->count++] = (import){exported->allocation, exported->base, exported->bytes, at};
+    *address = at + exported->offset;
     return CUDA_OK;
 }
 
@@ -211,7 +205,7 @@ static void forget(mpp_imports *imports) {
 void mpp_let_go_of_imports(mpp_imports *imports) {
     pthread_mutex_lock(&imported.lock);
     if (--imports->holders == 0 && !imports->readers && !mpp_enter_device(imports->device)) {
-        close_all(imports);
+        close_what_was_at(imports, NULL);
         mpp_leave_device();
         forget(imports);
     }

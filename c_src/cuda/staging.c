@@ -38,6 +38,14 @@ static int enter_to_wait(mpp_owned *owned) {
     return entered || !mpp_enter_device(t->copier->device);
 }
 
+/* Whether the work of the user's stream goes into a graph; that of the default one never does. A CUresult. */
+static int check_capture(mpp_staging *t) {
+    int is_captured = 0;
+    if (!t->users || !enter(t)) return t->error;
+    int error = mpp_left_device(mpp_cuda.stream_is_captured(t->users, &is_captured));
+    return is_captured ? CUDA_CAPTURED : error;
+}
+
 /* The operation that takes this staging, in this call, starts after what has been queued on the user's stream. */
 uintptr_t mpp_stage(int device, uintptr_t stream, int path, int *error) {
     mpp_staging *t = calloc(1, sizeof *t);
@@ -48,6 +56,7 @@ uintptr_t mpp_stage(int device, uintptr_t stream, int path, int *error) {
         t->shows_memory = path == MPP_PATH_PEERS;
         t->users = (cuda_stream)stream;
         *error = mpp_get_copier(device, &t->copier);
+        if (!*error) *error = check_capture(t);
     }
     if (!*error) return (uintptr_t)t;
     mpp_staging_free(t);

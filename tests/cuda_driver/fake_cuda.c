@@ -59,6 +59,13 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
     return OK;
 }
 
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
+    int before = fake_capture_mode;
+    fake_capture_mode = *mode;
+    *mode = before;
+    return OK;
+}
+
 EXPORT int fake_context_depth(void) { return fake_depth; }
 
 /* ---- the driver: memory ---- */
@@ -158,6 +165,18 @@ EXPORT int cuStreamQuery(void *handle) {
     int code = fake_failing("StreamQuery");
     if (!code) code = fake_find_stream(handle, &s, "cuStreamQuery");
     if (!code && s->head) code = NOT_READY;
+    pthread_mutex_unlock(&fake.lock);
+    return code;
+}
+
+EXPORT void fake_stream_capture(void *handle, int is_captured) { ((stream *)handle)->captured = is_captured; }
+
+EXPORT int cuStreamIsCapturing(void *handle, int *is_captured) {
+    stream *s;
+    pthread_mutex_lock(&fake.lock);
+    int code = fake_failing("StreamIsCapturing");
+    if (!code) code = fake_find_stream(handle, &s, "cuStreamIsCapturing");
+    if (!code) *is_captured = s->captured;
     pthread_mutex_unlock(&fake.lock);
     return code;
 }

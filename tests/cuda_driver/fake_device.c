@@ -11,7 +11,7 @@
 fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .most_delay_us = 50};
 
 int fake_contexts[DEVICES];
-__thread int fake_stack[MAX_STACK], fake_depth;
+__thread int fake_stack[MAX_STACK], fake_depth, fake_capture_mode;
 
 /* ---- what a test sees ---- */
 
@@ -66,8 +66,26 @@ EXPORT void fake_calls(char *text, int length) {
     pthread_mutex_unlock(&fake.lock);
 }
 
+/* As while a thread captures a graph in torch's way: it breaks off, whoever does one of these. */
+static int is_unsafe(const char *name) {
+    static const char *const unsafe[] = {
+        "MemHostAlloc", "MemFreeHost",     "MemHostRegister",  "MemHostUnregister", "StreamQuery",
+        "EventQuery",   "IpcGetMemHandle", "IpcOpenMemHandle", "IpcCloseMemHandle", "StreamSynchronize"};
+    int i = sizeof unsafe / sizeof *unsafe;
+    while (i-- && strcmp(unsafe[i], name)) continue;
+    return i >= 0;
+}
+
+EXPORT void fake_capture(int is_under_way) {
+    pthread_mutex_lock(&fake.lock);
+    fake.capturing = is_under_way;
+    pthread_mutex_unlock(&fake.lock);
+}
+
 int fake_failing(const char *name) {
     fake_count(name);
+    if (fake.capturing && fake_capture_mode != RELAXED && is_unsafe(name))
+        return fake_violation(CAPTURING, "cu%s while a graph is captured", name);
     if (strcmp(fake.failing, name) || fake.fail_count++ < fake.fail_after) return OK;
     return fake.fail_code;
 }
@@ -262,6 +280,13 @@ EXPORT void fake_drain(void *handle) {
     stream *s = handle ? handle : fake.defaults[0];
     while (s && s->head) pthread_cond_wait(&fake.changed, &fake.lock);
     pthread_mutex_unlock(&fake.lock);
+}
+
+EXPORT void fake_synchronize(void *handle) { /* the same of the program's */
+    pthread_mutex_lock(&fake.lock);
+    fake_failing("StreamSynchronize");
+    pthread_mutex_unlock(&fake.lock);
+    fake_drain(handle);
 }
 
 EXPORT void fake_drain_all(void) {

@@ -28,10 +28,12 @@ enum {
     BAD_CONTEXT = 201,
     ALREADY_MAPPED = 208,
     BAD_HANDLE = 400,
-    NOT_READY = 600
+    NOT_READY = 600,
+    CAPTURING = 900
 };
 enum { DEVICES = 2, MAX_STACK = 16 };
 enum { COPY, KERNEL, RECORD, WAIT, STOP };
+enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* of a thread, what it may do while others capture a graph */
 
 typedef struct event event;
 typedef struct stream stream;
@@ -72,7 +74,7 @@ struct command {
 
 struct stream {
     stream *next;
-    int device, destroyed;
+    int device, destroyed, captured;
     command *head, *tail; /* the head is the one under way */
     pthread_t thread;
     unsigned dice;
@@ -90,6 +92,7 @@ typedef struct {
     unsigned most_delay_us;
     char failing[64];
     int fail_after, fail_code, fail_count;
+    int capturing, most_opened; /* some thread captures a graph; so many allocations may be open, 0: any number */
     struct {
         const char *name;
         int count;
@@ -98,7 +101,7 @@ typedef struct {
 
 extern fake_state fake;
 extern int fake_contexts[DEVICES]; /* their addresses are the contexts */
-extern __thread int fake_stack[MAX_STACK], fake_depth;
+extern __thread int fake_stack[MAX_STACK], fake_depth, fake_capture_mode;
 
 /* All of these under the lock. */
 void fake_count(const char *name); /* fake_failing does, too */

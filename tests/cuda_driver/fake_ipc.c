@@ -93,7 +93,10 @@ EXPORT int cuIpcOpenMemHandle_v2(address *opened, handle given, unsigned flags) 
     if (!code && flags != 1) code = fake_violation(INVALID_VALUE, "a handle is opened without peer access");
     if (!code && c.process == getpid()) code = fake_violation(BAD_CONTEXT, "a process opens its own handle");
     range *r = opened_at(&c);
+    int open = 0;
+    for (range *other = fake.ranges; other; other = other->next) open += other->opened > 0;
     if (!code && r && r->number != c.number) code = ALREADY_MAPPED;
+    if (!code && !r && fake.most_opened && open >= fake.most_opened) code = OUT_OF_MEMORY;
     if (!code && !r) code = open_file(&c, &r);
     if (!code) {
         r->opened++;
@@ -101,6 +104,12 @@ EXPORT int cuIpcOpenMemHandle_v2(address *opened, handle given, unsigned flags) 
     }
     pthread_mutex_unlock(&fake.lock);
     return code;
+}
+
+EXPORT void fake_open_at_most(int count) { /* of allocations, as where a device has few addresses for others */
+    pthread_mutex_lock(&fake.lock);
+    fake.most_opened = count;
+    pthread_mutex_unlock(&fake.lock);
 }
 
 EXPORT int cuIpcCloseMemHandle(address at) {

@@ -47,7 +47,14 @@ class Driver:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self.lib.fake_kernel.argtypes = [pointer, ctypes.c_int, ctypes.c_uint, pointer, pointer, size]
         self.lib.fake_alloc.argtypes = [ctypes.c_int, size, ctypes.c_int]
-        for name in ("fake_free", "fake_view", "fake_drain", "fake_stream_destroy"):
+        for name in (
+            "fake_free",
+            "fake_view",
+            "fake_drain",
+            "fake_stream_destroy",
+            "fake_stream_capture",
+            "fake_synchronize",
+        ):
             getattr(self.lib, name).argtypes = [pointer]
         self.lib.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.allocated: list[int] = []
@@ -114,6 +121,15 @@ class Driver:
             self.drain()
             self.lib.fake_stream_destroy(self.stream)
             self.stream, self.kernel_us = before
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Another thread captures a graph, as torch does: what is unsafe then is refused everywhere, and told."""
+        self.lib.fake_capture(1)
+        try:
+            yield
+        finally:
+            self.lib.fake_capture(0)
 
 
 class DeviceTensor(torch.Tensor):
@@ -185,15 +201,26 @@ def torch_cuda(driver: Driver) -> SimpleNamespace:
     """What torchmpi_plugin.tensors.device uses of torch.cuda."""
 
     class Stream:
-        def __init__(self, device: torch.device) -> None:
+        def __init__(self, device: torch.device, handle: int | None = None) -> None:
             assert device.type == "cuda"
-            self.cuda_stream = driver.lib.fake_stream(0)
+            self.device = device
+            self.cuda_stream = driver.lib.fake_stream(0) if handle is None else handle
 
         def synchronize(self) -> None:
-            driver.lib.fake_drain(self.cuda_stream)
+            driver.lib.fake_synchronize(self.cuda_stream)
+
+    @contextlib.contextmanager
+    def device(where: torch.device) -> Iterator[None]:
+        driver.chosen.device = where
+        try:
+            yield
+        finally:
+            del driver.chosen.device
 
     @contextlib.contextmanager
     def on(stream: Stream) -> Iterator[None]:
+        # torch sets the thread's device back behind it, for which that gets a context if it had none.
+        assert driver.chosen.device == stream.device, "a context is made on a device that nobody uses"
         driver.chosen.stream = stream.cuda_stream
         try:
             yield
@@ -201,9 +228,9 @@ def torch_cuda(driver: Driver) -> SimpleNamespace:
             del driver.chosen.stream
 
     return SimpleNamespace(
-        is_current_stream_capturing=lambda: False,
-        current_stream=lambda device: SimpleNamespace(cuda_stream=driver.current_stream()),
+        current_stream=lambda device: Stream(device, driver.current_stream()),
         current_device=lambda: 0,
+        device=device,
         device_count=lambda: 1,
         stream=on,
         Stream=Stream,

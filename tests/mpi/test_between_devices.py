@@ -253,6 +253,19 @@ def test_memory_that_is_freed_and_not_used_again(driver: Driver, new_group, worl
     assert driver.lib.fake_live(OPENED) - before <= 4 * (world.size - 1)
 
 
+def test_memory_that_is_too_much_to_have_open(driver: Driver, new_group, world) -> None:
+    """What has been read is closed for what is to be."""
+    group = new_pair(new_group, world)
+    try_reading(driver, group)
+    driver.lib.fake_open_at_most(driver.lib.fake_live(OPENED) + 1)
+    for number in range(4):
+        tensor = on_device(driver, torch.full((COUNT,), float(number + world.rank)))
+        driver.calls()
+        dist.broadcast(tensor, 1, group=group.process_group)
+        assert tensor.unique().tolist() == [number + 1] and "MemcpyHtoDAsync" not in driver.calls()
+    driver.lib.fake_open_at_most(0)
+
+
 def test_memory_that_another_group_has_read(driver: Driver, new_group, world) -> None:
     """What comes to lie where it was is read all the same, by each of the groups."""
     pair = [new_pair(new_group, world) for _ in range(2)]

@@ -96,6 +96,20 @@ def test_every_operation(operation: Operation, pair: list[Group], driver: Driver
     failures.report()
 
 
+def test_while_a_graph_is_captured(pair: list[Group], driver: Driver, new_group, world) -> None:
+    """By another thread, of what else is done: neither it nor an operation fails. A new group has all still to make."""
+    new = Group("new", new_group(list(world.ranks)), world.ranks, world.rank)
+    runtime.shim().lib.mpp_cuda_release()
+    failures = Failures()
+    with driver.on_stream(kernel_us=100), driver.capturing():
+        for group, count in itertools.product((new, pair[0]), (5, 5 * PIECE)):
+            for name in ("all_reduce", "broadcast", "isend_irecv"):
+                for layout in ("contiguous", "strided"):  # the other is copied behind it
+                    failures.run(TABLE[name], DeviceCase(group, torch.float32, (count,), layout, TABLE[name].modes[-1]))
+        new.process_group.shutdown()
+    failures.report()
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"])
 def test_every_reduction(name: str, pair: list[Group], driver: Driver) -> None:
     failures = Failures()

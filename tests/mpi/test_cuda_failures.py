@@ -71,10 +71,10 @@ def test_no_such_device(driver: Driver) -> None:
     assert raised.value.error_code == INVALID_DEVICE  # type: ignore[attr-defined]
 
 
-def test_a_stream_that_is_captured(driver: Driver, world, monkeypatch) -> None:
+def test_a_stream_that_is_captured(driver: Driver, world) -> None:
     tensor = on_device(driver, torch.ones(3))
-    with monkeypatch.context() as patch:
-        patch.setattr(device.cuda, "is_current_stream_capturing", lambda: True)
+    with driver.on_stream(kernel_us=0):
+        driver.lib.fake_stream_capture(driver.stream, 1)
         with pytest.raises(RuntimeError, match="CUDA graph"):
             dist.all_reduce(tensor)
     dist.all_reduce(tensor)

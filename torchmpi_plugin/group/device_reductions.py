@@ -197,7 +197,7 @@ class _Reduction:
             self._combine()
             if not self._counts:
                 return int(lib.mpp_second_half(first, stage(self._group, result, moves=False)))
-            device.own_stream(result.device).synchronize()
+            cuda.current_stream(result.device).synchronize()
             return 0
 
         shown = result if result.numel() else self._blocks[0]  # others read nothing of it, and it has an address
@@ -211,19 +211,18 @@ class _Reduction:
     def _second_half(self, begin: Callable[[int], int]) -> Callable[[int], int]:
         """Return what calls ``begin`` on a stream of mpiplus's own, and gives the group up if that fails."""
         group, where = self._group, self._result.device
+        what = f"a reduction on {where}"
 
         def then(first: int) -> int:
             if then not in group.second_halves:
-                raise DistBackendError(
-                    f"a reduction on {where} was interrupted between its halves on rank {group.rank()}"
-                )
+                raise DistBackendError(f"{what} was interrupted between its halves on rank {group.rank()}")
             try:
-                with cuda.stream(device.own_stream(where)):
+                with device.on_own_stream(where):
                     return begin(first)
             except Exception as error:  # the other ranks cannot get this one's block
                 group.break_off("a reduction on the device failed")
                 group._lib.mpp_group_fail(group._handle, device.code_of(error) or 2)  # out of memory
-                raise DistBackendError(f"a reduction on {where} failed on rank {group.rank()}: {error}") from error
+                raise DistBackendError(f"{what} failed on rank {group.rank()}: {error}") from error
             except BaseException:
                 group.break_off("a reduction on the device was interrupted")
                 raise

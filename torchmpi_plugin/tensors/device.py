@@ -13,9 +13,11 @@ Stream order, the whole of it:
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +30,7 @@ log = logging.getLogger("torchmpi_plugin")
 
 #: The driver's library, looked up when the first CUDA tensor is communicated.
 DRIVER = "libcuda.so.1"
-UNKNOWN_ERROR = 999  # CUDA's own number
+UNKNOWN_ERROR, STREAM_CAPTURED, _RELAXED = 999, 900, 2  # CUDA's own numbers
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
@@ -67,14 +69,14 @@ def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, path: int, rank: int, local_
         AcceleratorError: of the driver's.
     """
     _load(lib, ffi)
-    if cuda.is_current_stream_capturing():
-        raise RuntimeError("mpiplus operations cannot be captured into a CUDA graph: MPI runs on the host")
     device = tensor.device
     _look_for_forgotten_set_device(device, local_rank)
     code = ffi.new("int *")
     handle = lib.mpp_stage(device.index, cuda.current_stream(device).cuda_stream, path, code)
     if handle:
         return int(handle)
+    if code[0] == STREAM_CAPTURED:
+        raise RuntimeError("mpiplus operations cannot be captured into a CUDA graph: MPI runs on the host")
     error = torch.AcceleratorError(f"mpiplus cannot use {device}: {error_text(lib, ffi, code[0])} on rank {rank}")
     error.error_code = code[0]  # type: ignore[attr-defined]  # which torch's own have
     raise error
@@ -99,18 +101,26 @@ def _look_for_forgotten_set_device(device: torch.device, local_rank: int) -> Non
     if device.index != current:
         log.warning("mpiplus: a tensor is on %s while the current device is cuda:%d. %s.", device, current, cure)
     elif device.index == 0 and local_rank > 0 and cuda.device_count() > 1:
-        log.warning(
-            "mpiplus: local rank %d uses cuda:0, of %d devices, as local rank 0 probably does. %s.",
-            local_rank,
-            cuda.device_count(),
-            cure,
-        )
+        words = "mpiplus: local rank %d uses cuda:0, of %d devices, as local rank 0 probably does. %s."
+        log.warning(words, local_rank, cuda.device_count(), cure)
 
 
 @functools.cache
-def own_stream(device: torch.device) -> Any:
-    """For what mpiplus itself computes on a device, which must not stand behind the user's kernels."""
+def _own_stream(device: torch.device) -> Any:
     return cuda.Stream(device)
+
+
+@contextmanager
+def on_own_stream(device: torch.device) -> Iterator[Any]:
+    """For what mpiplus itself computes on a device, on any thread, which must not stand behind the user's kernels."""
+    exchange, mode = ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))  # as mpp_enter_device
+    try:
+        # A stream alone would set the thread's device back to what it was: a context on cuda:0, for which nobody asked.
+        with cuda.device(device), cuda.stream(stream := _own_stream(device)):
+            yield stream
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -120,11 +130,7 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     user's waits for, and the user's may be busy for long.
     """
     # An inference tensor can be written to in this mode only, and others can be in it too.
-    with torch.inference_mode():
-        if target.is_cpu:
-            target.copy_(source)
-            return
-        stream = own_stream(target.device)
-        with cuda.stream(stream):
-            target.copy_(source)
-        stream.synchronize()
+    with torch.inference_mode(), nullcontext() if target.is_cpu else on_own_stream(target.device) as stream:
+        target.copy_(source)
+        if stream:
+            stream.synchronize()
