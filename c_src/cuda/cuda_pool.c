@@ -179,19 +179,10 @@ void mpp_cuda_release(void) {
     for (int i = 0; i < MAX_DEVICES; i++) {
         cuda_device *d = &pool.devices[i];
         if (!d->context || mpp_enter_device(d)) continue;
-        for (int order = 0; order < ORDERS; order++) {
-            for (block *b = pool.idle[order], *next; b; b = next) {
-                next = b->next;
-                mpp_cuda.host_free(b);
-            }
-            pool.idle[order] = NULL;
-        }
+        for (int order = 0; order < ORDERS; order++)
+            for (block *b; (b = pool.idle[order]); mpp_cuda.host_free(b)) pool.idle[order] = b->next;
         pool.idle_bytes = 0;
-        for (copier *c = d->idle, *next; c; c = next) {
-            next = c->next;
-            destroy_copier(c);
-        }
-        d->idle = NULL;
+        for (copier *c; (c = d->idle); destroy_copier(c)) d->idle = c->next;
         mpp_leave_device();
     }
     pthread_mutex_unlock(&pool.lock);

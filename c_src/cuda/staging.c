@@ -91,6 +91,7 @@ int mpp_add_lane(mpp_op *op, uintptr_t device, size_t bytes, int direction) {
     }
     t->lanes[t->lane_count] = (mpp_lane){device, bytes, direction};
     if (bytes > t->longest) t->longest = bytes;
+    t->reads |= direction & MPP_LOAD;
     return t->lane_count++;
 }
 
@@ -175,12 +176,6 @@ static int get_slots(mpp_staging *t) {
     return mpp_get_pinned(t->copier, t->slot_bytes * t->slots, &t->pinned, &t->pinned_bytes);
 }
 
-static int reads(const mpp_staging *t) {
-    int directions = 0;
-    for (int i = 0; i < t->lane_count; i++) directions |= t->lanes[i].direction;
-    return directions & MPP_LOAD;
-}
-
 /* The thread stays in the device until the call has begun, unless it begins again, later. */
 void mpp_stage_begin(mpp_op *op, size_t piece) {
     mpp_staging *t = op->staging;
@@ -193,10 +188,10 @@ void mpp_stage_begin(mpp_op *op, size_t piece) {
     if (t->on_bus || t->pieces > 1) note(t, mpp_second_stream(t->copier));
     size_t first = t->pieces < t->slots ? t->pieces : t->slots;
     /* What is short keeps the user's stream busy for a moment only, and no stream need wait for another. */
-    t->loads_there = is_first && !t->direct && !t->on_bus && reads(t) && t->pieces == 1 && t->slot_bytes <= SHORT;
+    t->loads_there = is_first && !t->direct && !t->on_bus && t->reads && t->pieces == 1 && t->slot_bytes <= SHORT;
     if (is_first && !t->loads_there) note(t, mpp_cuda.event_record(t->copier->start, t->users));
     /* A message may come in while the user's stream is busy. */
-    if (t->on_bus || (!t->direct && !reads(t))) t->opened = first;
+    if (t->on_bus || (!t->direct && !t->reads)) t->opened = first;
     if (t->on_bus || t->direct) t->begun = first;
     while (!t->error && t->begun < first) load_next(t);
     if (t->loads_there) note(t, mpp_cuda.event_record(t->copier->start, t->users));

@@ -51,9 +51,9 @@ struct mpp_staging {
     int is_ordered[2], is_busy[2]; /* by MPP_DOWN, MPP_UP: the stream waits for the user's; has something to do */
     copier *copier;                /* streams and events */
     mpp_lane *lanes;
-    int lane_count, lane_capacity;
-    size_t longest, piece, pieces; /* bytes, bytes, their number */
-    size_t begun, opened, closed;  /* pieces: copying from the device begun; let in; given back */
+    int lane_count, lane_capacity, reads; /* whether any lane is to be loaded */
+    size_t longest, piece, pieces;        /* bytes, bytes, their number */
+    size_t begun, opened, closed;         /* pieces: copying from the device begun; let in; given back */
     size_t slots, slot_bytes;
     char *pinned;
     size_t pinned_bytes;

@@ -28,9 +28,11 @@ size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes) {
 }
 
 void mpp_channel_widen(mpp_channel *c, size_t length) {
+    size_t wide = mpp_wide_bytes(c->size, c->ring, c->slot_bytes);
     c->widening = widening_of(c->size, c->ring, c->slot_bytes);
-    c->wide = (char *)c->counters + length - mpp_wide_bytes(c->size, c->ring, c->slot_bytes);
     c->length = length;
+    if (wide && length >= (size_t)(c->inbox - (char *)c->counters) + wide)
+        c->wide = (char *)c->counters + length - wide;
 }
 
 static int is_registered(mpp_channel *c, const mpp_staging *t) {

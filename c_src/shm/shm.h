@@ -123,7 +123,7 @@ struct mpp_channel {
     char *slots;
     int size, rank, ring;
     size_t slot_bytes;
-    char *wide;              /* slots for long chunks, NULL: there are none */
+    char *wide;              /* slots for long chunks; NULL: there are none, nor a bus */
     size_t widening, length; /* how much longer than the others they are; of the whole segment */
     cuda_device *registered; /* the segment is, by this device */
     int refused;             /* what the driver said instead: a CUresult */
@@ -165,7 +165,7 @@ static inline int mpp_carries(const mpp_group *g) { return mpp_is_ours(g, MPP_EX
 /* channel.c: one over this node's segment, which takes `topology` over; NULL: no memory, or sizes that do not fit. */
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology);
 void mpp_channel_free(mpp_channel *channel);
-/* Its segment, of so many bytes, ends with wide slots. */
+/* Its segment, of so many bytes, ends with wide slots, if it is that long. */
 void mpp_channel_widen(mpp_channel *c, size_t length);
 /* Memory of this rank's own that it has taken, and that it will take with its first long operation between nodes. */
 void mpp_channel_bytes(mpp_channel *channel, size_t ranks, size_t *taken, size_t *later);

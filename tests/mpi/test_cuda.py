@@ -323,6 +323,20 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
     assert driver.violations() == []
 
 
+def test_no_room_for_slots_of_the_device(driver: Driver, new_group, world, monkeypatch) -> None:
+    """In a small /dev/shm they are not made: all is as between nodes, and what is left there stays for others."""
+    room, before = os.statvfs_result((4096, 4096, 1000, 1, 1, 0, 0, 0, 0, 255)), driver.lib.fake_live(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstatvfs", lambda _: room)
+        process_group = new_group(list(world.ranks))
+    for count in (5, LONG):
+        tensor = on_device(driver, torch.ones(count))
+        dist.all_reduce(tensor, group=process_group)
+        assert tensor.unique().tolist() == [world.size]
+    assert driver.lib.fake_live(3) == before
+    assert world.size < 2 or process_group.communicator.footprint.segment < 9 << 20
+
+
 def test_everything_is_given_back(driver: Driver, world) -> None:
     lib = runtime.shim().lib
     lib.mpp_cuda_release()

@@ -167,7 +167,7 @@ class Communicator:
         except OSError as error:
             self._do_without(error)
             return None
-        return shared_files.share(self._descriptor, length + later)
+        return shared_files.share(self._descriptor, os.fstat(self._descriptor).st_size)
 
     def _do_without(self, error: OSError) -> None:
         if self.config.reproducible:

@@ -72,13 +72,17 @@ class Segment:
 
 
 def create_file(size: int, later: int = 0) -> int:
-    """A file of ``size`` bytes of memory, and ``later`` more that are none before somebody has them in his hands."""
+    """A file of ``size`` bytes of memory, and ``later`` more that are none before somebody has them in his hands.
+
+    Without those where there is no room for them: who registers them would take what is left, and be refused then.
+    """
     # Without a name: what has one stays in memory when this process is killed before it takes the name away.
     descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
     try:
         # Not ftruncate: a full /dev/shm (64 MB in many containers) must be an error now, not a SIGBUS later.
         os.posix_fallocate(descriptor, 0, size)
-        os.truncate(descriptor, size + later)
+        room = os.fstatvfs(descriptor)  # of no blocks where there is no limit
+        os.truncate(descriptor, size + (later if not room.f_blocks or room.f_bavail * room.f_frsize >= later else 0))
     except OSError:
         os.close(descriptor)
         raise
