@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from inspect import unwrap
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from .names import SOURCE
@@ -313,6 +313,14 @@ def put(name: str, thing: Any) -> None:
     module, _, path = name.partition(":")
     *outer, last = path.split(".")
     setattr(functools.reduce(getattr, outer, import_module(module)), last, thing)
+
+
+def forget_default(group: Any) -> None:
+    """Let torch.distributed.nn's functions take the world of each call, not that of their module's first import."""
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in vars(module).values() if module else ():
+        if isinstance(function, FunctionType) and any(value is group for value in function.__defaults__ or ()):
+            function.__defaults__ = tuple(None if value is group else value for value in function.__defaults__ or ())
 
 
 # ---- the flight recorder ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import torch_internals
 from ..engine import engine, grace
 from ..mpi import runtime
 from . import statistics
@@ -31,6 +32,7 @@ def shutdown(group: Group) -> None:
     group._calls.broken = group._calls.broken or f"{group.label} is destroyed"
     closed, group.closed = group.closed, True
     if not closed:
+        torch_internals.forget_default(group)
         _close_windows(group)
         grace.wait_until(lambda: _is_idle(group))
         if group._lib.mpp_group_active(group._handle):

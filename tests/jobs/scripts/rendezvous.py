@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from steps import ME, SIZE, TORCH_VARIABLES, check_works, raises, run, say
 
@@ -63,6 +64,12 @@ def cycle(name: str, expected: int, backend: str = "mpiplus", **arguments) -> No
     dist.init_process_group(backend, timeout=PATIENCE, **arguments)
     if backend == "mpiplus":
         check_world(expected)
+        from torch.distributed.nn.functional import all_gather, reduce  # imported in the first world of the process
+
+        part = torch.full((2,), 1.0 + ME, requires_grad=True)
+        (sum(all_gather(part)) + reduce(part, 0)).sum().backward()
+        assert part.grad is not None
+        assert part.grad.tolist() == [SIZE + 1.0] * 2
         # ranks now count different numbers of groups, which the next world must not mind
         dist.new_group([SIZE - 1])
         check_works(dist.new_group())
