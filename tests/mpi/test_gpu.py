@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
+import inside
 import pytest
 import torch
 import torch.distributed as dist
 from cases import Case
 from expected import REDUCE_OPS, difference, makes_sense
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION
+from groups import Group
+from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, Started, resolve
 from test_training import alone, batch, make_model, my_part
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.group import device_reductions, starting
+from torchmpi_plugin.mpi import runtime
 
 if torch.version.cuda is None:
     WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
@@ -70,6 +75,10 @@ def on_host(started: Started) -> Started:
     return replace(started, outputs=outputs, untouched=(), check=changed_inputs)
 
 
+def on_gpu(operation: Operation) -> Operation:
+    return replace(operation, start=lambda case: on_host(operation.start(case)))
+
+
 def rows() -> list:
     wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION)]
     return [pytest.param(operation, id=operation.name) for operation in wanted if not operation.shapes]
@@ -78,18 +87,38 @@ def rows() -> list:
 @pytest.mark.parametrize("operation", rows())
 def test_every_operation(operation: Operation, all_groups) -> None:
     failures = Failures()
-    on_gpu = replace(operation, start=lambda case: on_host(operation.start(case)))
     modes = [mode for mode in operation.modes if mode != "future"]  # its values would have to be fetched as well
     for family, dtype, shape, mode in itertools.product(("world", "reversed"), DTYPES, SHAPES, modes):
         group = all_groups[family]
         allowed = operation.kind != REDUCTION or makes_sense(dtype, "SUM")
         if group.size >= operation.min_size and allowed:
-            failures.run(on_gpu, GpuCase(group, dtype, shape, mode=mode))
+            failures.run(on_gpu(operation), GpuCase(group, dtype, shape, mode=mode))
     for layout in ("strided", "transposed", "offset", "channels_last"):
         if all_groups["world"].size >= operation.min_size:
-            failures.run(on_gpu, GpuCase(all_groups["world"], torch.float32, (3, 4), layout, modes[0]))
+            case = GpuCase(all_groups["world"], torch.float32, (3, 4), layout, modes[0])
+            failures.run(on_gpu(operation), case)
     failures.cases += 1
     failures.report()
+
+
+def test_between_devices(world, new_group, monkeypatch) -> None:
+    """Ranks on one device, or on devices that reach each other; where memory is freed, other memory comes to lie."""
+    if world.size == 1 or world.process_group.communicator.node_count > 1 or "MPIPLUS_COLLECTIVES" in os.environ:
+        pytest.skip("between ranks of one node that share slots")
+    inside.sum_between_devices(monkeypatch)
+    with cuda_path.taking(cuda_path.Path(False, "asked for", ipc=True)):
+        made = new_group(list(world.ranks))
+    inside.let_ranks_read_devices(made)
+    failures, group, lib = Failures(), Group("between devices", made, world.ranks, world.rank), runtime.shim().lib
+    names = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_reduce", "reduce", "reduce_scatter")
+    for number, name, count in itertools.product(range(3), names, (5, 70_001, 3_000_001)):
+        mode = TABLE[name].modes[0]
+        failures.run(on_gpu(TABLE[name]), GpuCase(group, torch.float32, (count + number,), mode=mode))
+        if count > 1 << 20:
+            torch.cuda.empty_cache()
+    failures.report()
+    why_not = f"the driver lets no rank read another one's device: {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
+    assert lib.mpp_group_reads_devices(made._handle), why_not
 
 
 def test_sparse_all_reduce(world) -> None:
@@ -171,6 +200,21 @@ def test_capture_is_refused(world) -> None:
     with pytest.raises(RuntimeError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         dist.all_reduce(tensor)
     dist.all_reduce(tensor)
+
+
+def test_while_a_graph_is_captured(world) -> None:
+    """Operations on another stream go on, and so does the capture."""
+    graph, source, side = torch.cuda.CUDAGraph(), torch.ones(5, device="cuda"), torch.cuda.Stream()
+    tensors = [torch.full((count,), world.rank + 1.0, device="cuda") for count in (5, 200_000)]
+    with torch.cuda.graph(graph):
+        doubled = source * 2
+        with torch.cuda.stream(side):
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+    source.fill_(3)
+    graph.replay()
+    assert doubled.tolist() == [6] * 5
+    assert all(tensor.unique().tolist() == [sum(range(1, world.size + 1))] for tensor in tensors)
 
 
 @pytest.mark.parametrize("call", [dist.all_reduce, lambda t: dist.all_gather([t.clone()] * dist.get_world_size(), t)])
