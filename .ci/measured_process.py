@@ -53,8 +53,9 @@ class FirstImport:
 
 
 folder = os.environ.get("MPIPLUS_TEST_COVERAGE")
+ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
 # What is on the PYTHONPATH is not the installed package: tests/faults has one of its own.
-if folder and "PYTHONPATH" not in os.environ and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) <= RANKS:
+if folder and "PYTHONPATH" not in os.environ and int(ranks) <= RANKS:
     if PACKAGE in sys.modules:  # forked from a process that had it
         start()
     else:

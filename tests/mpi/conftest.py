@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -31,6 +32,18 @@ def pytest_configure(config: pytest.Config) -> None:
         from mpi4py import MPI
 
         config.pluginmanager.register(RankReporter(Path(directory), MPI.COMM_WORLD.rank), "rank-reporter")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Not measured (.ci/measured_process.py): of the package it only imports what other processes import as well."""
+    current = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
+    if current is not None:
+        current.stop()
+        current.save()  # or it would begin anew
+    yield
+    if current is not None:
+        current.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
