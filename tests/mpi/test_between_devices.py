@@ -106,13 +106,13 @@ def long_tensor(driver: Driver, value: float, rows: int = 4) -> torch.Tensor:
 
 
 def test_sums_in_flight(driver: Driver, new_group, world, monkeypatch) -> None:
-    """Among calls of other kinds, in two groups that are called in another order on each rank; the last one first."""
+    """Among other calls, in two groups, in another order on each rank, the last first; while a graph is captured."""
     inside.sum_between_devices(monkeypatch)
     pair = [new_pair(new_group, world) for _ in range(2)]
     for group in pair:
         try_reading(driver, group)
     begun = []
-    with driver.on_stream(kernel_us=200):
+    with driver.on_stream(kernel_us=200), driver.capturing():
         for group in pair if world.rank % 2 else pair[::-1]:
             process_group = group.process_group
             for number in range(3):
