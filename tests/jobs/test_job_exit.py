@@ -25,9 +25,10 @@ def test_an_exit_handler_of_before_the_world(job: Job) -> None:
 
 
 @pytest.mark.fresh("the end of threads")
-def test_a_daemon_that_waits_at_the_end(job: Job) -> None:
-    """Python does not wait for it either."""
-    job.run(2, "exits.py", "leave_late", "daemon").succeeded(2).says_not("pending")
+@pytest.mark.parametrize("how", ["daemon", "busy_daemon"])
+def test_a_daemon_at_the_end(job: Job, how: str) -> None:
+    """Python does not wait for it either, whether it waits or calls again and again."""
+    job.run(2, "exits.py", "leave_late", how).succeeded(2).says_not("pending", "Traceback")
 
 
 @pytest.mark.fresh("the end of a Python that has started its threads itself")

@@ -233,10 +233,9 @@ def _outlive_python(kept: Any) -> None:
 
 def _end_job_if_busy(engine: Engine) -> None:
     grace.wait_until(lambda: all(work.abandoned or work in waiting.values() for work in engine.pending()))
-    # Threads that wait by now are daemons, which end with Python, in silence.
+    # Threads that communicate by now are daemons, which end with Python, in silence.
     waited, hook = list(waiting.values()), threading.excepthook
-    if waited:
-        threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
+    threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
     for work in engine.pending():
         if work.abandoned:  # the user knows, and the others may be through; MPI may use the buffers to its end
             _outlive_python(work)

@@ -53,6 +53,10 @@ def leave_late(how: str) -> None:
     if how == "daemon":
         threading.Thread(target=dist.recv, args=(torch.ones(3), (ME + 1) % SIZE), daemon=True).start()
         time.sleep(1)
+    if how == "busy_daemon":
+        calls = iter(lambda: dist.all_reduce(torch.ones(1 << 17)), 0)  # for ever
+        threading.Thread(target=any, args=(calls,), daemon=True).start()
+        time.sleep(1)
 
 
 def leave_with_threads() -> None:
