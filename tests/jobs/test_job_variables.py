@@ -40,6 +40,10 @@ def test_a_port_in_use_where_torch_makes_the_store(job: Job, method: str) -> Non
     outcome.says_not("/torchmpi_plugin/").failed(r"\(MASTER_PORT, or init_method's\) is in use: by another job")
 
 
+def test_an_address_that_is_not_rank_0s(job: Job) -> None:
+    job.run(2, "variables.py", "address_of_nobody").succeeded(2)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_may_open_few_files(job: Job, rank: int) -> None:
     """It is named before MPI starts, which may end it without saying who it is; for the store they do not suffice."""

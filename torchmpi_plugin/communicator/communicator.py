@@ -263,7 +263,7 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        if self.freed and self.handle and not runtime.forked:
+        if self.freed and self.handle and runtime and not runtime.forked:  # no module is left at Python's very end
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:

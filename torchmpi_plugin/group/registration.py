@@ -123,7 +123,7 @@ class Registration:
         return self.closed
 
     def __del__(self) -> None:
-        if self.closed and self.handle and not runtime.forked:
+        if self.closed and self.handle and runtime and not runtime.forked:  # as in Communicator
             self._lib.mpp_window_release(self.handle)
 
 

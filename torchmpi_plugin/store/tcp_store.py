@@ -22,6 +22,8 @@ from ..node import lookups, node, processes
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
+#: What rank 0 has to connect to its own store: torch takes up to twice that, and the others must be told in their time.
+_OWN = timedelta(seconds=30)
 #: For the others that give up to say so.
 _LATE_SECONDS = 1.0
 #: Of each rank: torch's, one of its own to answer on, and one to see whether the address can be reached.
@@ -206,7 +208,9 @@ def listen(
                 listener = socket.create_server((node.LOOPBACK, port))
                 port, how["master_listen_fd"] = listener.getsockname()[1], listener.detach()
             with lookups.lookups_are_short(address):
-                return TCPStore(address, port, size, True, timeout, wait_for_workers=False, **how)
+                server = TCPStore(address, port, size, True, min(timeout / 4, _OWN), wait_for_workers=False, **how)
+            server.set_timeout(timeout)
+            return server
         except (RuntimeError, OSError) as error:
             if wanted == 0 or not _is_busy(error) or time.monotonic() > until:
                 raise

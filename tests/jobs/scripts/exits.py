@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,9 @@ def leave_late(how: str) -> None:
     if how == "daemon":
         threading.Thread(target=dist.recv, args=(torch.ones(3), (ME + 1) % SIZE), daemon=True).start()
         time.sleep(1)
+    if how == "frozen":
+        gc.freeze()
+        gc.disable()
     if how == "busy_daemon":
         calls = iter(lambda: dist.all_reduce(torch.ones(1 << 17)), 0)  # for ever
         threading.Thread(target=any, args=(calls,), daemon=True).start()

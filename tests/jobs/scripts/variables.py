@@ -138,6 +138,12 @@ def _is_listening(port: int) -> bool:
     return False
 
 
+def address_of_nobody() -> None:
+    """That no node has, nor answers at; all are told by rank 0, before they give up."""
+    with variables(MASTER_ADDR="203.0.113.7"), raises(dist.DistBackendError, "rank 0 could not open the store: "):
+        dist.init_process_group("mpiplus", timeout=timedelta(seconds=8))
+
+
 def rank_of_a_batch_script() -> None:
     """As Lightning reads the rank there, with mpirun. All are told: nobody waits for rank 0, or as it."""
     words = ("SLURM_PROCID=0", f"MPI's rank {ME} of {SIZE}", "mpiplus run or srun", "MPIEnvironment")
