@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 #: is used. What differs in any other variable gets another template: the loader, Python and torch read many.
 OF_A_JOB = re.compile(
     r"(OMPI|OPAL|PMIX|PMI|PRTE|PRRTE|HYD|HYDI|HYDRA|MPI|MPIR|MPICH|UCX|FI|PSM2?|SLURM|TORCHELASTIC|GROUP|ROLE|PYTEST)_"
-    r"|MPIPLUS_(?!COVERAGE|INTEGRATIONS|REPLACE)"
+    r"|MPIPLUS_(?!TEST_COVERAGE|INTEGRATIONS|REPLACE)"
     r"|(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|PYTHON_EXEC)$"
     r"|(PATH|PWD|OLDPWD|SHLVL|_|TMPDIR)$"
 )
