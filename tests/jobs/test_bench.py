@@ -10,7 +10,6 @@ from launch_runs import MPIPLUS_MODULE, ended
 
 CONTESTANTS = ["raw", "raw nonblocking", "mpiplus", "gloo", "front end"]
 OPERATIONS = 7
-MOVING = OPERATIONS - 1  # a barrier moves nothing
 
 
 def bench(job: Job, *words: object, ranks: int = 2) -> Outcome:

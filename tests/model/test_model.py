@@ -23,11 +23,7 @@ TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunk
 BROADCAST, REDUCE, REDUCE_2_PHASE = Call("broadcast", 2), Call("reduce", 2), Call("reduce", 2, two_phase=True)
 BARRIER, OOM = Call("barrier"), Call(NO_MEMORY, oom=True)
 EXCHANGE, EXCHANGE_3 = Call("exchange"), Call("exchange", 3)  # which agree
-FLAT_3_BUS, BROADCAST_3, BROADCAST_3_BUS = (
-    FLAT_3._replace(bus=True),
-    Call("broadcast", 3),
-    Call("broadcast", 3, bus=True),
-)
+FLAT_3_BUS, BROADCAST_3_BUS = FLAT_3._replace(bus=True), Call("broadcast", 3, bus=True)
 EXCHANGE_3_BUS, REDUCE_BUS = EXCHANGE_3._replace(bus=True), REDUCE._replace(bus=True)
 PEERS = [call._replace(bus=True, peers=True) for call in (Call("broadcast", 3), EXCHANGE_3)]
 HALVES = FLAT_3._replace(bus=True, peers=True, halves=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from cases import Case, Shape
 
 FLOAT_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 BIT_OPS = ("BAND", "BOR", "BXOR")
@@ -89,11 +88,6 @@ def _reduced_integers(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Te
         total = result.astype(np.int64)
         result = (np.sign(total) * (abs(total) // len(arrays))).astype(result.dtype)
     return torch.from_numpy(np.array(result)).reshape(tensors[0].shape)
-
-
-def reduced_case(case: Case, slot: int = 0, shape: Shape | None = None) -> torch.Tensor:
-    """What a case's reduction of everybody's `slot` must give."""
-    return reduced([case.number(rank, slot, shape) for rank in range(case.size)], case.op_name)
 
 
 def same_bytes(actual: torch.Tensor, expected: torch.Tensor) -> bool:
