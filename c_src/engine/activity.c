@@ -1,6 +1,7 @@
 #include "engine/activity.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/pause.h"
 
@@ -62,9 +63,7 @@ uint64_t mpp_call_begins(int64_t now) {
 void mpp_call_returns(int is_complete) {
     mpp_record *r = record_of(called.number);
     if (is_complete && r && !r->complete) r->complete = now_ns(); /* it took no operation */
-    called.number = 0;
-    called.begun = 0;
-    called.details = 0;
+    memset(&called, 0, sizeof called); /* one that failed before it had an operation has left its kind */
 }
 
 void mpp_call_details(uint64_t details) { called.details = details; }

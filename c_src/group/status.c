@@ -5,6 +5,7 @@
  * A request is a line: "status", "stacks", "dump", "timeline" or "others ...", which Python takes apart. The answer
  * goes until the end of the connection. Only the owner of the process and root get one. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@
 /* Of an activity, which other threads change meanwhile. */
 #define NOW(field) atomic_load_explicit(&(field), memory_order_relaxed)
 
-enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, STACKS_NAP_NS = 50000000 };
+enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, NAP_NS = 50000000 };
 
 static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
@@ -154,7 +155,7 @@ static void write_stacks(FILE *out) {
     if (status.stacks < 0 || ftruncate(status.stacks, 0) || lseek(status.stacks, 0, SEEK_SET)) return;
     if (kill(getpid(), status.stack_signal)) return; /* who called init_process_group may have ended */
     for (int look = 0; look < STACKS_LOOKS && (size == 0 || size != before); look++) {
-        nap(STACKS_NAP_NS);
+        nap(NAP_NS);
         before = size;
         size = lseek(status.stacks, 0, SEEK_END);
     }
@@ -234,14 +235,23 @@ static void answer(int connection) {
     free(text);
 }
 
+/* Without a descriptor or memory left this thread waits for one. Else the socket has ended: mpp_status_stop. */
+static int may_accept_later(void) {
+    return errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM || errno == ECONNABORTED;
+}
+
 static void *answer_forever(void *unused) {
     (void)unused;
-    int connection;
-    while ((connection = accept4(status.listening, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+    for (;;) {
+        int connection = accept4(status.listening, NULL, NULL, SOCK_CLOEXEC);
+        if (connection < 0 && !may_accept_later()) return NULL;
+        if (connection < 0) {
+            nap(NAP_NS);
+            continue;
+        }
         answer(connection);
         close(connection);
     }
-    return NULL; /* mpp_status_stop */
 }
 
 static int listen_at(const char *path) {

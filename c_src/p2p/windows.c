@@ -228,6 +228,7 @@ int mpp_window_listen(uintptr_t window) {
     replace_listener(g, l);
     w->listens = 1;
     mpp_start(&l->op, 0);
+    mpp_no_longer_active(&l->op); /* which counts whatever goes on */
     return 0;
 }
 

@@ -185,3 +185,36 @@ def test_an_exchange_that_is_aborted(ranks):
     assert ranks.finish([before.op, op, after.op]) == [FAILED] * 3
     ranks.release([op, after.op, before.op])
     assert ranks.lib.mpp_group_active(ranks.groups[0]) == 0
+
+
+def test_the_next_call_is_counted_as_what_it_is(ranks):
+    """Whatever the one before it, which had no memory and so never began, would have been."""
+    lib, ffi, group = ranks.lib, ranks.ffi, ranks.groups[0]
+    assert lib.mpp_group_describe(group, b"")
+    refused = []
+    for failing, kind in (("all_reduce", "barrier"), ("broadcast", "all_gather")):
+        lib.mpp_call_begins(1)
+        refused.append(started(ranks, 0, failing, 10, LARGE))
+        lib.mpp_call_returns(0)
+        assert ranks.failure(refused[-1].op)[0] == MEMORY
+        others = [started(ranks, rank, failing, 10) for rank in range(1, ranks.size)]
+        ranks.finish([call.op for call in others])
+        ranks.release([call.op for call in others])
+        check_done(ranks, [started(ranks, rank, kind, 10) for rank in range(ranks.size)])
+    ranks.release([call.op for call in refused])
+    figures, late = ffi.new("uint64_t[]", 3 * lib.MPP_CALL_KINDS + 2), ffi.new("int64_t[]", ranks.size)
+    assert lib.mpp_group_statistics(group, figures, late)
+    counted = {kind for kind in range(lib.MPP_CALL_KINDS) if figures[3 * kind]}
+    assert counted == {lib.MPP_BARRIER, lib.MPP_ALL_GATHER}
+
+
+def test_a_window_that_listens_is_no_operation(ranks):
+    """So a group with one has nothing pending, and can tell when its operations are over."""
+    lib, group = ranks.lib, ranks.groups[0]
+    memory = np.zeros(lib.mpp_counters_size(ranks.size), np.uint8)
+    window = lib.mpp_window_new(group, 1, SCRATCH.ctypes.data, SCRATCH.nbytes, memory.ctypes.data)
+    assert lib.mpp_window_listen(window) == 0
+    assert lib.mpp_group_active(group) == 0
+    assert lib.mpp_window_close(window) == 0
+    lib.mpp_window_release(window)
+    assert lib.mpp_group_active(group) == 0

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -95,6 +96,29 @@ def test_a_job_that_ends_while_it_is_asked(directory: Path) -> None:
     assert all("does not answer" in rank.problem and "ended" in rank.problem for rank in ranks)
     assert files.all_sockets() == []
     assert list(directory.iterdir()) == []
+
+
+def _naps(thread: Path) -> float:
+    """How often a thread has gone to sleep; without end: it is not there any more."""
+    with contextlib.suppress(OSError):
+        for line in (thread / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches"):
+                return int(line.split()[1])
+    return float("inf")
+
+
+def test_a_process_without_descriptors_answers_once_it_has_some(directory: Path) -> None:
+    with servers(directory, 1):
+        (server,) = files.all_sockets()
+        (thread,) = (each for each in Path(f"/proc/{server.pid}/task").iterdir() if each.name != str(server.pid))
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        assert ask([server], "status", 20), "the kernel has kept a descriptor for who comes next"
+        naps, until = _naps(thread), time.monotonic() + 20
+        while _naps(thread) < naps + 5:  # it finds none for another one, again and again
+            assert time.monotonic() < until
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        assert ask([server], "status", 20)
 
 
 @pytest.mark.parametrize("length", [106, 107, 108, 250])
