@@ -9,10 +9,7 @@
 
 /* ---- one call after the other ---- */
 
-static void leave_queue(mpi_collective *c) {
-    c->last_issued = 1;
-    c->op.group->issuing = c->later;
-}
+static void leave_queue(mpi_collective *c) { MPP_TAKE_OUT(c->op.group->issuing, later, c); }
 
 static void enter_queue(mpi_collective *c) { *MPP_END_OF(c->op.group->issuing, later) = c; }
 
@@ -38,25 +35,21 @@ static int step(mpp_op *op) {
         if (!c->active) {
             if (c->index == c->calls) return MPP_DONE;
             if (op->group->issuing != c) return MPP_PENDING;
-            if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) {
-                leave_queue(c);
-                return mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
-            }
-            if (op->staging && !mpp_stage_open(op, c->index * c->stride)) {
-                if (!op->failure) return MPP_PENDING;
-                leave_queue(c);
-                return MPP_FAILED;
-            }
-            int error = c->issue(c);
-            if (error || c->index + 1 == c->calls) leave_queue(c);
-            if (error) return mpp_fail(op, MPP_FAILURE_MPI, error);
+            int error = 0, is_there = 1;
+            if (atomic_load_explicit(&op->group->aborted, memory_order_relaxed)) mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+            else if (op->staging) is_there = mpp_stage_open(op, c->index * c->stride);
+            if (!is_there && !op->failure) return MPP_PENDING;
+            if (!op->failure) error = c->issue(c);
+            if (error) mpp_fail(op, MPP_FAILURE_MPI, error);
+            if (op->failure || c->index + 1 == c->calls) leave_queue(c);
+            if (op->failure) return MPP_FAILED;
             c->active = 1;
         }
         state = mpp_test(op, &c->request);
         if (state == MPP_PENDING) return state;
         c->active = 0;
         if (state == MPP_FAILED) {
-            if (!c->last_issued) leave_queue(c);
+            leave_queue(c);
             return state;
         }
         if (c->finish) c->finish(c);

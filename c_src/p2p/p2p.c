@@ -202,7 +202,7 @@ static int compare_calls(message_op *m) {
     }
     m->tag = mpp_shm_tag(m->op.group);
     if (m->later_tag) *m->later_tag = mpp_shm_tag(m->op.group);
-    if (mpp_shm_has_carried(agreement)) give_up(m); /* no message is needed */
+    if (((const shm_op *)agreement)->carries) give_up(m); /* no message is needed */
     else if (m->begin_messages) m->begin_messages(m);
     return 1;
 }

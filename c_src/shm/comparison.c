@@ -37,10 +37,8 @@ mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root
 
 int mpp_arrived_to_compare(mpp_op *op, int rank) {
     int there = op->agreement->arrived(op->agreement, rank);
-    return there > 1 && !mpp_shm_has_carried(op->agreement) ? 1 : there;
+    return there > 1 && !((const shm_op *)op->agreement)->carries ? 1 : there;
 }
-
-int mpp_shm_has_carried(const mpp_op *agreement) { return ((const shm_op *)agreement)->carries; }
 
 int mpp_shm_next_tag(const mpp_group *g) {
     return g->first_tag + (int)(g->channel->exchanges % (unsigned)(g->tag_count / 2));

@@ -100,7 +100,7 @@ struct shm_op {
     shm_op *second;            /* of a sum between devices: stands behind this one until it is begun */
     size_t block;              /* of the same: bytes that each rank reduces, the last ones less */
     uintptr_t received;        /* and where the others' of this rank's come; of a second half: what has become of it */
-    int carries; /* of an exchange: its data goes through the slots; known once the calls have been compared */
+    int carries; /* of an exchange: its data goes through the slots; known, and alike, once the calls are compared */
     size_t chunk_bytes;
     size_t widening;        /* chunks but for the first are so many times as long, in wide slots; 1: they are not */
     uint64_t batches;       /* how many chunks it takes to carry chunk_bytes of every block: see mpp_ranks_per_slot() */
@@ -157,8 +157,6 @@ static inline int mpp_sends_early(const mpp_group *g) {
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
     return g->channel && (int64_t)bytes <= g->channel->limits[kind];
 }
-/* Whether collectives go over the channel, short ones at least. */
-static inline int mpp_carries(const mpp_group *g) { return mpp_is_ours(g, MPP_EXCHANGE, 0); }
 
 /* ---- for operations over shared memory ---- */
 
@@ -179,9 +177,6 @@ mpp_op *mpp_shm_agree(mpp_group *g, int kind, const mpp_reduction *how, int root
                       size_t element, int place);
 /* `arrived` of an operation that is compared first. Where MPI moves its data, it only says that a rank has come. */
 int mpp_arrived_to_compare(mpp_op *op, int rank);
-/* Of an exchange: whether all has been moved by then, but the block from this rank to itself: the same on every rank.
- */
-int mpp_shm_has_carried(const mpp_op *agreement);
 /* The tag of an exchange that was compared: the next one after those of all exchanges before. */
 int mpp_shm_tag(mpp_group *g);
 /* The same while the calls are compared. */
