@@ -14,7 +14,7 @@ struct mpi_collective {
     mpi_handle request;
     int kind, place; /* enum mpp_call_kind, enum mpp_place: for the comparison of calls */
     int agreed;      /* all ranks call the same, or nobody compares */
-    int active; /* a call of MPI's is under way */
+    int active;      /* a call of MPI's is under way */
     size_t index, calls;
     const char *in;
     char *out;
