@@ -30,7 +30,8 @@ static size_t room(const mpp_channel *c) { return c->slot_bytes - whole_lines(le
 
 static int may_carry(const mpp_group *g) {
     const mpp_channel *c = g->channel;
-    return mpp_is_ours(g, MPP_EXCHANGE, 0) && c->size > 1 && !c->topology && whole_lines(lengths_bytes(c)) <= c->slot_bytes / 2;
+    return mpp_is_ours(g, MPP_EXCHANGE, 0) && c->size > 1 && !c->topology &&
+           whole_lines(lengths_bytes(c)) <= c->slot_bytes / 2;
 }
 
 static int places(const mpp_channel *c) {
