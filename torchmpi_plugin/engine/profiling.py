@@ -19,9 +19,9 @@ import functools
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,8 @@ from .. import operations, torch_internals
 from ..errors import attempt
 from ..names import BACKEND
 from .work import Work
+
+T = TypeVar("T")
 
 #: Whether this thread is being profiled.
 wanted: Callable[[], bool] = torch_internals.find("torch.autograd:_profiler_enabled")
@@ -111,17 +113,15 @@ def begin(
         event.__enter__()
 
 
-@contextlib.contextmanager
-def of_several(backend: str, operation: str, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
-    """An event for a call that consists of several operations: in another backend's name it has one, and they none."""
+def of_several(backend: str, operation: str, inputs: Sequence[torch.Tensor], call: Callable[[], T]) -> T:
+    """Make a call that consists of several operations: in another backend's name it has one event, and they none."""
     if backend == BACKEND or not wanted():
-        yield
-        return
+        return call()
     thread = threading.get_ident()
     _in_several.add(thread)
     try:
         with _OperatorEvent(f"{backend}:{operation}", inputs, {}):
-            yield
+            return call()
     finally:
         _in_several.discard(thread)
 

@@ -46,9 +46,8 @@ def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedW
     for tensor in tensors:
         reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
     memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
-    with profiling.of_several(group.known_as, "all_reduce", tensors):
-        works = _each(group, "allreduce", [([each], opts) for each in tensors], memories)
-    return CoalescedWork(works, list(tensors))
+    begin = functools.partial(_each, group, "allreduce", [([each], opts) for each in tensors], memories)
+    return CoalescedWork(profiling.of_several(group.known_as, "all_reduce", tensors, begin), list(tensors))
 
 
 def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
@@ -60,8 +59,8 @@ def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tenso
     columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
     sources, memories = _apart(columns, inputs, name)
     calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
-    with profiling.of_several(group.known_as, "all_gather", inputs):
-        works = _each(group, "allgather", calls, memories)
+    begin = functools.partial(_each, group, "allgather", calls, memories)
+    works = profiling.of_several(group.known_as, "all_gather", inputs, begin)
     return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
 
 

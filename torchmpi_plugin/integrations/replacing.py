@@ -39,20 +39,19 @@ def replace(names: Collection[str]) -> None:
 
     def get_name(group: Any = None) -> str:
         present = get_backend(group)
-        return _known_as(group) if present == BACKEND else present
+        return _ours(group).known_as if present == BACKEND else present
 
     dist.is_backend_available = lambda backend: available(meant(backend, names) or backend)
     dist.get_backend = functools.wraps(get_backend)(get_name)  # type: ignore[assignment]
 
 
-def _known_as(group: Any) -> str:
-    """The name that the program has for a group of mpiplus's."""
+def _ours(group: Any) -> Any:
+    """The group of mpiplus's behind one of the program's, the world if None; None: another backend carries it out."""
     import torch.distributed as dist
 
     from ..api.backend import group_of
 
-    ours = group_of(dist.group.WORLD if group is None else group)
-    return ours.known_as if ours else BACKEND
+    return group_of(dist.group.WORLD if group is None else group)
 
 
 def meant(backend: str | None, names: Collection[str]) -> str | None:
@@ -64,7 +63,6 @@ def meant(backend: str | None, names: Collection[str]) -> str | None:
 
 
 def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     signature = inspect.signature(original)
@@ -85,10 +83,8 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
             del given.arguments["pg_options"]
         made = original(*given.args, **given.kwargs)
         if (backend or of_world) == BACKEND:  # not else: a program of torch's own backends needs no MPI
-            from ..api.backend import group_of
-
-            if ours := group_of(dist.group.WORLD if makes_the_world else made):
-                ours.known_as = asked or (BACKEND if makes_the_world else _known_as(None))
+            if ours := _ours(None if makes_the_world else made):
+                ours.known_as = asked or _ours(None).known_as
         return made
 
     return replacing

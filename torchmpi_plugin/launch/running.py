@@ -145,7 +145,6 @@ def init_process_group_from_backend(backend: str | dist.Backend | None = None) -
     if torch.cuda.is_available():
         torch.cuda.set_device(queries.get_local_rank() % torch.cuda.device_count())
     world = members.find(None, "init_process_group_from_backend")
-    assert world is not None
     dist.all_reduce(torch.zeros(1, device=world.device))
     log.info("rank %d of %d is up on %s", world.rank, world.size, name)
 
