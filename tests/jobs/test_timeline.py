@@ -58,6 +58,13 @@ def test_ranks_that_are_killed(job: Job) -> None:
     assert sum(event["name"] == "barrier (not complete)" for event in events) == 2
 
 
+def test_a_rank_without_room(job: Job) -> None:
+    """Its timeline is lost, and nobody else's."""
+    outcome = ended(launch(job, 2, "no_room_for_calls.py", options=("--timeline", "t.json")), 0)
+    outcome.says("there will be no timeline of rank 1: .*No space left", "1 operations of 1 of 2 ranks")
+    check(job.directory / "t.json")
+
+
 @pytest.mark.every_change
 def test_of_a_running_job(job: Job) -> None:
     """However it was started."""

@@ -5,6 +5,7 @@ At the begin and at the end of a world clocks are compared, and at the end the f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -40,16 +41,15 @@ class Recording:
     """Of one world.
 
     Args:
-        directory: where the files go.
-        job: a name that no other job has.
+        text: the file for what is no call; the ring of calls lies beside it.
         rank, size, node: of this rank: see ``rows.Kinds``.
     """
 
-    def __init__(self, directory: Path, job: str, rank: int, size: int, node: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.text = directory / f"{job}.{rank}.json"
-        self._lines = self.text.open("w", buffering=1)
-        self._kinds = Kinds(self.say, rank, size, node, self._keep_in(self.text.with_suffix(".calls")))
+    def __init__(self, text: Path, rank: int, size: int, node: int) -> None:
+        self.text = text
+        text.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = text.open("w", buffering=1)
+        self._kinds = Kinds(self.say, rank, size, node, self._keep_in(text.with_suffix(".calls")))
         self._steps, self._optimizer = 0, lambda: None
         self._hook = register_optimizer_step_post_hook(self._note_step)
         _bridge.set_timeline(self._kind_of)
@@ -121,11 +121,13 @@ def begin(world: Any) -> None:
         return
     rank, communicator = world.rank(), world.communicator
     digest = hashlib.sha256(communicator.secret.encode()).hexdigest()[:8]
-    job = f"{os.environ.get('MASTER_PORT', '0')}-{digest}"
+    text = Path(wanted, f"{os.environ.get('MASTER_PORT', '0')}-{digest}.{rank}.json")
     try:
-        current = Recording(Path(wanted), job, rank, world.size(), communicator.place.node_rank)
+        current = Recording(text, rank, world.size(), communicator.place.node_rank)
     except (OSError, MemoryError) as error:
         log.warning("mpiplus: there will be no timeline of rank %d: %s", rank, error)
+        with contextlib.suppress(OSError):  # files that say nothing would be taken for damaged ones, and the job's too
+            rows.remove(text)
         return
     _compare_clocks(world, "begin", current)
 
