@@ -199,9 +199,11 @@ def test_two_ranks_on_a_host_have_nothing_to_tune(tmp_path: Path, monkeypatch: p
         ("info --timeout nan", "'nan' is not a number of seconds"),
         ("status --interval inf", "inf is not in the range"),
         ("status --watch nan", "--watch takes seconds"),
+        ("status --timeline t.txt", "t.txt must end with .json, .json.gz or .html"),
+        ("status --timeline nowhere/t.json", "there is no directory"),
     ],
 )
-def test_numbers_that_nothing_can_be_done_with(command: str, problem: str) -> None:
+def test_arguments_that_nothing_can_be_done_with(command: str, problem: str) -> None:
     result = CliRunner().invoke(cli.main, command.split())
     assert result.exit_code == 2
     assert problem in " ".join(click.unstyle(result.output).split())

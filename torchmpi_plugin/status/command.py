@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from ..seconds import LONGEST, Seconds
+from ..timeline.command import drawable, write
 from .asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
 from .files import RankSocket, all_sockets
 from .screen import attention_of, job_line, late_of, screen_of
@@ -51,6 +52,7 @@ _ALL, _EVERY = "all", "2"
     "--timeline",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=drawable,
     help="Write the last operations of all ranks there, as mpiplus timeline does.",
 )
 def status(
@@ -104,7 +106,7 @@ def status(
 
 
 def _draw(sockets: Sequence[RankSocket], file: Path) -> None:
-    from ..timeline import command, operations, rows
+    from ..timeline import operations, rows
 
     recorded = []
     for told in ask_words(sockets, "timeline", PYTHON_SECONDS, None):
@@ -114,7 +116,7 @@ def _draw(sockets: Sequence[RankSocket], file: Path) -> None:
             click.echo(f"rank {told.rank}: {told.problem or 'gave an answer that was cut off'}", err=True)
     if not recorded:
         raise click.ClickException("no rank has answered")
-    command.write(operations.of(recorded), file)
+    write(operations.of(recorded), file)
 
 
 def _jobs() -> dict[str, list[RankSocket]]:
