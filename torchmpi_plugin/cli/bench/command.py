@@ -245,9 +245,11 @@ def _run(settings: dict[str, Any], files: Files) -> None:
     turns = (repeats, settings["block_seconds"])
     make_groups = tune.new_groups if files.tuning else partial(new_groups, settings["backends"], settings["front_end"])
     with open_session(settings["raw"], make_groups, files.why_not, device) as session:
-        console = print_facts(session.rank, facts := session.facts(), "mpiplus bench")
         tuned = {row.operation for row in tune.table(session.nodes, device).values()} if files.tuning else OPERATIONS
         names = settings["operations"] or [name for name in OPERATIONS if name in tuned]
+        if not {*tuned} & {*names}:
+            raise click.ClickException(f"--tune compares {', '.join(sorted(tuned))}, of which --ops names none")
+        console = print_facts(session.rank, facts := session.facts(), "mpiplus bench")
         link, bus = measure_link(session, *turns), measure_bus(session, *turns)
         cases = plan([OPERATIONS[name] for name in names], settings["sizes"], session.size)
         rows = [session.measure_case(case, *turns) for case in cases]
