@@ -1,12 +1,15 @@
-"""What processes are told that Open MPI's launcher has not started."""
+"""What processes are told that MPI's launcher has not started, where they cannot make a world."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from datetime import timedelta
 from types import ModuleType
 
 import pytest
 
+from torchmpi_plugin.errors import DistBackendError
 from torchmpi_plugin.lifecycle import bootstrap
 
 
@@ -18,3 +21,16 @@ def test_a_worker_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "MPICH" in told
     assert "mpirun" not in told
     assert "mpiplus run" not in told
+
+
+def test_a_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is told of its job."""
+
+    class Ended(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, _: list[str], **how: object) -> None:
+            super().__init__([sys.executable, "-c", ""], **how)  # type: ignore[call-overload]
+            super().wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(DistBackendError, match="the server on rank 0 did not start"):
+        bootstrap._serve(["a", "a"], timedelta(seconds=5))

@@ -7,6 +7,7 @@ short cut: there the user is told how to start the job instead.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -109,8 +110,9 @@ def _serve(nodes: list[str], timeout: timedelta) -> str:
         start_new_session=True,  # a Ctrl-C in the terminal must leave it to the ranks' MPI_Finalize
     )
     assert server.stdin is not None and server.stdout is not None
-    server.stdin.write(json.dumps(job) + "\n")
-    server.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and says no port
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.close()
     port = int(server.stdout.readline() or 0)
     server.stdout.close()
     server.returncode = 0  # it outlives this process: nobody waits for it
