@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from .api.public import exscan, get_comm, monitored_barrier, prometheus, scan, statistics
+    from .api.public import exscan, get_comm, monitored_barrier, prometheus, scan, shrink, statistics
     from .errors import RankFailedError
-    from .lifecycle.recovery import shrink
     from .options import Options
 
 # Loaded when asked for: torch imports this package at every `import torch`.
-_HOMES = {"Options": "options", "RankFailedError": "errors", "shrink": "lifecycle.recovery"}
+_HOMES = {"Options": "options", "RankFailedError": "errors"}
 
 __all__ = [
     "Options",

@@ -14,7 +14,7 @@ from expected import as_bytes
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import choice, communicator, tuning
-from torchmpi_plugin.communicator.config import GroupConfig
+from torchmpi_plugin.communicator.choice import GroupConfig
 from torchmpi_plugin.communicator.tuning import Tuning
 from torchmpi_plugin.group import splitting
 from torchmpi_plugin.node import node

@@ -13,7 +13,7 @@ from groups import only_up_to
 from sampling import count
 from torch.distributed import DistBackendError
 
-from torchmpi_plugin.engine import engine, grace
+from torchmpi_plugin.engine import engine
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 @pytest.mark.timeout(100)
 def test_destroyed_while_its_operations_fail(channel, monkeypatch) -> None:
     """The exit grace is over at once: what is pending fails in the background while the group's memory goes."""
-    monkeypatch.setattr(grace, "seconds", 0.001)
+    monkeypatch.setattr(engine, "grace_seconds", 0.001)
     for turn in range(count("groups destroyed with operations", 120, 40)):
         group = dist.new_group(None)
         works = []
@@ -47,7 +47,7 @@ def use_for_ever(group: dist.ProcessGroup, errors: list[Exception]) -> None:
 @pytest.mark.timeout(100)
 def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
     """They get an error, each time, and nothing else: not a group that is no more."""
-    monkeypatch.setattr(grace, "seconds", 0.01)
+    monkeypatch.setattr(engine, "grace_seconds", 0.01)
     for turn in range(count("groups destroyed under threads", 25, 10)):
         group, errors = dist.new_group(None), []
         threads = [threading.Thread(target=use_for_ever, args=(group, errors)) for _ in range(2)]

@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("errors", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "mpi", "store", "communicator", "engine", "timeline", "diagnosis"),
     ),
-    "api": ("errors", "operations", "torch_internals", "torch_operators", "tensors", "mpi", "group"),
+    "api": (GROUND, "tensors", "mpi", "group"),
     "lifecycle": (
         *(GROUND, "node", "launchers", "tensors", "mpi", "store", "communicator", "engine"),
         *("timeline", "status", "diagnosis", "group", "api"),

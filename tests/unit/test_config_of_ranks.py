@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmpi_plugin.communicator.config import GroupConfig, disagreement
+from torchmpi_plugin.communicator.choice import GroupConfig, disagreement
 
 
 def test_ranks_that_agree() -> None:

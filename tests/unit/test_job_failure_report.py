@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmpi_plugin.jobs.failure_report import result_of
-from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord
+from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord, result_of
 from torchmpi_plugin.jobs.stderr import TRACEBACK, StderrTail
 from torchmpi_plugin.names import NOT_ARRIVED
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
-from torchmpi_plugin.jobs.output import Stream, Terminal, destination
+from torchmpi_plugin.jobs.output import Stream, Terminal, destination, say
 from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
@@ -190,3 +190,10 @@ def test_streams_that_lead_to_one_place(tmp_path) -> None:
         assert destination(one) == destination(other) != destination(third)
     text = io.StringIO()
     assert destination(text) == destination(text) != destination(io.StringIO())
+
+
+def test_last_words_have_longer_than_a_thread_can_be_waited_for() -> None:
+    """As after `mpiplus run --grace 1e10`."""
+    stream = io.StringIO()
+    say(stream, "the end", 1e10)
+    assert stream.getvalue() == "the end"

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from torchmpi_plugin.cli.run.command import run
-from torchmpi_plugin.cli.run.options import files_of
+from torchmpi_plugin.cli.run.options import files_of, with_hyphens
 
 PAGE = Path(__file__).parents[2] / "docs/launching.md"
 
@@ -17,7 +17,10 @@ def test_each_option_is_known() -> None:
     theirs = [action.option_strings for action in get_args_parser()._actions if action.option_strings]
     ours = {spelling for option in run.params for spelling in option.opts}
     wanted = {spelling for spellings in theirs for spelling in spellings} - {"-h", "--help"}
-    assert sorted(wanted - ours) == []
+    assert sorted({with_hyphens(spelling) for spelling in wanted} - ours) == []
+    parsed = run.make_context("run", ["--log_dir", "a_b", "--nproc_per_node=2", "c_d.py", "--e_f"]).params
+    found = [parsed[name] for name in ("log_dir", "nproc_per_node", "program", "arguments")]
+    assert found == ["a_b", 2, "c_d.py", ("--e_f",)]
 
 
 def test_each_option_is_in_the_table() -> None:

@@ -18,8 +18,7 @@ from ..mpi import runtime
 from ..node import node, processes, shared_files
 from ..node.shared_files import Share
 from . import tuning
-from .choice import Choice, choose
-from .config import GroupConfig, disagreement
+from .choice import Choice, GroupConfig, choose, disagreement
 from .shared_memory import SLOTS, Footprint, Segment, attach, create_file, of_group, segment_size
 from .sharing import PRIVATE, SHORT_SLOT, TAGS, Tags
 from .steps import Steps

@@ -18,8 +18,8 @@ from ..errors import DistBackendError
 from ..mpi import runtime
 from ..store.checkin import CheckIn, Look
 from . import sharing
+from .choice import GroupConfig
 from .communicator import Communicator
-from .config import GroupConfig
 from .steps import Steps
 
 

@@ -275,6 +275,18 @@ def running() -> Engine | None:
     return None if runtime.forked else _engine
 
 
+#: For operations that are pending at an end, the program's, a group's or a window's: set by ``MPIPLUS_EXIT_GRACE`` when
+#: a world is made.
+grace_seconds = 0.0
+
+
+def wait_within_grace(true: Callable[[], bool]) -> None:
+    """Wait until it is so, or that time is over."""
+    until = time.monotonic() + grace_seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def mpi_error_text(code: int) -> str:
     """MPI's own words for an error code."""
     lib, ffi = runtime.shim()

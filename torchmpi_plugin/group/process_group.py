@@ -7,10 +7,10 @@ runs for dense tensors in host memory, where torch shows its tensors to C (DLPac
 on).
 
 - ``starting.py``: what Python has to say of a call before it begins
-- ``coalesced.py``: operations that consist of others; ``several.py``: several tensors for a rank
+- ``operands.py``: what C is given of others; ``coalesced.py``: operations that consist of others
 - ``sparse.py``, ``device_reductions.py``: reductions that are not C's
 - ``windows.py``: one-sided communication; ``splitting.py``: groups made of the group's ranks
-- ``ending.py``: the end of a group; ``failures.py``: what becomes of operations that fail
+- ``failures.py``: what becomes of operations that fail
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _bridge, operations, torch_internals
 from ..diagnosis import flight_recorder, frames
-from ..engine import profiling
-from ..engine.engine import Engine
+from ..engine import engine, profiling
 from ..engine.work import PendingWork, Work
+from ..mpi import runtime
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
-from . import coalesced, ending, forms, splitting, starting, windows
+from . import coalesced, forms, registration, splitting, starting, statistics, windows
 from .group import ProcessGroupMPI
 from .operands import Method, Plain
 
@@ -45,7 +45,7 @@ OWN = {row.name: Method(row).in_c for row in operations.OWN}
 
 
 @functools.cache
-def _connect(engine: Engine) -> None:
+def _connect(started: engine.Engine) -> None:
     """Tell C of the engine; once per process."""
     capsule = torch_internals.tensor_exchange()
     samples = {
@@ -58,13 +58,13 @@ def _connect(engine: Engine) -> None:
     }
     objects = (
         *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(flight_recorder)),
-        *(engine._registry, engine.watch, frames.NOT_THE_USERS),
+        *(started._registry, started.watch, frames.NOT_THE_USERS),
         *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor, starting.reduction),
     )
     types = (torch.Tensor, torch.nn.Parameter)
     #: By torch's number of an operation, which is its hash: ours, and whether it is AVG, and PREMUL_SUM.
     numbers = {int(kind): (code, kind == AVG, kind == PREMUL_SUM) for kind, code in OPERATIONS.items()}
-    _bridge.connect(engine.lib.mpp_entries_address(), capsule, types, samples, numbers, objects)
+    _bridge.connect(started.lib.mpp_entries_address(), capsule, types, samples, numbers, objects)
 
 
 def _front_end() -> tuple[CodeType, ...]:
@@ -73,12 +73,66 @@ def _front_end() -> tuple[CodeType, ...]:
     return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
+# ---- the end of a group ----
+
+#: How long rank 0 keeps the world's store for ranks that leave at about the same time.
+_DEPARTURES_SECONDS = 1.0
+
+
+def shutdown(group: ProcessGroupMPI) -> None:
+    """Free the group's communicator and memory, once its operations are complete. Idempotent.
+
+    What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
+    it is left for the end of the process.
+    """
+    if runtime.forked:
+        return
+    group._engine.check_thread(f"destroying {group.label}")
+    is_leaving = not group._left and not group.closed
+    group.leave()
+    if is_leaving and group.serves_store:
+        group.checkin.wait_for_departures(_DEPARTURES_SECONDS)
+    statistics.end(group)
+    group.take_back_failed()
+    # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
+    group._calls.broken = group._calls.broken or f"{group.label} is destroyed"
+    closed, group.closed = group.closed, True
+    if not closed:
+        torch_internals.forget_default(group)
+        _close_windows(group)
+        engine.wait_within_grace(lambda: _is_idle(group))
+        if group._lib.mpp_group_active(group._handle):
+            group._lib.mpp_group_abort(group._handle)
+            engine.wait_within_grace(lambda: not engine.is_waited_for(group))
+    with group.diagnosis.lock:
+        freed = not group.second_halves and group.communicator.free()
+    if freed and group.user_communicator is not None:
+        with runtime.exclusive():
+            if group.user_communicator:  # not null: the user has not freed it
+                group.user_communicator.Free()
+        group.user_communicator = None
+
+
+def _close_windows(group: ProcessGroupMPI) -> None:
+    closing, group.registrations = group.registrations, []
+    if any(one.takes_messages for one in closing):
+        group.communicator.may_be_sent_to = True  # others may not know yet that the window is closed
+    registration.close_all(closing, f"{group.label} is destroyed")
+
+
+def _is_idle(group: ProcessGroupMPI) -> bool:
+    """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
+    left = [work for work in group._engine.pending() if work.group is group]
+    active = int(group._lib.mpp_group_active(group._handle)) + len(group.second_halves)
+    return active == sum(work.abandoned for work in left) or engine.is_waited_for(group)
+
+
 _methods: dict[str, Any] = {row.method: Method(row).in_c for row in operations.ROWS if row.start} | coalesced.METHODS
 for _name in (*_methods, *forms.ALIASES):
     setattr(ProcessGroupMPI, _name, _methods[forms.ALIASES.get(_name, _name)])
 ProcessGroupMPI._connect = staticmethod(_connect)
 for _method in (
-    *(ending.shutdown, splitting.split_group, splitting.shrink),
+    *(shutdown, splitting.split_group, splitting.shrink),
     *(windows.new_window, windows.allocate_tensor, windows.supports_tensor_alloc),
 ):
     setattr(ProcessGroupMPI, _method.__name__, _method)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..engine import grace
+from ..engine import engine
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..node.shared_files import Share
 from ..tensors import allocation, arguments
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
     from ..node.processes import Process
 
 #: Enough for any shape.
@@ -83,8 +82,10 @@ class Registration:
         works: signals that are under way, or waited for.
     """
 
-    def __init__(self, engine: Engine, group: int, number: int, tensor: torch.Tensor, counters: torch.Tensor) -> None:
-        self._lib, self._engine = engine.lib, engine
+    def __init__(
+        self, running: engine.Engine, group: int, number: int, tensor: torch.Tensor, counters: torch.Tensor
+    ) -> None:
+        self._lib, self._engine = running.lib, running
         self._kept = tensor, counters
         self.peers: list[Peer] = []
         self.takes_messages = True
@@ -129,5 +130,5 @@ class Registration:
 
 def close_all(closing: Sequence[Registration], why: str) -> None:
     """The end of a group: nothing comes in any more."""
-    grace.wait_until(lambda: all([one.close(why) for one in closing]))
+    engine.wait_within_grace(lambda: all([one.close(why) for one in closing]))
     _unfinished.extend(one for one in closing if not one.closed)

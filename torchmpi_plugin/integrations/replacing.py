@@ -82,9 +82,9 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
             given.arguments.setdefault("timeout", options._timeout)
             del given.arguments["pg_options"]
         made = original(*given.args, **given.kwargs)
-        if (backend or of_world) == BACKEND:  # not else: a program of torch's own backends needs no MPI
-            if ours := _ours(None if makes_the_world else made):
-                ours.known_as = asked or _ours(None).known_as
+        # Not else: a program of torch's own backends needs no MPI.
+        if (backend or of_world) == BACKEND and (ours := _ours(None if makes_the_world else made)):
+            ours.known_as = asked or _ours(None).known_as
         return made
 
     return replacing

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..launchers.mpirun import Launcher, find_launcher, launch_command, launch_environment
-from .failure_report import result_of
 from .job_monitor import JobMonitor
 from .loop import run
-from .outcome import ANY, Ending, JobResult, RankRecord
+from .outcome import ANY, Ending, JobResult, RankRecord, result_of
 from .output import Terminal, Writer, destination
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec

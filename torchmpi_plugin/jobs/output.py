@@ -75,7 +75,7 @@ class Writer:
         """No more is to come; wait so long until the rest is written."""
         self._queue.put(None)
         if self._thread.ident is not None:
-            self._thread.join(seconds)
+            self._thread.join(min(seconds, threading.TIMEOUT_MAX))
 
     def _work(self) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import settings, torch_internals
 from ..api import backend, dispatcher
-from ..communicator import config, cuda_path, membership
+from ..communicator import choice, cuda_path, membership
 from ..communicator.communicator import Communicator
 from ..communicator.steps import Steps
 from ..diagnosis import comparison, flight_recorder
@@ -66,7 +66,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     rendezvous.check_arguments(doing, opts.timeout)
     cuda_aware.asked_for(cuda, os.environ)
     chosen = options or Options()
-    asked_for = config.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)
+    asked_for = choice.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)
     if is_world:
         ranks = list(range(opts.group_size))
         if bootstrap.needed(opts.group_size):

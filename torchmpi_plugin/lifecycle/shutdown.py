@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..diagnosis import frames, monitor
-from ..engine import grace
-from ..engine.engine import Engine, running, waiting
+from ..engine import engine
 from ..errors import DistBackendError
 from ..group import starting, world
 from ..mpi import failures, runtime
@@ -46,7 +45,7 @@ def read_settings() -> None:
     """With every new world. Not at exit, where a wrong value could no longer be refused."""
     global _abort_setting
     runtime.doubt = ""  # of a world that was given up before
-    _abort_setting, grace.seconds = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
+    _abort_setting, engine.grace_seconds = settings.ABORT_ON_EXCEPTION.value(), settings.EXIT_GRACE.value()
 
 
 @functools.cache
@@ -192,10 +191,10 @@ def at_exit() -> None:
     if runtime.forked or _done or not install.cache_info().currsize:
         return
     _done = True
-    engine = running()
+    ours = engine.running()
     if runtime.mpi().Is_finalized():
-        if engine is not None:
-            engine.stop()  # somebody finalised MPI under our feet; nothing may be called any more
+        if ours is not None:
+            ours.stop()  # somebody finalised MPI under our feet; nothing may be called any more
         if monitor.monitor is not None:
             monitor.monitor.stop()
         checkin.wait_for_threads(_STORE_GRACE)
@@ -208,10 +207,10 @@ def at_exit() -> None:
         _outlive_python(group.get_group_store())
     _outlive_python(tcp_store.kept)
     if _others_go_on():
-        _end_job_on_failure(engine is not None and bool(engine.pending()))
-    if engine is not None:
-        _end_job_if_busy(engine)
-        engine.stop()
+        _end_job_on_failure(ours is not None and bool(ours.pending()))
+    if ours is not None:
+        _end_job_if_busy(ours)
+        ours.stop()
     runtime.mpi().COMM_SELF.Delete_attr(_finalize_key())  # at our own end MPI must not call Python
     for group in world.remembered():
         group._calls.broken = group._calls.broken or f"{group.label} {starting.ENDED}"
@@ -219,9 +218,9 @@ def at_exit() -> None:
     runtime.shim().lib.mpp_cuda_release()
     if failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
         runtime.leave_unfinalized()
-    if not checkin.wait_for_threads(max(_STORE_GRACE, grace.seconds)):
+    if not checkin.wait_for_threads(max(_STORE_GRACE, engine.grace_seconds)):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")
-    if not runtime.prepare_finalize(grace.seconds):
+    if not runtime.prepare_finalize(engine.grace_seconds):
         abort_job("a call of MPI's was given up and has not come back, so that MPI cannot end in order")
 
 
@@ -231,16 +230,16 @@ def _outlive_python(kept: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _end_job_if_busy(engine: Engine) -> None:
-    grace.wait_until(lambda: all(work.abandoned or work in waiting.values() for work in engine.pending()))
+def _end_job_if_busy(ours: engine.Engine) -> None:
+    engine.wait_within_grace(lambda: all(work.abandoned or work in engine.waiting.values() for work in ours.pending()))
     # Threads that communicate by now are daemons, which end with Python, in silence.
-    waited, hook = list(waiting.values()), threading.excepthook
+    waited, hook = list(engine.waiting.values()), threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
-    for work in engine.pending():
+    for work in ours.pending():
         if work.abandoned:  # the user knows, and the others may be through; MPI may use the buffers to its end
             _outlive_python(work)
             runtime.doubt = f"{work} has failed, and MPI is still busy with it"
-    left = [work for work in engine.pending() if not work.abandoned and work not in waited]
+    left = [work for work in ours.pending() if not work.abandoned and work not in waited]
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
         cure = "wait() for them and call destroy_process_group() before the program ends"

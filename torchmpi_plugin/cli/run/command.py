@@ -42,13 +42,11 @@ class Numbers(NamedTuple):
     nnodes: int | None
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False, "token_normalize_func": options.with_hyphens})
 @click.option(
     "-n", "-np", "--nproc", "nproc", type=_POSITIVE, help="Ranks: all of them, or with --nnodes those of each node."
 )
-@click.option(
-    "--nproc-per-node", "--nproc_per_node", type=options.PER_NODE, help="Ranks on each node; auto, cpu: one per core."
-)
+@click.option("--nproc-per-node", type=options.PER_NODE, help="Ranks on each node; auto, cpu: one per core.")
 @click.option(
     "--nnodes",
     type=options.NODES,
@@ -58,25 +56,24 @@ class Numbers(NamedTuple):
 @click.option("--hosts", metavar="HOST[:N],...", help="Where: h1,h2 or h1:4,h2:4.")
 @click.option("--hostfile", type=click.Path(), help="A file with a node per line: h1, h1:4 or h1 slots=4.")
 @click.option("--map-by", metavar="POLICY", help="--map-by of mpirun, -map-by of MPICH's mpiexec.")
-@click.option("-m", "--module", "--module_mode", is_flag=True, help="PROGRAM is a Python module.")
+@click.option("-m", "--module", "--module-mode", is_flag=True, help="PROGRAM is a Python module.")
 @click.option(
-    *("-c", "--command", "--command_mode", "--no-python", "--no_python"),
+    *("-c", "--command", "--command-mode", "--no-python"),
     "command",
     is_flag=True,
     help="PROGRAM is a command, not a Python script.",
 )
 @click.option("--stdout", metavar="FORMAT", help=f"Also write each rank's stdout to a file. Fields: {_FIELDS}.")
 @click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
-@click.option("--log-dir", "--log_dir", metavar="DIR", help=f"The same for all, and error files: {options.LAYOUT}.")
+@click.option("--log-dir", metavar="DIR", help=f"The same for all, and error files: {options.LAYOUT}.")
 @click.option(
-    *("--local-ranks-filter", "--local_ranks_filter"),
+    "--local-ranks-filter",
     metavar="RANKS",
     callback=options.parse_ranks,
     help="Show only these of each node: 0,1.",
 )
 @click.option(
     "--max-restarts",
-    "--max_restarts",
     metavar="N",
     type=click.IntRange(min=0),
     default=0,
@@ -111,10 +108,10 @@ class Numbers(NamedTuple):
     help="Write there who called what when: .json, .json.gz for Perfetto, or an .html page.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
-@click.option("--node-rank", "--node_rank", type=int, hidden=True)
-@click.option("--master-addr", "--master_addr", hidden=True)
-@click.option("--master-port", "--master_port", type=int, hidden=True)
-@click.option("--world-size", "--world_size", type=_POSITIVE, hidden=True)
+@click.option("--node-rank", type=int, hidden=True)
+@click.option("--master-addr", hidden=True)
+@click.option("--master-port", type=int, hidden=True)
+@click.option("--world-size", type=_POSITIVE, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
 @options.torchrun_options
 @click.argument("program")
@@ -285,7 +282,7 @@ def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes
 
 def ineffective(given: Mapping[str, Any]) -> list[str]:
     """Return an advice to a user whose options would need a launcher of our own."""
-    names = [f"--{name.replace('_', '-')}" for name in _NEED_A_LAUNCHER if given.get(name)]
+    names = [f"--{options.with_hyphens(name)}" for name in _NEED_A_LAUNCHER if given.get(name)]
     if not names:
         return []
     verb = "has" if len(names) == 1 else "have"

@@ -45,6 +45,11 @@ _RANK = "attempt_{attempt}/{rank}"
 LAYOUT = "attempt_0/RANK/stdout.log, stderr.log, error.json"
 
 
+def with_hyphens(name: str) -> str:
+    """An option's name, in which torchrun takes underscores as well."""
+    return name.replace("_", "-")
+
+
 class _PerNode(click.IntRange):
     """A number, or ``auto`` or ``cpu``: one rank for each core that this process may use."""
 
@@ -113,7 +118,7 @@ def files_of(log_dir: str | None, stdout: str | None, stderr: str | None) -> dic
 def torchrun_options(function: _Function) -> _Function:
     """Declare them, hidden, for a click command."""
     for name in (*_WITHOUT_EFFECT, *_REFUSED):
-        spellings = [name, *dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), *_SHORT.get(name, ())]
+        spellings = [name, f"--{with_hyphens(name)}", *_SHORT.get(name, ())]
         callback = _refuse if name in _REFUSED else None
         option = click.option(*spellings, is_flag=name in _FLAGS, default=None, hidden=True, callback=callback)
         function = option(function)
@@ -123,13 +128,13 @@ def torchrun_options(function: _Function) -> _Function:
 def _refuse(context: click.Context, option: click.Parameter, value: object) -> None:
     if value is not None and not context.resilient_parsing:
         name = str(option.name)
-        raise click.UsageError(f"--{name.replace('_', '-')} is torchrun's. With mpiplus run: {_REFUSED[name]}")
+        raise click.UsageError(f"--{with_hyphens(name)} is torchrun's. With mpiplus run: {_REFUSED[name]}")
 
 
 def no_effect(given: Mapping[str, object]) -> list[str]:
     """Return a warning to a user who gives options that change nothing."""
     return [
-        f"--{name.replace('_', '-')} has no effect: {reason}"
+        f"--{with_hyphens(name)} has no effect: {reason}"
         for name, reason in _WITHOUT_EFFECT.items()
         if given.get(name) is not None
     ]
