@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .names import describe_ranks
 
-PROTOCOL = 14
+PROTOCOL = 15
 #: Of a build that does not say, since it is older than the number.
 UNKNOWN = 0
 

@@ -361,3 +361,16 @@ def test_an_exchange_that_one_rank_does_not_make(count: int, new_group) -> None:
         assert outs.view(size, count).eq(torch.arange(float(size))[:, None]).all()
     dist.barrier(group=group)
     assert not group.communicator.comm.Iprobe()
+
+
+@pytest.mark.parametrize("what", ["dtype", "shape", "dimensions", "reduction"])
+def test_sparse_tensors(what: str, new_group) -> None:
+    """Their entries are only moved by MPI: the ranks compare what they are to do with them."""
+    group, is_first, same = new_group(None), dist.get_rank() == 0, torch.eye(3).to_sparse()
+    others = {"dtype": torch.eye(3, dtype=torch.int32).to_sparse(), "shape": torch.eye(4).to_sparse()}
+    others["dimensions"] = torch.eye(3).to_sparse(1)
+    op = dist.ReduceOp.AVG if what == "reduction" and not is_first else dist.ReduceOp.SUM
+    with pytest.raises(dist.DistBackendError, match=r"another dtype, shape or .*rank 0 \(float32, \[3, 3\]\)"):
+        dist.all_reduce(same.clone() if is_first else others.get(what, same.clone()), op, group)
+    dist.all_reduce(same, group=group)
+    assert same.to_dense().equal(dist.get_world_size() * torch.eye(3))

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _bridge
 from ..engine.work import Work
 from ..errors import DistBackendError
 from ..names import describe_ranks
 from ..tensors.arguments import ArgumentError, check
-from ..tensors.dtypes import AVG, SUM, kind_of
+from ..tensors.dtypes import AVG, DTYPES, SUM, kind_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-#: A tensor has at most 64 dimensions.
-_LONGEST_HEADER = 3 + 64
+#: Entries, the number of what follows, dtype, reduction, sparse dimensions, and the shape: at most 64 dimensions.
+_LONGEST_HEADER = 5 + 64
 
 
 def _gather(group: dist.ProcessGroup, tensor: torch.Tensor, shapes: list[list[int]]) -> list[torch.Tensor]:
@@ -54,7 +55,7 @@ def all_reduce(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], opts: 
     if len({(one.sparse_dim(), one.shape, one.dtype, one.device) for one in mine}) > 1:
         raise ArgumentError("all_reduce: a rank's sparse tensors must have one shape, dtype and device")
     indices, values = torch.cat([one.indices() for one in mine], dim=1), torch.cat([one.values() for one in mine])
-    entries = _agree(group, [dimensions, *shape], len(values))
+    entries = _agree(group, [DTYPES.get(values.dtype, -1), int(kind), dimensions, *shape], len(values))
     all_indices = _gather(group, indices.contiguous(), [[dimensions, n] for n in entries])
     all_values = _gather(group, values.contiguous(), [[n, *values.shape[1:]] for n in entries])
     total = torch.cat(all_values)
@@ -91,9 +92,9 @@ def _agree(group: dist.ProcessGroup, mine: list[int], entries: int) -> list[int]
     headers = [each.tolist() for each in _gather(group, header, [[_LONGEST_HEADER]] * group.size())]
     others = [rank for rank, each in enumerate(headers) if each[1:] != headers[0][1:]]
     if others:
-        shape = headers[0][3 : 2 + headers[0][1]]
+        dtype, _, _, *shape = headers[0][2 : 2 + headers[0][1]]
         raise DistBackendError(
-            f"all_reduce: {describe_ranks(others)} passed a sparse tensor of another shape or number of sparse "
-            f"dimensions than rank 0 ({shape})"
+            f"all_reduce: {describe_ranks(others)} passed a sparse tensor of another dtype, shape or number of sparse "
+            f"dimensions than rank 0 ({_bridge.DTYPES[dtype]}, {shape}), or another reduction"
         )
     return [int(each[0]) for each in headers]
