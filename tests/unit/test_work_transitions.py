@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from torchmpi_plugin.engine import engine
 from torchmpi_plugin.engine import work as work_module
-from torchmpi_plugin.engine.work import PendingWork
+from torchmpi_plugin.engine.work import CoalescedWork, PendingWork
 from torchmpi_plugin.errors import DistBackendError
 
 HANDLE = 7
@@ -196,3 +197,19 @@ def test_a_future_is_resolved_where_telling_fails() -> None:
     with pytest.raises(KeyboardInterrupt):
         case.deadline()
     assert "timed out" in case.outcome()
+
+
+def test_the_time_for_several_operations_is_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Late:
+        def wait(self, timeout: timedelta) -> None:
+            given.append(timeout.total_seconds())
+            now[0] += given[-1]
+            raise DistBackendError("late")
+
+    late: Any = [Late(), Late(), Late()]
+    with pytest.raises(DistBackendError, match="late"):
+        CoalescedWork(late, []).wait(timedelta(seconds=5))
+    assert given[0] == 5.0 and sum(given[1:]) < 1

@@ -314,11 +314,12 @@ class CoalescedWork(Work):
         self._tensors = tensors
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all of them; the first error is raised once all are over."""
-        errors = []
+        """Wait for all of them, for ``timeout`` together; the first error is raised once all are over, or given up."""
+        errors, until = [], time.monotonic() + (timeout.total_seconds() if timeout else 0.0)
         for work in self._works:
             try:
-                work.wait(timeout)
+                # Not zero, which would be no limit.
+                work.wait(timedelta(seconds=max(0.001, until - time.monotonic())) if timeout else None)
             except DistBackendError as error:
                 errors.append(error)
         if errors:
