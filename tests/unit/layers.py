@@ -68,7 +68,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("flavours", "names", "operations", "options", "seconds", "settings"),
         *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),
     ),
-    DOOR: ("errors", "names", "options", "settings", "torch_internals", "api", "lifecycle"),
+    DOOR: ("errors", "names", "options", "settings", "torch_internals", "api"),
 }
 
 #: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
