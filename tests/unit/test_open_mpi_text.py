@@ -33,4 +33,4 @@ def test_a_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "Popen", Ended)
     with pytest.raises(DistBackendError, match="the server on rank 0 did not start"):
-        bootstrap._serve(["a", "a"], timedelta(seconds=5))
+        bootstrap.serve(["a", "a"], timedelta(seconds=5))

@@ -53,7 +53,7 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
         raise RuntimeError(_open_mpi_text(library, size))
     meeting = CheckIn(store, "bootstrap", rank, size)
     nodes = meeting.gather("node", node.identity(), timeout, _DOING)
-    offer = _serve(nodes, timeout) if rank == 0 else ""
+    offer = serve(nodes, timeout) if rank == 0 else ""
     offer = meeting.gather("server", offer, timeout, _DOING)[0]
     _initialise(_connect(json.loads(offer), rank, timeout), rank, size, timeout.total_seconds())
     meeting.gather("world", "", timeout, _DOING)
@@ -92,7 +92,7 @@ def process_mapping(nodes: list[str]) -> str:
     return f"(vector,{','.join(f'({number},1,{length})' for number, length in runs)})"
 
 
-def _serve(nodes: list[str], timeout: timedelta) -> str:
+def serve(nodes: list[str], timeout: timedelta) -> str:
     """Start the server; what the others must know of it."""
     one_node = len(set(nodes)) == 1
     job = {
