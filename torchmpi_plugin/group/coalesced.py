@@ -97,13 +97,14 @@ def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
         before = group._calls.sequence
         try:
             return method(group, *operands)
-        except WithoutMemoryError:
+        except WithoutMemoryError as error:
             if not hasattr(dist.ProcessGroup, name):
                 raise
+            refusal = error
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             tell_of_no_call(group, error, name, before, len(operands[-2]))
             raise
-        return through_dispatcher(group, name, first_form, operands)
+        return through_dispatcher(group, name, first_form, operands, refusal)
 
     @functools.wraps(method)
     def operation(group: Any, *given: Any, **named: Any) -> Any:

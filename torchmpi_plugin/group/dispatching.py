@@ -8,6 +8,7 @@ which comes back here, with the tensors from inside, just before a kernel would 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,18 +20,23 @@ from torch.utils._pytree import tree_iter, tree_map
 from .. import torch_internals
 
 
-def through_dispatcher(group: Any, name: str, method: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def through_dispatcher(
+    group: Any, name: str, method: Callable[..., Any], operands: tuple[Any, ...], refusal: Exception
+) -> Any:
     """Carry out a method on tensors without memory of their own, which it has refused.
 
     Args:
         name: of c10d's method.
         method: takes the group and the operands, with the tensors that are inside.
+        refusal: raised where no tensor has others inside: its storage was freed.
     """
     kind: Any = dist.ProcessGroup  # the stubs do not know this constructor
     stand_in = kind(group.rank(), group.size())
 
     def call(tensors: Sequence[torch.Tensor]) -> Any:
         """The group's method, with these in place of the caller's, which are as many and in the same order."""
+        if all(map(operator.is_, tensors, _tensors_in(operands))):
+            raise refusal
         given = iter(tensors)
         in_place = tree_map(lambda leaf: next(given) if isinstance(leaf, torch.Tensor) else leaf, operands)
         return method(group, *in_place)

@@ -121,9 +121,10 @@ class Method:
                 work = _bridge.start_plain(self.in_c, *self.made_plain(group, given, memory, apart))
                 if work is not NotImplemented:
                     return work
-        except WithoutMemoryError:
+        except WithoutMemoryError as error:
             if not hasattr(dist.ProcessGroup, self._dispatched):
                 raise
+            refusal = error
         except NotDenseError:
             if self.row.method != "allreduce" or not sparse.are_meant(given[0]):
                 raise
@@ -135,7 +136,7 @@ class Method:
         else:
             raise ArgumentError(f"{self.row.name}: these arguments do not go together")
         # Not in the handler: errors are to show one cause only.
-        return through_dispatcher(group, self._dispatched, self.first_form, given)
+        return through_dispatcher(group, self._dispatched, self.first_form, given, refusal)
 
     # ---- the operands, by the roles ----
 

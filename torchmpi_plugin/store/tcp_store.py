@@ -22,8 +22,9 @@ from ..node import lookups, node, processes
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
-#: What rank 0 has to connect to its own store: torch takes up to twice that, and the others must be told in their time.
-_OWN = timedelta(seconds=30)
+#: What rank 0 has to connect to its own store, a quarter of the time within these: torch takes up to twice that, and the
+#: others must be told in their time.
+_OWN_SHORTEST, _OWN_LONGEST = timedelta(seconds=2), timedelta(seconds=30)
 #: For the others that give up to say so.
 _LATE_SECONDS = 1.0
 #: Of each rank: torch's, one of its own to answer on, and one to see whether the address can be reached.
@@ -208,7 +209,8 @@ def listen(
                 listener = socket.create_server((node.LOOPBACK, port))
                 port, how["master_listen_fd"] = listener.getsockname()[1], listener.detach()
             with lookups.lookups_are_short(address):
-                server = TCPStore(address, port, size, True, min(timeout / 4, _OWN), wait_for_workers=False, **how)
+                own = min(max(timeout / 4, _OWN_SHORTEST), _OWN_LONGEST)
+                server = TCPStore(address, port, size, True, own, wait_for_workers=False, **how)
             server.set_timeout(timeout)
             return server
         except (RuntimeError, OSError) as error:
