@@ -22,8 +22,8 @@ from ..node import lookups, node, processes
 
 _CONNECT_SECONDS = 3.0
 _REBIND_SECONDS = 3.0
-#: What rank 0 has to connect to its own store, a quarter of the time within these: torch takes up to twice that, and the
-#: others must be told in their time.
+#: What rank 0 has to connect to its own store, a quarter of the time within these: torch takes up to twice that, and
+#: the others must be told in their time.
 _OWN_SHORTEST, _OWN_LONGEST = timedelta(seconds=2), timedelta(seconds=30)
 #: For the others that give up to say so.
 _LATE_SECONDS = 1.0
