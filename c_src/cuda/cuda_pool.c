@@ -33,9 +33,10 @@ static struct {
 static int find_device(int ordinal, cuda_device **found) {
     if (ordinal < 0 || ordinal >= MAX_DEVICES) return BAD_DEVICE;
     cuda_device *d = *found = &pool.devices[ordinal];
-    cuda_context context = d->context;
-    int number, error = context ? CUDA_OK : mpp_cuda.device_get(&number, ordinal);
-    if (!error && !context) error = mpp_cuda.context_retain(&context, number);
+    if (d->context) return CUDA_OK; /* not written again: other threads read it, without the lock */
+    cuda_context context;
+    int number, error = mpp_cuda.device_get(&number, ordinal);
+    if (!error) error = mpp_cuda.context_retain(&context, number);
     if (!error) d->context = context;
     return error;
 }

@@ -228,7 +228,9 @@ int mpp_window_listen(uintptr_t window) {
     replace_listener(g, l);
     w->listens = 1;
     mpp_start(&l->op, 0);
-    mpp_no_longer_active(&l->op); /* which counts whatever goes on */
+    mpp_lock();
+    if (g->listener == l) mpp_no_longer_active(&l->op); /* which counts whatever goes on; its end may take that back */
+    mpp_unlock();
     return 0;
 }
 
