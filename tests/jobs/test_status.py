@@ -16,6 +16,7 @@ import fork_server
 import pytest
 from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS
+from patience import patient
 
 RANKS = 3
 
@@ -150,7 +151,7 @@ def test_two_jobs_and_one_that_ends(job: Job) -> None:
             assert len(set(names)) == 2, listed
             command = [MPIPLUS, "status", "--watch", names[0]]  # the job's number, not the option's
             watch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-            time.sleep(3)
+            time.sleep(patient(3))  # until it has found the job
             assert watch.poll() is None
         output, _ = watch.communicate(timeout=60)
         assert watch.returncode == 0
