@@ -21,16 +21,8 @@ _NAME = PACKAGE.name
 GROUND, DOOR = "the ground", "the door"
 LOOSE = {
     GROUND: (
-        "names",
-        "errors",
-        "flavours",
-        "operations",
-        "options",
-        "protocol",
-        "seconds",
-        "settings",
-        "torch_internals",
-        "torch_operators",
+        *("names", "errors", "flavours", "operations", "options", "protocol", "seconds", "settings"),
+        *("torch_internals", "torch_operators"),
     ),
     DOOR: ("__init__", "_autoload"),
 }
@@ -74,20 +66,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 #: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
 #: ``shim.h``, which declares what Python calls, and ``ops.def``, the table of operations, lie beside them and may be
 #: included from everywhere.
-C_LAYERS = {
-    "arith": "arithmetic on torch's element types",
-    "mpi": "the MPI library, found at run time",
-    "engine": "operations, the lock, and who polls",
-    "cuda": "device memory",
-    "message": "one matched message",
-    "shm": "the protocol in one segment of shared memory",
-    "internode": "the same across nodes",
-    "mpicoll": "how an operation makes calls of MPI's nonblocking collectives",
-    "p2p": "messages between pairs, and windows",
-    "collectives": "a file for each: on a node, between nodes, by MPI",
-    "group": "groups, and what a process tells of them",
-    "python": "the extension that knows Python",
-}
+C_LAYERS = (
+    *("arith", "mpi", "engine", "cuda", "message", "shm", "internode", "mpicoll", "p2p", "collectives", "group"),
+    "python",
+)
 #: Only the layer python includes it.
 PYTHON_HEADER = "Python.h"
 
@@ -179,8 +161,7 @@ def c_is_allowed(user: str, used: str) -> bool:
         return True
     if user == "shim.h":
         return used.startswith("arith/")
-    order = list(C_LAYERS)
-    return order.index(used.partition("/")[0]) <= order.index(user.partition("/")[0])
+    return C_LAYERS.index(used.partition("/")[0]) <= C_LAYERS.index(user.partition("/")[0])
 
 
 #: The beginning of a function, or of a variable with a value, that other files know.

@@ -30,11 +30,6 @@ def all_of(store: dist.Store, values: dict[int, str], timeout: timedelta = LONG)
         return list(ranks.map(lambda rank: meet(store, rank, values[rank], timeout), values))
 
 
-def test_all_hear_the_same() -> None:
-    values = {rank: f"of {rank}" for rank in range(SIZE)}
-    assert all_of(dist.HashStore(), values) == [list(values.values())] * SIZE
-
-
 @pytest.mark.parametrize("missing", [0, 3])
 def test_who_did_not_come_is_named(missing: int) -> None:
     heard = all_of(dist.HashStore(), {rank: "" for rank in range(SIZE) if rank != missing}, SHORT)
@@ -77,14 +72,6 @@ def test_who_has_come_and_ended_is_no_loss(monkeypatch) -> None:
         return DistBackendError("rank 1 has ended")
 
     assert CheckIn(store, "test", 0, 2, look).gather("meeting", "of 0", LONG, "the test") == ["of 0", "of 1"]
-
-
-def test_nothing_is_left_of_a_meeting_that_is_forgotten() -> None:
-    store = dist.HashStore()
-    all_of(store, {rank: "" for rank in range(SIZE)})
-    for rank in range(SIZE):
-        CheckIn(store, "test", rank, SIZE).forget("meeting")
-    assert store.num_keys() == 0
 
 
 def test_the_store_is_asked_where_no_thread_can_be_started(monkeypatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from torchmpi_plugin.cli.info import machine, report
+from torchmpi_plugin.cli.info import machine
 from torchmpi_plugin.cli.info.advice import advise
 from torchmpi_plugin.launchers.variables import Launch
 from torchmpi_plugin.mpi.library import Library
@@ -75,7 +75,6 @@ def test_nothing_to_say() -> None:
         ),
         (facts(size=4, failed_pairs=[pair(0, 2)]), "rank 0 on node h1 and rank 2 on node h2 cannot talk .*firewall"),
         (facts(size=4, failed_pairs=[pair(0, 2, "h", "h")]), "PROBLEM rank 0 .*shared memory"),
-        (facts(size=3, failed_pairs=[pair(0, 2), pair(1, 2)]), "PROBLEM rank 2 on node h2 talks to no other rank"),
         (facts(size=4, nodes=[node([0, 1, 2, 3], 2)]), "note h1 has 4 ranks on 2 core.*mpi_yield_when_idle=1"),
         (facts(nodes=[node([0, 1], 2, True)]), "note each rank is bound to one core.*--bind-to none"),
         (facts(host={**HOST, "cma": {"usable": False, "why": "ptrace_scope=1"}}), "note .*copied twice.*ptrace"),
@@ -83,12 +82,10 @@ def test_nothing_to_say() -> None:
             facts(host={**HOST, "shared_memory": {"usable": True, "bytes": 64 << 20, "free_bytes": 1 << 20}}),
             "note only 1 MiB are free in /dev/shm.*shm-size",
         ),
-        (facts(host={**HOST, "shared_memory": {"usable": False, "why": "gone"}}), "note no shared memory .gone"),
         (
             facts(group={"path": "shared memory", "nodes": [cost(free=GIB), cost(free=4 << 20)]}),
             "note a group of all ranks takes 16 MiB of /dev/shm on h1, where 4,096 KiB are free: .*--shm-size",
         ),
-        (facts(group={"problem": "one rank alone"}), "note what a group costs is not known: one rank alone"),
     ],
 )
 def test_what_hurts_has_a_cure(found: dict, words: str) -> None:
@@ -109,48 +106,6 @@ def test_a_launcher_of_another_mpi() -> None:
     )
 
 
-def test_torchruns_ranks() -> None:
-    """MPI's world is made of them later, by an MPI that can."""
-    launch = Launch("torchrun", 4, "WORLD_SIZE")
-    text = told(facts(mpi={**MPI, "vendor": "MPICH"}), launch)
-    assert re.search("^note torchrun started 4 ranks .*torchrun's ranks.* init_process_group.* one MPI world", text)
-    assert re.search("^PROBLEM torchrun .*Open MPI takes only .*mpiplus run -n 4", told(facts(), launch))
-
-
 def test_variables_that_matter_and_no_secret() -> None:
     found = machine.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
     assert found == {"RANK": "1", "UCX_TLS": "tcp"}
-
-
-def test_what_launchers_set_by_the_dozen_is_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = {"OMPI_MCA_orte_hnp_uri": "1;tcp", "PMIX_MCA_gds": "hash", "I_MPI_MPIRUN": "x", "TORCHELASTIC_SIGNALS": "x"}
-    kept = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_btl": "tcp,self", "I_MPI_FABRICS": "shm", "TORCHELASTIC_RUN_ID": "x"}
-    found = facts(started_by="mpirun", problems=[], variables=machine.variables({**noise, **kept}))
-    report.show(found)
-    text = capsys.readouterr().out
-    assert "and 4 that the launcher has set for itself; --verbose shows them" in text
-    assert all(name in text for name in kept)
-    assert not any(name in text for name in noise)
-    report.show(found, verbose=True)
-    text = capsys.readouterr().out
-    assert all(f"{name}={value}" in text for name, value in {**noise, **kept}.items())
-    assert "--verbose" not in text
-
-
-def test_a_library_that_was_not_started_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = facts(started_by="", problems=[], variables={})
-    del found["mpi"]
-    report.show(found)
-    text = " ".join(capsys.readouterr().out.split())
-    assert "MPI library Open MPI v5.0.11 /lib/libmpi.so.40, not started" in text
-
-
-def test_what_a_group_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    group = {"path": "shared memory", "nodes": [cost(GIB), cost(GIB, later=3 << 20)], "selection": {"scan": "by MPI"}}
-    found = facts(size=2, started_by="mpirun", variables={}, group=group)
-    assert "group" not in told(found)  # there is room for it
-    report.show({**found, "problems": []})
-    text = " ".join(capsys.readouterr().out.split())
-    assert "h1: 16 MiB of /dev/shm (1,024 MiB free); 50 KiB for each rank h1:" in text
-    assert "50 KiB for each rank, and 3,072 KiB more from the first long collective on" in text
-    assert "scan: by MPI" in text

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from torchmpi_plugin.cli.info import worker
 from torchmpi_plugin.communicator import shared_memory
 from torchmpi_plugin.node import node
 
@@ -60,52 +59,3 @@ def test_what_is_thought_of_is_given_back(shim) -> None:
     for _ in range(200):
         cost(shim, *hosts)
     assert data_bytes() - before < 50 * first.own
-
-
-class Module:
-    """Of ``mpi4py.MPI`` what tells the kind of its handles."""
-
-    Comm = object
-
-    @staticmethod
-    def _sizeof(_: object) -> int:
-        return 8
-
-
-def report(host: str, wants: str = "auto", problem: str = "") -> dict:
-    return {
-        "host": host,
-        "node": f"{host} boot",
-        "config": {"collectives": wants, "reproducible": False},
-        "problem": problem,
-        "free_bytes": 5,
-    }
-
-
-def test_what_info_makes_of_it() -> None:
-    found = worker.cost(Module, {0: report("a"), 1: report("b"), 2: report("a")})
-    assert found["path"] == "shared memory, and messages of our own between nodes"
-    assert [place["host"] for place in found["nodes"]] == ["a", "b"]
-    assert [place["free_bytes"] for place in found["nodes"]] == [5, 5]
-    assert found["nodes"][0]["segment_bytes"] > found["nodes"][1]["segment_bytes"]
-
-
-def test_on_many_nodes_nothing_comes_later() -> None:
-    """What is long is MPI's there."""
-    found = worker.cost(Module, {rank: report(f"h{rank}") for rank in range(17)})
-    assert found["path"].endswith("messages of our own between nodes; MPI's collectives for what is not short")
-    assert len(found["nodes"]) == 17
-    assert all(place["segment_bytes"] > 0 and place["rank_bytes_later"] == 0 for place in found["nodes"])
-
-
-def test_what_a_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
-    told = worker.own_report()
-    assert (told["config"], told["problem"]) == (
-        {"collectives": "own", "reproducible": False, "shares": True, "wire_dtype": "float32"},
-        "",
-    )
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
-    assert worker.own_report()["config"]["collectives"] == "mpi"
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "fast")
-    assert "MPIPLUS_COLLECTIVES" in worker.own_report()["problem"]

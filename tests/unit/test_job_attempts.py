@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,10 +48,8 @@ def failed(code: int, rank: int = 1) -> JobResult:
         (failed(1), ended(code=None, gone=True), "lost"),
         (JobResult(124, None), Ending([], is_timeout=True), "timeout"),
         (JobResult(130, None), Ending([], signalled=2), ""),
-        (failed(3), Ending(ended(code=3).records, signalled=15), ""),
         (JobResult(1, None), Ending([], trouble="the ranks did not come up"), ""),
         (JobResult(1, None), Ending([], trouble="not all came", missing=[2]), "lost"),
-        (JobResult(70, None), Ending([]), "exit"),
     ],
 )
 def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> None:
@@ -62,12 +59,10 @@ def test_how_an_attempt_ended(result: JobResult, ending: Ending, kind: str) -> N
 @pytest.mark.parametrize(
     ("kind", "code", "on", "is_worth"),
     [
-        ("exit", 3, "any", True),
         ("exit", 3, "signal,3", True),
         ("exit", 3, "signal,4", False),
         ("exit", 127, "any", False),  # there is no such program
         ("exit", 127, "127", True),
-        ("signal", 137, "exit,lost", False),
         ("signal", 137, "exit,signal", True),
         ("", 0, "any", False),
     ],
@@ -89,9 +84,8 @@ class Job:
         result, ending = self.results[spec.attempt]
         return result._replace(ending=ending)
 
-    def run(self, most: int, nodes: SpareNodes | None = None, **limits: float) -> JobResult:
-        spec, attempt = replace(SPEC, max_restarts=most, timeout=limits.get("timeout")), limits.get("attempt_timeout")
-        return Attempts(spec, nodes, self.told.append, attempt_timeout=attempt, start=self.start).run()
+    def run(self, most: int, nodes: SpareNodes | None = None) -> JobResult:
+        return Attempts(replace(SPEC, max_restarts=most), nodes, self.told.append, start=self.start).run()
 
 
 @pytest.fixture
@@ -114,15 +108,6 @@ def test_fast_failures_wait_longer_each_time(pauses: list[float], monkeypatch: p
     job = Job(FAILED, DONE)
     assert job.run(8).returncode == 0
     assert pauses == [0]
-
-
-def test_limits_of_an_attempt_and_of_the_whole(pauses: list[float]) -> None:
-    job = Job(FAILED, DONE)
-    job.run(1, timeout=100.0, attempt_timeout=60.0)
-    assert [attempt.timeout for attempt in job.attempts] == [60, 60]
-    job = Job(FAILED, DONE)
-    job.run(1, timeout=50.0, attempt_timeout=60.0)
-    assert all(49 < (attempt.timeout or 0) <= 50 for attempt in job.attempts)
 
 
 def node_choice(answering: Callable[[str], bool], least: int = 1, most: int = 2, names: str = "a b c") -> SpareNodes:
@@ -157,14 +142,6 @@ def test_too_few_nodes(pauses: list[float]) -> None:
         node_choice(lambda _: True, least=4).choose()
 
 
-def test_ranks_that_did_not_come_up(pauses: list[float]) -> None:
-    """Because of their node, which is not what the user has said wrong."""
-    ending = Ending([RankRecord(0, "a"), RankRecord(1, "a"), RankRecord(2), RankRecord(3)], trouble="not up")
-    job = Job((JobResult(1, None), ending), DONE)
-    assert job.run(1, node_choice(lambda name: name != "b")).returncode == 0
-    assert job.attempts[1].hosts == "a:2,c:2"
-
-
 def test_nodes_of_an_allocation(tmp_path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     assert allocated_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) == ["n1", "n2"]
@@ -183,16 +160,3 @@ def test_a_signal_as_a_restart_is_announced(number: int) -> None:
     assert result.returncode == 128 + number
     assert len(job.attempts) == 1
     assert signal.getsignal(number) is signal.SIG_DFL
-
-
-def test_a_node_whose_ranks_were_killed_answers(pauses: list[float]) -> None:
-    job = Job(lost_on(1), DONE)
-    job.run(3, node_choice(lambda _: True))
-    assert [attempt.hosts for attempt in job.attempts] == ["a:2,b:2", "a:2,b:2"]
-
-
-def test_the_time_of_the_whole_is_over_between_two_attempts() -> None:
-    job, began = Job(FAILED, DONE), time.monotonic()
-    assert job.run(1, timeout=0.2).returncode == 124
-    assert time.monotonic() - began < 10
-    assert len(job.attempts) == 1

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
-
-import pytest
-
-from torchmpi_plugin.jobs.outcome import Ending, JobResult, RankRecord, result_of
+from torchmpi_plugin.jobs.outcome import Ending, RankRecord, result_of
 from torchmpi_plugin.jobs.stderr import TRACEBACK, StderrTail
 from torchmpi_plugin.names import NOT_ARRIVED
 
@@ -74,69 +69,11 @@ def test_nobody_to_blame() -> None:
     assert "no rank had failed before" in result.message
 
 
-def left_early(*ranks: int, **more) -> JobResult:
-    found = records()
-    for record in found:
-        if record.rank in ranks:
-            record.code = 0
-        else:
-            record.code, record.signal, record.ended_by_mpi = 137, 9, True
-    others = [record.rank for record in found if record.rank not in ranks]
-    return result_of(ending(found, [*ranks, *others], **more), "mpirun")
-
-
-def test_a_rank_that_leaves_with_0_while_others_wait() -> None:
-    result = left_early(1)
-    assert result.returncode == 70
-    assert result.failure is not None
-    assert (result.failure.rank, result.failure.node, result.failure.exit_code) == (1, "h1", 70)
-    assert "rank 1 on node h1 ended with exit code 0, but without MPI_Finalize" in result.message
-    several = left_early(0, 2)
-    assert (several.returncode, several.failure) == (70, None)
-    assert "rank 0 on node h0, rank 2 on node h2 ended with exit code 0, one of them without" in several.message
-
-
-def test_an_mpirun_that_is_killed_after_ranks_have_ended() -> None:
-    assert left_early(1, launcher_code=143).returncode == 143
-
-
-def test_ranks_that_do_not_answer() -> None:
-    found = records(4)
-    for record in found:
-        record.ended_by_us = True
-    found[1].silent = found[2].silent = True
-    found[1].node = found[2].node = "far"
-    found[3].silent = found[3].is_killed = True
-    message = result_of(ending(found, [0], is_timeout=True, timed_out=[1, 2, 3]), "mpirun").message
-    assert "ranks 1, 2 on node far did not answer the order to end (the node cannot be reached" in message
-    assert "rank 3 on node h3 did not answer the order to end (stopped?), and was killed" in message
-
-
-@pytest.mark.parametrize(("codes", "expected"), [((0, 137, 0), 0), ((0, 137, 3), 3)])
-def test_survivors_count_where_mpi_recovers(codes: tuple[int, ...], expected: int) -> None:
-    found = records()
-    for record, code in zip(found, codes, strict=True):
-        record.code, record.signal = code, 9 if code > 128 else 0
-    order = [2, 1, 0]
-    result = result_of(ending(found, order, recovers=True, launcher_code=137), "mpirun")
-    assert result.returncode == expected
-    if not expected:
-        assert "rank 1 on node h1 was killed by SIGKILL" in result.message
-
-
 def tail_of(text: str) -> str:
     tail = StderrTail()
     for line in text.splitlines(keepends=True):
         tail.add(line)
     return tail.text()
-
-
-def traceback_of(error: Callable[[], None]) -> str:
-    try:
-        error()
-    except Exception:
-        return traceback.format_exc()
-    raise AssertionError
 
 
 def test_a_long_traceback_is_kept() -> None:
@@ -149,19 +86,6 @@ def test_a_long_traceback_is_kept() -> None:
     assert len(lines) == 401
     assert (lines[0], lines[1], lines[-1]) == (text.splitlines()[0], "  File number 0", "ValueError: no")
     assert lines[100] == "... 402 lines left out ..."
-
-
-def chained() -> None:
-    try:
-        1 / 0  # noqa: B018
-    except ZeroDivisionError as first:
-        raise KeyError("second") from first
-
-
-def test_chained_tracebacks_from_the_first_on() -> None:
-    text = traceback_of(chained)
-    assert text.count("Traceback") == 2
-    assert tail_of("Traceback (most recent call last):\n  File\nOSError: of before\n" + text) == text
 
 
 def test_output_that_nobody_has_read() -> None:

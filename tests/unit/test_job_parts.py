@@ -3,69 +3,49 @@
 from __future__ import annotations
 
 import io
-import signal
-import socket
-import subprocess
-import time
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
-from torchmpi_plugin.jobs.output import Stream, Terminal, destination, say
+from torchmpi_plugin.jobs.output import Stream, Terminal, destination
 from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
-from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
-
-# ---- file names ----
 
 
 @pytest.mark.parametrize(
-    ("format_", "problem"),
+    ("words", "problem"),
     [
         ("log-{rnak}", "unknown field {rnak}"),
-        ("log-{}", "unknown field {}"),
-        ("log-{rank", "no file name"),
         ("log-{rank!x}", "no file name"),
         ("log-{rank:x.5}", "no file name"),
         ("log", "same file for all 4"),
-        ("log-{node_rank}", "same file"),
     ],
 )
-def test_a_format_that_cannot_work(format_: str, problem: str) -> None:
+def test_a_format_that_cannot_work(words: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        check_format(format_, 4)
+        check_format(words, 4)
 
 
-# ---- nodes ----
-
-
-@pytest.mark.parametrize("text", ["", "h1,,h2", "h1:", "h1:x", "h1:0", ":4"])
+@pytest.mark.parametrize("text", ["h1,,h2", "h1:", "h1:x", "h1:0", ":4"])
 def test_what_is_no_host(text: str) -> None:
     with pytest.raises(ValueError, match="is no node"):
         parse_nodes(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("h1 slots=2 max-slots=4\n\n# a comment\nh2 slots=3 # and another\n", [Node("h1", 2), Node("h2", 3)]),
-        ("h1:2\nh2\n", [Node("h1", 2), Node("h2", None)]),
-        ("h1\nh1\nh2\n", [Node("h1", 2), Node("h2", 1)]),
-    ],
-)
-def test_hostfiles_of_each_kind(tmp_path, text: str, hosts: list[Node]) -> None:
-    (tmp_path / "hosts").write_text(text)
-    assert read_hostfile(tmp_path / "hosts") == hosts
-
-
-def test_hostfiles_that_are_none(tmp_path) -> None:
+def test_hostfiles(tmp_path) -> None:
+    file = tmp_path / "hosts"
     with pytest.raises(ValueError, match="cannot be read"):
-        read_hostfile(tmp_path / "nowhere")
-    (tmp_path / "empty").write_text("# nothing\n")
+        read_hostfile(file)
+    for text, nodes in {
+        "h1 slots=2 max-slots=4\n\n# a comment\nh2 slots=3 # and another\n": [Node("h1", 2), Node("h2", 3)],
+        "h1:2\nh2\n": [Node("h1", 2), Node("h2", None)],
+        "h1\nh1\nh2\n": [Node("h1", 2), Node("h2", 1)],
+    }.items():
+        file.write_text(text)
+        assert read_hostfile(file) == nodes
+    file.write_text("# nothing\n")
     with pytest.raises(ValueError, match="names no node"):
-        read_hostfile(tmp_path / "empty")
+        read_hostfile(file)
 
 
 @pytest.mark.parametrize(
@@ -100,55 +80,9 @@ def test_the_ranks_of_an_allocation(tmp_path) -> None:
     assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
 
 
-# ---- places ----
-
-
 def test_places_go_by_the_order_of_ranks() -> None:
-    assert places(["b", "a", "b", "a", "a"]) == [
-        Place(0, 2, 0),
-        Place(0, 3, 1),
-        Place(1, 2, 0),
-        Place(1, 3, 1),
-        Place(2, 3, 1),
-    ]
-
-
-def test_addresses_of_interfaces_that_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing else tells them: no route, and no name."""
-    made = {"lo": "127.0.0.1", "ib0": "192.168.7.1", "docker0": "172.17.0.1"}
-    interfaces = {
-        name: [SimpleNamespace(family=socket.AF_INET, address=address), SimpleNamespace(family=socket.AF_INET6)]
-        for name, address in made.items()
-    }
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
-    monkeypatch.setattr(
-        psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "docker0") for name in made}
-    )
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
-    monkeypatch.setattr(socket.socket, "getsockname", lambda _: (made["lo"], 9))
-    assert node.addresses(of_all_interfaces=True) == ["192.168.7.1", socket.gethostname()]
-
-
-def test_a_session_is_killed_and_nobody_else() -> None:
-    leader, other = (
-        subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
-        for _ in range(2)
-    )
-    children = [psutil.Process(int(process.stdout.readline())) for process in (leader, other)]
-    node.kill_session(leader.pid)
-    assert leader.wait(20) == -signal.SIGKILL
-    until = time.monotonic() + 20
-    while children[0].is_running() and children[0].status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert children[1].is_running() and other.poll() is None
-    node.kill_session(other.pid)
-    for process in (leader, other):
-        process.wait(20)
-        process.stdout.close()
-
-
-# ---- output ----
+    wanted = (0, 2, 0), (0, 3, 1), (1, 2, 0), (1, 3, 1), (2, 3, 1)
+    assert places(["b", "a", "b", "a", "a"]) == [Place(*place) for place in wanted]
 
 
 def test_lines_are_kept_together() -> None:
@@ -175,12 +109,11 @@ def show(*pieces: tuple[int, bytes], **options: bool) -> str:
     return stream.getvalue()
 
 
-def test_an_open_line_goes_on_unless_another_rank_speaks() -> None:
+def test_pieces_of_lines() -> None:
+    """An open line goes on unless another rank speaks; a character may come in two pieces."""
     assert show((0, b"a"), (0, b"b\n")) == "[rank 0] ab\n"
     assert show((0, b"a"), (1, b"c\n"), (0, b"b")) == "[rank 0] a\n[rank 1] c\n[rank 0] b\n"
 
-
-def test_a_character_that_comes_in_two_pieces() -> None:
     assert show((0, b"\xc3"), (1, b"x\n"), (0, b"\xbc\n"), (0, b"\xff\n"), prefix=False) == "x\nü\n�\n"
 
 
@@ -190,10 +123,3 @@ def test_streams_that_lead_to_one_place(tmp_path) -> None:
         assert destination(one) == destination(other) != destination(third)
     text = io.StringIO()
     assert destination(text) == destination(text) != destination(io.StringIO())
-
-
-def test_last_words_have_longer_than_a_thread_can_be_waited_for() -> None:
-    """As after `mpiplus run --grace 1e10`."""
-    stream = io.StringIO()
-    say(stream, "the end", 1e10)
-    assert stream.getvalue() == "the end"

@@ -25,20 +25,12 @@ SRUN_PMI2 = {**SLURM, "PMI_SIZE": "8", "PMI_RANK": "3", "PMI_FD": "9"}
         {},
         {"SLURM_STEP_NUM_TASKS": "8"},  # an allocation, not a task of it
         {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # salloc's shell: no step
-        {"FLUX_JOB_SIZE": "2"},
-        {"WORLD_SIZE": "2"},
-        {"OMPI_COMM_WORLD_SIZE": ""},
         {"OMPI_COMM_WORLD_SIZE": "four"},
         {"PMI_SIZE": "-1"},
     ],
 )
 def test_no_launcher(environment: dict[str, str]) -> None:
     assert detect(environment) is None
-
-
-def test_mpirun_inside_a_slurm_allocation() -> None:
-    """The ranks also carry the variables of the step that mpirun's daemon runs in."""
-    assert detect({**SLURM, **OPEN_MPI}) == Launch("Open MPI's mpirun", 4, "OMPI_COMM_WORLD_SIZE")
 
 
 @pytest.mark.parametrize(
@@ -59,19 +51,13 @@ def test_size_and_rank(environment: dict[str, str], variable: str, expected: tup
     assert (detect(environment) or Launch("", 0, "")).variable == variable
 
 
-def test_slurms_pmi2_is_not_taken_for_hydra() -> None:
+def test_launchers_inside_a_slurm_allocation() -> None:
+    """The ranks also carry the variables of the step that mpirun's daemon, or a node's torchrun, runs in."""
+    assert detect({**SLURM, **OPEN_MPI}) == Launch("Open MPI's mpirun", 4, "OMPI_COMM_WORLD_SIZE")
     assert detect(SRUN_PMI2) == Launch("Slurm's srun", 8, "SLURM_STEP_NUM_TASKS")
-    found = detect({**SLURM, **HYDRA})  # mpiexec inside the allocation
-    assert found is not None
-    assert found.variable == "PMI_SIZE"
-
-
-def test_torchrun_in_a_slurm_step() -> None:
-    """srun starts one torchrun per node, whose ranks inherit what srun said of that."""
+    assert detect({**SLURM, **HYDRA}).variable == "PMI_SIZE"
     found = detect({**SLURM, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "RANK": "5"})
-    assert found is not None
-    assert found.size == 16
-    assert "torchrun" in found.launcher
+    assert found == Launch("torchrun or a script", 16, "WORLD_SIZE")
 
 
 def library(vendor: str, version: str, pmix: bool = False) -> Library:
@@ -86,12 +72,9 @@ OPEN_MPI_4, OPEN_MPI_5 = library("Open MPI", "4.1.4"), library("Open MPI", "5.0.
 @pytest.mark.parametrize(
     ("loaded", "environment"),
     [
-        (MPICH_4, OPEN_MPIS_MPIRUN),
-        (MPICH_5, OPEN_MPIS_MPIRUN),
         (INTEL, OPEN_MPIS_MPIRUN),
         (MPICH_5, {**OPEN_MPIS_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}),  # MPI_Init ends this one too
         (MPICH_5, SRUN_PMIX),
-        (OPEN_MPI_4, HYDRA),
         (OPEN_MPI_5, HYDRA),
         (OPEN_MPI_5, {**SLURM, **HYDRA}),
     ],
@@ -104,15 +87,12 @@ def test_a_launcher_that_cannot_start_the_library(loaded: Library, environment: 
     ("loaded", "environment"),
     [
         (OPEN_MPI_5, OPEN_MPIS_MPIRUN),
-        (OPEN_MPI_4, OPEN_MPIS_MPIRUN),
         (MPICH_5, HYDRA),
         (INTEL, HYDRA),
         (MPICH_WITH_PMIX, OPEN_MPIS_MPIRUN),
         (MPICH_WITH_PMIX, SRUN_PMIX),
         (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI": "pmix"}),
-        (INTEL, {**OPEN_MPIS_MPIRUN, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmix.so"}),
         (MPICH_4, {**OPEN_MPIS_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}),  # alone, as wanted
-        (OPEN_MPI_5, {**HYDRA, "PMI_SIZE": "1"}),
         (MPICH_4, SRUN_PMIX),  # its libpmi may be Slurm's
         (MPICH_5, SRUN_PMI2),
         (OPEN_MPI_4, SRUN_PMI2),  # if built for it
@@ -121,7 +101,6 @@ def test_a_launcher_that_cannot_start_the_library(loaded: Library, environment: 
         (OPEN_MPI_5, {**HYDRA, **OPEN_MPIS_MPIRUN}),  # and the other way round
         (OPEN_MPI_5, {"PMI_SIZE": "4", "FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}),
         (MPICH_5, {**OPEN_MPI, "WORLD_SIZE": "8", "RANK": "0", "TORCHELASTIC_RUN_ID": "x"}),  # bootstrap sees to PMI
-        (MPICH_5, {}),
         (OPEN_MPI_5, {}),
     ],
 )

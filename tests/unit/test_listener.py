@@ -83,14 +83,6 @@ class Impostor:
         self.listener.close()
 
 
-def silent(_: Impostor, connection: socket.socket) -> None:
-    pass
-
-
-def hangs_up(_: Impostor, connection: socket.socket) -> None:
-    connection.shutdown(socket.SHUT_RDWR)
-
-
 def sends_a_job(_: Impostor, connection: socket.socket) -> None:
     """What is run by supervisors that believe whoever answers."""
     connection.sendall(JOB)
@@ -118,7 +110,7 @@ def passes_on(impostor: Impostor, connection: socket.socket) -> None:
         connection.sendall(real.recv(32, socket.MSG_WAITALL) + JOB)
 
 
-IMPOSTORS = [silent, hangs_up, sends_a_job, accepts_any_proof, reflects, passes_on]
+IMPOSTORS = [sends_a_job, accepts_any_proof, reflects, passes_on]
 
 
 def test_a_caller_who_does_not(desk: Desk) -> None:

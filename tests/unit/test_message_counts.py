@@ -41,26 +41,14 @@ def call(ranks, operation, nbytes, dtype, root):
     ins = [buffer.ctypes.data for buffer in buffers]
     outs = [address + size * nbytes for address in ins]
 
-    def blocks(names, addresses, lengths):
-        return dict(zip(names, (addresses, lengths), strict=True))
-
     def exchange(rank, group):
         to = {"all_to_all": range(size), "gather": [root], "scatter": range(size) if rank == root else []}[operation]
-        gives = [other in to for other in range(size)]
-        gets = [rank == root or operation == "all_to_all"] * size if operation != "scatter" else [
-            other == root for other in range(size)
-        ]  # fmt: skip
-        send = blocks(
-            ("inputs", "input_sizes"),
-            [ins[rank] + other * nbytes for other in range(size)],
-            [nbytes * give for give in gives],
-        )
-        receive = blocks(
-            ("outputs", "output_sizes"),
-            [outs[rank] + other * nbytes for other in range(size)],
-            [nbytes * get for get in gets],
-        )
-        return ranks.begin("exchange", group, **send, **receive)
+        of = {"all_to_all": range(size), "scatter": [root], "gather": range(size) if rank == root else []}[operation]
+        lists = {"inputs": ins[rank], "outputs": outs[rank]}
+        lists = {name: [begin + other * nbytes for other in range(size)] for name, begin in lists.items()}
+        sizes = {name: [nbytes * (other in those) for other in range(size)]
+                 for name, those in (("input_sizes", to), ("output_sizes", of))}  # fmt: skip
+        return ranks.begin("exchange", group, **lists, **sizes)
 
     def reduced(rank, _):
         mine = buffers[rank][: size * nbytes]
@@ -106,9 +94,8 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
             for root in (0, len(shape) - 1):
                 call(ranks, operation, nbytes, dtype, root)
                 wanted = formulas.counts(group, operation, nbytes, wide, root)
-                pieces = group.leaders_per_node * max(
-                    1, group.nodes - (operation == "broadcast")
-                )  # in whole cache lines each
+                # in whole cache lines each
+                pieces = group.leaders_per_node * max(1, group.nodes - (operation == "broadcast"))
                 for rank, (sent, formula) in enumerate(zip(sent_by(ranks, shape), wanted, strict=True)):
                     uneven = nbytes > SHORT and operation in CUT and chunk // 64 % pieces
                     rounding = 64 * wide * max(group.parts) * formula.messages if uneven else 0
@@ -117,16 +104,6 @@ def test_messages_and_bytes(shim_of_all_ranks, shape, dtype, reproducible):
                         wrong.append((operation, nbytes, root, rank, sent, formula))
     ranks.close()
     assert not wrong
-
-
-def test_nothing_is_sent_on_one_host(shim_of_all_ranks):
-    ranks = Ranks(shim_of_all_ranks, 32, formulas.RING, 4 << 10)
-    ranks.messages()
-    for operation in set(formulas.OPERATIONS) - set(formulas.EXCHANGES):
-        for nbytes in (SHORT, 20 << 10):
-            call(ranks, operation, nbytes, "F32", 1)
-    assert ranks.messages() == []
-    ranks.close()
 
 
 @pytest.mark.parametrize("reproducible", [False, True])

@@ -206,15 +206,3 @@ def test_the_next_call_is_counted_as_what_it_is(ranks):
     assert lib.mpp_group_statistics(group, figures, late)
     counted = {kind for kind in range(lib.MPP_CALL_KINDS) if figures[3 * kind]}
     assert counted == {lib.MPP_BARRIER, lib.MPP_ALL_GATHER}
-
-
-def test_a_window_that_listens_is_no_operation(ranks):
-    """So a group with one has nothing pending, and can tell when its operations are over."""
-    lib, group = ranks.lib, ranks.groups[0]
-    memory = np.zeros(lib.mpp_counters_size(ranks.size), np.uint8)
-    window = lib.mpp_window_new(group, 1, SCRATCH.ctypes.data, SCRATCH.nbytes, memory.ctypes.data)
-    assert lib.mpp_window_listen(window) == 0
-    assert lib.mpp_group_active(group) == 0
-    assert lib.mpp_window_close(window) == 0
-    lib.mpp_window_release(window)
-    assert lib.mpp_group_active(group) == 0

@@ -1,17 +1,15 @@
-"""Builds of mpiplus that do not understand each other are told apart, by what any build says of itself."""
+"""Builds of mpiplus that do not understand each other, and ranks that want different things, are told apart."""
 
 from __future__ import annotations
 
 from torchmpi_plugin import protocol
 from torchmpi_plugin.communicator import membership
+from torchmpi_plugin.communicator.choice import GroupConfig, disagreement
 from torchmpi_plugin.protocol import PROTOCOL, Build
 
 
-def test_one_build() -> None:
+def test_builds_that_understand_each_other() -> None:
     assert protocol.disagreement([protocol.this("a"), protocol.this("b")]) == ""
-
-
-def test_another_version_with_the_same_protocol() -> None:
     assert protocol.disagreement([Build(PROTOCOL, "0.2.0", "a"), Build(PROTOCOL, "0.2.1", "b")]) == ""
 
 
@@ -31,3 +29,10 @@ def test_a_build_that_says_nothing() -> None:
 
 def test_a_later_build_may_say_more() -> None:
     assert membership._build(["0", "mark", '[7, "9.9", "there", "and more"]']) == Build(7, "9.9", "there")
+
+
+def test_ranks_that_were_asked_for_different_groups() -> None:
+    assert disagreement([GroupConfig("auto", False)] * 4) == ""
+    told = disagreement([GroupConfig("auto", False)] * 2 + [GroupConfig("mpi", False, False), GroupConfig("own", True)])
+    assert "ranks 0, 1: auto collectives; rank 2: mpi collectives, no shared memory; " in told
+    assert "rank 3: own collectives, reproducible sums)" in told

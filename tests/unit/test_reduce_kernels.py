@@ -124,7 +124,3 @@ def test_sanitizers_stay_silent(tmp_path, level):
     compile_with([level, *sanitize, "-o", str(program)], kernels, ARITH / "mpi_representation.c", main)
     done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
-
-
-def test_compiles_without_warnings(tmp_path):
-    compile_with(["-O3", "-c", "-o", str(tmp_path / "reduce.o")], ARITH / "reduce.c")

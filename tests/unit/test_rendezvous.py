@@ -49,44 +49,28 @@ def test_the_store_has_room_for_all_ranks() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-class TestShortLookups:
-    """glibc keeps each thread's limits where this looks for them."""
+def test_short_lookups(monkeypatch) -> None:
+    """Of addresses, on this thread only; glibc keeps each thread's limits where this looks for them."""
 
-    def limits(self) -> tuple[int, int]:
+    def limits() -> tuple[int, int]:
         state = lookups._resolver_state()
         if state is None:
             pytest.skip("a C library without __res_state")
         return state.seconds, state.attempts
 
-    def test_the_state_is_what_it_is_taken_for(self) -> None:
-        seconds, attempts = self.limits()
-        assert 1 <= seconds <= 30  # glibc's own bounds
-        assert 1 <= attempts <= 5
-
-    def test_for_addresses_and_on_this_thread_only(self) -> None:
-        before = self.limits()
-        others: list[tuple[int, int]] = []
-        for host in ("127.0.0.1", "::1", "localhost"):
-            with lookups.lookups_are_short(host):
-                assert self.limits() == (1, 1)
-                thread = threading.Thread(target=lambda: others.append(self.limits()))
-                thread.start()
-                thread.join()
-            assert self.limits() == before
-        assert others == [before] * 3
-
-    def test_not_where_the_name_is_needed(self) -> None:
-        before = self.limits()
-        with lookups.lookups_are_short("node1"):
-            assert self.limits() == before
-
-    def test_what_fails_inside_leaves_nothing_behind(self) -> None:
-        before = self.limits()
-        with pytest.raises(RuntimeError), lookups.lookups_are_short("127.0.0.1"):
-            raise RuntimeError
-        assert self.limits() == before
-
-    def test_another_c_library(self, monkeypatch) -> None:
-        monkeypatch.setattr(lookups.ctypes, "CDLL", lambda name: object())
-        with lookups.lookups_are_short("127.0.0.1"):
-            pass
+    before, others = limits(), []
+    assert 1 <= before[0] <= 30 and 1 <= before[1] <= 5  # glibc's own bounds
+    for host in ("127.0.0.1", "::1", "localhost"):
+        with pytest.raises(LookupError), lookups.lookups_are_short(host):
+            assert limits() == (1, 1)
+            thread = threading.Thread(target=lambda: others.append(limits()))
+            thread.start()
+            thread.join()
+            raise LookupError
+        assert limits() == before
+    assert others == [before] * 3
+    with lookups.lookups_are_short("node1"):  # the name is needed
+        assert limits() == before
+    monkeypatch.setattr(lookups.ctypes, "CDLL", lambda name: object())  # another C library
+    with lookups.lookups_are_short("127.0.0.1"):
+        pass

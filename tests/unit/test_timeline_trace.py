@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-import made_up_calls
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -141,23 +139,6 @@ def test_files_that_are_damaged(tmp_path: Path, text: str) -> None:
     np.ones(1, rows.ROW).tofile(tmp_path / "1-job.0.calls")
     done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
     assert done.exit_code == 1 and "Error: the files of job 1-job" in done.output, done.exception
-
-
-@pytest.mark.slow
-def test_sixty_four_ranks(tmp_path: Path) -> None:
-    """The time of an operation does not grow with the number of them."""
-    seconds = []
-    for count in (500, 10_000):
-        for rank in range(64):
-            leave(tmp_path, about(rank, 64, 16), all_reduces(rank, 64, count), ALL_REDUCE)
-        begun = time.process_time()
-        job = operations.in_directory(tmp_path)
-        trace.write(job, tmp_path / f"{count}.json")
-        seconds.append((time.process_time() - begun) / count)
-        assert len(job.begun) == 64 * count and job.errors[3] is None
-        assert made_up_calls.STEP_NS // 2 >= job.waits.max() > 400_000
-    assert seconds[1] < 4 * seconds[0], seconds
-    check(tmp_path / "500.json")
 
 
 def test_a_page(tmp_path: Path) -> None:

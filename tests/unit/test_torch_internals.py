@@ -73,12 +73,6 @@ def test_what_torch_compile_leaves_out_is_there_with_the_first_group() -> None:
     assert files - set(printed(LOADED).split()) == set()
 
 
-def test_a_need_of_a_later_torch_is_none_of_this_one(monkeypatch) -> None:
-    later = Need("torch.distributed:_nothing_of_this_name", (99, 0), "a test")
-    monkeypatch.setattr(torch_internals, "NEEDS", (later,))
-    torch_internals.check()
-
-
 #: Names with one underscore that are looked up on torch, or in it, rather than on an object of ours.
 PRIVATE = re.compile(r"\b(?:torch|dist|c10d|profiler|autograd|ProcessGroup|_distributed_c10d)\.(_[a-z]\w*)")
 FRAMES = re.compile(r"_getframe|f_locals")

