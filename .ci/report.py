@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Print from what a CI run's stages have printed: the slowest tests, what is for the night, and last what failed.
 
-Usage: report.py LOGS LEFT_OUT
+Usage: report.py LOGS
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-import sampling
 
 SHOWN = 25
 #: Of what a test that failed has printed, its last lines.
@@ -36,7 +32,7 @@ def failures(text: str) -> Iterator[tuple[str, str]]:
         yield found.group(1), "\n".join(line[:400] for line in lines[-LINES:])
 
 
-def main(logs: Path, left_out: Path) -> None:
+def main(logs: Path) -> None:
     texts = {log.name: COLOUR.sub("", log.read_text(errors="replace")) for log in sorted(logs.iterdir())}
     slow = sorted(
         ((float(seconds), stage, what, test) for stage, text in texts.items()
@@ -47,16 +43,14 @@ def main(logs: Path, left_out: Path) -> None:
     for seconds, stage, what, test in slow[:SHOWN]:
         print(f"{seconds:7.1f} s  {stage:16} {test[:90]}{'' if what == 'call' else f' ({what})'}")
     if os.environ.get("MPIPLUS_TEST_FULL") != "1":
-        print_what_the_night_adds(texts, left_out)
+        print_what_the_night_adds(texts)
     for stage, text in texts.items():
         for name, words in failures(text):
             print(f"\n======== stage {stage}: {name} ========\n{words}")
 
 
-def print_what_the_night_adds(texts: dict[str, str], left_out: Path) -> None:
+def print_what_the_night_adds(texts: dict[str, str]) -> None:
     print("\n======== what the night adds: MPIPLUS_TEST_FULL=1 .ci/run ========")
-    for line in sampling.summary(left_out.read_text() if left_out.exists() else ""):
-        print(f"  all of {line}")
     skipped: Counter[str] = Counter()
     for stage, text in texts.items():
         for count, file, reason in SKIPPED.findall(text):
@@ -69,4 +63,4 @@ def print_what_the_night_adds(texts: dict[str, str], left_out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

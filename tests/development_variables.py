@@ -17,7 +17,6 @@ DEVELOPMENT = {
     "MPIPLUS_TEST_ROOM": "How many templates for ranks that one keeps open.",
     "MPIPLUS_TEST_SEED": "Which share of the long tests runs; by default the commit says.",
     "MPIPLUS_TEST_LAUNCH_SHARE": "Of the tests that a launch of tests/mpi runs one of so many is run.",
-    "MPIPLUS_TEST_LEFT_OUT": "A file for what a share leaves out, which CI prints.",
     "MPIPLUS_TEST_SOAK": "Seconds that random programs run in `tests/soak`, under each MPI; none if it is not set.",
     "MPIPLUS_TEST_SOAK_SEED": "What their dice begin with.",
     "MPIPLUS_TEST_API_MODE": "In which [API mode](api-modes.md) the groups of the tests under mpiexec are: "

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import fork_server
 
@@ -230,16 +229,3 @@ def _look_for_installations() -> tuple[tuple[Installation, ...], tuple[Rejected,
             identity = (answer.vendor, answer.version, answer.library)
             installations.setdefault(identity, answer)
     return tuple(installations.values()), tuple(rejected)
-
-
-def under_each_mpi(metafunc: Any) -> None:
-    """Run a test that asks for an ``installation`` once for each (None if there is none)."""
-    if "installation" not in metafunc.fixturenames:
-        return
-    installations, _ = find_installations()
-    metafunc.parametrize(
-        "installation",
-        installations or [None],
-        ids=[installation.name for installation in installations] or ["no-MPI"],
-        scope="session",
-    )

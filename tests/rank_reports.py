@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,30 +27,19 @@ class RankReporter:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(event="start", test=nodeid)
 
+    def _result(self, test: str, outcome: str, text: str) -> None:
+        self._write(event="result", test=test, outcome=outcome, text=text[-LONGEST_TRACEBACK:])
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self._write(
-                event="result",
-                test=report.nodeid,
-                when=report.when,
-                outcome=report.outcome,
-                seconds=round(report.duration, 3),
-                text=report.longreprtext[-LONGEST_TRACEBACK:],
-            )
+            self._result(report.nodeid, report.outcome, report.longreprtext)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(
-                event="result",
-                test=report.nodeid or "collection",
-                when="collect",
-                outcome="failed",
-                seconds=0,
-                text=report.longreprtext[-LONGEST_TRACEBACK:],
-            )
+            self._result(report.nodeid or "collection", "failed", report.longreprtext)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._write(event="finish", status=int(exitstatus))
+        self._write(event="finish")
 
 
 @dataclass
@@ -59,13 +47,10 @@ class RankReport:
     """One rank's report, read back."""
 
     rank: int
-    outcomes: Counter[str] = field(default_factory=Counter)
+    passed: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    running: str | None = None
-    status: int | None = None
+    running: str | None = "no test (before or between)"
 
 
 def report_path(directory: Path, rank: int) -> Path:
@@ -79,20 +64,17 @@ def read_report(directory: Path, rank: int) -> RankReport | None:
         return None
     report = RankReport(rank)
     for line in path.read_text().splitlines():
-        event = json.loads(line)
-        if event["event"] == "start":
-            report.running = event["test"]
-        elif event["event"] == "note":
-            report.notes.append(event["text"])
-        elif event["event"] == "finish":
-            report.status, report.running = event["status"], None
-        else:
-            report.outcomes[event["outcome"]] += 1
-            report.seconds[event["test"]] = event["seconds"]
-            if event["outcome"] == "failed":
-                report.failures[event["test"]] = event["text"]
-            elif event["outcome"] == "skipped":
-                report.skipped[event["test"]] = event["text"]
+        match json.loads(line):
+            case {"event": "start", "test": test}:
+                report.running = test
+            case {"event": "note", "text": text}:
+                report.notes.append(text)
+            case {"event": "finish"}:
+                report.running = None
+            case {"outcome": "passed"}:
+                report.passed += 1
+            case {"outcome": "failed", "test": test, "text": text}:
+                report.failures[test] = text
     return report
 
 
@@ -102,21 +84,14 @@ def summarise(directory: Path, ranks: int) -> list[str]:
     problems = [f"rank {rank} reported nothing" for rank, report in reports.items() if report is None]
     present = [report for report in reports.values() if report is not None]
     problems += [f"rank {report.rank} {note}" for report in present for note in report.notes]
-    problems += _unfinished(present) + _failures(present)
-    passed = {report.rank: report.outcomes["passed"] for report in present}
+    problems += [f"rank {report.rank} ended while running {report.running}" for report in present if report.running]
+    problems += _failures(present)
+    passed = {report.rank: report.passed for report in present}
     if len(set(passed.values())) > 1:
         problems.append(f"ranks passed different numbers of tests: {passed}")
     if passed and min(passed.values()) == 0:
         problems.append("no test passed")
     return problems
-
-
-def _unfinished(reports: list[RankReport]) -> list[str]:
-    return [
-        f"rank {report.rank} ended while running {report.running or 'no test (before or between)'}"
-        for report in reports
-        if report.status is None
-    ]
 
 
 def _failures(reports: list[RankReport]) -> list[str]:

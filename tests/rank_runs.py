@@ -50,7 +50,7 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], reports: P
         pytest.fail("\n\n".join(problems), pytrace=False)
     report = read_report(reports, 0)
     assert report is not None
-    return report.outcomes["passed"]
+    return report.passed
 
 
 def no_mpi_message() -> str:

@@ -1,22 +1,19 @@
 """Of tests that take long, which part a change runs: a share that a seed picks, and at night all of it.
 
 The seed is ``MPIPLUS_TEST_SEED``, else made of the commit, else of the files: it moves with each change, and every rank
-of a launch finds the same. A failure is had again by its seed, which pytest prints. What is left out is listed at the
-end of a session; ``MPIPLUS_TEST_FULL=1`` leaves out nothing.
+of a launch finds the same. A failure is had again by its seed, which pytest prints. ``MPIPLUS_TEST_FULL=1``
+leaves out nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import random
 import subprocess
-import sys
-import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,8 +24,6 @@ if TYPE_CHECKING:  # .ci/report.py runs where there is no pytest
 ROOT = Path(__file__).resolve().parents[1]
 FULL = os.environ.get("MPIPLUS_TEST_FULL") == "1"
 SEED = "MPIPLUS_TEST_SEED"
-#: A file to which all processes of a session append what they have left out.
-RECORD = "MPIPLUS_TEST_LEFT_OUT"
 #: One of so many, unless a test says another number; also of what is marked slow, and of what computes.
 SHARE = 10
 #: Of ten parts of the tests that start jobs, those that a change runs under either MPI; the rest is for other changes.
@@ -94,8 +89,6 @@ def share(name: str, things: Sequence[T], one_of: int = SHARE, least: int = 1) -
         return list(things)
     count = min(len(things), max(least, -(-len(things) // one_of)))
     chosen = sorted(dice(name).sample(range(len(things)), count))
-    if count < len(things):
-        _left_out(name, count, len(things))
     return [things[place] for place in chosen]
 
 
@@ -113,49 +106,12 @@ def is_in_share(thing: str, share: int, shares: int) -> bool:
     return zlib.crc32(thing.encode()) % shares == share
 
 
-def count(name: str, in_full: int, some: int) -> int:
+def count(_what: str, in_full: int, some: int) -> int:
     """How many of something: at night ``in_full``."""
-    if not FULL and some < in_full:
-        _left_out(name, some, in_full)
     return in_full if FULL else min(some, in_full)
 
 
-# ---- what pytest says of it ----
-
-
-#: What test files have said while they were imported, until a test of theirs runs.
-_said: dict[str, list[tuple[str, int, int]]] = {}
-
-
-def _left_out(name: str, done: int, of: int) -> None:
-    file = sys._getframe(2).f_globals.get("__file__", "")
-    _said.setdefault(file, []).append((name, done, of))
-
-
-def _record(file: str) -> None:
-    """Note what a test file leaves out. Of the ranks of a launch the first one does."""
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
-    said, path = _said.pop(file, []), os.environ.get(RECORD)
-    if said and path and rank == "0":
-        with Path(path).open("a") as record:  # in one write: processes do not mix their lines
-            record.write("".join(json.dumps(line) + "\n" for line in said))
-
-
-def summary(text: str) -> Iterator[str]:
-    """What the lines of a record come to."""
-    total: dict[str, list[int]] = {}
-    for line in text.splitlines():
-        name, done, of = json.loads(line)
-        sums = total.setdefault(name, [0, 0])
-        sums[0] += done
-        sums[1] += of
-    for name, (done, of) in sorted(total.items()):
-        yield f"{name}: {done:,} of {of:,}"
-
-
-def _is_the_session(config: pytest.Config) -> bool:
-    """Not a worker's, nor that of a rank under mpiexec."""
-    return not hasattr(config, "workerinput") and not config.getoption("--with-mpi", False)
+# ---- what pytest runs ----
 
 
 def _is_chosen_by_name(config: pytest.Config) -> bool:
@@ -164,15 +120,11 @@ def _is_chosen_by_name(config: pytest.Config) -> bool:
 
 def _of_the_launch(items: list[pytest.Item], part: Sequence[float]) -> set[str]:
     """What the ranks of a launch leave out, each the same. The seed turns the circle, so that all have their turn."""
-    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
     start, end = part
     turned = number("tests under mpiexec", 1000) / 1000
     rest = [item.nodeid for item in items if item.path.name != THE_TABLE]
     left_out = {test for test in rest if not start <= (zlib.crc32(test.encode()) / 2**32 + turned) % 1 < end}
-    left_out |= _of_many_cases([item for item in items if item.nodeid not in left_out])
-    if left_out:
-        _said.setdefault(__file__, []).append((f"tests on {ranks} ranks", len(rest) - len(left_out), len(rest)))
-    return left_out
+    return left_out | _of_many_cases([item for item in items if item.nodeid not in left_out])
 
 
 def _of_many_cases(items: Sequence[pytest.Item]) -> set[str]:
@@ -214,8 +166,6 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
     chosen = [*share("slow tests", slow), *share("tests that compute", computing)]
     many = _of_many_cases([item for item in items if item.nodeid not in others])
-    if others:
-        _left_out("tests of jobs under this MPI", len(jobs) - len(others), len(jobs))
     return others | many | {*slow, *computing} - {*chosen}
 
 
@@ -228,8 +178,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = set() if FULL or _is_chosen_by_name(config) else _of_the_session(items)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
-    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
-        _record(__file__)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -238,26 +186,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_change: under Open MPI, as it runs modules that few other tests run")
     config.addinivalue_line("markers", "under_each: in the same changes under both MPIs, which differ in it")
     seed()
-    if _is_the_session(config) and RECORD not in os.environ:
-        handle, path = tempfile.mkstemp(prefix="mpp-left-out.")
-        os.close(handle)
-        os.environ[RECORD] = path
-        config.add_cleanup(lambda: (os.environ.pop(RECORD, None), Path(path).unlink(missing_ok=True)))
-
-
-def pytest_runtest_call(item: pytest.Item) -> None:
-    _record(str(item.path))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"{SEED}={seed()}" + (", and everything is tried" if FULL else "")
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    path = os.environ.get(RECORD)
-    if not _is_the_session(config) or path is None or not Path(path).exists():
-        return
-    if lines := list(summary(Path(path).read_text())):
-        terminalreporter.section(f"a share of it, {SEED}={seed()}; all of it: MPIPLUS_TEST_FULL=1")
-        for line in lines:
-            terminalreporter.line(line)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mpi_installations import Installation, find_installations
 from patience import patient
-from rank_runs import no_mpi_message, rank_arguments, run_ranks
+from rank_runs import rank_arguments, run_ranks
 from sampling import FULL, part_of_the_launch
 
 RANKS = (1, 2, 3, 4, 5)
@@ -37,10 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.timeout(SECONDS_PER_LAUNCH + 60)
 def test_under_mpiexec(
-    installation: Installation | None, ranks: int, tmp_path: Path, request: pytest.FixtureRequest, record_property
+    installation: Installation, ranks: int, tmp_path: Path, request: pytest.FixtureRequest, record_property
 ) -> None:
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
     part = part_of_the_launch(request.config, ranks)
     command = installation.command(ranks, rank_arguments(tmp_path, request.config.option.mpi_keyword, part))
     passed = run_ranks(command, installation.full_environment(), tmp_path, ranks, SECONDS_PER_LAUNCH)

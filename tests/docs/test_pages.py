@@ -120,20 +120,6 @@ def test_pages_made_from_the_package_are_current(name: str, monkeypatch: pytest.
     assert script.PAGE.read_text() == script.page(), f"write it anew: python tests/tools/{name}.py"
 
 
-def test_versions_keep_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tool("generate_versions", monkeypatch)
-    page, by_hand = tmp_path / "page.md", script.PAGE.read_text().partition("<!-- /features -->")[2]
-    page.write_text(script.PAGE.read_text())
-    monkeypatch.setattr(script, "PAGE", page)
-    gloo = {"torch": "2.9.1", "windows": "no: why"}
-    script.write(
-        {"2.8": {"torch": "2.8.0", "windows": "no: why"}, "2.9": {"torch": "2.9.1", "windows": "yes", "gloo": gloo}}
-    )
-    assert by_hand
-    assert page.read_text().partition("<!-- /features -->")[2] == by_hand
-    assert "| windows | 2.9 | no | - | - |" in page.read_text()
-
-
 # ---- tests/tools/renew_figures.py ----
 
 
@@ -151,17 +137,3 @@ def test_marked_figures_are_those_that_are_renewed(monkeypatch: pytest.MonkeyPat
 def test_the_picture_is_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     script = tool("draw_figures", monkeypatch)
     assert script.PICTURE.read_text() == script.picture(script.PAGE.read_text()), "python tests/tools/draw_figures.py"
-
-
-def test_renewed_tables_have_the_columns_of_those_that_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tool("renew_figures", monkeypatch)
-    us = dict.fromkeys(("raw", "raw nonblocking", "mpiplus", "gloo", "front end"), 1.5)
-    call = {"operation": "all_reduce", "dtype": "float32", "bytes": 8, "us": us, "bus_gb_per_s": {"mpiplus": 1.0}}
-    backend = {"alone_seconds": 0.1, "step_seconds": 0.2, "step_over_alone": 2.0}
-    trained = {"way": "ddp", "model": "CNN", "dtype": "float32", "backends": {"mpiplus": backend, "gloo": backend}}
-    found = {
-        "operations": [{**call, "ratio": {"gloo/mpiplus": 1.0}}, {**call, "operation": "barrier", "ratio": {}}],
-        "training": [{**trained, "ratio": {"mpiplus/gloo": 1.0}}],
-    }
-    for name, figure in script.FIGURES.items():
-        assert figure.of(found).splitlines()[:2] == script.find(name)[2].splitlines()[:2]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from mpi_installations import Installation, run_limited
 from patience import patient
-from rank_runs import no_mpi_message
 from sampling import FULL, share
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,9 +49,7 @@ def shims(tmp_path_factory):
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.parametrize("way", WAYS)
-def test_every_failure(installation: Installation | None, way: str, shims) -> None:
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
+def test_every_failure(installation: Installation, way: str, shims) -> None:
     if not FULL and (way not in CHOSEN or way not in WAYS_OF.get(installation.vendor, WAYS)):
         pytest.skip("another change or another MPI tries this way; MPIPLUS_TEST_FULL=1: all")
     environment = installation.full_environment()

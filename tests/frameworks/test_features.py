@@ -1,4 +1,4 @@
-"""More of the frameworks than one plain run: training goes on from a checkpoint, a fine-tuning run, Ray's own workers.
+"""More of the frameworks than one plain run: training goes on from a checkpoint, Ray's own workers.
 
 Each script runs on mpiplus and on gloo, and comes to the same numbers.
 """
@@ -18,12 +18,9 @@ FEATURES = {
     "lightning: a checkpoint, and on from it": ("lightning_resume",),
     "transformers: a checkpoint, and on from it": ("trainer_more", "resume"),
     "transformers: fsdp": ("trainer_more", "fsdp"),
-    "trl: SFTTrainer": ("trainer_more", "sft"),
     "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
-    "torch_geometric: a GCN under DDP": ("geometric",),
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
     "torchrec: embedding tables, one on each rank": ("recommender",),
-    "dmlcloud: a pipeline under DDP, and its metrics": ("dmlcloud_pipeline",),
     "heat: its arrays over all ranks, and DDP between": ("heat_arrays",),
 }
 

@@ -1,23 +1,11 @@
-"""Every test on several nodes runs under each MPI of this machine."""
+"""Pretended nodes, or the reason why there are none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from mpi_installations import under_each_mpi
 from network import Hosts, hosts, missing
-from rank_runs import no_mpi_message
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    under_each_mpi(metafunc)
-
-
-@pytest.fixture(autouse=True)
-def mpi_is_there(request) -> None:
-    if "installation" in request.fixturenames and request.getfixturevalue("installation") is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation
-from network import Hosts, launch, wait_for
+from network import Hosts, following, launch, wait_for
 
 SCRIPT = Path(__file__).parents[1] / "jobs/scripts/asked.py"
 RANKS = 4
@@ -27,27 +27,23 @@ def test_ranks_on_another_node(two_hosts: Hosts, installation: Installation, tmp
     command += [sys.executable, str(SCRIPT), "holds_the_gil"]
     words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
     environment = installation.full_environment()
-    with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 150, tmp_path / "log", job)
-        time.sleep(2)
-        told = json.loads(ask(two_hosts, installation, tmp_path, "--json"))
-        assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2, 3]
-        assert [rank["answer"]["host"] for rank in told["ranks"]] == ["node1", "node1", "node2", "node2"], told
-        assert any(line.startswith("rank 1 is behind") for line in told["attention"]), told["attention"]
-        seen_from_the_other_node(two_hosts, installation, tmp_path)
-        two_hosts.cut("node2")
-        told = json.loads(ask(two_hosts, installation, tmp_path, "--json"))
-        silent = [line for line in told["attention"] if "on another node, which may be cut off" in line]
-        assert len(silent) == 2, told["attention"]
-    finally:
-        for file in tmp_path.glob("node?/*.sock"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait(20)
+    with following(words, environment, tmp_path) as job:
+        try:
+            wait_for([tmp_path / f"ready-{rank}" for rank in range(RANKS)], 150, tmp_path / "output", job)
+            time.sleep(2)
+            told = json.loads(ask(two_hosts, installation, tmp_path, "--json"))
+            assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2, 3]
+            assert [rank["answer"]["host"] for rank in told["ranks"]] == ["node1", "node1", "node2", "node2"], told
+            assert any(line.startswith("rank 1 is behind") for line in told["attention"]), told["attention"]
+            seen_from_the_other_node(two_hosts, installation, tmp_path)
+            two_hosts.cut("node2")
+            told = json.loads(ask(two_hosts, installation, tmp_path, "--json"))
+            silent = [line for line in told["attention"] if "on another node, which may be cut off" in line]
+            assert len(silent) == 2, told["attention"]
+        finally:
+            for file in tmp_path.glob("node?/*.sock"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
 
 
 def seen_from_the_other_node(made: Hosts, installation: Installation, directory: Path) -> None:
@@ -75,5 +71,5 @@ def ask(made: Hosts, installation: Installation, directory: Path, *words: str, n
     environment = {**installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(directory / node)}
     command = made.on(node, [mpiplus, "status", *words])
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr + (directory / "log").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + (directory / "output").read_text()
     return done.stdout

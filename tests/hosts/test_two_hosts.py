@@ -42,30 +42,6 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
     ]
 
 
-def test_a_node_with_another_variable(
-    two_hosts: Hosts, installation: Installation, environment: dict[str, str]
-) -> None:
-    """The job works, by rank 0's word, which says so once."""
-    set_there = 'export MPIPLUS_COLLECTIVES=$([ $(hostname) = node1 ] && echo own || echo mpi); exec "$@"'
-    command = ["sh", "-c", set_there, "sh", fork_server.python(), str(SCRIPTS / "places.py")]
-    words = launch(two_hosts, installation.mpiexec, installation.vendor, 2, command)
-    code, output = run_limited(words, environment, 120)
-    assert code == 0, output
-    assert output.count("were asked for different things, and rank 0's count") == 1, output
-    assert "ranks 0, 1: own collectives; ranks 2, 3: mpi collectives" in output
-
-
-def test_what_a_group_costs(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """`mpiplus info --job` looks at each node; that a group then takes as much is in tests/mpi/test_footprint.py."""
-    environment = {**environment, "MPIPLUS_COLLECTIVES": "auto"}
-    command = on_both(two_hosts, installation, ["-m", "torchmpi_plugin.cli", "info", "--job"])
-    code, output = run_limited(command, environment, 120)
-    assert code == 0, output
-    assert "a group of all  shared memory, and messages of our own between nodes" in output
-    told = re.findall(r"(node\d): \S+ .iB of /dev/shm \(.*\); .* for each rank, and \S+ .iB more", output)
-    assert told == ["node1", "node2"]
-
-
 def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """torch looks up names for its log: nobody waits for that, on one node or several."""
     two_hosts.silence_names()

@@ -69,12 +69,6 @@ def test_a_directory_that_is_not_there(job: Job) -> None:
     outcome.says_not("plain messages")
 
 
-def test_tuning_on_one_host(job: Job) -> None:
-    outcome = ended(bench(job, "--quick", "--tune"), 1).says("Error: --tune compares collectives between nodes")
-    outcome.says_not("Traceback", "plain messages")
-    assert not (job.directory / "mpiplus-tuning.json").exists()
-
-
 def test_tuning_what_has_one_way_only(job: Job) -> None:
     outcome = ended(bench(job, "--quick", "--tune", "--ops", "barrier", ranks=3), 1)
     outcome.says("Error: --tune compares all_reduce, of which --ops names none").says_not("Traceback", "plain messages")

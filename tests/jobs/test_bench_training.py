@@ -86,20 +86,6 @@ def test_only_the_ways_that_are_named(job: Job) -> None:
     assert [row["way"] for row in found["training"]] == ["sleep"]
 
 
-@pytest.mark.slow
-def test_more_ranks_than_cores(job: Job) -> None:
-    """Of the ways whose computation depends on the number of ranks, and of the usual one."""
-    _, found = figures_of(job, "--train=tensor,pipeline,ddp", ranks=4)
-    assert found["facts"]["ranks"] == 4
-    assert [note for note in found["notes"] if "left out by --quick" not in note] == []
-    planned = [(way.name, task.name, dtype) for way in WAYS for task, dtype in way.quick]
-    rows = [(row["way"], row["model"], row["dtype"]) for row in found["training"]]
-    assert sorted(rows) == sorted(row for row in planned if row[0] in ("tensor", "pipeline", "ddp"))
-    for row in found["training"]:
-        for figures in row["backends"].values():
-            check_figures(figures, bool(row["bucket_bytes"]))
-
-
 def test_a_wrong_training_is_an_error(job: Job) -> None:
     """Said once; and no figure is."""
     outcome = job.run(2, "wrong_sums.py", *TRAIN).failed(

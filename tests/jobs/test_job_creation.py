@@ -11,9 +11,8 @@ from job_runs import GRACE, SCRIPTS, SOON, Job
 SHARED = Path("/dev/shm")
 
 
-@pytest.mark.parametrize("where", ["store", "group"])
-def test_another_build_on_one_node(job: Job, where: str) -> None:
-    outcome = job.run(3, "creation.py", "builds", where).came_to_an_end()
+def test_another_build_on_one_node(job: Job) -> None:
+    outcome = job.run(3, "creation.py", "builds").came_to_an_end()
     assert outcome.stdout.count("] end\n") == 3, outcome.output
 
 

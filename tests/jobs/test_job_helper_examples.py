@@ -8,7 +8,7 @@ from pathlib import Path
 import fork_server
 import pytest
 import torch
-from job_runs import Job, Outcome, run_process
+from job_runs import Job, Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -27,26 +27,19 @@ def trained(outcome: Outcome, directory: Path, origin: str, ranks: int) -> None:
     assert all(torch.isfinite(value).all() for value in torch.load(directory / f"{origin}.pt").values())
 
 
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    directory = tmp_path / "output"
-    directory.mkdir()
-    return directory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("origin", ["composer", "axolotl", "ml"])
-def test_under_mpirun(job: Job, origin: str, output: Path) -> None:
-    arguments = [str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
-    command = job.installation.command(4, arguments)
-    trained(run_process(command, job.installation.full_environment(), job.directory), output, origin, 4)
-
-
 @pytest.mark.parametrize(
-    ("origin", "ranks"), [("composer", 1), ("axolotl", 1), ("ml", 1), pytest.param("ml", 4, marks=pytest.mark.slow)]
+    ("origin", "launched", "ranks"),
+    [
+        *(pytest.param(origin, True, 4, marks=pytest.mark.slow) for origin in ("composer", "axolotl", "ml")),
+        *(("composer", False, 1), ("axolotl", False, 1)),  # single processes then; ml's starts its ranks
+        pytest.param("ml", False, 4, marks=pytest.mark.slow),
+    ],
 )
-def test_from_a_plain_process(job: Job, origin: str, ranks: int, output: Path) -> None:
-    """Those of Composer and Axolotl are single processes then; ml's starts its ranks."""
-    command = [fork_server.python(), str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
-    command += ["--ranks", str(ranks)] if origin == "ml" else []
-    trained(run_process(command, job.installation.full_environment(), job.directory), output, origin, ranks)
+def test_example(job: Job, origin: str, launched: bool, ranks: int) -> None:
+    output = job.directory / "output"
+    output.mkdir()
+    words = [str(EXAMPLES / f"helpers_{origin}.py"), "--output", str(output)]
+    if origin == "ml" and not launched:
+        words += ["--ranks", str(ranks)]
+    command = job.installation.command(ranks, words) if launched else [fork_server.python(), *words]
+    trained(job.start(command, None), output, origin, ranks)

@@ -15,11 +15,9 @@ SCENARIOS = """
     beside_mpi4py 2 thread_level serialized
     beside_mpi4py 4 own_communicators
     creation 3 fails
-    creation 3 goes_without open
-    creation 3 goes_without map
+    creation 3 goes_without
     deadlines 3 absent_member .
-    diagnosis 3 detail everywhere
-    diagnosis 3 detail on_one_rank
+    diagnosis 3 detail
     diagnosis 3 elsewhere
     exits 2 exit_caught stays
     exits 2 exit_caught leaves
@@ -33,7 +31,7 @@ SCENARIOS = """
     launches 1 in_place 1
     launches 2 of_another_size
     launches 3 in_place 3
-    launches 8 factorisations
+    launches 4 factorisations
     rendezvous 2 refused
     rendezvous 3 every_way
     rendezvous 4 reused_numbers
@@ -88,11 +86,6 @@ def test_mistakes_are_told(job: Job) -> None:
 @pytest.mark.parametrize("words", parsed(UNDER_EACH), ids=" ".join)
 def test_scenario_under_each(job: Job, words: list[str]) -> None:
     check(job, words)
-
-
-def test_traces_of_a_launcher(job: Job) -> None:
-    """In one process; test_job_wrong_mpi.py has a launcher of another MPI."""
-    job.alone("rendezvous.py", "traces").succeeded(1)
 
 
 def test_mpi_that_we_started_is_finalised(job: Job) -> None:

@@ -1,9 +1,8 @@
-"""A launcher of one MPI with the library of another, and a library that is not called what mpi4py looks for."""
+"""A launcher of one MPI with the library of another, no mpi4py, and Debian's MPICH."""
 
 from __future__ import annotations
 
 import ctypes
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import fork_server
 import pytest
 from job_runs import Job, Outcome, run_process
-from launch_runs import MPIPLUS, MPIPLUS_MODULE, mpiplus
+from launch_runs import MPIPLUS, MPIPLUS_MODULE
 from mpi_installations import Installation, foreign_launcher, launch_command
 
 PROGRAM = """
@@ -61,7 +60,6 @@ def environment(job: Job) -> dict[str, str]:
 STARTED: dict[str, tuple[list[str], list[str]]] = {
     "program": (["-c", PROGRAM], []),
     "info": ([*MPIPLUS_MODULE, "info"], ["PROBLEM: ", "belongs to the library", "not started"]),
-    "bench": ([*MPIPLUS_MODULE, "bench", "--quick"], ["Error: "]),
 }
 
 
@@ -84,43 +82,9 @@ def test_another_launchers_variables(job: Job) -> None:
     names_both(outcome, job, "hydra)" if ours else "Open MPI's mpirun")
 
 
-# ---- Debian's MPICH ----
-
-
-@pytest.fixture
-def renamed(job: Job) -> Path:
-    """A copy of the MPICH at hand that calls itself something else, as Debian's does."""
-    if job.installation.vendor == "Open MPI":
-        pytest.skip("for MPICH: Open MPI's library is libmpi.so.40 everywhere")
-    try:
-        ctypes.CDLL("libmpi.so.12")
-    except OSError:
-        pass
-    else:
-        pytest.skip("the linker finds a libmpi.so.12 by itself")
-    library = Path(job.installation.library)
-    content = library.read_bytes()
-    if content.count(b"\0libmpi.so.12\0") != 1:
-        pytest.skip(f"{library} is not called libmpi.so.12")
-    (job.directory / "lib").mkdir()
-    for beside in library.parent.iterdir():  # where it looks for other libraries
-        if not beside.name.startswith("libmpi.so"):
-            (job.directory / "lib" / beside.name).symlink_to(beside)
-    copy = job.directory / "lib" / "libmpX.so.12"
-    copy.write_bytes(content.replace(b"\0libmpi.so.12\0", b"\0libmpX.so.12\0"))
-    return copy
-
-
-@pytest.mark.fresh("how the loader finds the library")
-def test_mpich_under_another_name(job: Job, renamed: Path) -> None:
-    named = {"MPI4PY_LIBMPI": str(renamed)}
-    outcome = job.start(job.installation.command(2, ["-c", PROGRAM]), named).succeeded(2)
-    outcome.says(f"sum 2.0 on {re.escape(str(renamed))}\n")
-
-
-def test_info_on_mpich_under_another_name(job: Job, renamed: Path) -> None:
-    outcome = mpiplus(job, "info", environment={"MPI4PY_LIBMPI": str(renamed)})
-    outcome.says(re.escape(str(renamed)), "MPI_THREAD_MULTIPLE").says_not("MPI does not work")
+def test_without_mpi4py(job: Job) -> None:
+    outcome = job.start([fork_server.python(), "-c", f"import sys; sys.modules['mpi4py'] = None{PROGRAM}"], None)
+    outcome.failed("RuntimeError: mpi4py is not installed, through which .* -m pip install mpi4py")
 
 
 def test_debians_mpich(tmp_path: Path) -> None:

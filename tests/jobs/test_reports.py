@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from job_runs import SCRIPTS, Job
-from test_status import asked, running, status_json
+from test_status import asked, running, status_json, told_when_waiting
 
 
 @pytest.mark.slow
@@ -15,11 +15,12 @@ def test_helpers_that_raise(job: Job) -> None:
     job.run(2, "broken_helpers.py", environment={"TORCH_FR_DUMP_ON_TIMEOUT": "1"}).succeeded(2)
 
 
-@pytest.mark.parametrize("what", ["split", "dropped", "again", "failed", "thread", "homeless"])
+@pytest.mark.parametrize("what", ["split", "dropped", "failed", "thread"])
 def test_a_process_that_is_asked(job: Job, what: str) -> None:
     """It tells all: which groups it has, its stacks, and where its trace is."""
     command = job.installation.command(2, [str(SCRIPTS / "asked.py"), what])
     with running(job, command, 2) as environment:
+        told_when_waiting(environment, "rank 0 waits")
         groups = status_json(environment)["ranks"][0]["groups"]
         assert any(group["missing"] == [1] for group in groups)
         names = ["default_pg", *(['a "part"'] if what == "split" else [])]
@@ -29,24 +30,6 @@ def test_a_process_that_is_asked(job: Job, what: str) -> None:
         assert re.search(r'asked\.py", line \d+ in sleeps', stacks), stacks
         traces = re.findall(r"(?m)^rank \d.*:\n(/.*)$", asked(environment, "--dump").stdout)
         assert [Path(trace).exists() for trace in traces] == [True, True], traces
-
-
-def test_two_jobs_with_one_port(job: Job) -> None:
-    """Nobody's answer is taken for the other's."""
-
-    def command(where: str) -> list[str]:
-        words = [str(SCRIPTS / "asked.py"), "file", str(job.directory / where)]
-        return ["env", "MASTER_PORT=29876", *job.installation.command(2, words)]
-
-    with running(job, command("here"), 2) as environment:
-        assert "2 ranks" in asked(environment, "29876").stdout
-        with running(job, command("there"), 2):
-            listed = asked(environment).stdout
-            names = re.findall(r"(?m)^job (29876-\w{4}): .* 2 ranks", listed)
-            assert len(set(names)) == 2, listed
-            told = asked(environment, "29876")
-            assert "several jobs have the port 29876: name one of" in told.stderr
-            assert "2 ranks" in asked(environment, names[0]).stdout
 
 
 def test_a_summary_that_cannot_be_written(job: Job) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from job_runs import Job
 from launch_runs import MPIPLUS, ended, launch
+from patience import patient
 
 pytestmark = pytest.mark.fresh("supervisors and daemons, which ranks find as their parents, are killed and stopped")
 
@@ -28,8 +29,7 @@ def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
     line = rf"mpiplus run: rank 2 on node {HOST} failed first: .* \({what}\)"
     assert re.match(line, last_line(outcome)), outcome.output
     assert outcome.stderr.count("\n[rank 2] ArithmeticError: this one is meant") == 1
-    outcome.says_not("the last lines of rank 2")
-    outcome.says_not("came out")
+    outcome.says_not("the last lines of rank 2", "came out", r"\[rank2\]")  # which torch writes before each line
 
 
 def test_an_exit_code(job: Job) -> None:
@@ -39,7 +39,7 @@ def test_an_exit_code(job: Job) -> None:
     outcome.says(f"rank 2 on node {HOST}", r"\n    the last words\n")
 
 
-@pytest.mark.parametrize("how", ["kept", "SystemExit", "exit"])
+@pytest.mark.parametrize("how", ["kept", "exit"])
 def test_an_exit_code_that_others_fail_of(job: Job, how: str) -> None:
     """They wait for the rank, and hear from the store that it leaves, before its process has ended."""
     outcome = ended(launch(job, 3, "exits.py", "one_exits", 2, how), 3)
@@ -74,13 +74,13 @@ def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
 
 
 def test_the_time_limit(job: Job) -> None:
-    outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", 10))  # enough to start in
+    outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", patient(10)))  # to start in
     ended(outcome, 124).says("the time limit has passed; ranks 0, 1 had not ended")
 
 
 def test_a_supervisor_that_is_stopped(job: Job) -> None:
     """It obeys no order. The job ends without it, and it is ended too."""
-    outcome = launch(job, 2, "launched.py", "dies", "stopped", options=("--timeout", 12, "--grace", 1))
+    outcome = launch(job, 2, "launched.py", "dies", "stopped", options=("--timeout", patient(12), "--grace", 1))
     ended(outcome, 124).says(f"rank 1 on node {HOST} did not answer the order to end")
 
 
@@ -92,26 +92,18 @@ def test_the_mpis_daemon_is_killed(job: Job) -> None:
         outcome.says("the MPI's daemon on node .* has died, which had started this rank")
 
 
-def test_a_deep_traceback(job: Job) -> None:
-    outcome = ended(launch(job, 1, "launched.py", "recurses"), 1)
-    assert outcome.stderr.count("in other") > 80
-    assert "(RecursionError: maximum recursion depth exceeded" in last_line(outcome)
-    assert outcome.stderr.count("Traceback (most recent call last)") == 1
-
-
 def test_survivors_go_on_where_the_user_asks_for_it(job: Job) -> None:
     option = "--with-ft ulfm" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
     outcome = launch(job, 3, "launched.py", "one_goes_on", options=("--mpi-args", option))
     ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on node .* was killed by SIGKILL")
 
 
-@pytest.mark.parametrize("streams", ["stdout", "both"])
-def test_a_reader_that_does_not_read(job: Job, streams: str) -> None:
+def test_a_reader_that_does_not_read(job: Job) -> None:
     """The time limit counts all the same."""
     read, write = os.pipe()
     words = [MPIPLUS, "run", "-n", "2", "--timeout", "5", "--grace", "1", "-c", "yes"]
-    files: dict[str, Any] = {"stdout": write, "stderr": write if streams == "both" else subprocess.DEVNULL}
-    job_process = subprocess.Popen(words, env=job.installation.full_environment(), cwd=job.directory, **files)
+    environment = job.installation.full_environment()
+    job_process = subprocess.Popen(words, env=environment, cwd=job.directory, stdout=write, stderr=write)
     os.close(write)
     try:
         assert job_process.wait(60) == 124

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
 import re
-import subprocess
 
-from job_runs import SCRIPTS, Job
+from job_runs import Job
 from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, launch, mpiplus
 
 
@@ -47,39 +43,6 @@ def test_a_reader_that_has_seen_enough(job: Job) -> None:
     outcome = ended(job.start(["sh", "-c", f"{MPIPLUS} run -n 2 -c yes | head -n 2"], None), 0)
     assert len(outcome.stdout.splitlines()) == 2
     outcome.says_not("Traceback")
-
-
-def test_a_slow_reader_gets_everything_in_order(job: Job) -> None:
-    """The ranks wait for it, like in a pipe."""
-    command = [MPIPLUS, "run", "-n", "2", str(SCRIPTS / "launched.py"), "prints", "60000"]
-    words = ["sh", "-c", '"$@" | (sleep 8; cat)', "sh", *command]
-    outcome = ended(job.start(words, None), 0)
-    for rank in range(2):
-        lines = re.findall(rf"(?m)^\[rank {rank}\] line ([0-9]+) x{{100}}$", outcome.stdout)
-        assert lines == [str(number) for number in range(60000)]
-
-
-def test_colours_on_a_terminal(job: Job) -> None:
-    """And none where NO_COLOR is set."""
-    for variables, start in (({}, "\x1b[33m[rank 1]\x1b[0m hi"), ({"NO_COLOR": "1"}, "[rank 1] hi")):
-        terminal, side = pty.openpty()
-        environment = {**job.installation.full_environment(), **variables}
-        words = [MPIPLUS, "run", "-n", "2", "-c", "echo", "hi"]
-        process = subprocess.Popen(words, env=environment, cwd=job.directory, stdout=side, stderr=side)
-        os.close(side)
-        shown = read_terminal(terminal)
-        assert process.wait(60) == 0, shown
-        assert start in shown.splitlines()
-
-
-def read_terminal(terminal: int) -> str:
-    """Everything up to the end, which a terminal tells by an error."""
-    data = b""
-    with contextlib.suppress(OSError):
-        while piece := os.read(terminal, 1 << 16):
-            data += piece
-    os.close(terminal)
-    return data.decode()
 
 
 def test_a_command(job: Job) -> None:

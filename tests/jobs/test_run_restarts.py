@@ -51,12 +51,6 @@ def test_an_attempt_that_takes_too_long(job: Job) -> None:
     outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
 
 
-@pytest.mark.slow
-def test_the_time_of_the_whole(job: Job) -> None:
-    options = ("--timeout", 18, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need longer
-    ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
-
-
 def test_files_of_attempts(job: Job) -> None:
     """One for each, where the name has it; else all in one."""
     options = ("--stdout", "{attempt}/{rank}.out", "--stderr", "{rank}.err")
@@ -132,7 +126,11 @@ def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
     options = ("--mpi-args", "--with-ft ulfm")
     outcome = ended(resume(job, 3, *how, "--survive", "--kill", 1, options=options), 0)
     outcome.says("goes on after .*rank 1 .*has ended", "2 ranks begin at step 1[05],").says_not("restart")
-    found = losses(outcome.stdout)
+    check_alike(losses(outcome.stdout), whole)
+
+
+def check_alike(found: dict[int, str], whole: dict[int, str]) -> None:
+    """Sums in another order differ in their last bits."""
     assert sorted(found) == sorted(whole) == list(range(1, 31))
     for step, loss in found.items():
         assert float.fromhex(loss) == pytest.approx(float.fromhex(whole[step]), rel=1e-4)
@@ -140,11 +138,8 @@ def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_fsdp_goes_on_with_fewer_ranks(job: Job) -> None:
-    """The shards of three ranks are read by two; sums in another order differ in their last bits."""
+    """The shards of three ranks are read by two."""
     whole = losses(ended(resume(job, 3, "--fsdp", "--directory", "whole"), 0).stdout)
     cut = ended(resume(job, 3, "--fsdp", "--kill", 1), 137)
     outcome = ended(resume(job, 2, "--fsdp"), 0).says("2 ranks begin at step 1[05],")
-    both = {**losses(cut.stdout), **losses(outcome.stdout)}
-    assert sorted(both) == sorted(whole) == list(range(1, 31))
-    for step, loss in both.items():
-        assert float.fromhex(loss) == pytest.approx(float.fromhex(whole[step]), rel=1e-4)
+    check_alike({**losses(cut.stdout), **losses(outcome.stdout)}, whole)

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import fork_server
+import network
 import pytest
 from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS
@@ -27,29 +29,22 @@ def running(job: Job, command: Sequence[str], ranks: int = RANKS) -> Iterator[di
     directory = job.directory / "sockets"
     environment = {**job.installation.full_environment(), "MPIPLUS_STATUS_DIRECTORY": str(directory)}
     environment["PYTHON_EXEC"] = fork_server.python()
-    with (job.directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            list(command), env=environment, cwd=job.directory, stdout=log, stderr=log, start_new_session=True
-        )
+    with network.following(command, environment, job.directory) as process:
+        signs = [job.directory / f"ready-{rank}" for rank in range(ranks)]
         try:
-            until = time.monotonic() + 120
-            while not all((job.directory / f"ready-{rank}").exists() for rank in range(ranks)):
-                assert time.monotonic() < until and process.poll() is None, (job.directory / "log").read_text()
-                time.sleep(0.1)
-            for rank in range(ranks):
-                (job.directory / f"ready-{rank}").unlink()  # another job's ranks may say so too
-            time.sleep(2)  # until those that wait have looked for whom
+            network.wait_for(signs, 120, job.directory / "output", process)
+            for sign in signs:
+                sign.unlink()  # another job's ranks may say so too
             yield environment
         finally:
-            for file in directory.glob("*.sock"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
-            process.terminate()  # a launcher takes its ranks with it, those too that have no socket
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            end_ranks(directory)
+
+
+def end_ranks(directory: Path) -> None:
+    """Those that have a socket there; others the launcher takes with it."""
+    for file in directory.glob("*.sock"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(file.name.split(".")[2]), signal.SIGKILL)
 
 
 def ranks_of(job: Job, where: str) -> list[str]:
@@ -61,30 +56,25 @@ def asked(environment: dict[str, str], *words: object) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
 
 
-def told_when(environment: dict[str, str], pattern: str) -> subprocess.CompletedProcess[str]:
-    """What is told once a line has this pattern: on busy cores a rank takes its time to see for whom it waits."""
+def told_when_waiting(environment: dict[str, str], who: str = "ranks 0, 2 wait") -> str:
+    """What is told once some wait for rank 1: who waits takes its time to see for whom."""
     until = time.monotonic() + 60
-    while True:
-        told = asked(environment)
-        assert told.returncode == 0, told.stderr
-        if re.search(f"(?m)^{pattern}$", told.stdout) or time.monotonic() > until:
-            assert re.search(f"(?m)^{pattern}$", told.stdout), told.stdout
-            return told
-        time.sleep(1)
+    while f"  rank 1 is behind: {who} for it in group default_pg" not in (told := asked(environment).stdout):
+        assert time.monotonic() < until, told
+        time.sleep(0.5)
+    return told
 
 
 @pytest.mark.parametrize("where", ["sleeps", "loops", "holds_the_gil"])
 def test_a_rank_that_others_wait_for(job: Job, where: str) -> None:
     """Under plain mpirun. It is named first, with who waits; its stacks say where it is, whoever has the GIL."""
     with running(job, ranks_of(job, where)) as environment:
-        told = told_when(environment, "  rank 1 is behind: ranks 0, 2 wait for it in group default_pg for [0-9.]+ s")
-        lines = told.stdout.splitlines()
+        told = told_when_waiting(environment)
+        lines = told.splitlines()
         assert "asked.py" in lines[0] and "3 ranks on 1 node(s)" in lines[0]
         assert "rank 1 is behind" in lines[3]
-        assert re.search(
-            "(?m)^ +0 .* in all_reduce #51 of 8 bytes .default_pg. for [0-9.]+ s, waits for rank 1$", told.stdout
-        )
-        assert re.search("(?m)^ +1 .* elsewhere for [0-9.]+ s, after all_reduce #50 of 8 bytes", told.stdout)
+        assert re.search("(?m)^ +0 .* in all_reduce #51 of 8 bytes .default_pg. for [0-9.]+ s, waits for rank 1$", told)
+        assert re.search("(?m)^ +1 .* elsewhere for [0-9.]+ s, after all_reduce #50 of 8 bytes", told)
         stacks = asked(environment, "--stacks", 1).stdout
         assert re.search(rf"asked.py\", line \d+ in {where}\n", stacks), stacks
         assert "rank 0 (process" in asked(environment, "--stacks").stdout
@@ -92,7 +82,8 @@ def test_a_rank_that_others_wait_for(job: Job, where: str) -> None:
 
 def test_a_rank_that_is_stopped(job: Job) -> None:
     with running(job, ranks_of(job, "stops")) as environment:
-        told = json.loads(asked(environment, "--json").stdout)
+        told_when_waiting(environment)
+        told = status_json(environment)
         assert re.match(r"rank 1 does not answer: process \d+: stopped", told["attention"][0])
         assert told["attention"][1].startswith("rank 1 is behind: ranks 0, 2 wait for it")
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
@@ -135,27 +126,34 @@ def status_json(environment: dict[str, str]) -> dict:
 def test_under_mpiplus_run_and_in_a_subprocess_of_torchrun(job: Job) -> None:
     command = [MPIPLUS, "run", "-n", str(RANKS), str(SCRIPTS / "asked.py"), "sleeps"]
     with running(job, command) as environment:
-        assert "rank 1 is behind" in asked(environment).stdout
+        told_when_waiting(environment)
     if job.installation.vendor != "Open MPI":
         with running(job, torchrun(RANKS, str(SCRIPTS / "asked.py"), "sleeps")) as environment:
-            assert "rank 1 is behind" in asked(environment).stdout
+            told_when_waiting(environment)
 
 
 @pytest.mark.every_change
-def test_two_jobs_and_one_that_ends(job: Job) -> None:
-    """Without a name both are listed; who watches sees the end."""
-    with running(job, ranks_of(job, "sleeps")) as environment:
-        with running(job, ranks_of(job, "sleeps")):
+def test_two_jobs_with_one_port_of_which_one_ends(job: Job) -> None:
+    """Both are listed, and nobody's answer is taken for the other's; who watches sees the end."""
+
+    def command(where: str) -> list[str]:
+        words = [str(SCRIPTS / "asked.py"), "file", str(job.directory / where)]
+        return ["env", "MASTER_PORT=29876", *job.installation.command(2, words)]
+
+    with running(job, command("here"), 2) as environment:
+        assert "2 ranks" in asked(environment, "29876").stdout
+        with running(job, command("there"), 2):
             listed = asked(environment).stdout
-            names = re.findall(r"(?m)^job (\d+-[0-9a-f]{4}): .*asked.py sleeps: 3 ranks", listed)
+            names = re.findall(r"(?m)^job (29876-[0-9a-f]{4}): .*asked.py file .*: 2 ranks", listed)
             assert len(set(names)) == 2, listed
-            command = [MPIPLUS, "status", "--watch", names[0]]  # the job's number, not the option's
-            watch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            assert "several jobs have the port 29876: name one of" in asked(environment, "29876").stderr
+            words = [MPIPLUS, "status", "--watch", names[0]]  # the job's number, not the option's
+            watch = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
             time.sleep(patient(3))  # until it has found the job
             assert watch.poll() is None
-        output, _ = watch.communicate(timeout=60)
-        assert watch.returncode == 0
-        assert f"job {names[0]} has ended" in output
+    output, _ = watch.communicate(timeout=60)
+    assert watch.returncode == 0
+    assert f"job {names[0]} has ended" in output
 
 
 def test_nobody_to_ask(job: Job) -> None:

@@ -70,6 +70,7 @@ def test_of_a_running_job(job: Job) -> None:
     """However it was started."""
     command = job.installation.command(test_status.RANKS, [str(SCRIPTS / "asked.py"), "sleeps"])
     with test_status.running(job, command) as environment:
+        test_status.told_when_waiting(environment)
         done = test_status.asked(environment, "--timeline", job.directory / "t.json")
         assert done.returncode == 0 and "of 3 of 3 ranks" in done.stderr, done.stderr
         events = check(job.directory / "t.json")

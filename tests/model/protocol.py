@@ -376,19 +376,5 @@ def copy(c: Channel) -> Channel:
 
 def frozen(c: Channel) -> tuple:
     """All of a rank's own state, to compare."""
-    ops = tuple(
-        (
-            s.position,
-            s.first,
-            s.written,
-            s.reduced,
-            s.done,
-            s.checked,
-            s.oom_after,
-            s.planned,
-            s.in_parts,
-            s.between_devices,
-        )
-        for s in [*c.queue, c.oom_placeholder]
-    )
+    ops = tuple((s.position, *[*vars(s).values()][2:]) for s in [*c.queue, c.oom_placeholder])
     return (c.next, *c.known.values(), ops, c.oom_first, c.oom_total, c.aborted, c.called, *c.outcomes)

@@ -6,11 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Cluster, missing, running
-from mpi_installations import under_each_mpi
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    under_each_mpi(metafunc)
 
 
 @pytest.fixture(scope="session")

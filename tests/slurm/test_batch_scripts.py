@@ -47,9 +47,7 @@ def train(slurm: Cluster) -> str:
 
 
 @pytest.fixture
-def environment(installation: Installation | None) -> dict[str, str]:
-    if installation is None:
-        pytest.skip("no MPI here")
+def environment(installation: Installation) -> dict[str, str]:
     kept = installation.full_environment()
     return {
         **kept,

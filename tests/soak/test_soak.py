@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
-from rank_runs import no_mpi_message
 
 SECONDS = float(os.environ.get("MPIPLUS_TEST_SOAK", "0"))
 PROGRAMS = Path(__file__).parent / "programs.py"
@@ -17,10 +16,8 @@ PROGRAMS = Path(__file__).parent / "programs.py"
 @pytest.mark.timeout(SECONDS * 2 + 600)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])
-def test_soak(installation: Installation | None, ranks: int, collectives: str) -> None:
+def test_soak(installation: Installation, ranks: int, collectives: str) -> None:
     """A quarter of the time each: over shared memory and over MPI's own collectives, on two and three ranks."""
-    if installation is None:
-        pytest.fail(no_mpi_message(), pytrace=False)
     seed = os.environ.get("MPIPLUS_TEST_SOAK_SEED", str(os.getpid()))
     command = installation.command(ranks, [str(PROGRAMS), str(SECONDS / 4), seed])
     environment = {**installation.full_environment(), "MPIPLUS_COLLECTIVES": collectives}

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "frameworks" / "table.md"
 sys.path += [str(ROOT / "tests" / "frameworks"), str(ROOT / "tests")]
 from test_examples import SCRIPTS  # noqa: E402
 from test_features import FEATURES  # noqa: E402
-from test_own_scripts import ACCELERATES_IN_PART, ACCELERATES_OWN  # noqa: E402
+from test_own_scripts import ACCELERATES_OWN  # noqa: E402
 
 INTRODUCTION = """# What was tried
 
@@ -33,7 +33,7 @@ EXAMPLES = """
 """
 OWN = """
 The scripts with which Accelerate tests itself, which are in its wheel, on the CPU. "as on gloo": they come to their end
-on both; "in part": each test of the script alone, and those that gloo passes pass. The others want a GPU.
+on both. The others want a GPU.
 
 """
 MORE = """
@@ -80,10 +80,6 @@ def page(results: dict[str, str]) -> str:
         for name in SCRIPTS
     ]
     own = [f"- `{name}.py`: {compared(results, f'test_accelerates_own[{name}]')}" for name in ACCELERATES_OWN]
-    own += [
-        f"- `{name}.py`, in part: {compared(results, f'test_accelerates_in_part[{name}]')}"
-        for name in ACCELERATES_IN_PART
-    ]
     more = [more_row(*name.split(": "), compared(results, f"test_feature_as_on_gloo[{name}]")) for name in FEATURES]
     more.append(more_row("ray", "Ray Train", results.get("test_ray_train", "not run")))
     others = "test_as_on_gloo|test_every|test_accelerates|test_feature|test_ray"

@@ -26,7 +26,6 @@ def items(folder: str, mpi: SimpleNamespace | None = None) -> list:
 
 def test_everything_is_run_sometime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "FULL", False)
-    monkeypatch.setattr(sampling, "_said", {})
     monkeypatch.delenv(sampling.LAUNCH, raising=False)
     config = SimpleNamespace(option=SimpleNamespace(keyword=""), args=["tests"])
     mpis = [SimpleNamespace(vendor=vendor, name=f"{vendor}-5") for vendor in ("MPICH", "Open MPI")]

@@ -175,6 +175,7 @@ def _join_collectives(job: Job) -> None:
     joined, lasts = order[np.repeat(is_whole, counts)], lasts[np.repeat(is_whole, counts)]
     job.came[joined], job.last[joined] = job.begun[lasts], job.rank[lasts]
     waited = (job.begun[lasts] - job.begun[joined]) >= _ARROW_NS
+    waited &= job.complete[joined] >= job.begun[lasts]  # or a node's clock is further off than the operation takes
     job.arrows += zip(lasts[waited].tolist(), joined[waited].tolist(), strict=True)
 
 

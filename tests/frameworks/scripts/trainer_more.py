@@ -1,4 +1,4 @@
-"""Transformers' Trainer: "resume" goes on from a checkpoint, "fsdp" asks for sharding; TRL's SFTTrainer: "sft"."""
+"""Transformers' Trainer: "resume" goes on from a checkpoint, "fsdp" asks for sharding."""
 
 import sys
 from typing import Any
@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from torchmpi_plugin import integrations
 
 WHAT, BACKEND = sys.argv[1:]
-WORDS = [f"w{number}" for number in range(28)]
 CONFIG = LlamaConfig(
     vocab_size=32,
     hidden_size=32,
@@ -61,32 +60,6 @@ def fsdp() -> list[float]:
     return losses(trainer)
 
 
-def sft() -> list[float]:
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
-
-    special = ["<pad>", "<s>", "</s>", "<unk>"]
-    words = {word: number for number, word in enumerate([*special, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    texts = [" ".join(WORDS[(start + place) % 28] for place in range(12)) for start in range(64)]
-    set_seed(1)
-    arguments = SFTConfig(**COMMON | {"save_strategy": "no", "max_length": 16, "bf16": False})
-    trainer = SFTTrainer(
-        model=LlamaForCausalLM(CONFIG),
-        args=arguments,
-        train_dataset=Dataset.from_dict({"text": texts}),
-        processing_class=fast,
-    )
-    trainer.train()
-    return losses(trainer)
-
-
 integrations.activate("transformers")
-report({"resume": resume, "fsdp": fsdp, "sft": sft}[WHAT]())
+report({"resume": resume, "fsdp": fsdp}[WHAT]())
 dist.destroy_process_group()

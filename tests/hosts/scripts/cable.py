@@ -50,10 +50,5 @@ def works() -> None:
     dist.destroy_process_group()
 
 
-def stops() -> None:
-    (directory / f"pid-{RANK}").write_text(str(os.getpid()))
-    works()
-
-
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 globals()[what]()

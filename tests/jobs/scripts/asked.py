@@ -50,28 +50,11 @@ def failed() -> None:
     dist.init_process_group("mpiplus")
 
 
-def again() -> None:
-    """An init that has failed after its group was made, and is repeated."""
-    with mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "many"}):
-        try:
-            dist.init_process_group("mpiplus")
-        except ValueError as error:
-            assert "TORCH_FR_BUFFER_SIZE" in str(error)
-    gc.collect()
-    dist.init_process_group("mpiplus")
-
-
 def thread() -> None:
     """The thread that made the world has ended."""
     maker = threading.Thread(target=dist.init_process_group, args=("mpiplus",))
     maker.start()
     maker.join()
-
-
-def homeless() -> None:
-    """Neither HOME, nor a line in /etc/passwd."""
-    dist.init_process_group("mpiplus")
-    mock.patch.object(Path, "home", side_effect=RuntimeError("Could not determine home directory.")).start()
 
 
 def file() -> None:
@@ -82,7 +65,7 @@ def file() -> None:
     dist.init_process_group("mpiplus", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=size)
 
 
-WAYS = {way.__name__: way for way in (split, dropped, failed, again, thread, homeless, file)}
+WAYS = {way.__name__: way for way in (split, dropped, failed, thread, file)}
 
 
 def sleeps() -> None:

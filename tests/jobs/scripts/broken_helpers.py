@@ -20,7 +20,7 @@ from torchmpi_plugin.engine import engine
 from torchmpi_plugin.group import failures
 from torchmpi_plugin.store.checkin import CheckIn
 
-KINDS = [OSError("no"), RuntimeError("no"), ValueError("no"), ReferenceError("no"), MemoryError("no")]
+KINDS = [OSError("no"), ReferenceError("no"), MemoryError("no")]
 SHORT = timedelta(seconds=0.05)
 OF_WHO_ASKS: list[tuple[Any, str]] = [
     *((diagnosis.Diagnosis, name) for name in ("_what_they_do", "_ask", "_understood", "timed_out", "_in_words")),

@@ -7,10 +7,8 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,53 +30,28 @@ def no_memory(*_: object) -> None:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
-def in_c(
-    function: str, answer: int, if_so: Callable[..., bool] = lambda *_: True
-) -> contextlib.AbstractContextManager[object]:
-    """A function of the shim that fails, with the errno that C leaves for it; if so, by its arguments."""
-    shim = runtime.shim()
-
-    def fail(*arguments: Any) -> int:
-        if not if_so(*arguments):
-            return getattr(shim.lib, function)(*arguments)
-        shim.ffi.errno = errno.ENOMEM
-        return answer
-
-    class Lib:
-        def __getattr__(self, name: str) -> Any:
-            return fail if name == function else getattr(shim.lib, name)
-
-    return mock.patch.object(runtime, "shim", lambda: SimpleNamespace(lib=Lib(), ffi=shim.ffi))
-
-
-FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-    "process": lambda: mock.patch.object(communicator.processes, "this", no_memory),
-    "group": lambda: in_c("mpp_group_new", 0),
-    "attach": lambda: in_c("mpp_group_attach", -1),
-    "open": lambda: mock.patch.object(communicator.shared_files, "open_share", no_memory),
-    "map": lambda: in_c("mpp_map", 0, lambda descriptor, _: descriptor >= 0),  # not memory of the rank's own
-}
+def failing(owner: Any, name: str) -> contextlib.AbstractContextManager[object]:
+    """On one rank; tests/faults/making.py walks all that may fail, C's own allocations too."""
+    return mock.patch.object(owner, name, no_memory) if ME == GUILTY else contextlib.nullcontext()
 
 
 def fails() -> None:
     """All ranks get the error, which names the guilty one; the next group is made as if nothing had been."""
     dist.init_process_group("mpiplus", timeout=LONG)
     message = rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory"
-    for where in ("process", "group", "attach"):
-        fault = FAULTS[where]() if ME == GUILTY else contextlib.nullcontext()
-        with fault, raises(dist.DistBackendError, message) as caught:
-            dist.new_group()
-        assert (caught[0].__cause__ is not None) == (ME == GUILTY)
-        check_works()
-        check_works(dist.new_group())
+    with failing(communicator.processes, "this"), raises(dist.DistBackendError, message) as caught:
+        dist.new_group()
+    assert (caught[0].__cause__ is not None) == (ME == GUILTY)
+    check_works()
+    check_works(dist.new_group())
     dist.destroy_process_group()
 
 
-def goes_without(where: str) -> None:
+def goes_without() -> None:
     """Shared memory that one rank cannot have is none for all, and no error."""
     dist.init_process_group("mpiplus", timeout=LONG)
     told = warnings_told()
-    with FAULTS[where]() if ME == GUILTY else contextlib.nullcontext():
+    with failing(communicator.shared_files, "open_share"):
         groups = [dist.new_group() for _ in range(3)]
     words = [message for message in told if "no shared memory on this rank" in message]
     assert len(words) == (ME == GUILTY), words  # once, where it is so
@@ -97,8 +70,6 @@ STOPPED_IN = {
     "MPI": (membership, "_create_group"),
     "world": (cuda_path, "_own_choice"),
 }
-
-
 VANISHES_IN = {**STOPPED_IN, "door": (checkin.CheckIn, "arrive")}
 
 
@@ -166,19 +137,12 @@ def killed() -> None:
     time.sleep(1000)
 
 
-def builds(where: str) -> None:
-    """One rank has another build of mpiplus: all are told of both, before anything is shared.
-
-    As the store is made, or in a group, whose store may be torch's own.
-    """
-    if where == "group":
-        answers, find = [""], protocol.disagreement
-        protocol.disagreement = lambda builds: answers.pop() if answers else find(builds)
+def builds() -> None:
+    """One rank has another build of mpiplus: all are told of both, before anything is shared."""
     pattern = rf"different builds of mpiplus.*\(protocol {protocol.PROTOCOL}\).*9\.9\.9 \(protocol 99\)"
     if ME == GUILTY:
         protocol.PROTOCOL, protocol.version = 99, lambda name: "9.9.9"
-    doing = "init_process_group: the nodes" if where == "store" else "creating group .*: the nodes"
-    with raises(dist.DistBackendError, doing, pattern, rf"rank {GUILTY}\)"):
+    with raises(dist.DistBackendError, "init_process_group: the nodes", pattern, rf"rank {GUILTY}\)"):
         dist.init_process_group("mpiplus", timeout=LONG)
 
 

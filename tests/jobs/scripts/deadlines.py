@@ -96,21 +96,6 @@ def absent_member(directory: str) -> None:
     check_works()
 
 
-def no_init(directory: str) -> None:
-    """A rank that never calls init_process_group, though it has started MPI: the others' init raises."""
-    if ME == SIZE - 1:
-        from mpi4py import MPI
-
-        assert MPI.Is_initialized()
-        hear(directory, *(f"gave-up-{rank}" for rank in range(SIZE - 1)))
-    else:
-        with raises(dist.DistBackendError, "init_process_group", "after 3 s", f"MPI rank {ME}"):
-            dist.init_process_group("mpiplus", timeout=SHORT)
-        tell(directory, f"gave-up-{ME}")
-    say("end")
-    os._exit(5)  # MPI cannot be ended in order: half of it has begun
-
-
 def started() -> tuple[list[int], dist.ProcessGroup]:
     """The process of each rank, and a group that gives up soon."""
     dist.init_process_group("mpiplus", timeout=LONG)
@@ -137,7 +122,6 @@ def stopped_inside(directory: str) -> None:
     pids, group = started()
     tensor = torch.ones(1 << 24)  # many times what fits into the slots: nobody can get to the end without the victim
     if victim == ME:
-        tell(directory, "begins")
         work = dist.all_reduce(tensor, group=group, async_op=True)
         time.sleep(0.3)  # it has begun
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -147,8 +131,8 @@ def stopped_inside(directory: str) -> None:
         if os.environ["MPIPLUS_SHM"] == "0":  # where only the rank itself knows that it has arrived
             expected = rf"Not arrived: rank {victim} \(gave no answer: stopped, dead.*; arrived: ranks 0, 1$"
         with raises(dist.DistBackendError, "timed out", expected) as caught:
-            hear(directory, "begins")
-            time.sleep(0.5)
+            while ") T " not in Path(f"/proc/{pids[victim]}/stat").read_text():  # stopped, in the kernel's words
+                time.sleep(0.01)
             dist.all_reduce(tensor, group=group)
         go_on_when_all_gave_up(directory, caught[0], pids[victim])
     say("end")
@@ -171,11 +155,10 @@ def stopped_between_nodes(directory: str) -> None:
 
     if victim == ME:
         # The call may move all of it before it returns.
-        threading.Thread(target=stop, daemon=True).start()
+        stopping = threading.Thread(target=stop, daemon=True)
+        stopping.start()
         work = dist.all_gather_into_tensor(got, given, group=group, async_op=True)
-        while not missing:
-            time.sleep(0.01)
-        time.sleep(0.01)  # it is stopped here
+        stopping.join()
         del work
         assert missing == [True]
     else:

@@ -1,16 +1,8 @@
-"""Rank 1 is late in each step, as seen by each way to wait: one figure, which the flight recorder's times give as well.
-
-The ways take turns, so that what else the machine does meets all of them. A rank that loses its core after its call,
-and before others see that, is waited for longer than the times say: one of several parts is to be without that.
-"""
+"""Rank 1 is late in each step: by each way to wait one figure, which the flight recorder's times give as well."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchmpi_plugin
 from torchmpi_plugin.diagnosis import flight_recorder
-from torchmpi_plugin.engine import engine
 
-PARTS, LATE = 5, 0.02
-STEPS = PARTS * (6 if "nodes" in sys.argv else 20)
-#: How far the figures may be apart, and times: of another node's rank a message tells, when it is looked at.
-WITHIN, WITHIN_NS = (0.05, 1e6)
-if "nodes" in sys.argv:
-    WITHIN, WITHIN_NS = 0.3, 2e7 * float(os.environ.get("MPIPLUS_TEST_PATIENCE", "1"))
+STEPS, LATE = 8, 0.1
+#: How far the two may be apart: a rank may lose its core after its call, before others see that.
+WITHIN = 0.3
 
 
 def call(group: dist.ProcessGroup) -> None:
@@ -75,13 +63,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = {way: dist.new_group() for way in (call, work, future, callback, in_training)}
     steps = {way: in_training(group) if way is in_training else way for way, group in groups.items()}
-    marks: dict = {way: [] for way in groups}
-    for step in range(STEPS + 1):
-        for way, group in groups.items() if step % (STEPS // PARTS) == 0 else ():
-            waited_for = torchmpi_plugin.statistics(group)["seconds_waited_for"].get(1, 0)
-            marks[way].append((len(recorded(group, size)[0]), waited_for))
-        if step == STEPS:
-            break
+    for _ in range(STEPS):
         for way, group in groups.items():
             dist.barrier()
             if rank == 1:
@@ -89,37 +71,17 @@ def main() -> None:
             steps[way](group)
     for way, group in groups.items():
         of_ranks = recorded(group, size)
-        (first, _), *_ = marks[way]
-        assert len(of_ranks[0]) >= first + STEPS, (way, len(of_ranks[0]))
-        numbers = sorted(of_ranks[0])[first:]
-        times = [[one[number]["time_created_ns"] for number in numbers] for one in of_ranks]
-        for mine, *others in zip(times[rank], *times, strict=True):
-            assert mine <= max(others)
-        apart = []
-        for number in numbers:
-            row = of_ranks[rank][number]
-            last = max(one[number]["time_created_ns"] for one in of_ranks)
-            apart.append(abs(row["time_discovered_started_ns"] - last))
+        for row in of_ranks[rank].values():
             assert row["time_created_ns"] <= row["time_discovered_started_ns"] <= row["time_discovered_completed_ns"]
-        # A thread that loses its core between two looks at the clock is further apart.
-        assert sum(each < WITHIN_NS for each in apart) > 0.8 * len(apart), (way, apart)
-        waits = [1e-9 * max(0, late - mine) for mine, late in zip(times[rank], times[1], strict=True)]
-        oracle, figures = sum(waits), torchmpi_plugin.statistics(group)
+        mine, late = ([row["time_created_ns"] for row in of_ranks[each].values()] for each in (rank, 1))
+        waited = 1e-9 * sum(max(0, theirs - own) for own, theirs in zip(mine, late, strict=True))
+        figures = torchmpi_plugin.statistics(group)
         if rank != 1:
-            assert oracle > 0.9 * STEPS * LATE, oracle
-            parts = [
-                (until - since, sum(waits[begin - first : end - first]))
-                for (begin, since), (end, until) in itertools.pairwise(marks[way])
-            ]
-            assert any(abs(mine - theirs) < WITHIN * theirs for mine, theirs in parts), (way, parts)
-            assert figures["seconds_in_calls"] >= figures["seconds_waiting"] > 0.9 * oracle, figures
+            assert waited > 0.5 * STEPS * LATE, (way, waited)
+            assert abs(figures["seconds_waited_for"][1] - waited) < WITHIN * waited, (way, waited, figures)
+            assert figures["seconds_in_calls"] >= figures["seconds_waiting"] > (1 - WITHIN) * waited, figures
             name = f'mpiplus_seconds_waited_for_total{{group="{group.group_name}",rank="{rank}",late_rank="1"}}'
             assert name in torchmpi_plugin.prometheus(group), name
-    time.sleep(0.1)
-    of_group = next(
-        one for one in json.loads(engine.status_text())["groups"] if one["name"] == groups[in_training].group_name
-    )
-    assert of_group["begun_ago"] >= of_group["ended_ago"] >= 0.1, of_group  # whoever has waited
     dist.barrier()
     say("end")
     dist.destroy_process_group()

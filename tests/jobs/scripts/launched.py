@@ -89,26 +89,6 @@ def one_goes_on() -> None:
     os._exit(0)
 
 
-def recurses() -> None:
-    """Two functions that call each other: Python does not shorten their traceback."""
-    sys.setrecursionlimit(200)
-    one()
-
-
-def one() -> None:
-    other()
-
-
-def other() -> None:
-    one()
-
-
-def prints(lines: str) -> None:
-    """Much."""
-    for number in range(int(lines)):
-        print("line", number, "x" * 100)
-
-
 def leaves_a_child() -> None:
     """One rank fails, each has a child that would run on, and SIGTERM is not listened to."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -53,11 +53,6 @@ def from_a_plain_process() -> None:
     launch.launch_subprocess(lambda: say("again"), config, daemon=True)  # a second time, and a lambda
 
 
-def on_gloo() -> None:
-    launch.set_distributed_backend("gloo")
-    launch_subprocesses(train, MultiprocessConfig(world_size=2), set_up, 0, Sample(1), ranks=2, backend="gloo")
-
-
 def on_gloo_over_tcp(port: str) -> None:
     """As ml's own examples do it."""
     config = MultiprocessConfig(
@@ -95,8 +90,6 @@ def fail(who: int, how: str) -> None:
             raise ArithmeticError("this one is meant")
         if how == "exit":
             sys.exit(7)
-        if how == "text":
-            sys.exit("no more")
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
     say("came out")

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchmpi_plugin.lifecycle import shutdown
-
 
 def _sum() -> list[float]:
     tensor = torch.ones(2)
@@ -81,17 +79,6 @@ def in_slurm() -> None:
     print("slurm", *(os.environ.get(f"SLURM_{name}") for name in ("PROCID", "LOCALID", "NODEID")))
 
 
-def leaves(code: str) -> None:
-    """Rank 1 leaves; rank 0 notices, fails of it, and its process is the first to end."""
-    dist.init_process_group("mpiplus")
-    _sum()
-    if dist.get_rank() == 1:
-        leave = shutdown._others_go_on
-        shutdown._others_go_on = lambda: time.sleep(15) or leave()  # a busy machine
-        sys.exit(int(code))
-    _sum()
-
-
 def interrupted() -> None:
     dist.init_process_group("mpiplus")
     _sum()
@@ -107,14 +94,6 @@ def crashes() -> None:
     _sum()
     if dist.get_rank() == 1:
         ctypes.string_at(0)
-    _sum()
-
-
-def fails() -> None:
-    dist.init_process_group("mpiplus")
-    _sum()
-    if dist.get_rank() == 1:
-        raise ArithmeticError("this one is meant")
     _sum()
 
 

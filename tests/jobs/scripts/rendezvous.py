@@ -10,7 +10,6 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -173,23 +172,6 @@ def refused() -> None:
     """An init that fails and is caught: the program ends as if it had never asked."""
     with raises(ValueError, "world_size is"):
         dist.init_process_group("mpiplus", init_method="mpi://", world_size=SIZE + 1, rank=ME)
-
-
-#: What launchers tell the ranks they start.
-TRACES = (
-    {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
-    {"PMI_SIZE": "4", "PMI_RANK": "0"},
-    {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"},
-)
-
-
-def traces() -> None:
-    """One process with a launcher's word that there are four is an error; without it, a world of one."""
-    for trace in TRACES:
-        told = "launcher and the library do not belong together", "started 4 ranks", "one rank"
-        with mock.patch.dict(os.environ, trace), raises(RuntimeError, *told):
-            dist.init_process_group("mpiplus")
-    cycle("no launcher", 0)
 
 
 def other_backends() -> None:
