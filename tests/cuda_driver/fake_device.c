@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .most_delay_us = 50};
+fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 int fake_contexts[DEVICES];
 __thread int fake_stack[MAX_STACK], fake_depth, fake_capture_mode;
@@ -32,12 +32,6 @@ EXPORT int fake_violations(char *text, int length) {
     fake.first[0] = 0;
     pthread_mutex_unlock(&fake.lock);
     return count;
-}
-
-EXPORT void fake_set_delay(unsigned most_us) {
-    pthread_mutex_lock(&fake.lock);
-    fake.most_delay_us = most_us;
-    pthread_mutex_unlock(&fake.lock);
 }
 
 /* The call of `name` (its part after "cu") that comes after `after` more, and all later ones, return `code`. */
@@ -202,7 +196,7 @@ static void *work(void *argument) {
         while (!s->head) pthread_cond_wait(&fake.changed, &fake.lock);
         command *c = s->head;
         s->dice = s->dice * 1103515245u + 12345u;
-        unsigned most = fake.most_delay_us, wait_us = most ? (s->dice >> 8) % most : 0;
+        unsigned wait_us = (s->dice >> 8) % MOST_DELAY_US;
         while (c->kind == WAIT && c->event->completed < c->version) pthread_cond_wait(&fake.changed, &fake.lock);
         pthread_mutex_unlock(&fake.lock);
         pause_us(c->kind == COPY ? wait_us : c->delay_us);

@@ -31,7 +31,7 @@ enum {
     NOT_READY = 600,
     CAPTURING = 900
 };
-enum { DEVICES = 2, MAX_STACK = 16 };
+enum { DEVICES = 2, MAX_STACK = 16, MOST_DELAY_US = 50 };
 enum { COPY, KERNEL, RECORD, WAIT, STOP };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* of a thread, what it may do while others capture a graph */
 
@@ -89,7 +89,6 @@ typedef struct {
     int violations, initialised;
     uint64_t allocations;
     char first[256];
-    unsigned most_delay_us;
     char failing[64];
     int fail_after, fail_code, fail_count;
     int capturing, most_opened; /* some thread captures a graph; so many allocations may be open, 0: any number */

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import browser
-import fork_server
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from made_up_calls import STEP_NS, about, all_reduces, leave
 from patience import patient
-from PIL import Image
 
 from torchmpi_plugin.cli import main
 from torchmpi_plugin.timeline import rows
@@ -56,15 +51,3 @@ def test_the_page(tmp_path: Path) -> None:
         assert [
             url for url in page.requests if not url.startswith((f"file://{tmp_path}", "about:", "data:", "blob:"))
         ] == []
-
-
-def test_the_pictures(tmp_path: Path) -> None:
-    """Those of docs/timeline.md are drawn by the command that the page names: as large, with waits and moves."""
-    tool = Path(__file__).parents[1] / "tools/draw_timeline.py"
-    environment = {**os.environ, "PYTHON_EXEC": fork_server.python()}
-    subprocess.run([sys.executable, tool, tmp_path], check=True, timeout=patient(60), env=environment)
-    for name in ("timeline.png", "timeline-pipeline.png"):
-        drawn, shown = Image.open(tmp_path / name), Image.open(tool.parents[2] / "docs" / name)
-        assert drawn.size == shown.size
-        colours = {colour: count for count, colour in drawn.convert("RGB").getcolors(1 << 20)}
-        assert min(colours.get(colour, 0) for colour in ((0xD6, 0x27, 0x28), (0x1F, 0x77, 0xB4))) > 500, name

@@ -300,20 +300,3 @@ def test_jobs_share_a_template_and_other_environments_do_not(server: fork_server
     one = parent(OMPI_COMM_WORLD_RANK="1", PMIX_NAMESPACE="x", MPIPLUS_SHM="0", RANK="3", MPIPLUS_TEST_JOB="y")
     assert one == parent(PMI_RANK="0", PMI_FD="7", MPI_LOCALNRANKS="2", MASTER_PORT="5", PYTEST_CURRENT_TEST="z")
     assert one != parent(LD_LIBRARY_PATH="/nowhere")
-
-
-def test_the_end_of_a_server() -> None:
-    """With its templates; while its directory is still there, its client is Python itself."""
-    own = fork_server.Server()
-    waiting = Waiting(own)
-    template = template_of(waiting)
-    own.process.kill()
-    own.process.wait()
-    waiting.client.terminate()
-    waiting.says("SIGTERM")  # a template stays for its last rank
-    waiting.client.kill()
-    ended(waiting.client)
-    assert soon(lambda: not template.is_running() or template.status() == psutil.STATUS_ZOMBIE)
-    assert not is_forked(own.python, "-c", PARENT)
-    own.stop()
-    assert not own.folder.exists()

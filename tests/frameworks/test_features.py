@@ -15,13 +15,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = re.compile(r"<(\d) of 2 on (\w+): ([\d. ]+)>")
 #: Each script with its arguments, by what is tried.
 FEATURES = {
-    "lightning: a checkpoint, and on from it": ("lightning_resume",),
     "transformers: a checkpoint, and on from it": ("trainer_more", "resume"),
     "transformers: fsdp": ("trainer_more", "fsdp"),
     "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
-    "torchrec: embedding tables, one on each rank": ("recommender",),
-    "heat: its arrays over all ranks, and DDP between": ("heat_arrays",),
 }
 
 

@@ -31,13 +31,6 @@ def test_a_rank_is_stopped_inside_its_call(job: Job, shared_memory: str) -> None
     assert len(re.findall(f"gave up: .*gave no answer{since}", outcome.stdout)) == 2, outcome.output
 
 
-def test_a_rank_is_stopped_between_two_chunks(job: Job) -> None:
-    """Who waits for the rest of a block from another node says whose it is."""
-    outcome = job.run(3, "deadlines.py", "stopped_between_nodes", job.directory).came_to_an_end()
-    outcome.says_not("AssertionError")
-    assert len(re.findall(r"gave up: .*rank 2 \((?:gave no answer: )?stopped", outcome.stdout)) == 2, outcome.output
-
-
 @pytest.mark.parametrize("where", ["initialised", "never", "first", "stopped", "barrier", "raises"])
 def test_init_process_group_without_a_rank(job: Job, where: str) -> None:
     """Who waits for it ends, with the reason, and with it the job: in MPI_Init, before there is a store, and while it

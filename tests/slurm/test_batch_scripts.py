@@ -150,32 +150,3 @@ def test_the_wrong_plug_in_is_an_error(slurm: Cluster, train: str, environment: 
     assert "Slurm's srun started 4 ranks" in output
     assert "choose another srun --mpi" in output
     assert "sum" not in output
-
-
-AS_LIGHTNING = """
-import os, sys, torch.distributed as dist
-# As Lightning does, which takes the batch script's own variables for this process's.
-size, first, port = sys.argv[1:]
-os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": size, "MASTER_ADDR": first, "MASTER_PORT": port}
-dist.init_process_group("mpiplus")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("ranks_of_a_node", [1, 2])
-def test_ranks_from_the_batch_scripts_own_variables(
-    slurm: Cluster, environment: dict[str, str], tmp_path: Path, ranks_of_a_node: int
-) -> None:
-    """Equal ones are an error that says why, on whichever node, and nobody waits for the others."""
-    program, script = tmp_path / "train.py", tmp_path / "job.sh"
-    program.write_text(AS_LIGHTNING)
-    script.write_text(f'#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node={ranks_of_a_node}\nexec mpirun python "$@"\n')
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    words = [str(program), str(2 * ranks_of_a_node), slurm.network.names[0], str(15000 + os.getpid() % 1000)]
-    code, output = slurm.submit(script, words, environment, SECONDS)
-    if ranks_of_a_node == 1 and environment["MPI_TYPE"] == "pmi2":
-        assert code == 0, output  # its launcher has srun start one process a node, whose variables the rank inherits
-        return
-    assert code != 0, output
-    assert "batch script's own SLURM_PROCID=0" in output, output
-    assert "MPIEnvironment" in output, output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from steps import ME, SIZE, check_works, raises, run, say, wait_for
 
 from torchmpi_plugin.mpi import nonblocking
-from torchmpi_plugin.node import node
 
 SHORT = timedelta(seconds=3)
 #: Nothing that has this much time may run out of it, however busy the machine.
@@ -134,38 +132,6 @@ def stopped_inside(directory: str) -> None:
             while ") T " not in Path(f"/proc/{pids[victim]}/stat").read_text():  # stopped, in the kernel's words
                 time.sleep(0.01)
             dist.all_reduce(tensor, group=group)
-        go_on_when_all_gave_up(directory, caught[0], pids[victim])
-    say("end")
-    os._exit(0)
-
-
-def stopped_between_nodes(directory: str) -> None:
-    """One rank is stopped when a part of what others send it has come: the rest of its block never does."""
-    node.identity = lambda: f"node {ME}"
-    victim = SIZE - 1
-    pids, group = started()
-    length, missing = 1 << 25, []
-    given, got = torch.ones(length), torch.zeros(SIZE * length)
-
-    def stop() -> None:
-        while got[0] == 0 and got[length] == 0:  # the first elements of the others' blocks
-            pass
-        missing.append(min(got[length - 1], got[2 * length - 1]) == 0)  # and the last ones
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    if victim == ME:
-        # The call may move all of it before it returns.
-        stopping = threading.Thread(target=stop, daemon=True)
-        stopping.start()
-        work = dist.all_gather_into_tensor(got, given, group=group, async_op=True)
-        stopping.join()
-        del work
-        assert missing == [True]
-    else:
-        # By how far the comparison has got on who reports: it has not arrived, or was seen and does not answer.
-        expected = rf"[Aa]rrived.*: rank {victim} \((gave no answer: )?stopped, dead"
-        with raises(dist.DistBackendError, "timed out", expected) as caught:
-            dist.all_gather_into_tensor(got, given, group=group)
         go_on_when_all_gave_up(directory, caught[0], pids[victim])
     say("end")
     os._exit(0)

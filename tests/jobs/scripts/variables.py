@@ -33,13 +33,8 @@ def check_mpi_is_not_running() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
-WRONG_SETTINGS = {
-    "MPIPLUS_WATCHDOG": "banana",
-    "MPIPLUS_EXIT_GRACE": "nan",
-    "MPIPLUS_COLLECTIVES": "banana",
-    "MPIPLUS_ABORT_ON_EXCEPTION": "banana",
-    "MPIPLUS_CUDA": "banana",
-}
+#: Others are in tests/unit/test_settings.py.
+WRONG_SETTINGS = {"MPIPLUS_EXIT_GRACE": "nan", "MPIPLUS_COLLECTIVES": "banana"}
 
 
 def wrong_settings(directory: str) -> None:
