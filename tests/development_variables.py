@@ -23,7 +23,6 @@ DEVELOPMENT = {
     "`dispatcher`, or the usual.",
     "MPIPLUS_TEST_HOST_OF": "The numbers of the nodes on which the ranks of the tests under mpiexec believe to be, as "
     "`0,0,1`.",
-    "MPIPLUS_TEST_HOSTS": "Set: the tests on two nodes run all operations.",
     "MPIPLUS_TEST_HUGE": "Set: the test of tensors with more than 2^31 - 1 elements runs as well.",
     "MPIPLUS_TEST_OTHER_MPIEXEC": "An mpiexec of another family, for the tests of a launcher with another MPI's "
     "library. By default the first on the `PATH`.",

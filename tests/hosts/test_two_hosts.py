@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -70,11 +69,10 @@ def test_windows(two_hosts: Hosts, installation: Installation, environment: dict
 def test_the_operation_table(
     two_hosts: Hosts, installation: Installation, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """All operations and dtypes; MPIPLUS_TEST_HOSTS=1: all that tests/mpi/test_operations.py has, in minutes."""
+    """All operations and dtypes."""
     reports = tmp_path / "reports"
     reports.mkdir()
-    keyword = "test_operations" if os.environ.get("MPIPLUS_TEST_HOSTS") else "test_dtypes"
-    command = on_both(two_hosts, installation, rank_arguments(reports, keyword))
+    command = on_both(two_hosts, installation, rank_arguments(reports, "test_dtypes"))
     assert run_ranks(command, environment, reports, RANKS, 800) > 20
 
 

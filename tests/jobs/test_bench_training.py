@@ -93,9 +93,3 @@ def test_a_wrong_training_is_an_error(job: Job) -> None:
     )
     outcome.says_not("Traceback", "hidden")
     assert outcome.output.count("Error: ") == 1
-
-
-def test_ranks_that_train_by_themselves_are_an_error(job: Job) -> None:
-    job.run(2, "wrong_sums.py", "none", *TRAIN).failed(
-        "Error: ddp, CNN of float32: on mpiplus the ranks' parameters drift"
-    )

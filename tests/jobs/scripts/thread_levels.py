@@ -12,13 +12,9 @@ from steps import ME, SIZE, check_works, groups_made_by, raises, run
 CALLS = {"Create_group", "Iallgather", "Iallgatherv", "Test", "Iprobe", "Free"}
 
 
-def _with_level(level: str) -> None:
-    mpi4py.rc.thread_level = level
-
-
 def serialized() -> None:
     """While a communicator is made or freed through mpi4py, the engine's thread makes no calls."""
-    _with_level("serialized")
+    mpi4py.rc.thread_level = "serialized"
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
@@ -72,7 +68,7 @@ def serialized() -> None:
 
 def funneled() -> None:
     """Only the main thread may call MPI: others are told so, before they do."""
-    _with_level("funneled")
+    mpi4py.rc.thread_level = "funneled"
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,6 @@
-"""Runs the command `mpiplus` with an all_reduce that gives twice the sum; or with the word none, no sum at all."""
+"""Runs the command `mpiplus` with an all_reduce that gives twice the sum."""
 
 import sys
-
-import torch
 
 from torchmpi_plugin.cli import main
 from torchmpi_plugin.group.process_group import ProcessGroupMPI
@@ -16,15 +14,5 @@ def twice(self, tensors, *arguments):
     return right(self, tensors, *arguments)
 
 
-def none(self, tensors, *arguments):
-    """All take part, with copies."""
-    result = [tensor.clone() for tensor in tensors]
-    work = right(self, tensors, *arguments)
-    work.wait()
-    torch._foreach_copy_(tensors, result)
-    return work
-
-
-words = sys.argv[1:]
-ProcessGroupMPI.allreduce = none if words[0] == "none" else twice
-main(words[words[0] == "none" :])
+ProcessGroupMPI.allreduce = twice
+main(sys.argv[1:])
