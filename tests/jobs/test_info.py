@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from job_runs import SCRIPTS, Job
-from launch_runs import MPIPLUS_MODULE, ended, mpiplus
+from job_runs import SCRIPTS, Job, torchrun
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
 
 
 def test_alone(job: Job) -> None:
@@ -45,6 +45,16 @@ def test_what_a_group_costs_is_asked_of_the_job(job: Job) -> None:
     ended(mpiplus(job, "info", "--job"), 0).says("note: .*one rank alone.*mpirun -n 4 mpiplus info --job")
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info"])
     ended(job.start(command, None), 0).says("all 1 pair").says_not("a group of all")
+
+
+def test_under_torchrun(job: Job) -> None:
+    """Its ranks are no mistake where this MPI can make a world of them."""
+    outcome = job.start(torchrun(2, "--no-python", MPIPLUS, "info"), None)
+    assert outcome.stdout.count("mpiplus info\n") == 1
+    if job.installation.vendor == "Open MPI":
+        outcome.failed("PROBLEM: torchrun started 2 ranks", "Open MPI takes only those of its own launcher")
+    else:
+        ended(outcome, 0).says("note: torchrun started 2 ranks", "torchrun's ranks").says_not("belong together")
 
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:

@@ -45,6 +45,13 @@ def test_a_reader_that_has_seen_enough(job: Job) -> None:
     outcome.says_not("Traceback")
 
 
+def test_colours_on_a_terminal(job: Job) -> None:
+    """And none where NO_COLOR is set."""
+    command = ["script", "-qec", f"{MPIPLUS} run -n 2 -c echo hi", "/dev/null"]
+    ended(job.start(command, None), 0).says(r"\x1b\[33m\[rank 1\]\x1b\[0m hi")
+    ended(job.start(command, {"NO_COLOR": "1"}), 0).says(r"\[rank 1\] hi").says_not("\x1b")
+
+
 def test_a_command(job: Job) -> None:
     ended(mpiplus(job, "run", "-n", 2, "--no-prefix", "--no-python", "echo", "one", "two"), 0).says("(?m)^one two$")
 

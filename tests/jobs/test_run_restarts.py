@@ -51,6 +51,12 @@ def test_an_attempt_that_takes_too_long(job: Job) -> None:
     outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
 
 
+@pytest.mark.slow
+def test_the_time_of_the_whole(job: Job) -> None:
+    options = ("--timeout", 18, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need longer
+    ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
+
+
 def test_files_of_attempts(job: Job) -> None:
     """One for each, where the name has it; else all in one."""
     options = ("--stdout", "{attempt}/{rank}.out", "--stderr", "{rank}.err")
