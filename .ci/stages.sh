@@ -263,7 +263,7 @@ stage_newest_torch() { # not skipped where it cannot be had
     export PIP_CONSTRAINT
     PIP_CONSTRAINT=$(unconstrained)
     torch_tests "$bin" "$(full "2ranks or 3ranks" 2ranks)" \
-        "test_operations or test_windows or test_allocation or test_functional or test_training or test_compiled or
+        "test_operations or test_windows or test_allocation or test_training or test_compiled or
             test_exceptions_within or test_tensor_kinds or test_forms or test_operators"
     for_the_night "the same on 3 ranks, in an environment that pip makes from nothing"
     echo "all operations, through torch's own process group"
@@ -279,7 +279,7 @@ stage_oldest_torch() {
     export PIP_CONSTRAINT
     PIP_CONSTRAINT=$(unconstrained)
     for_the_night "on 3 ranks in place of 2"
-    torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_functional or test_training or test_compiled or
+    torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_training or test_compiled or
         test_operators or test_forms"
 }
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from torchmpi_plugin.errors import RankFailedError
 
-FAMILIES = ("world", "reversed", "without rank 0", "gloo", "gloo without rank 0")
+FAMILIES = ("world", "reversed", "without rank 0", "gloo without rank 0")
 in_each_group = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -57,7 +57,6 @@ def talks() -> dict[str, Talk]:
     wanted: dict[str, tuple[list[list[int]], Callable[[list[int]], Any]]] = {
         "reversed": ([everybody[::-1]], _in_order),
         "without rank 0": (apart, _in_order),
-        "gloo": ([everybody], _gloo),
         "gloo without rank 0": (apart, _gloo),
     }
     mine = {"world": Talk(None, everybody)}

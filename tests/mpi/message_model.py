@@ -36,21 +36,6 @@ class Step(NamedTuple):
 Program = tuple[tuple[Step, ...], ...]
 
 
-def in_words(program: Program) -> str:
-    """For the message of a failure."""
-    lines = []
-    for rank, steps in enumerate(program):
-        words = []
-        for step in steps:
-            peer = "any" if step.peer == ANY else step.peer
-            words.append({
-                SEND: f"isend(to {peer}, tag {step.tag})", RECEIVE: f"irecv(from {peer}, tag {step.tag})",
-                COLLECTIVE: step.name, WAIT: f"wait({step.at})",
-            }[step.kind])  # fmt: skip
-        lines.append(f"rank {rank}: " + "; ".join(f"{at}: {text}" for at, text in enumerate(words)))
-    return "\n".join(lines)
-
-
 # ---- which programs complete ----
 
 Place = tuple[int, int]  # a rank, and a step of its list
@@ -226,38 +211,3 @@ def draw_complete(dice: random.Random, size: int) -> Program:
         program = draw(dice, size)
         if completes(program):
             return program
-
-
-# ---- smaller programs ----
-
-
-def without(program: Program, dropped: set[Place]) -> Program:
-    """The program without some steps, and without the waits for them."""
-    lists = []
-    for rank, steps in enumerate(program):
-        kept = [at for at, step in enumerate(steps) if (rank, at) not in dropped and (rank, step.at) not in dropped]
-        lists.append(tuple(
-            steps[at]._replace(at=kept.index(steps[at].at) if steps[at].kind == WAIT else -1) for at in kept
-        ))  # fmt: skip
-    return tuple(lists)
-
-
-def smaller(program: Program) -> Iterator[Program]:
-    """Programs that must complete with one message or one collective less."""
-    places = [(rank, at) for rank, steps in enumerate(program) for at in range(len(steps))]
-
-    def of(kind: str) -> list[Place]:
-        return [place for place in places if program[place[0]][place[1]].kind == kind]
-
-    collectives = [[place for place in of(COLLECTIVE) if place[0] == rank] for rank in range(len(program))]
-    drops = [set(each) for each in zip(*collectives, strict=True)]
-    for sender in of(SEND):
-        sent = program[sender[0]][sender[1]]
-        for receiver in of(RECEIVE):
-            wanted = program[receiver[0]][receiver[1]]
-            if receiver[0] == sent.peer and wanted.tag == sent.tag and wanted.peer in (sender[0], ANY):
-                drops.append({sender, receiver})
-    for drop in drops:
-        less = without(program, drop)
-        if completes(less):
-            yield less

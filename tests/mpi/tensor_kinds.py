@@ -83,11 +83,6 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
     return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
 
-def conjugate(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of memory that holds the conjugate."""
-    return torch.conj_physical(tensor).conj()
-
-
 def read_only(tensor: torch.Tensor) -> torch.Tensor:
     """In memory that nobody can write to."""
     values = tensor.contiguous().numpy()

@@ -1,11 +1,10 @@
-"""`mpiplus bench --device cuda` over a stand-in for the driver: all that it measures but whole trainings.
+"""`mpiplus bench --device cuda` over a stand-in for the driver: each way of a tensor is the one that it is called.
 
 torch makes no tensors and streams on a device here, so the benchmark is given a place that makes them elsewhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -13,15 +12,12 @@ import torch
 import torch.distributed as dist
 from fake_cuda import DeviceTensor, Driver, on_device
 
-from torchmpi_plugin.cli.bench import limit, tune
+from torchmpi_plugin.cli.bench import tune
 from torchmpi_plugin.cli.bench.device import Device
 from torchmpi_plugin.cli.bench.operations import OPERATIONS, plan
 from torchmpi_plugin.cli.bench.results import RAW
 from torchmpi_plugin.cli.bench.session import Session, by_path
 from torchmpi_plugin.communicator import cuda_path
-
-TURNS = (1, 0.0001)
-BYTES = 65536
 
 
 class InStandIn(Device):
@@ -29,12 +25,6 @@ class InStandIn(Device):
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return on_device(DeviceTensor.driver, torch.zeros(count, dtype=dtype))
-
-    def pinned(self, count: int) -> torch.Tensor:
-        return torch.ones(count, dtype=torch.uint8)
-
-    def new_stream(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
 
     def settle(self) -> None:
         DeviceTensor.driver.drain()
@@ -50,17 +40,6 @@ def session(world, channel, new_group, driver: Driver) -> Iterator[Session]:
     yield Session(channel, ["here"] * 2, [RAW], {**groups, "gloo": new_group(None)}, InStandIn(torch.device("cuda")))
     for path in groups.keys() - {"direct"}:  # that one is new_group's to destroy
         dist.destroy_process_group(groups[path])
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations(name: str, session: Session, driver: Driver) -> None:
-    """On all paths, and raw MPI on the host; gloo is not asked for messages, which would never come."""
-    assert session.contestants == [RAW, "direct", "ipc", "staged", "gloo"]
-    for case in plan([OPERATIONS[name]], (8, BYTES), 2):
-        row = session.measure_case(case, *TURNS)
-        assert all(row.us[path] > 0 for path in ("direct", "ipc", "staged")), row.refusals
-        assert RAW in row.us or case.dtype == "bfloat16"
-        assert ("gloo" in row.us) == (name != "ping_pong")
 
 
 def test_each_path_is_the_one_that_it_is_called(session: Session, driver: Driver) -> None:
@@ -96,12 +75,3 @@ def test_tuning_compares_two_ways(name: str, session: Session, driver: Driver, m
         assert ("MemcpyDtoDAsync" in copies) == (way == "between_devices" and (name != "broadcast" or session.rank > 0))
     for group in groups.values():
         dist.destroy_process_group(group)
-
-
-def test_bus_and_overlap(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    bus = limit.measure_bus(session, *TURNS)
-    assert bus is not None and min(bus.to_json().values()) > 0
-    monkeypatch.setattr(limit, "OVERLAP_SIZE", BYTES)
-    monkeypatch.setattr(limit, "OVERLAP_SLEEP", 0.01)
-    found = limit.measure_overlap(session, *TURNS)
-    assert [one.contestant for one in found] == session.contestants

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,6 @@ from started import run_case
 from test_operations import groups_for, rows
 
 from torchmpi_plugin import torch_internals
-from torchmpi_plugin.diagnosis.frames import line_of
-from torchmpi_plugin.engine.work import Work
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning", "ignore::UserWarning"),
@@ -73,15 +70,6 @@ def test_other_tensors_go_through_python(name: str, group, world) -> None:
     tensor = STRANGE[name]()
     assert begun_in_c(group, lambda: dist.all_reduce(tensor)) == 0
     assert tensor.to_dense().reshape(-1).tolist() == [world.size] * tensor.numel()
-
-
-def test_a_conjugate_view_goes_through_python(group, world) -> None:
-    """torch's own functions refuse it, or hand over real numbers; so the group is asked itself."""
-    tensor = torch.tensor([1 - 2j]) if world.rank else torch.tensor([1 + 2j]).conj()
-    waited_for = options(dist.distributed_c10d.AllreduceOptions, asyncOp=False)
-    begun = begun_in_c(group, lambda: group.allreduce([tensor], waited_for))
-    assert begun == (world.rank > 0)
-    assert tensor.resolve_conj().tolist() == [world.size * (1 - 2j)]
 
 
 def test_parameters_go_through_c(group, world) -> None:
@@ -157,22 +145,6 @@ def test_the_flight_recorder_sees_both(group, entries) -> None:
     assert all(before.number < after.number for before, after in itertools.pairwise(entries))
 
 
-@pytest.mark.mpi(min_size=2)
-def test_the_flight_recorder_knows_who_called(group, world, entries) -> None:
-    """What is not complete at once: a message that has not been sent."""
-    left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
-    here = sys._getframe()
-    for python_only in (True, False, False):
-        with inside.through_python(group, python_only):
-            work, line = dist.irecv(torch.ones(3), group=group, group_src=left), here.f_lineno
-            code, instruction, *callers = entries.pop().frames
-            dist.barrier()
-            dist.send(torch.ones(3), group=group, group_dst=right)
-            work.wait()
-        assert (code, line_of(code, instruction)) == (here.f_code, line)
-        assert callers[0] is here.f_back.f_code
-
-
 def test_receives_that_were_waited_for_at_once(group, world) -> None:
     """C takes it that this goes on, and polls before it makes a Work; which it still makes if that takes long."""
     if world.size == 1:
@@ -193,26 +165,3 @@ def test_receives_that_were_waited_for_at_once(group, world) -> None:
         dist.send(torch.ones(4), group=group, group_dst=first)
         early.wait()
         assert tensor.tolist() == [7.0] * 4
-
-
-def test_torch_waits_for_no_work_of_what_is_complete(all_groups, monkeypatch) -> None:
-    """Its functions ask whether there is one; whoever else calls a group gets one, also from below such a function."""
-    group, tensor = all_groups["alone"].process_group, torch.ones(3)
-    waited_for = options(dist.distributed_c10d.AllreduceOptions, asyncOp=False)
-    waits, returned = [], []
-    wait = Work.wait
-    monkeypatch.setattr(Work, "wait", lambda self, timeout=None: waits.append(self) or wait(self, timeout))
-    assert dist.all_reduce(tensor, group=group) is None
-    assert waits == []
-    assert isinstance(group.allreduce([tensor], waited_for), Work)
-    with monkeypatch.context() as patch:
-        allreduce = type(group).allreduce
-        patch.setattr(
-            type(group), "allreduce", lambda self, *given: returned.append(allreduce(self, *given)) or returned[-1]
-        )
-        dist.all_reduce(tensor, group=group)
-    assert [type(work) for work in returned] == [Work]
-    assert waits == returned
-
-
-# ---- nothing is left behind ----

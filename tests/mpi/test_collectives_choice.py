@@ -47,22 +47,17 @@ def check(group: dist.ProcessGroup, own: bool, own_for_all: bool | None = None) 
     assert group.communicator.choice.own_for_all == (own if own_for_all is None else own_for_all)
 
 
-@pytest.mark.parametrize("wanted", ["own", "mpi", "auto"])
-def test_an_option(world, new_group, monkeypatch, wanted: str) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi" if wanted == "own" else "own")
-    check(new_group(None, pg_options=Options(collectives=wanted)), wanted != "mpi")
-
-
-@pytest.mark.parametrize("wanted", ["own", "mpi"])
-def test_a_variable_of_rank_0(world, new_group, monkeypatch, wanted: str) -> None:
-    other = {"own": "mpi", "mpi": "own"}[wanted]
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", wanted if world.rank == 0 else other)
-    check(new_group(None), wanted == "own")
-
-
-def test_memory_that_may_not_be_shared(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if world.rank == 0 else "auto")
-    check(new_group(None, pg_options=Options(collectives="own")), False)
+@pytest.mark.parametrize(
+    ("option", "of_rank_0", "of_others", "own"),
+    [
+        *(("own", "mpi", "mpi", True), ("mpi", "own", "own", False), ("auto", "own", "own", True)),
+        *((None, "own", "mpi", True), (None, "mpi", "own", False), ("own", "mpi-only", "auto", False)),
+    ],
+)
+def test_what_is_asked_for(world, new_group, monkeypatch, option, of_rank_0: str, of_others: str, own: bool) -> None:
+    """An option comes before the variable of rank 0, unless memory may not be shared."""
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", of_others if world.rank else of_rank_0)
+    check(new_group(None, **({"pg_options": Options(collectives=option)} if option else {})), own)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "own"])
@@ -82,21 +77,19 @@ def test_reproducible_sums_are_ours(world, two_hosts, new_group, monkeypatch, by
     assert group.communicator.config == GroupConfig("own", True)
 
 
-@pytest.mark.parametrize(("option", "variables", "named"), [
-    ({"collectives": "mpi"}, {}, r"Options\(collectives='mpi'\)"),
-    ({}, {"MPIPLUS_COLLECTIVES": "mpi"}, "MPIPLUS_COLLECTIVES=mpi"),
-    ({}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
-    ({"collectives": "own"}, {"MPIPLUS_COLLECTIVES": "mpi-only"}, "MPIPLUS_COLLECTIVES=mpi-only"),
+@pytest.mark.parametrize(("variables", "asked", "named"), [
+    ({}, {"collectives": "mpi", "reproducible": True}, r"Options\(collectives='mpi'\)"),
+    ({"COLLECTIVES": "mpi", "REPRODUCIBLE": "1"}, {}, "MPIPLUS_COLLECTIVES=mpi"),
+    ({"COLLECTIVES": "mpi-only"}, {"collectives": "own", "reproducible": True}, "MPIPLUS_COLLECTIVES=mpi-only"),
+    ({"REPRODUCIBLE": "1"}, {"wire_dtype": "tensor"}, r"Options\(wire_dtype='tensor'\)"),
+    ({"WIRE_DTYPE": "tensor"}, {"reproducible": True}, "MPIPLUS_WIRE_DTYPE=tensor"),
 ])  # fmt: skip
-@pytest.mark.parametrize("by", ["option", "variable"])
-def test_reproducible_sums_of_mpi(world, monkeypatch, option, variables, named: str, by: str) -> None:
+def test_what_reproducible_sums_exclude(world, monkeypatch, variables, asked, named: str) -> None:
     """An error on each rank that is asked for both, before it goes to the others."""
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", str(int(by == "variable")))
-    asked = True if by == "option" else None
+        monkeypatch.setenv(f"MPIPLUS_{name}", value)
     with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
-        dist.new_group(None, pg_options=Options(reproducible=asked, **option))
+        dist.new_group(None, pg_options=Options(**asked))
 
 
 def sums(group: dist.ProcessGroup, dtype: torch.dtype) -> list[bytes]:
@@ -133,6 +126,8 @@ def test_reproducible_sums_have_the_bits_of_one_node(name: str, world, new_group
 def test_an_option_comes_before_the_variable(world, new_group, monkeypatch) -> None:
     monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1")
     check(new_group(None, pg_options=Options(reproducible=False, collectives="mpi")), False)
+    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor")
+    check(new_group(None, pg_options=Options(reproducible=True, wire_dtype="float32")), True)
 
 
 def test_reproducible_sums_without_shared_memory(world, new_group, monkeypatch) -> None:
@@ -160,24 +155,6 @@ def test_narrow_sums_between_nodes(world, two_hosts, new_group, monkeypatch, by:
         dist.all_reduce(tensor, group=group)
         wanted = torch.arange(200_000).remainder(7) * world.size + sum(range(world.size))
         assert torch.equal(tensor.long(), wanted)
-
-
-@pytest.mark.parametrize("wire", ["option", "variable"])
-@pytest.mark.parametrize("sums", ["option", "variable"])
-def test_narrow_sums_are_not_reproducible(world, monkeypatch, wire: str, sums: str) -> None:
-    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor" if wire == "variable" else "float32")
-    monkeypatch.setenv("MPIPLUS_REPRODUCIBLE", "1" if sums == "variable" else "0")
-    asked = Options(reproducible=True if sums == "option" else None, wire_dtype="tensor" if wire == "option" else None)
-    named = r"Options\(wire_dtype='tensor'\)" if wire == "option" else "MPIPLUS_WIRE_DTYPE=tensor"
-    with pytest.raises(ValueError, match=f"{named} and reproducible sums exclude each other"):
-        dist.new_group(None, pg_options=asked)
-
-
-def test_an_option_of_the_wire_comes_before_the_variable(world, new_group, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_WIRE_DTYPE", "tensor")
-    check(new_group(None, pg_options=Options(reproducible=True, wire_dtype="float32")), True)
-    with pytest.raises(ValueError, match="'float32' or 'tensor', not 'bfloat16'"):
-        Options(wire_dtype="bfloat16")
 
 
 def test_a_group_split_off_has_the_config_of_its_parent(world, new_group) -> None:
@@ -295,7 +272,10 @@ def test_a_tuning_file_that_is_none(world, two_hosts, new_group, monkeypatch, tm
 
 
 def test_another_word() -> None:
-    with pytest.raises(ValueError, match=r"'auto', 'own' or 'mpi', not 'nccl'"):
-        Options(collectives="nccl")
-    with pytest.raises(TypeError, match="True, False or None, not 'yes'"):
-        Options(reproducible="yes")
+    for wrong, kind, words in (
+        ({"collectives": "nccl"}, ValueError, r"'auto', 'own' or 'mpi', not 'nccl'"),
+        ({"wire_dtype": "bfloat16"}, ValueError, "'float32' or 'tensor', not 'bfloat16'"),
+        ({"reproducible": "yes"}, TypeError, "True, False or None, not 'yes'"),
+    ):
+        with pytest.raises(kind, match=words):
+            Options(**wrong)

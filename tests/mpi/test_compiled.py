@@ -1,37 +1,34 @@
-"""torch.compile around distributed programs: the same as over gloo, in the same run."""
+"""torch.compile around distributed programs and functional operators: the same as over gloo, in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from groups import on_gloo, only_up_to
+from operator_tables import Results, called, compare, compiled, functionals, operators_of, ramp
+from sampling import FULL
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
+
+from torchmpi_plugin import torch_operators
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
-    only_up_to(3),
+    only_up_to(3 if FULL else 2),  # what is compiled on two ranks is compiled on more
     pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
-
-Program = Callable[[Any, str], list[torch.Tensor]]
-
-
-def net(normalised: bool = False) -> nn.Module:
-    torch.manual_seed(3)
-    middle = nn.BatchNorm1d(16) if normalised else nn.Tanh()
-    return nn.Sequential(nn.Linear(8, 16), middle, nn.Linear(16, 4))
+needs_operators = pytest.mark.skipif(
+    not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
+)
 
 
-def train(model: nn.Module) -> list[torch.Tensor]:
+def train(model: nn.Module, compiler: str) -> Results:
     """Two steps; the losses and what the parameters have become."""
+    model = torch.compile(model, backend=compiler)  # type: ignore[assignment]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(2):
@@ -44,64 +41,114 @@ def train(model: nn.Module) -> list[torch.Tensor]:
     return [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
 
 
-def ddp(group: Any, compiler: str) -> list[torch.Tensor]:
-    return train(torch.compile(DistributedDataParallel(net(), process_group=group), backend=compiler))
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
 
 
-def ddp_normalised(group: Any, compiler: str) -> list[torch.Tensor]:
-    return train(torch.compile(DistributedDataParallel(net(True), process_group=group), backend=compiler))
+def ddp(group: Any, compiler: str) -> Results:
+    return train(nn.parallel.DistributedDataParallel(net(), process_group=group), compiler)
 
 
-def ddp_with_a_hook(group: Any, compiler: str) -> list[torch.Tensor]:
-    model = DistributedDataParallel(net(), process_group=group)
-    model.register_comm_hook(group, default_hooks.fp16_compress_hook)
-    return train(torch.compile(model, backend=compiler))
+def fsdp1(group: Any, compiler: str) -> Results:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return train(
+        FullyShardedDataParallel(net(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True),
+        compiler,
+    )
 
 
-def fsdp1(group: Any, compiler: str) -> list[torch.Tensor]:
-    model = FullyShardedDataParallel(net(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
-    return train(torch.compile(model, backend=compiler))
-
-
-def graph_breaks(group: Any, compiler: str) -> list[torch.Tensor]:
+def graph_breaks(group: Any, compiler: str) -> Results:
     """Collectives that Dynamo does not compile, in a function that it does."""
-    peer = dist.get_rank() ^ 1
 
-    def program(tensor: torch.Tensor) -> list[torch.Tensor]:
+    def program(tensor: torch.Tensor) -> Results:
         total = tensor * 2
-        work = dist.all_reduce(total, group=group, async_op=True)
-        work.wait()
+        dist.all_reduce(total, group=group, async_op=True).wait()
         gathered = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]
         dist.all_gather(gathered, tensor + 1, group=group)
         dist.barrier(group)
-        received = torch.zeros_like(tensor)
-        if peer < 2 and dist.get_rank() < 2:
-            works = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, tensor + 2, group=group, group_peer=peer),
-                    dist.P2POp(dist.irecv, received, group=group, group_peer=peer),
-                ]
-            )
-            for one in works:
-                one.wait()
-        return [total.sin(), *gathered, received + 1]
+        return [total.sin(), *gathered]
 
     return torch.compile(program, backend=compiler)(torch.arange(5.0) + dist.get_rank())
 
 
-PROGRAMS: list[Program] = [ddp, ddp_normalised, ddp_with_a_hook, fsdp1, graph_breaks]
+def messages(group: Any, compiler: str) -> Results:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    after, before = (rank + 1) % size, (rank - 1) % size
+
+    def program(tensor: torch.Tensor, received: torch.Tensor) -> Results:
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, tensor * 2, group=group, group_peer=after),
+                dist.P2POp(dist.irecv, received, group=group, group_peer=before),
+            ]
+        )
+        for work in works:
+            work.wait()
+        return [received + 1]
+
+    return compiled(program, compiler)(ramp(), torch.zeros(4))
 
 
-@pytest.mark.timeout(300)
+def in_place(group: Any, compiler: str) -> Results:
+    """The front end's operations on what a program is given, of which Dynamo makes functional ones."""
+    size = dist.get_world_size()
+
+    def program(total: torch.Tensor, mine: torch.Tensor, flat: torch.Tensor, parts: torch.Tensor) -> Results:
+        dist.all_reduce(total, group=group)
+        dist.all_gather_into_tensor(flat, mine, group=group)
+        dist.all_to_all_single(parts, flat + total.sum(), group=group)
+        dist.reduce_scatter_tensor(mine, parts * 2, group=group)
+        return [total + 1, parts - 1]
+
+    given = [ramp(), ramp(more=1), torch.zeros(4 * size), torch.zeros(4 * size)]
+    return [*compiled(program, compiler)(*given), *given]
+
+
+def functional(group: Any, compiler: str) -> Results:
+    """All functional operators in one program."""
+    names = [each for each in functionals() if not returns_its_argument(each)]
+    assert len(names) > 9
+    return called(names, group, compiler)
+
+
+def returns_its_argument(names: str) -> bool:
+    """Of such operators torch compiles none; Inductor itself makes calls of them."""
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name in operators_of(names)]
+    return any(value.alias_info is not None for schema in schemas for value in schema.returns)
+
+
+def test_which_operators_cannot_be_compiled() -> None:
+    wanted = {"all_reduce_", "all_reduce_coalesced_", "broadcast_"}
+    wanted |= {"all_gather_into_tensor_out", "reduce_scatter_tensor_out"}
+    assert {names for names in functionals() if returns_its_argument(names)} == wanted & {*functionals()}
+
+
+@pytest.mark.timeout(400)  # with Inductor every rank compiles C++
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.cases(6))])
 @pytest.mark.parametrize(
-    ("program", "compiler"),
-    [*((program, "aot_eager") for program in PROGRAMS), (ddp, "inductor")],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    "program",
+    [
+        ddp,
+        fsdp1,
+        graph_breaks,
+        *(pytest.param(each, marks=needs_operators) for each in (messages, in_place, functional)),
+    ],
 )
-def test_as_over_gloo(program: Program, compiler: str, channel) -> None:
-    wanted = on_gloo(channel, lambda gloo: program(gloo, compiler), 60)
-    torch._dynamo.reset()
-    got = program(dist.group.WORLD, compiler)
-    assert len(got) == len(wanted)
-    for mine, its in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, its)
+def test_as_over_gloo(program: Any, compiler: str, channel, group) -> None:
+    settings: Any = contextlib.nullcontext()
+    if program is messages:
+        import torch._dynamo.config as dynamo
+
+        if not hasattr(dynamo, "enable_p2p_compilation"):
+            pytest.skip("this torch does not compile messages")
+        settings = dynamo.patch(enable_p2p_compilation=True)
+    with settings:
+        wanted = on_gloo(channel, lambda gloo: program(gloo, compiler), 60)
+        torch._dynamo.reset()
+        got = program(group, compiler)
+    if program in (ddp, fsdp1):
+        torch.testing.assert_close(got, wanted)
+    else:
+        assert not compare(wanted, got, program.__name__)

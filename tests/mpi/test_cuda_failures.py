@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import fake_cuda
+import inside
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from groups import only_up_to
 from patience import patient
 from placements import A_NODE_EACH, group_placed
 from sampling import share
+from test_between_devices import COUNT as LONGER
+from test_between_devices import new_pair, try_reading
 
 from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.tensors import device
@@ -101,6 +104,13 @@ CALLS = (
     *("CtxPushCurrent", "StreamCreate", "EventCreate", "MemHostAlloc", "EventRecord", "StreamWaitEvent"),
     *("MemcpyDtoHAsync", "MemcpyHtoDAsync", "StreamQuery", "EventQuery"),
 )
+BETWEEN_DEVICES = (
+    "IpcOpenMemHandle",
+    "IpcGetMemHandle",
+    "MemGetAddressRange",
+    "PointerGetAttribute",
+    "MemcpyDtoDAsync",
+)
 NAMES, COUNTS = ("all_reduce", "broadcast", "all_to_all_single"), (6, 6 * PIECE)
 WALK = list(itertools.product(("one node",), NAMES, COUNTS, CALLS, range(3)))
 
@@ -126,12 +136,25 @@ def test_what_torch_says_of_the_driver(driver: Driver, new_group, world, monkeyp
 
 BEFORE_ALL = ("CtxPushCurrent", "StreamCreate", "EventCreate", "MemHostAlloc", "EventRecord")
 ELSEWHERE = list(itertools.product(("two nodes", A_NODE_EACH, "many nodes", "MPI"), NAMES, COUNTS, BEFORE_ALL, (0,)))
+BETWEEN = list(
+    itertools.product(
+        ("between devices",),
+        ("all_reduce", "broadcast", "reduce_scatter_tensor"),
+        (12 * LONGER,),
+        (*BETWEEN_DEVICES, *CALLS[4:9], "CtxPushCurrent"),
+        range(3),
+    )
+)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("placement", "name", "count", "call", "after"),
-    [*share("faults of the driver", WALK), *share("faults of the driver elsewhere", ELSEWHERE)],
+    [
+        *share("faults of the driver", WALK),
+        *share("faults of the driver elsewhere", ELSEWHERE),
+        *share("faults between devices", BETWEEN),
+    ],
 )
 def test_walk_of_failures(
     placement: str, name: str, count: int, call: str, after: int, driver: Driver, new_group, world, monkeypatch
@@ -140,16 +163,26 @@ def test_walk_of_failures(
 
     Where rank 1 had not come to send anything, the group goes on.
     """
-    group, begun = group_placed(placement, world.rank, new_group, monkeypatch), time.monotonic()
+    if placement == "between devices":
+        inside.sum_between_devices(monkeypatch)
+        group = new_pair(new_group, world)
+        try_reading(driver, group)
+        group = group.process_group
+    else:
+        group = group_placed(placement, world.rank, new_group, monkeypatch)
+    begun = time.monotonic()
     source, result = (on_device(driver, torch.full((count,), world.rank + 1.0)) for _ in range(2))
+    part = on_device(driver, torch.zeros(count // world.size))
     calls: dict[str, Any] = {
         "all_reduce": lambda: dist.all_reduce(result, group=group),
-        "broadcast": lambda: dist.broadcast(result, 1, group=group),
+        "broadcast": lambda: dist.broadcast(result, 1 if count < 12 * LONGER else 0, group=group),
         "all_to_all_single": lambda: dist.all_to_all_single(result, source, group=group),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(part, source, group=group),
     }
     driver.drain()
     dist.barrier()
-    runtime.shim().lib.mpp_cuda_release()
+    if placement != "between devices":
+        runtime.shim().lib.mpp_cuda_release()
     if world.rank == 1:
         driver.lib.fake_fail(call.encode(), after, OUT_OF_MEMORY)
     goes_on = torch.ones(1)
@@ -161,8 +194,9 @@ def test_walk_of_failures(
         goes_on[0] = isinstance(error, torch.AcceleratorError) or "can be used again" in str(error)
     else:
         ranks = [r + 1 for r in world.ranks]
-        expected = {"all_reduce": [sum(ranks)], "broadcast": [2], "all_to_all_single": ranks}
-        assert result.unique().tolist() == expected[name]
+        expected = {"broadcast": [2 if count < 12 * LONGER else 1], "all_to_all_single": ranks}
+        found = part if name == "reduce_scatter_tensor" else result
+        assert found.unique().tolist() == expected.get(name, [sum(ranks)])
     driver.recover()
     dist.all_reduce(goes_on, dist.ReduceOp.MIN)
     if goes_on.item():

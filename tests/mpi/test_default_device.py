@@ -6,31 +6,9 @@ import inside
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION
-from started import run_case
-from test_operations import rows
 from windows import HAS_WINDOWS, WHY_NOT
 
 import torchmpi_plugin
-
-DENSE = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION)]
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("operation", rows(DENSE))
-def test_operations(operation, all_groups) -> None:
-    """The second time each is given what the first one has made."""
-    mode = "sync" if "sync" in operation.modes else "wait"  # messages that nobody waits for are not there yet
-    case = Case(all_groups["world"], shape=(4,), layout="strided", mode=mode)
-    problems = list(run_case(operation, case))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        problems += list(run_case(operation, case))
-    finally:
-        torch.set_default_dtype(before)
-    assert problems == []
 
 
 @pytest.mark.parametrize("detail", [False, True])

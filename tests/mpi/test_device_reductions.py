@@ -112,20 +112,6 @@ def test_kernel_that_fails(sync: bool, direct, driver: Driver, world: Group, mon
     assert other.unique().tolist() == [world.size]
 
 
-def test_rank_that_does_not_come(direct, driver: Driver, world: Group, monkeypatch) -> None:
-    if world.size < 2:
-        return
-    inside.stage_no_reductions(monkeypatch)
-    group = direct(seconds=1.5)
-    tensor = mine(driver, world, FEW)
-    if world.rank == 0:
-        time.sleep(3)
-    else:
-        with pytest.raises(dist.DistBackendError, match=r"all_reduce of \(10,\) float32 .* timed out"):
-            dist.all_reduce(tensor, group=group)
-    dist.barrier()
-
-
 def in_place(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(tensor, group=group)
 
@@ -138,16 +124,6 @@ def of_blocks(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 def from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.broadcast(tensor, 0, group=group)
-
-
-@pytest.mark.parametrize("call", [in_place, of_blocks, from_first])
-def test_a_tensor_that_is_on_the_host(call: Callable, direct, driver: Driver, world: Group) -> None:
-    """What else may differ is in test_disagreements.py."""
-    if world.size < 2:
-        return
-    match = "calls .* bytes(?!.* on a CUDA device)" if world.rank else "calls .* on a CUDA device"
-    with pytest.raises(dist.DistBackendError, match=f"the ranks disagree: rank . {match}"):
-        call(mine(driver, world) if world.rank else torch.ones(COUNT), direct())
 
 
 def told_of_no_memory(call: Callable, group: dist.ProcessGroup, world: Group) -> None:
@@ -196,11 +172,3 @@ def test_no_memory_for_one_of_several(direct, driver, world, monkeypatch) -> Non
             patch.setattr(device_reductions, "spaces_for", second_fails)
         told_of_no_memory(together, group, world)
     goes_on(group, world, driver)
-
-
-@pytest.mark.parametrize("count", [10, COUNT])
-def test_factors_of_their_own(count: int, direct, driver: Driver, world: Group) -> None:
-    """As on the host: each rank's tensor is multiplied by what that rank says."""
-    tensor = mine(driver, world, count)
-    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(1.0 + world.rank), group=direct())
-    assert tensor.unique().tolist() == [sum((1.0 + r) ** 2 for r in range(world.size))]

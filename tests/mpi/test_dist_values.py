@@ -1,8 +1,10 @@
-"""Values arrive exactly as they were, of the type they were."""
+"""Values arrive exactly as they were, of the type they were; Composer's tensor collectives, and ml's exchange."""
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timezone
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,28 +17,9 @@ from torchmpi_plugin import dist as helpers
 pytestmark = [pytest.mark.timeout(60), only_up_to(4), in_each_group]
 
 VALUES = [
-    2**53 + 1,
-    2**24 + 1,
-    -(2**200),
-    0.1,
-    1e-310,
-    10**12,
-    True,
-    False,
-    None,
-    "",
-    "text with ü and \udc80",
-    b"\x00\xff",
-    3 - 4j,
-    (1, 2.5, None),
-    {"nested": [{"deep": (1, {2, 3})}], 4: None},
-    "long " * 10_000,
-    list(range(500)),
-    datetime(2024, 2, 29, tzinfo=timezone.utc),
-    torch.float16,
-    torch.Size([2, 3]),
-    np.float64(0.1),
-    np.int64(2**62),
+    *(2**53 + 1, -(2**200), 0.1, 1e-310, True, None, "", "text with ü and \udc80", b"\x00\xff", 3 - 4j, (1, 2.5, None)),
+    *({"nested": [{"deep": (1, {2, 3})}], 4: None}, "long " * 10_000, list(range(500))),
+    *(datetime(2024, 2, 29, tzinfo=timezone.utc), torch.float16, torch.Size([2, 3]), np.float64(0.1), np.int64(2**62)),
 ]
 ARRAYS = [
     np.arange(7, dtype=np.int16),
@@ -94,19 +77,17 @@ def test_gather_from_all_ranks(talk: Talk) -> None:
 
 
 def test_reduce_and_broadcast(talk: Talk) -> None:
+    calls: list[object] = []
     for value in VALUES:
-        got = helpers.reduce_and_broadcast(lambda v=value: other(v, talk.place), lambda values: values, talk.group)
+        got = helpers.reduce_and_broadcast(
+            lambda v=value: other(v, talk.place), lambda values: calls.append(1) or values, talk.group
+        )
         for place, item in enumerate(got):
             assert_same(item, other(value, place))
+    assert len(calls) == len(VALUES) * (talk.place == 0)
     assert helpers.reduce_and_broadcast(lambda: 2**53 + talk.place, sum, group=talk.group) == sum(
         2**53 + place for place in range(talk.size)
     )
-
-
-def test_reduction_is_called_once(talk: Talk) -> None:
-    calls = []
-    helpers.reduce_and_broadcast(lambda: 1, calls.append, group=talk.group)
-    assert len(calls) == (talk.place == 0)
 
 
 def test_all_gather_object(talk: Talk) -> None:
@@ -134,3 +115,51 @@ def test_defaults_mean_the_first_rank_of_the_group(talk: Talk) -> None:
     names = [talk.rank]
     helpers.broadcast_object_list(names, group=talk.group)
     assert names == [first]
+
+
+# ---- tensors ----
+
+REDUCTIONS: dict[str, Any] = {"SUM": sum, "PRODUCT": math.prod, "MIN": min, "MAX": max}
+
+
+def test_all_reduce(talk: Talk) -> None:
+    for name, compute in REDUCTIONS.items():
+        for spelling in (name, name.lower()):
+            tensor = torch.full((3, 2), float(talk.place + 2))
+            assert helpers.all_reduce(tensor, spelling, group=talk.group) is None
+            assert tensor.tolist() == [[compute([float(place + 2) for place in range(talk.size)])] * 2] * 3
+    for name in ("MEAN", "", "PREMUL_SUM", "__class__", "sum "):
+        with pytest.raises(ValueError, match="must be one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, not"):
+            helpers.all_reduce(torch.ones(1), name, group=talk.group)
+
+
+def test_strided_tensors(talk: Talk) -> None:
+    base, wanted = torch.arange(12.0).reshape(3, 4), torch.arange(12.0).reshape(3, 4)
+    helpers.all_reduce(base.t()[::2], group=talk.group)
+    wanted.t()[::2] *= talk.size
+    assert base.tolist() == wanted.tolist()
+    column = torch.full((4, 4), float(talk.place))[:, 1]
+    assert helpers.broadcast(column, src=talk.ranks[-1], group=talk.group) is None
+    assert column.tolist() == [talk.size - 1] * 4
+    gathered = helpers.all_gather(torch.full((3, 4), talk.place).t()[::2], group=talk.group)
+    assert [t.tolist() for t in gathered] == [[[place] * 3] * 2 for place in range(talk.size)]
+
+
+def test_all_to_all(talk: Talk) -> None:
+    rows = torch.tensor([[talk.place, to, 0.5] for to in range(talk.size) for _ in range(2)])
+    got = helpers.all_to_all(rows, group=talk.group)
+    assert got.tolist() == [[source, talk.place, 0.5] for source in range(talk.size) for _ in range(2)]
+    for tensor in (torch.tensor(1.0), torch.ones(talk.size + 1)) if talk.size > 1 else (torch.tensor(1.0),):
+        with pytest.raises(ValueError, match="cannot be split equally over"):
+            helpers.all_to_all(tensor, group=talk.group)
+
+
+def test_gradients_take_the_way_back(talk: Talk) -> None:
+    """Second ones too."""
+    mine = torch.full((talk.size, 2), talk.place + 1.0, requires_grad=True)
+    received = helpers.all_to_all(mine, group=talk.group)
+    weights = torch.arange(1.0, talk.size + 1).unsqueeze(1) * (talk.place + 1)
+    (slope,) = torch.autograd.grad((received.pow(3) * weights).sum(), mine, create_graph=True)
+    (curve,) = torch.autograd.grad(slope.sum(), mine)
+    factors = (talk.place + 1) * torch.arange(1.0, talk.size + 1).unsqueeze(1)
+    assert torch.equal(slope, 3 * mine**2 * factors) and torch.equal(curve, 6 * mine * factors)

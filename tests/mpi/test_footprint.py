@@ -41,17 +41,6 @@ def test_one_line_for_a_group(world, new_group, caplog, own_collectives) -> None
     assert str(group.communicator.footprint) in line
 
 
-def test_a_group_without_shared_memory(world, new_group, caplog, monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
-    with caplog.at_level(logging.INFO, "torchmpi_plugin"):
-        group = new_group(None)
-    (line,) = lines_about(caplog, group.label)
-    assert re.search(r"MPI's collectives: no /dev/shm, \d+ KiB for this rank$", line)
-    found = group.communicator.footprint
-    assert found.segment == found.later == 0
-    assert found.own < FOR_COMPARING
-
-
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_as_it_was_told_before(world, new_group, monkeypatch, own_collectives, hosts: int) -> None:
     """By `mpiplus info --job`: at once, and once a long operation has gone between the nodes."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ from groups import GROUP_TIMEOUT, on_gloo
 from method_calls import (
     AVG,
     FORMS,
-    ONE,
     REFUSED,
     SEVERAL,
     SUM,
@@ -62,6 +59,24 @@ def test_as_over_gloo(case: str, wanted, group, world) -> None:
         )
 
 
+#: Old names of methods, and those since torch 2.13 or later.
+NAMES = (
+    *("_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    *("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single_coalesced", "alltoall_base", "all_to_all_single"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_old_and_new_method_names(name: str, group, world) -> None:
+    gathers, exchanges, ranks = "gather" in name, "all_to_all" in name or "alltoall" in name, range(world.size)
+    given, output = ramp(world.rank, 1 if gathers else world.size), torch.zeros(1 if "scatter" in name else world.size)
+    operands = ([output], [given]) if "coalesced" in name else (output, given)
+    getattr(group, name)(*operands, *(([], []) if exchanges else ())).wait()
+    column = [10 * rank + (0 if gathers else world.rank) for rank in ranks]
+    assert output.tolist() == ([sum(column)] if "scatter" in name else column)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_strided_tensors_are_reduced_in_place(group, world) -> None:
     """gloo reduces other elements than those of the tensors."""
@@ -95,18 +110,6 @@ def test_merging_groups_is_refused(group) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("case", ["allgather", "allreduce SUM", "broadcast another"])
-def test_several_inference_tensors(case: str, group, world, wanted) -> None:
-    """The results are put in place by a thread that is not in that mode: rank 0 comes late."""
-    with torch.inference_mode():
-        call = SEVERAL[case](world.rank, world.size)
-        if world.rank == 0:
-            time.sleep(0.3)
-        getattr(group, call.method)(*call.arguments).get_future().wait()
-        torch.testing.assert_close(call.results, wanted[case])
-
-
-@pytest.mark.mpi(min_size=2)
 def test_a_timeout_of_the_call_is_kept(new_group, world, channel) -> None:
     """Given by position, where c10d's options have it; the others do not come."""
     group, error = new_group(None), ""
@@ -119,65 +122,20 @@ def test_a_timeout_of_the_call_is_kept(new_group, world, channel) -> None:
     assert ("barrier" in error and "timed out" in error) == (world.rank == 0), error
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_send_nothing(case: str, gloo, group, world) -> None:
-    """Nobody but rank 0 calls. Who catches what gloo raises catches this too."""
-    kind, words, call = WRONG[case]
+@pytest.mark.parametrize("words", [*WRONG, *REFUSED])
+def test_wrong_arguments_send_nothing(words: str, gloo, group, world) -> None:
+    """Nobody but rank 0 calls. Who catches what gloo raises catches this too; an older one has other forms."""
+    call = {**WRONG, **REFUSED}[words]
     if world.rank == 0:
-        with pytest.raises(kind, match=words) as ours:
+        with pytest.raises((ValueError, TypeError), match=f"^{words}") as ours:
             call(group, world.size)
-        # "sizes that do not add up" gloo begins, with memory that is not the tensor's; an older one has other forms.
-        if case != "sizes that do not add up" and torch.__version__ >= "2.13":
+        if words in WRONG and torch.__version__ >= "2.13":
             with pytest.raises((RuntimeError, TypeError)) as its:
                 call(gloo, world.size)
             assert isinstance(ours.value, its.type), f"{type(ours.value).__mro__}, and gloo {its.type}"
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == world.size
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_is_wrong_is_said(words: str, group, world) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"^{words}"):
-        REFUSED[words](group, world.size)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_the_front_end_takes_numpy_sizes(gloo, group, world) -> None:
-    rows = [(world.rank + peer) % 3 + 1 for peer in range(world.size)]
-    wanted, got, sizes = torch.zeros(sum(rows)), torch.zeros(sum(rows)), numpy.array(rows)
-    dist.all_to_all_single(wanted, ramp(world.rank, sum(rows)), rows, rows, group=gloo)
-    dist.all_to_all_single(got, ramp(world.rank, sum(rows)), sizes, sizes, group=group)
-    assert torch.equal(got, wanted)
-
-
-#: Calls of torch's front end on a group without rank 0, with a global rank that is not in it.
-OUTSIDE: dict[str, Callable[[Any], Any]] = {
-    "broadcast": lambda group: dist.broadcast(torch.ones(2), 0, group=group),
-    "reduce": lambda group: dist.reduce(torch.ones(2), 0, group=group),
-    "scatter": lambda group: dist.scatter(torch.ones(2), None, 0, group=group),
-    "gather": lambda group: dist.gather(torch.ones(2), None, 0, group=group),
-    "send": lambda group: dist.send(torch.ones(2), 0, group=group),
-    "recv": lambda group: dist.recv(torch.ones(2), 0, group=group),
-    "irecv": lambda group: dist.irecv(torch.ones(2), 0, group=group),
-    "broadcast_object_list": lambda group: dist.broadcast_object_list([1], 0, group=group),
-    "scatter_object_list": lambda group: dist.scatter_object_list([None], [1], 0, group=group),
-    "gather_object": lambda group: dist.gather_object(1, None, 0, group=group),
-    "a root beyond it": lambda group: group.broadcast(ONE, group.size()),
-}
-
-
-@pytest.mark.mpi(min_size=3)
-@pytest.mark.parametrize("operation", OUTSIDE)
-def test_a_root_of_another_group(operation: str, new_group, world) -> None:
-    ranks, errors = list(range(1, world.size)), []
-    for backend in ("gloo", None):
-        group = new_group(ranks, backend=backend)
-        if world.rank:
-            with pytest.raises((ValueError, RuntimeError)) as caught:
-                OUTSIDE[operation](group)
-            errors.append(caught.value)
-    assert not errors or isinstance(errors[1], type(errors[0])), errors
 
 
 @pytest.mark.mpi(min_size=2)
@@ -193,15 +151,12 @@ def test_unequal_numbers_of_tensors_to_broadcast(gloo, group, world) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("operation", ["allgather", "allreduce"])
-def test_unequal_numbers_of_tensors(operation: str, new_group, world) -> None:
+def test_unequal_numbers_of_tensors(new_group, world) -> None:
     """All are told of an all_gather; to all_reduce it is one tensor whatever it was made of."""
     group, count = new_group(None), 2 if world.rank else 1
     tensors = [torch.ones(2) for _ in range(count)]
-    if operation == "allreduce":
-        group.allreduce(tensors, SUM).wait()
-        assert all(tensor.tolist() == [2 * world.size - 1] * 2 for tensor in tensors)
-        return
+    group.allreduce(tensors, SUM).wait()
+    assert all(tensor.tolist() == [2 * world.size - 1] * 2 for tensor in tensors)
     lists = [[torch.zeros(2) for _ in range(count * world.size)] for _ in range(count)]
     with pytest.raises((dist.DistBackendError, ValueError), match="all_gather"):
         group.allgather(lists, tensors).wait()

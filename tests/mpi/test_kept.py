@@ -19,7 +19,6 @@ from operator_tables import boxed_sum, called, functionals, operators
 from patience import patient
 from sampling import share
 from started import MODES, run_case
-from torch.distributed.tensor.debug import CommDebugMode
 
 from torchmpi_plugin import torch_operators
 
@@ -27,12 +26,16 @@ pytestmark = [
     pytest.mark.mpi(min_size=2),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
+
+
+def a_mode() -> Any:
+    from torch.distributed.tensor.debug import CommDebugMode  # slow to import
+
+    return CommDebugMode()
+
+
 #: What a call is made in.
-AROUND: dict[str, Callable[[], Any]] = {
-    "": nullcontext,
-    "a mode": CommDebugMode,
-    "the profiler": torch.profiler.profile,
-}
+AROUND: dict[str, Callable[[], Any]] = {"": nullcontext, "a mode": a_mode, "the profiler": torch.profiler.profile}
 SOON = patient(1)
 #: Over gloo as well: it registers the Work of a send with a tensor that nobody can wait for.
 KEPT_BY_TORCH = {"isend, irecv"}

@@ -16,8 +16,8 @@ from groups import only_up_to
 from sampling import count as in_full_or
 
 pytestmark = only_up_to(3)
-CYCLES = in_full_or("resources: groups made and destroyed", 500, 80)
-OPERATIONS = in_full_or("resources: operations", 10_000, 2000)
+CYCLES = in_full_or("resources: groups made and destroyed", 500, 40)
+OPERATIONS = in_full_or("resources: operations", 10_000, 1000)
 MIB = 2**20
 #: What may be left in memory: of anything once, and of each cycle and operation, as sums scatter.
 PER_CYCLE, PER_OPERATION = 6144, 100
@@ -46,15 +46,6 @@ def cycle(count: int) -> None:
         dist.all_reduce(tensor, group=group)
         dist.destroy_process_group(group)
         assert tensor.tolist() == [dist.get_world_size()] * 3
-
-
-def test_the_probe_sees_communicators_that_are_not_freed(channel) -> None:
-    before = next_communicator(channel)
-    kept = [channel.Dup() for _ in range(40)]
-    after = next_communicator(channel)
-    for communicator in kept:
-        communicator.Free()
-    assert after - before >= 20
 
 
 @pytest.mark.timeout(120)

@@ -19,7 +19,7 @@ import torchmpi_plugin
 
 pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(3)]
 
-LIMIT = timedelta(seconds=1)
+LIMIT = timedelta(seconds=0.5)
 
 
 def check_message(message: str, operation: str, missing: int) -> None:
@@ -36,8 +36,10 @@ def check_message(message: str, operation: str, missing: int) -> None:
         assert re.search(part, message), f"no {part!r} in: {message}"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "all_gather", "scan"])
+@pytest.mark.parametrize(
+    ("operation", "asynchronous"),
+    [("all_reduce", False), ("all_reduce", True), ("barrier", False), ("all_gather", True), ("scan", False)],
+)
 def test_a_group_timeout(operation: str, asynchronous: bool, new_group, channel) -> None:
     """Rank 0 comes when the others have given up."""
     group = new_group(None, timeout=LIMIT)
@@ -64,7 +66,7 @@ def test_a_group_timeout(operation: str, asynchronous: bool, new_group, channel)
             work.wait()
     took = time.monotonic() - start
     channel.Barrier()
-    assert 0.9 < took < 10
+    assert 0.45 < took < 10
     check_message(str(caught.value), operation, missing=0)
 
 
@@ -127,7 +129,7 @@ def test_monitored_barrier_names_who_is_missing(names_all: bool, new_group, chan
     if dist.get_rank() not in ((1, last) if names_all else (last,)):
         words = rf"\branks 1, {last}\b" if names_all else rf"\brank {last}\b"
         with pytest.raises(DistBackendError, match=words):
-            torchmpi_plugin.monitored_barrier(group, 3 * LIMIT, wait_all_ranks=names_all)
+            torchmpi_plugin.monitored_barrier(group, 6 * LIMIT, wait_all_ranks=names_all)
     channel.Barrier()
 
 

@@ -167,21 +167,6 @@ def test_signals_are_counted(kind: str, group, channel) -> None:
     window.tensor_deregister()
 
 
-@pytest.mark.mpi(min_size=2)
-def test_waits_are_served_in_order(kind: str, group, channel) -> None:
-    rank = group.rank()
-    window = group.new_window(memory(group, kind, 1))
-    works = [window.wait_signal(0, True) for _ in range(3)] if rank == 1 else []
-    for count in range(1, 4):
-        channel.Barrier()
-        if rank == 0:
-            window.signal(1, False)
-        elif rank == 1:
-            works[count - 1].wait()
-            assert [work.is_completed() for work in works] == [index < count for index in range(3)]
-    window.tensor_deregister()
-
-
 # ---- groups and windows ----
 
 
@@ -196,24 +181,6 @@ def test_subgroups(kind: str, all_groups) -> None:
         meet(window, group)
         assert target.tolist() == [other + 1 for other in range(mine.size)], mine
         window.tensor_deregister()
-
-
-def test_many_windows_at_a_time(kind: str, group) -> None:
-    rank, size = group.rank(), group.size()
-    right, left = (rank + 1) % size, (rank - 1) % size
-    targets = [memory(group, kind, 3) for _ in range(20)]
-    windows = [group.new_window(target) for target in targets]
-    for turn in range(3):
-        for index in range(19, -1, -1):
-            windows[index].put(torch.full((3,), index * 100.0 + turn * 10 + rank), right, 0, True)
-            windows[index].signal(right, True)
-        for index in range(20):
-            windows[index].wait_signal(left, False)
-            assert targets[index].tolist() == [index * 100.0 + turn * 10 + left] * 3
-        dist.barrier()
-    for window in windows:
-        window.tensor_deregister()
-    assert group.registrations == []
 
 
 def test_a_window_may_be_used_again(kind: str, group) -> None:
