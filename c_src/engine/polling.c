@@ -108,7 +108,6 @@ static uintptr_t start(mpp_op *op, int64_t wait_ns) {
         mpp_discard(op);
         return 0;
     }
-    if (!op->counts) atomic_fetch_add(&op->group->active, op->counts = 1);
     if (state == MPP_PENDING) {
         mpp_push(&mpp_progress.active, &mpp_progress.active_tail, op);
         mpp_progress.count++;

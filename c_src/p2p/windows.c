@@ -221,16 +221,12 @@ int mpp_window_listen(uintptr_t window) {
     if (w->listens) return 0;
     mpp_listener *l = mpp_new_op(sizeof *l, g, listen_step, 0);
     if (!l) return -1;
-    l->op.counts = 0;
+    mpp_no_longer_active(&l->op); /* which counts whatever goes on */
     l->op.discard = discard_spare;
-    atomic_fetch_sub(&g->active, 1);
     l->users = 1;
     replace_listener(g, l);
     w->listens = 1;
     mpp_start(&l->op, 0);
-    mpp_lock();
-    if (g->listener == l) mpp_no_longer_active(&l->op); /* which counts whatever goes on; its end may take that back */
-    mpp_unlock();
     return 0;
 }
 

@@ -12,9 +12,7 @@ void *mpp_copy_list(const void *list, int count) {
 
 shm_op *mpp_new_agreement(mpp_group *g) {
     shm_op *s = mpp_new_shm_op(g, 0);
-    if (!s) return NULL;
-    s->op.counts = 0;
-    atomic_fetch_sub(&g->active, 1);
+    if (s) mpp_no_longer_active(&s->op);
     return s;
 }
 

@@ -110,10 +110,15 @@ def _own_stream(device: torch.device) -> Any:
     return cuda.Stream(device)
 
 
+@functools.cache
+def _exchange_capture_mode(driver: str) -> Any:
+    return ctypes.CDLL(driver).cuThreadExchangeStreamCaptureMode
+
+
 @contextmanager
 def on_own_stream(device: torch.device) -> Iterator[Any]:
     """For what mpiplus itself computes on a device, on any thread, which must not stand behind the user's kernels."""
-    exchange, mode = ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
+    exchange, mode = _exchange_capture_mode(DRIVER), ctypes.c_int(_RELAXED)
     exchange(ctypes.byref(mode))  # as mpp_enter_device
     try:
         # A stream alone would set the thread's device back to what it was: a context on cuda:0, for which nobody asked.
