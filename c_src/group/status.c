@@ -286,7 +286,7 @@ int mpp_status_start(const char *path, const char *about, int stacks, int stack_
 
 void mpp_status_stop(void) {
     if (status.listening < 0) return;
-    shutdown(status.listening, SHUT_RDWR); /* ends accept() */
+    if (shutdown(status.listening, SHUT_RDWR)) return; /* ends accept(), unless the program has closed the socket */
     pthread_join(status.thread, NULL);
     close(status.listening);
     status.listening = -1;

@@ -187,6 +187,22 @@ def test_an_answer_that_comes_late(directory: Path) -> None:
     printed(LATE)
 
 
+CLOSED = """
+import os
+from torchmpi_plugin import _shim_int
+from torchmpi_plugin.status import files
+with files.address_of(files.socket_of("7-abcd", 0)) as address:
+    assert _shim_int.lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
+os.closerange(3, 1000)
+_shim_int.lib.mpp_status_stop()
+"""
+
+
+def test_a_program_that_has_closed_the_socket(directory: Path) -> None:
+    """Its end waits for nobody."""
+    printed(CLOSED)
+
+
 def test_the_screen_of_the_last_interval() -> None:
     """Shares of time are of that interval; who is late is known for the eye."""
     about = {"job": "7-abcd", "world_size": 3, "host": "h", "program": "t.py", "attempt": "0"}
