@@ -30,6 +30,25 @@ def test_worker_processes(job: Job) -> None:
         outcome.says(rf"\] {method} works", f"DataLoader works with {method}")
 
 
+OWN_WORLD = """
+import os, sys, torch.distributed as dist
+dist.init_process_group("mpiplus")
+if not (child := os.fork()):
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+dist.barrier()
+print(f"[{dist.get_rank()}] end")
+"""
+
+
+@pytest.mark.fresh("children of a process that was not forked itself")
+def test_a_child_with_a_world_of_its_own(job: Job) -> None:
+    """Of another backend; it ends in order, though it has the server of its parent's store."""
+    job.start(job.installation.command(2, ["-c", OWN_WORLD]), None).succeeded(2)
+
+
 @pytest.mark.fresh("children of a process that was not forked itself")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_come_to_init(job: Job, method: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import socket
 import time
+import weakref
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -46,6 +48,9 @@ _OWN_RANKS = "Give each process its own, in the variable RANK or as rank=; or ne
 
 #: The newest world's server, kept until the next one: ranks that destroyed the world earlier may be asked about.
 kept: Store | None = None
+_servers: weakref.WeakSet[TCPStore] = weakref.WeakSet()
+# In a forked child they stay: at its end one would wait for its thread, which only the parent has.
+os.register_at_fork(after_in_child=lambda: [ctypes.pythonapi.Py_IncRef(ctypes.py_object(it)) for it in _servers])
 
 
 def make_store(base: Any, rank: int, address: str, port: int, timeout: timedelta) -> Store:
@@ -212,6 +217,7 @@ def listen(
                 own = min(max(timeout / 4, _OWN_SHORTEST), _OWN_LONGEST)
                 server = TCPStore(address, port, size, True, own, wait_for_workers=False, **how)
             server.set_timeout(timeout)
+            _servers.add(server)
             return server
         except (RuntimeError, OSError) as error:
             if wanted == 0 or not _is_busy(error) or time.monotonic() > until:
