@@ -27,7 +27,7 @@ static void read_table(shm_op *s, uint64_t chunk) {
     const char *table = mpp_slot_of(mpp_channel_of(s), 0, s->first);
     for (int r = 0; r < s->op.group->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
-        if (length) memcpy(mpp_shm_out_block(s, r, 0), table + (size_t)number_of(t, r) * s->call.bytes, length);
+        if (length) memcpy(mpp_out_block_at(s, r, 0), table + (size_t)number_of(t, r) * s->call.bytes, length);
     }
 }
 
@@ -43,14 +43,14 @@ static char *inbox_of(const shm_op *s, uint64_t chunk, int rank) {
 static int is_long(const shm_op *s) { return s->chunk_bytes > mpp_channel_of(s)->inbox_bytes; }
 
 static char *received_at(const shm_op *s, uint64_t chunk, int rank) {
-    return is_long(s) ? mpp_shm_out_block(s, rank, chunk * s->chunk_bytes) : inbox_of(s, chunk, rank);
+    return is_long(s) ? mpp_out_block_at(s, rank, chunk * s->chunk_bytes) : inbox_of(s, chunk, rank);
 }
 
 static void send_blocks(shm_op *s, uint64_t chunk) {
     const mpp_topology *t = mpp_topology_of(s);
     int me = s->op.group->rank, place = mpp_channel_of(s)->rank;
     size_t length = mpp_chunk_length(s, s->lengths[me], chunk);
-    const char *block = is_long(s) && length ? mpp_shm_in(s, chunk * s->chunk_bytes) : mpp_own_slot(s, chunk);
+    const char *block = is_long(s) && length ? mpp_in_at(s, chunk * s->chunk_bytes) : mpp_own_slot(s, chunk);
     for (int i = 1; i < t->count; i++) {
         int node = mpp_other_node(t, i), node_before = mpp_other_node(t, t->count - i);
         mpp_pipeline_send(s, chunk, block, length, mpp_peer_rank(s, node, place));
@@ -68,12 +68,12 @@ static void read_blocks_internode(shm_op *s, uint64_t chunk) {
     size_t offset = chunk * s->chunk_bytes;
     for (int r = 0; r < s->op.group->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
-        char *out = length ? mpp_shm_out_block(s, r, offset) : NULL;
-        if (!length || out == mpp_shm_in(s, offset)) continue;
+        char *out = length ? mpp_out_block_at(s, r, offset) : NULL;
+        if (!length || out == mpp_in_at(s, offset)) continue;
         int is_here = t->node_of[r] == t->here;
         if (!is_long(s))
             memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : inbox_of(s, chunk, r), length);
-        else if (is_here) memcpy(out, mpp_shm_in(s, offset), length);
+        else if (is_here) memcpy(out, mpp_in_at(s, offset), length);
     }
 }
 
@@ -100,7 +100,7 @@ static int between_nodes(shm_op *s) {
 
 static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
-    if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
+    if (length) mpp_to_slot(s, slot, mpp_in_at(s, mpp_chunk_begin(s, chunk)), length);
 }
 
 static void pull_blocks(shm_op *s) {
@@ -117,8 +117,8 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
     for (int r = 0; r < c->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         if (!length) continue;
-        char *out = mpp_shm_out_block(s, r, offset);
-        const char *own = mpp_shm_in(s, offset);
+        char *out = mpp_out_block_at(s, r, offset);
+        const char *own = mpp_in_at(s, offset);
         if (r != c->rank) mpp_from_slot(s, out, mpp_slot_at(s, r, chunk), length);
         else if (s->bus) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)out, (uintptr_t)own, length);
         else if (out != own) memcpy(out, own, length);

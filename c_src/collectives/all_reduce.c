@@ -61,7 +61,7 @@ static void read_parts(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
     for (int r = 0; r < c->size; r++) {
         size_t begin = mpp_part_begin(c, length, r), end = mpp_part_begin(c, length, r + 1);
-        mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)) + begin, mpp_slot_at(s, r, chunk) + begin,
+        mpp_from_slot(s, mpp_out_at(s, mpp_chunk_begin(s, chunk)) + begin, mpp_slot_at(s, r, chunk) + begin,
                       end - begin);
     }
 }
@@ -71,11 +71,14 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     size_t offset = mpp_chunk_begin(s, chunk);
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk);
     /* Mine from the user's buffer: it may be the very place the result goes to, which mpp_reduce allows. */
-    c->sources[c->rank] = mpp_shm_in(s, offset);
-    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+    c->sources[c->rank] = mpp_in_at(s, offset);
+    mpp_reduce(&s->how, mpp_out_at(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
-/* A rank that has what it takes offers it; else the ranks find out whether they could. */
+/* A rank that has what it takes offers it; else the ranks find out whether they could. Where those whose devices can be
+ * read reduce there, in place, this is the first half: `received` of `own` has what the others have of this rank's
+ * block, one after the other by rank, this one's left out but not its place; and the second one, mpp_second_half,
+ * shares `result`, what came of it. */
 static int offer(shm_op *s, const mpp_block *own) {
     uintptr_t shown = (uintptr_t)s->in;
     if (!own) {
@@ -112,13 +115,3 @@ static const mpp_ways ways = {over_shm, between_nodes, by_mpi, mpp_issue_reducti
 uintptr_t mpp_allreduce(const mpp_operands *o) { return mpp_start_collective(o, MPP_ALL_REDUCE, &ways); }
 
 uintptr_t mpp_reduce_to(const mpp_operands *o) { return mpp_start_collective(o, MPP_REDUCE, &ways); }
-
-/* In place, in a group on one node: an all_reduce or reduce whose blocks ranks whose devices can be read reduce there.
- * Then it is the first half: `received` of `first`, an mpp_block, has what the others have of this rank's block, one
- * after the other by rank, this one's left out but not its place; and the second one, mpp_second_half, shares `result`,
- * what came of it. */
-uintptr_t mpp_sum_between_devices(const mpp_operands *o) {
-    int kind = o->root < 0 ? MPP_ALL_REDUCE : MPP_REDUCE;
-    mpp_note_operands(o, kind);
-    return mpp_start_over_shm(o, kind, &ways);
-}

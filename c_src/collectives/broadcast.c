@@ -14,7 +14,7 @@ static char *root_slot(const shm_op *s, uint64_t chunk) {
 
 /* Where a chunk in the pipeline is sent from here, or received here. */
 static char *broadcast_place(const shm_op *s, uint64_t chunk) {
-    if (mpp_goes_directly(s)) return mpp_shm_out(s, chunk * s->chunk_bytes);
+    if (mpp_goes_directly(s)) return mpp_out_at(s, chunk * s->chunk_bytes);
     return mpp_topology_of(s)->here == root_node(s) ? root_slot(s, chunk) : mpp_own_slot(s, chunk);
 }
 
@@ -66,7 +66,7 @@ static void exchange_pieces(shm_op *s, uint64_t chunk) {
 
 static void read_from_root_here(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    memcpy(mpp_shm_out(s, chunk * s->chunk_bytes), root_slot(s, chunk), length);
+    memcpy(mpp_out_at(s, chunk * s->chunk_bytes), root_slot(s, chunk), length);
 }
 
 static int between_nodes(shm_op *s) {
@@ -95,7 +95,7 @@ static int between_nodes(shm_op *s) {
 
 static void read_from_root(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) mpp_from_slot(s, mpp_shm_out(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
+    if (length) mpp_from_slot(s, mpp_out_at(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
 }
 
 static void pull_from_root(shm_op *s) {

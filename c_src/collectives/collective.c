@@ -11,11 +11,13 @@ void mpp_note_operands(const mpp_operands *o, int kind) {
     mpp_note(kind, count * element_of(o), o->root);
 }
 
-/* A sum may be longer between nodes than its elements, and its data never goes from a device directly. */
+/* A sum may be longer between nodes than its elements, and its data never goes from a device directly. A first
+ * half is one between the devices of a node. */
 int mpp_goes_over_shm(const mpp_operands *o, int kind) {
     const mpp_group *g = (mpp_group *)o->of;
     const size_t *sizes = sizes_of(o);
     size_t length = sizes ? (size_t)g->size * mpp_longest_of(sizes, g->size) : o->count;
+    if (o->first) return 1;
     if (o->how) return mpp_is_ours(g, kind, length * mpp_dtype_size(mpp_wide_dtype(o->how->dtype)));
     return mpp_is_ours(g, kind, length) && (!o->staging || mpp_through_host(o->staging));
 }
@@ -60,7 +62,7 @@ static int prepare(shm_op *s, const mpp_operands *o, const mpp_ways *ways) {
     return !s->op.group->channel->internode || !ways->between_nodes || ways->between_nodes(s);
 }
 
-uintptr_t mpp_start_over_shm(const mpp_operands *o, int kind, const mpp_ways *ways) {
+static uintptr_t start_over_shm(const mpp_operands *o, int kind, const mpp_ways *ways) {
     mpp_group *g = (mpp_group *)o->of;
     shm_op *s = mpp_new_shm_op(g, o->staging);
     if (s) s->call.kind = kind;
@@ -82,7 +84,7 @@ void mpp_leave_bus(shm_op *s) {
 
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) mpp_to_slot(s, slot, mpp_shm_in(s, mpp_chunk_begin(s, chunk)), length);
+    if (length) mpp_to_slot(s, slot, mpp_in_at(s, mpp_chunk_begin(s, chunk)), length);
 }
 
 /* ---- by MPI ---- */
@@ -132,5 +134,5 @@ int mpp_issue_reduction(mpi_collective *c) {
 
 uintptr_t mpp_start_collective(const mpp_operands *o, int kind, const mpp_ways *ways) {
     mpp_note_operands(o, kind);
-    return (mpp_goes_over_shm(o, kind) ? mpp_start_over_shm : mpp_start_by_mpi)(o, kind, ways);
+    return (mpp_goes_over_shm(o, kind) ? start_over_shm : mpp_start_by_mpi)(o, kind, ways);
 }

@@ -19,7 +19,6 @@ typedef struct {
  * a device directly does not, nor, in some groups on several nodes, what is long (mpp_group_limit). */
 int mpp_goes_over_shm(const mpp_operands *o, int kind);
 uintptr_t mpp_start_collective(const mpp_operands *o, int kind, const mpp_ways *ways);
-uintptr_t mpp_start_over_shm(const mpp_operands *o, int kind, const mpp_ways *ways);
 uintptr_t mpp_start_by_mpi(const mpp_operands *o, int kind, const mpp_ways *ways);
 /* Notes the call; first of all. */
 void mpp_note_operands(const mpp_operands *o, int kind);

@@ -10,13 +10,13 @@
 static void write_all_blocks(shm_op *s, uint64_t chunk, char *slot) {
     (void)chunk;
     for (int r = 0; r < s->op.group->size; r++)
-        if (s->lengths[r]) memcpy(slot + (size_t)r * s->call.bytes, mpp_shm_in_block(s, r, 0), s->lengths[r]);
+        if (s->lengths[r]) memcpy(slot + (size_t)r * s->call.bytes, mpp_in_block_at(s, r, 0), s->lengths[r]);
 }
 
 static void read_own_block(shm_op *s, uint64_t chunk) {
     int me = s->op.group->rank;
     const char *sums = mpp_slot_of(mpp_channel_of(s), 0, s->first + chunk);
-    if (s->lengths[me]) memcpy(mpp_shm_out(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
+    if (s->lengths[me]) memcpy(mpp_out_at(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
 }
 
 static int sender_of_my_block(const shm_op *s, int node) { return mpp_peer_rank(s, node, mpp_channel_of(s)->rank); }
@@ -35,7 +35,7 @@ static void send_block_sums(shm_op *s, uint64_t chunk) {
 
 static void finish_block(shm_op *s, uint64_t chunk) {
     mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
-    char *result = mpp_is_direct(s) ? mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes)
+    char *result = mpp_is_direct(s) ? mpp_out_at(s, mpp_piece_number(s, chunk) * s->chunk_bytes)
                                     : mpp_own_slot(s, chunk) + mine.begin;
     mpp_add_nodes(s, chunk, mine.length, result);
 }
@@ -43,7 +43,7 @@ static void finish_block(shm_op *s, uint64_t chunk) {
 static void read_finished_block(shm_op *s, uint64_t chunk) {
     mpp_stretch mine = mpp_block_in_slot(s, chunk, s->op.group->rank);
     if (!mine.length) return;
-    memcpy(mpp_shm_out(s, mpp_piece_number(s, chunk) * s->chunk_bytes), mpp_own_slot(s, chunk) + mine.begin,
+    memcpy(mpp_out_at(s, mpp_piece_number(s, chunk) * s->chunk_bytes), mpp_own_slot(s, chunk) + mine.begin,
            mine.length);
 }
 
@@ -76,7 +76,7 @@ static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
         mpp_stretch block = mpp_block_in_slot(s, chunk, r);
         if (block.length && (c->topology || s->bus || r != c->rank))
-            mpp_to_slot(s, slot + block.begin, mpp_shm_in_block(s, r, offset), block.length);
+            mpp_to_slot(s, slot + block.begin, mpp_in_block_at(s, r, offset), block.length);
     }
 }
 
@@ -86,16 +86,15 @@ static void read_piece_sum(shm_op *s, uint64_t chunk) {
     size_t offset = mpp_chunk_begin(s, mpp_piece_number(s, chunk));
     if (!mine.length) return;
     for (int r = 0; r < c->size; r++) c->sources[r] = mpp_slot_at(s, r, chunk) + mine.begin;
-    char *out =
-        s->bus ? mpp_slot_at(s, c->rank, chunk) + mine.begin : mpp_shm_out(s, offset); /* nobody else reads it */
-    if (!s->bus) c->sources[c->rank] = mpp_shm_in_block(s, c->rank, offset);
+    char *out = s->bus ? mpp_slot_at(s, c->rank, chunk) + mine.begin : mpp_out_at(s, offset); /* nobody else reads it */
+    if (!s->bus) c->sources[c->rank] = mpp_in_block_at(s, c->rank, offset);
     mpp_reduce(&s->how, out, c->sources, c->size, mine.length / s->element);
-    if (s->bus) mpp_from_slot(s, mpp_shm_out(s, offset), out, mine.length);
+    if (s->bus) mpp_from_slot(s, mpp_out_at(s, offset), out, mine.length);
 }
 
 static int over_shm(shm_op *s, const mpp_operands *o) {
     const mpp_group *g = s->op.group;
-    const mpp_block *own = o->first; /* of a sum between devices where it has the others' blocks */
+    const mpp_block *own = o->first; /* `received` is as in all_reduce, and `output` yet to be written */
     s->chunk_bytes = mpp_piece_bytes(g->channel);
     s->batches = (uint64_t)((g->size - 1) / mpp_ranks_per_slot(g->channel) + 1);
     s->write = write_pieces;
@@ -119,12 +118,12 @@ static int issue_reduce_scatter(mpi_collective *c) {
     mpp_group *g = c->op.group;
     size_t width = mpp_dtype_size(c->mpi_dtype), offset = c->index * c->per_call * c->element, at = 0;
     mpi_handle type = mpp_mpi.datatype[c->mpi_dtype], op = mpp_mpi_op_of(&c->how);
-    const void *send = c->scratch ? c->scratch : mpp_block_at(c, 0, offset);
+    const void *send = c->scratch ? c->scratch : mpp_in_block_at(c, 0, offset);
     void *out = c->scratch_out ? c->scratch_out : mpp_out_at(c, offset);
     for (int r = 0; r < g->size; r++) {
         size_t n = part_of(c, r);
         if (c->parts) c->parts[r] = (int)n;
-        if (c->scratch) mpp_to_mpi(&c->how, c->scratch + at * width, mpp_block_at(c, r, offset), n);
+        if (c->scratch) mpp_to_mpi(&c->how, c->scratch + at * width, mpp_in_block_at(c, r, offset), n);
         at += n;
     }
     if (c->parts) return mpp_mpi.Ireduce_scatter(send, out, c->parts, type, op, g->comm, &c->request);
@@ -165,10 +164,3 @@ static int by_mpi(mpi_collective *c, const mpp_operands *o) {
 static const mpp_ways ways = {over_shm, between_nodes, by_mpi, issue_reduce_scatter, mpp_finish_reduction};
 
 uintptr_t mpp_reduce_scatter(const mpp_operands *o) { return mpp_start_collective(o, MPP_REDUCE_SCATTER, &ways); }
-
-/* In a group on one node: where ranks whose devices can be read reduce there, `received` of `first`, an mpp_block, has
- * what the others have of this rank's block, as of mpp_sum_between_devices, and `output` is yet to be written. */
-uintptr_t mpp_scatter_between_devices(const mpp_operands *o) {
-    mpp_note_operands(o, MPP_REDUCE_SCATTER);
-    return mpp_start_over_shm(o, MPP_REDUCE_SCATTER, &ways);
-}

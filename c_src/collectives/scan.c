@@ -6,8 +6,8 @@ static void read_prefix(shm_op *s, uint64_t chunk) {
     size_t offset = mpp_chunk_begin(s, chunk);
     int ranks = s->call.kind == MPP_SCAN ? c->rank + 1 : c->rank;
     for (int r = 0; r < c->rank; r++) c->sources[r] = mpp_slot_at(s, r, chunk);
-    c->sources[c->rank] = mpp_shm_in(s, offset); /* perhaps where the result goes, which mpp_reduce allows */
-    mpp_reduce(&s->how, mpp_shm_out(s, offset), c->sources, ranks, mpp_chunk_length(s, s->bytes, chunk) / s->element);
+    c->sources[c->rank] = mpp_in_at(s, offset); /* perhaps where the result goes, which mpp_reduce allows */
+    mpp_reduce(&s->how, mpp_out_at(s, offset), c->sources, ranks, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
 static int over_shm(shm_op *s, const mpp_operands *o) {

@@ -4,8 +4,7 @@
  * communicated: so the same build serves machines with and without a GPU. The names are those of the library's
  * symbols; where CUDA has several versions of a function, of the one that takes 64-bit addresses.
  */
-#ifndef MPP_CUDA_API_H
-#define MPP_CUDA_API_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -67,5 +66,3 @@ typedef struct {
 } cuda_api;
 
 extern cuda_api mpp_cuda;
-
-#endif

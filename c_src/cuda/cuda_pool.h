@@ -1,6 +1,5 @@
 /* What staging needs of a CUDA device and is slow to make: streams, events and pinned memory, kept for reuse. */
-#ifndef MPP_CUDA_POOL_H
-#define MPP_CUDA_POOL_H
+#pragma once
 
 #include "cuda/cuda_api.h"
 
@@ -38,5 +37,3 @@ int mpp_enter_device(const cuda_device *device);
 void mpp_leave_device(void);
 /* The same behind a call of the driver; what that has returned. */
 static inline int mpp_left_device(int code) { return mpp_leave_device(), code; }
-
-#endif

@@ -1,6 +1,5 @@
 /* Memory of a device that other processes of the node read, by CUDA's IPC handles. */
-#ifndef MPP_IPC_H
-#define MPP_IPC_H
+#pragma once
 
 #include "cuda/cuda_pool.h"
 
@@ -28,5 +27,3 @@ mpp_imports *mpp_hold_imports(const cuda_device *device, uint64_t process);
 void mpp_let_go_of_imports(mpp_imports *imports);
 /* What is being read is not closed: an operation counts itself while it copies, and for ever if it fails. */
 void mpp_count_readers(mpp_imports *imports, int more);
-
-#endif

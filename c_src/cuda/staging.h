@@ -21,8 +21,7 @@
  * Stream order: the copies wait for an event on the user's stream, recorded when the operation was called. An
  * operation is complete only when its last copy is, so that whoever saw it complete may use the result on any stream.
  */
-#ifndef MPP_STAGING_H
-#define MPP_STAGING_H
+#pragma once
 
 #include "cuda/ipc.h"
 #include "engine/engine.h"
@@ -118,5 +117,3 @@ static inline char *mpp_staged(const mpp_staging *t, int lane, size_t offset) {
 static inline char *mpp_host_at(const mpp_staging *t, int lane, const void *buffer, size_t offset) {
     return t ? mpp_staged(t, lane, offset) : (char *)buffer + offset;
 }
-
-#endif

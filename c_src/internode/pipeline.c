@@ -126,7 +126,7 @@ void mpp_unpack_by_copy(shm_op *s, char *payload) {
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(mpp_shm_out(s, 0), mpp_slot_of(mpp_channel_of(s), 0, s->first), length);
+    if (length) memcpy(mpp_out_at(s, 0), mpp_slot_of(mpp_channel_of(s), 0, s->first), length);
 }
 
 void mpp_read_from_leaders(shm_op *s, uint64_t chunk) {
@@ -135,7 +135,7 @@ void mpp_read_from_leaders(shm_op *s, uint64_t chunk) {
     for (int leader = 0; leader < c->topology->leaders_per_node; leader++) {
         mpp_stretch part = mpp_piece_of_leader(c->topology, length, leader, 0, 1);
         if (part.length)
-            memcpy(mpp_shm_out(s, chunk * s->chunk_bytes) + part.begin,
+            memcpy(mpp_out_at(s, chunk * s->chunk_bytes) + part.begin,
                    mpp_slot_of(c, leader, s->first + chunk) + part.begin, part.length);
     }
 }

@@ -42,20 +42,6 @@ static inline size_t mpp_length_of(const mpi_collective *c) {
     return c->total - begin < c->per_call ? c->total - begin : c->per_call;
 }
 
-/* ---- the user's buffers: in host memory, or staged there ---- */
-
-static inline const char *mpp_in_at(const mpi_collective *c, size_t offset) {
-    return mpp_host_at(c->op.staging, 0, c->in, offset);
-}
-
-static inline char *mpp_out_at(const mpi_collective *c, size_t offset) {
-    return mpp_host_at(c->op.staging, c->out_lane, c->out, offset);
-}
-
-static inline const char *mpp_block_at(const mpi_collective *c, int rank, size_t offset) {
-    return mpp_host_at(c->op.staging, rank, (const void *)c->in_list[rank], offset);
-}
-
 /* ---- one call after the other ---- */
 
 mpi_collective *mpp_new_collective(mpp_group *g, int kind, int (*issue)(mpi_collective *), uintptr_t staging);

@@ -215,23 +215,13 @@ void mpp_share_failure(mpp_op *op, const mpp_channel *c, uint64_t end);
 /* For a call over shared memory that there is no memory for: takes its place in the order, as the others make it. */
 uintptr_t mpp_shm_out_of_memory(mpp_group *g, int64_t wait_ns);
 
-/* ---- the user's buffers: in host memory, or staged there ---- */
+/* ---- the user's buffers, of a shm_op or an mpi_collective: in host memory, or staged there ---- */
 
-static inline const char *mpp_shm_in(const shm_op *s, size_t offset) {
-    return mpp_host_at(s->op.staging, 0, s->in, offset);
-}
-
-static inline char *mpp_shm_out(const shm_op *s, size_t offset) {
-    return mpp_host_at(s->op.staging, s->out_lane, s->out, offset);
-}
-
-static inline const char *mpp_shm_in_block(const shm_op *s, int rank, size_t offset) {
-    return mpp_host_at(s->op.staging, rank, (const void *)s->in_list[rank], offset);
-}
-
-static inline char *mpp_shm_out_block(const shm_op *s, int rank, size_t offset) {
-    return mpp_host_at(s->op.staging, s->out_lane + rank, (const void *)s->out_list[rank], offset);
-}
+#define mpp_in_at(op_, offset) mpp_host_at((op_)->op.staging, 0, (op_)->in, offset)
+#define mpp_out_at(op_, offset) mpp_host_at((op_)->op.staging, (op_)->out_lane, (op_)->out, offset)
+#define mpp_in_block_at(op_, rank, offset) mpp_host_at((op_)->op.staging, rank, (void *)(op_)->in_list[rank], offset)
+#define mpp_out_block_at(op_, rank, offset)                                                                            \
+    mpp_host_at((op_)->op.staging, (op_)->out_lane + (rank), (void *)(op_)->out_list[rank], offset)
 
 /* ---- between the files ---- */
 

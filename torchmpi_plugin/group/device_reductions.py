@@ -184,7 +184,7 @@ class _Reduction:
         first = ffi.new("mpp_exchange_operands *", (*lists.values(), lengths, count, self._kind, later_tag))
         return "exchange_to_reduce", first, self._second_half(share), (self, lists, lengths)
 
-    def between_devices(self) -> Halves:
+    def between_devices(self, start: str) -> Halves:
         """Read the blocks from the others' devices, later the results.
 
         C does without a second half where a rank cannot, or has its tensor elsewhere: then the first one has reduced.
@@ -202,7 +202,6 @@ class _Reduction:
 
         shown = result if result.numel() else self._blocks[0]  # others read nothing of it, and it has an address
         block = (self._length, self._received.data_ptr(), 0 if self._counts else shown.data_ptr())
-        start = "scatter_between_devices" if self._counts else "sum_between_devices"
         return start, self._group._ffi.new("mpp_block *", block), self._second_half(share), self
 
     def _combine(self) -> None:
@@ -257,7 +256,7 @@ def halves_of(
         return None
     try:
         reduction = _Reduction(group, root, counts, how, keep)
-        return reduction.between_devices() if reads else reduction.by_messages()
+        return reduction.between_devices(start) if reads else reduction.by_messages()
     except torch.OutOfMemoryError:
         if not reads:
             raise
