@@ -26,7 +26,6 @@ print(json.dumps({
     "registered": "mpiplus" in torch.distributed.Backend.backend_list,
     "ours": sorted(name for name in sys.modules if name.startswith("torchmpi_plugin")),
     "others": sorted({name.partition(".")[0] for name in sys.modules} - {"torchmpi_plugin"}),
-    "mpi": "mpi4py.MPI" in sys.modules,
     "python threads": threading.active_count(),
     "threads": len(os.listdir("/proc/self/task")),
     "libraries": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libmpi" in line}),
@@ -43,18 +42,15 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answer(program: str, **environment: str) -> dict:
     done = python(program, **environment)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr
+    assert done.returncode == 0 and not done.stderr, done.stderr
     return json.loads(done.stdout)
 
 
 def test_import_torch_starts_and_loads_nothing() -> None:
     with_plugin, without = answer(IMPORT), answer(IMPORT, **OFF)
-    assert with_plugin["registered"]
-    assert not without["registered"]
+    assert with_plugin["registered"] and not without["registered"]
     ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "settings", "torch_internals")]
     assert with_plugin["ours"] == ["torchmpi_plugin", *ours]
-    assert not with_plugin["mpi"]
     assert not with_plugin["libraries"]
     for what in ("others", "python threads", "threads"):
         assert with_plugin[what] == without[what], what
@@ -104,8 +100,7 @@ assert handlers == before, "half registered"
 print("goes on")
 """
     done = python(program, **OFF)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "goes on\n"
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
 
 
 def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
@@ -122,8 +117,7 @@ def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
     )
     program = "import torch; print('mpiplus' in torch.distributed.Backend.backend_list, torch.ones(2).sum().item())"
     done = python(program, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "False 2.0\n"
+    assert (done.returncode, done.stdout) == (0, "False 2.0\n"), done.stderr
     assert done.stderr.count("this one is meant") == 1
     assert "UserWarning: torchmpi-plugin could not register" in done.stderr
     assert re.search(r"torchmpi-plugin \d\S* does not fit torch \d", done.stderr), "both versions, and what to do"

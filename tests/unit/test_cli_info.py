@@ -99,13 +99,6 @@ def test_ranks_that_share_cores_and_give_way() -> None:
     assert "8,000" in told(crowded, OMPI_UNIVERSE_SIZE="4")
 
 
-def test_a_launcher_of_another_mpi() -> None:
-    text = told(facts(), Launch("an MPICH-family mpiexec (hydra)", 4, "PMI_SIZE"))
-    assert (
-        "PROBLEM an MPICH-family mpiexec (hydra) started 4 ranks (PMI_SIZE=4), but mpi4py has loaded Open MPI" in text
-    )
-
-
 def test_variables_that_matter_and_no_secret() -> None:
     found = machine.variables({"UCX_TLS": "tcp", "MPIPLUS_JOB": "secret", "HOME": "/root", "RANK": "1", "XRANK": "2"})
     assert found == {"RANK": "1", "UCX_TLS": "tcp"}

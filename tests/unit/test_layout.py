@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 from pathlib import Path
@@ -43,14 +42,6 @@ def test_what_is_allowed_is_used() -> None:
         imported = {other for name, used in EDGES.items() if layers.layer_of(name) == layer for other in used}
         unused = [name for name in allowed if name not in imported and name not in map(layers.layer_of, imported)]
         assert not unused, f"{layer} imports nothing of {unused}"
-
-
-def test_each_layer_says_what_it_is_for() -> None:
-    for layer in layers.LAYERS:
-        if layer not in layers.LOOSE:
-            words = ast.get_docstring(ast.parse(TEXTS[layer])) or ""
-            assert "Start " in words, f"{layer}/__init__.py does not say where to start reading"
-            assert "Uses " in words, f"{layer}/__init__.py does not say whom it uses"
 
 
 # ---- C ----

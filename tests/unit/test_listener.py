@@ -146,13 +146,3 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
         assert SECRET.encode() not in other.heard
     finally:
         other.close()
-
-
-def test_nobody_can_come_once_it_is_closed(desk: Desk) -> None:
-    waiting = socket.create_connection((HERE, desk.listener.port), timeout=20)
-    desk.stop()
-    with contextlib.suppress(ConnectionResetError):
-        assert len(waiting.recv(33, socket.MSG_WAITALL)) <= 32
-    waiting.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, desk.listener.port), timeout=20)

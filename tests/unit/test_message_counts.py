@@ -1,11 +1,16 @@
-"""What the engine sends between nodes, and the memory that it takes, against the formulas of docs/scaling.md."""
+"""What the engine sends between nodes, and the memory it takes, against the formulas of docs/scaling.md and `info`."""
 
+import importlib
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from plain_python import module_of
 from ranks_in_one_process import Ranks
+
+from torchmpi_plugin.communicator import shared_memory
+from torchmpi_plugin.node import node
 
 formulas = module_of(Path(__file__).resolve().parents[1] / "tools" / "message_counts.py")
 
@@ -111,9 +116,9 @@ def test_memory(shim_of_all_ranks, shape, reproducible):
     """Of a segment, and of a rank: from the beginning, and from its first long operation on."""
     group, lib = formulas.Group(tuple(shape), slot_of(shape), reproducible), shim_of_all_ranks.lib
     several, size = group.nodes > 1, len(shape)
-    for node, there in enumerate(group.on_node):
+    for number, there in enumerate(group.on_node):
         length = lib.mpp_segment_size(size, len(there), formulas.RING, group.slot)
-        assert 0 < length - formulas.segment_bytes(group, node) <= 1024 * len(there)
+        assert 0 < length - formulas.segment_bytes(group, number) <= 1024 * len(there)
     before = lib.allocated_bytes()
     ranks = Ranks(shim_of_all_ranks, size, formulas.RING, group.slot, shape if several else None, reproducible)
     new_group = 2048  # the group itself, and its channel; messages to come
@@ -125,3 +130,53 @@ def test_memory(shim_of_all_ranks, shape, reproducible):
     pipeline = sum(formulas.pipeline_bytes(group, rank) for rank in range(size)) if several else 0
     assert 0 <= taken - pipeline <= size * (new_group + 4096 * (group.nodes + size))
     ranks.close()
+
+
+KIB, MIB = 1 << 10, 1 << 20
+#: malloc gives a few bytes more here than there.
+OF_MALLOC = 512
+
+
+@pytest.fixture(params=["_shim_int", "_shim_ptr"])
+def shim(request):
+    return importlib.import_module(f"torchmpi_plugin.{request.param}")
+
+
+def cost(shim, *hosts: str) -> list[shared_memory.Footprint]:
+    return shared_memory.of_layout(shim.lib, shim.ffi, node.places(hosts))
+
+
+def test_on_one_host(shim) -> None:
+    """As the documentation says."""
+    for ranks, each in ((1, 1024), (4, 1024), (5, 512), (8, 512), (9, 256), (255, 256)):
+        (found,) = cost(shim, *["a"] * ranks)
+        assert each * KIB < found.segment / ranks < (each + 1) * KIB
+    (found,) = cost(shim, "a", "a", "a")
+    assert 0 < found.own < 4 * KIB
+    assert found.later == 0
+
+
+def test_between_hosts_each_has_its_own(shim) -> None:
+    one, other = cost(shim, "a", "b", "a")
+    from_elsewhere = shared_memory.SLOTS * 60 * KIB  # MPP_EAGER of message/message.h
+    of_one_rank = other.segment - 2 * from_elsewhere
+    assert 256 * KIB < of_one_rank < 257 * KIB
+    assert one.segment == 2 * of_one_rank + 1 * from_elsewhere
+    assert one.own == pytest.approx(other.own, abs=OF_MALLOC)
+    assert one.own > 32 * KIB
+    assert one.later == pytest.approx(other.later, rel=0.01)
+    assert one.later > 3 * MIB
+
+
+def data_bytes() -> int:
+    """This process's memory, whether it has been touched or not."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_is_thought_of_is_given_back(shim) -> None:
+    hosts = [f"node {rank % 5}" for rank in range(8)]
+    (first, *_) = cost(shim, *hosts)
+    before = data_bytes()
+    for _ in range(200):
+        cost(shim, *hosts)
+    assert data_bytes() - before < 50 * first.own

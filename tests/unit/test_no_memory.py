@@ -27,25 +27,21 @@ def ranks(request, shim_of_all_ranks):
 def started(ranks, rank, kind, count, refused=None):
     """One rank's call, whose allocations of so many bytes (from, to) fail; the operation, its result, what that must
     be."""
-    lib, group, size, ffi = ranks.lib, ranks.groups[rank], ranks.size, ranks.ffi
-    others = range(size)
-    mine, out = np.arange(count, dtype=np.int32) + rank, np.full(count * size, -1, np.int32)
-    total = sum(np.arange(count, dtype=np.int32) + r for r in others)
-    blocks = ffi.new("uintptr_t[]", [mine.ctypes.data] * size)
-    counts, places = ffi.new("size_t[]", [count] * size), [out[r * count :].ctypes.data for r in others]
-    lengths, how, at = ffi.new("size_t[]", [4 * count] * size), ranks.reduction("I32"), out.ctypes.data
-    lists, own = ffi.new("uintptr_t[]", places), {"input": mine.ctypes.data}
-    begin = functools.partial(ranks.begin, group=group)
+    lib, size, ffi = ranks.lib, ranks.size, ranks.ffi
+    theirs = [np.arange(count, dtype=np.int32) + r for r in range(size)]
+    mine, out, total = theirs[rank], np.full(count * size, -1, np.int32), sum(theirs)
+    blocks, counts = ffi.new("uintptr_t[]", [mine.ctypes.data] * size), ffi.new("size_t[]", [count] * size)
+    lists = ffi.new("uintptr_t[]", [out[r * count :].ctypes.data for r in range(size)])
+    lengths, how = ffi.new("size_t[]", [4 * count] * size), ranks.reduction("I32")
+    source, at = mine.ctypes.data, out.ctypes.data
+    begin = functools.partial(ranks.begin, group=ranks.groups[rank])
     call, wanted = {
         "barrier": (lambda: begin("barrier"), out.copy()),
-        "broadcast": (
-            lambda: begin("broadcast", **own, output=own["input"], count=4 * count, root=0),
-            out.copy(),
-        ),
-        "all_reduce": (lambda: begin("allreduce", **own, output=at, count=count, how=how), total),
+        "broadcast": (lambda: begin("broadcast", input=source, output=source, count=4 * count, root=0), out.copy()),
+        "all_reduce": (lambda: begin("allreduce", input=source, output=at, count=count, how=how), total),
         "all_gather": (
-            lambda: begin("allgather", **own, outputs=lists, output_sizes=lengths),
-            np.concatenate([np.arange(count, dtype=np.int32) + r for r in others]),
+            lambda: begin("allgather", input=source, outputs=lists, output_sizes=lengths),
+            np.concatenate(theirs),
         ),
         "reduce_scatter": (
             lambda: begin("reduce_scatter", inputs=blocks, output=at, input_sizes=counts, how=how),
@@ -206,3 +202,13 @@ def test_the_next_call_is_counted_as_what_it_is(ranks):
     assert lib.mpp_group_statistics(group, figures, late)
     counted = {kind for kind in range(lib.MPP_CALL_KINDS) if figures[3 * kind]}
     assert counted == {lib.MPP_BARRIER, lib.MPP_ALL_GATHER}
+
+
+def test_a_window_that_listens_is_no_operation(ranks):
+    """So a group with one has nothing pending, and can tell when its operations are over."""
+    lib, group = ranks.lib, ranks.groups[0]
+    memory = np.zeros(lib.mpp_counters_size(ranks.size), np.uint8)
+    window = lib.mpp_window_new(group, 1, SCRATCH.ctypes.data, SCRATCH.nbytes, memory.ctypes.data)
+    assert (lib.mpp_window_listen(window), lib.mpp_group_active(group), lib.mpp_window_close(window)) == (0, 0, 0)
+    lib.mpp_window_release(window)
+    assert lib.mpp_group_active(group) == 0

@@ -1,12 +1,19 @@
-"""Ranks answer each other through a store that lets everybody in: who does not know the secret is not answered."""
+"""Ranks answer each other through a store that lets everybody in, but only who knows the secret; which frames are the
+user's."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 
+import torch
 from torch.distributed import HashStore
 
+import torchmpi_plugin
+from torchmpi_plugin.diagnosis import frames
 from torchmpi_plugin.diagnosis.monitor import Answers, Inbox, Seal, ask
 
 
@@ -62,3 +69,24 @@ def test_who_has_ended_before_the_question() -> None:
     inbox.answer(numbers, answering(heard))
     thread.join()
     assert (list(numbers), heard) == ([2], [[1]])
+
+
+def called_from(file: str, call: str = "look()", **names: object) -> list[str]:
+    """The names of the user's functions, as seen from a function in ``file``."""
+    found: list[FrameType] = []
+    space = {"look": lambda: found.append(sys._getframe(1)), **names}
+    exec(compile(f"def there():\n    {call}\n", file, "exec"), space)
+    space["there"]()  # type: ignore[operator]
+    return [frame.f_code.co_name for frame in frames.of_user(found[0])]
+
+
+def test_ours_and_torchs_are_left_out() -> None:
+    for module in (torch, torchmpi_plugin):
+        directory = Path(module.__file__).parent
+        for file in (directory / "here.py", directory / "distributed" / "below" / "here.py"):
+            assert called_from(str(file))[0] == "called_from"
+
+
+def test_the_users_own_directory_called_torch() -> None:
+    assert called_from("/home/someone/torch/train.py")[:2] == ["there", "called_from"]
+    assert called_from("/home/someone/torch/distributed/train.py")[0] == "there"

@@ -1,4 +1,4 @@
-"""Objects that the bridge makes are given back once, on every way, and not used after that."""
+"""Objects that the bridge makes are given back once, on every way, and not used after that; it is one per process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import find_installations, launch_command, run_limited
+from plain_python import printed
 
 from torchmpi_plugin import torch_internals
 
@@ -32,3 +33,24 @@ def test_nothing_is_left_behind_or_used_too_long(python: list[str | None]) -> No
     command += [*map(str, python), str(SCRIPT)]
     code, output = run_limited(command, {**mpi.full_environment(), **packages}, 250)
     assert code == 0 and "left behind: {}" in output, output[-3000:]
+
+
+def test_the_compiled_part_refuses_a_subinterpreter() -> None:
+    program = """
+        try:
+            import _interpreters as interpreters  # from Python 3.13 on
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        text = "import sys; sys.modules['torchmpi_plugin'] = type(sys)('torchmpi_plugin');"
+        text += "sys.modules['torchmpi_plugin'].__path__ = %r; import torchmpi_plugin._bridge"
+        from importlib.util import find_spec
+        path = find_spec("torchmpi_plugin").submodule_search_locations
+        raised = None
+        try:
+            raised = interpreters.run_string(interpreters.create(), text % list(path))
+        except Exception as error:
+            raised = error
+        print(raised)
+    """
+    told = printed(program)
+    assert "ImportError" in told and ("main interpreter" in told or "subinterpreters" in told)

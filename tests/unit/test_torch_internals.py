@@ -1,7 +1,8 @@
-"""The contract with torch's inside: what a release has dropped is named here first."""
+"""The contract with torch's inside: what a release has dropped is named here first; tensors name their device."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -90,3 +91,23 @@ def test_only_one_file_uses_private_names_of_torch() -> None:
         if FRAMES.search(code) and file.name not in walks_frames_of_ours:
             found.append(f"{file.relative_to(PACKAGE)}: walks frames")
     assert not found
+
+
+#: Of torch, that look at the default device where they are given none.
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones"),
+    *("rand", "randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "zeros"),
+}
+
+
+def test_every_tensor_has_a_device() -> None:
+    """But those of models and their batches: made where the user of `mpiplus bench` lets them be made."""
+    calls = [
+        (path.name, call.lineno)
+        for path in PACKAGE.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in {f"torch.{name}" for name in FACTORIES}
+        and not any(keyword.arg == "device" for keyword in call.keywords)
+    ]
+    assert calls and {name for name, _ in calls} == {"models.py"}, calls

@@ -17,8 +17,9 @@ import torch
 
 from torchmpi_plugin.engine import engine
 from torchmpi_plugin.engine import work as work_module
+from torchmpi_plugin.engine.futures import Future
 from torchmpi_plugin.engine.work import CoalescedWork, PendingWork
-from torchmpi_plugin.errors import DistBackendError
+from torchmpi_plugin.errors import DistBackendError, RankFailedError
 
 HANDLE = 7
 #: How long a thread that waits for the other one's lock is waited for. One that does not is done much sooner.
@@ -213,3 +214,18 @@ def test_the_time_for_several_operations_is_for_all_of_them(monkeypatch: pytest.
     with pytest.raises(DistBackendError, match="late"):
         CoalescedWork(late, []).wait(timedelta(seconds=5))
     assert given[0] == 5.0 and sum(given[1:]) < 1
+
+
+ERROR = RankFailedError("rank 1 has ended", ranks=[1])
+
+
+@pytest.mark.parametrize("has_devices", [False, True])
+def test_whoever_waits_in_python(has_devices: bool) -> None:
+    future = Future()
+    future.has_devices = has_devices
+    future.fail(ERROR)
+    assert future.done()
+    with pytest.raises(RankFailedError, match="rank 1 has ended"):
+        future.wait()
+    with pytest.raises(RankFailedError):
+        future.value()

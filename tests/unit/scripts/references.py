@@ -63,9 +63,8 @@ def wrong() -> None:
     """What C has read in part, and hands over."""
     group = dist.group.WORLD
     for arguments in ((), (3,), ([torch.ones(3, 2)[:, 0], 3],), ([torch.ones(2)], 3), ([torch.ones(2)], [], 3, 4, 5)):
-        for name in {row.method for row in operations.ROWS if row.start} - {
-            "recv_anysource"
-        }:  # some of these are right for it
+        # some of these are right for recv_anysource
+        for name in {row.method for row in operations.ROWS if row.start} - {"recv_anysource"}:
             try:
                 getattr(group, name)(*arguments)
             except (TypeError, ValueError, AttributeError, RuntimeError):
