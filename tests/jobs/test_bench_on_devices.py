@@ -1,7 +1,6 @@
 """`mpiplus bench` and the example on CUDA devices; without one they say so before they begin.
 
-On a GPU, which the ranks may share: python -m pytest tests/jobs -m gpu. tests/mpi/test_bench_device.py measures
-operations without one.
+On a GPU, which the ranks may share: python -m pytest tests/jobs -m gpu.
 """
 
 from __future__ import annotations

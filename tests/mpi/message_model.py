@@ -1,22 +1,21 @@
-"""Programs of messages and collectives, and which of them must complete, whatever may happen: MPI's matching rules.
+"""Programs of messages and collectives that must complete, whatever may happen: MPI's matching rules.
 
 A program has a list of steps for each rank. A send may complete as soon as it is called or not before its message is
 received, a collective when all ranks have called it. Messages from one rank with one tag do not overtake each other,
-and each goes to the first receive in the order of their calls that could take it. Which sender's message a receive
-from any rank takes is open, and so every choice is tried.
+and each goes to the first receive in the order of their calls that could take it. Whose message a receive from any rank
+takes is open. So steps are drawn in one order of all ranks, and in it a wait comes behind all that it needs, whichever
+that is: the first wait in this order that has not ended ends.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
 from typing import NamedTuple
 
 ANY = -1
 SEND, RECEIVE, COLLECTIVE, WAIT = "isend", "irecv", "collective", "wait"
 COLLECTIVES = ("all_to_all_single", "scatter", "gather", "all_reduce", "all_gather", "barrier")
-MOST_STATES = 3000
 
 
 class Step(NamedTuple):
@@ -36,178 +35,82 @@ class Step(NamedTuple):
 Program = tuple[tuple[Step, ...], ...]
 
 
-# ---- which programs complete ----
-
-Place = tuple[int, int]  # a rank, and a step of its list
-
-
-@dataclass
-class State:
-    """How far a program has come.
+class _Drawn:
+    """A program under construction.
 
     Attributes:
-        next: each rank's next step.
-        matched: sends whose message is received, and receives that have one.
-        early: sends that are complete before their message is received.
+        sends, named: messages from a rank to another with a tag that are sent, and received from that rank by name.
+        anyones: receives of a rank with a tag that take anyone's message. Those by name come before all of them.
+        waited: for which step of a rank nobody has waited, and its number among those of its kind.
     """
 
-    program: Program
-    next: list[int]
-    matched: set[Place] = field(default_factory=set)
-    early: set[Place] = field(default_factory=set)
+    def __init__(self, dice: random.Random, size: int) -> None:
+        self.dice, self.size = dice, size
+        self.lists: list[list[Step]] = [[] for _ in range(size)]
+        self.sends, self.named = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
+        self.anyones, self.collectives = Counter[tuple[int, int]](), Counter[int]()
+        self.waited: dict[tuple[int, int], int] = {}
 
-    def copy(self) -> State:
-        return replace(self, next=list(self.next), matched=set(self.matched), early=set(self.early))
+    def call(self, rank: int, step: Step) -> None:
+        if step.kind == SEND:
+            counts: Counter = self.sends
+            key: object = (rank, step.peer, step.tag)
+        elif step.kind == COLLECTIVE:
+            counts, key = self.collectives, rank
+        elif self.anyones[rank, step.tag] or self.dice.random() < 0.4:
+            step, counts, key = step._replace(peer=ANY), self.anyones, (rank, step.tag)
+        else:
+            counts, key = self.named, (step.peer, rank, step.tag)
+        self.waited[rank, len(self.lists[rank])] = counts[key]
+        counts[key] += 1
+        self.lists[rank].append(step)
 
-    def key(self) -> tuple[tuple[int, ...], frozenset[Place], frozenset[Place]]:
-        return tuple(self.next), frozenset(self.matched), frozenset(self.early)
-
-    def called(self, kind: str, rank: int) -> list[int]:
-        """Messages of a rank that are called, and not matched, in order."""
-        steps = self.program[rank][: self.next[rank]]
-        return [at for at, step in enumerate(steps) if step.kind == kind and (rank, at) not in self.matched]
-
-    def blocked_by(self, rank: int) -> Place | None:
-        """The step that a rank waits for."""
-        if self.next[rank] == len(self.program[rank]):
-            return None
-        step = self.program[rank][self.next[rank]]
-        if step.kind != WAIT:
-            return None
-        awaited = self.program[rank][step.at]
-        if awaited.kind == COLLECTIVE:
-            number = sum(each.kind == COLLECTIVE for each in self.program[rank][: step.at])
-            return (
-                None if all(self._collectives(other) > number for other in range(len(self.next))) else (rank, step.at)
-            )
-        return None if (rank, step.at) in self.matched | self.early else (rank, step.at)
-
-    def _collectives(self, rank: int) -> int:
-        return sum(step.kind == COLLECTIVE for step in self.program[rank][: self.next[rank]])
-
-    def pairs(self, receiver: int) -> Iterator[tuple[Place, Place, bool]]:
-        """A send and the receive that its message goes to, as far as that can be now; whether that is sure."""
-        waiting = self.called(RECEIVE, receiver)
-        for sender in range(len(self.next)):
-            tags = set()
-            for at in self.called(SEND, sender):
-                step = self.program[sender][at]
-                if step.peer != receiver or step.tag in tags:
-                    continue
-                tags.add(step.tag)  # those behind it must not overtake
-                for place in waiting:
-                    wanted = self.program[receiver][place]
-                    if wanted.tag == step.tag and wanted.peer in (sender, ANY):
-                        yield (sender, at), (receiver, place), wanted.peer != ANY
-                        break
-
-    def advance(self) -> None:
-        """All that must happen and has no alternative. It takes no choice away from what comes later."""
-        moved = True
-        while moved:
-            moved = False
-            for rank, steps in enumerate(self.program):
-                while self.next[rank] < len(steps) and self.blocked_by(rank) is None:
-                    self.next[rank] += 1
-                    moved = True
-            for rank in range(len(self.next)):
-                if sure := next(((one, two) for one, two, is_sure in self.pairs(rank) if is_sure), None):
-                    self.matched |= set(sure)
-                    moved = True
-
-    def choices(self) -> list[tuple[Place, Place]]:
-        return [(one, two) for rank in range(len(self.next)) for one, two, _ in self.pairs(rank)]
-
-
-def completes(program: Program) -> bool:
-    """Whether it does, whatever happens. False also where that is too much to try."""
-    start = State(program, [0] * len(program))
-    todo, seen = [start], set()
-    while todo:
-        state = todo.pop()
-        state.advance()
-        if state.key() in seen:
-            continue
-        seen.add(state.key())
-        if len(seen) > MOST_STATES:
-            return False
-        choices = state.choices()
-        finished = all(at == len(steps) for at, steps in zip(state.next, program, strict=True))
-        left_over = any(state.called(kind, rank) for kind in (SEND, RECEIVE) for rank in range(len(program)))
-        if not choices and (not finished or left_over):
-            return False
-        for sender, receiver in choices:
-            after = state.copy()
-            after.matched |= {sender, receiver}
-            todo.append(after)
-        for rank in range(len(program)):
-            blocked = state.blocked_by(rank)
-            if blocked and program[rank][blocked[1]].kind == SEND:  # it need not wait for its receiver
-                after = state.copy()
-                after.early.add(blocked)
-                todo.append(after)
-    return True
-
-
-# ---- programs ----
-
-
-class _Rank:
-    """A list of steps under construction: steps have numbers, and waits those of what they wait for."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-        self.items: list[tuple[int, Step]] = []
-        self.last_collective = -1
-        self.count = 0
-
-    def add(self, step: Step, earliest: int | None = None) -> None:
-        """At the end, or anywhere from a place on; perhaps waited for at the end, which is where time is."""
-        self.count += 1
-        place = len(self.items) if earliest is None else self.dice.choice((earliest, len(self.items)))
-        self.items.insert(place, (self.count, step))
-        if place <= self.last_collective:
-            self.last_collective += 1
+    def has_all(self, rank: int, at: int) -> bool:
+        """Whether all is called that a step needs to complete."""
+        step, number = self.lists[rank][at], self.waited[rank, at]
         if step.kind == COLLECTIVE:
-            self.last_collective = place
-        if self.dice.random() < 0.7:
-            self.items.append((0, Step(WAIT, at=self.count)))
+            return all(self.collectives[other] > number for other in range(self.size))
+        if step.kind == SEND:  # a later message may be taken in its place by a receive from anyone
+            return self.named[rank, step.peer, step.tag] > number
+        if step.peer != ANY:
+            return self.sends[step.peer, rank, step.tag] > number
+        keys = [(other, rank, step.tag) for other in range(self.size)]
+        return sum(max(0, self.sends[key] - self.named[key]) for key in keys) > number
 
-    def steps(self) -> tuple[Step, ...]:
-        """With waits at the end for what has none."""
-        waited = {step.at for _, step in self.items if step.kind == WAIT}
-        rest = [number for number, step in self.items if step.kind != WAIT and number not in waited]
-        self.dice.shuffle(rest)
-        self.items += [(0, Step(WAIT, at=number)) for number in rest]
-        place_of = {number: place for place, (number, _) in enumerate(self.items)}
-        return tuple(step._replace(at=place_of[step.at] if step.kind == WAIT else -1) for _, step in self.items)
-
-
-def draw(dice: random.Random, size: int) -> Program:
-    """One that may or may not complete; each message is called for before the next one is sent, or long before."""
-    ranks = [_Rank(dice) for _ in range(size)]
-    favourite, sender = dice.randrange(size), dice.randrange(size)
-    for _ in range(dice.randint(2, 7)):
-        if dice.random() < 0.3:
-            name = dice.choices(COLLECTIVES, weights=(3, 3, 3, 1, 1, 1))[0]
-            for rank in ranks:
-                rank.add(Step(COLLECTIVE, name=name), rank.last_collective + 1)
-            continue
-        if dice.random() < 0.3:
-            sender = dice.randrange(size)
-        receiver = dice.choice([rank for rank in range(size) if rank != sender])
-        if dice.random() < 0.3 and sender != favourite:
-            receiver = favourite  # receives have to do with each other where they are one rank's
-        tag = dice.choice((0, 0, 0, 0, 1))
-        ranks[sender].add(Step(SEND, receiver, tag))
-        ranks[receiver].add(Step(RECEIVE, ANY if dice.random() < 0.4 else sender, tag), 0)
-        sender = receiver  # which thereby has waited for this message, perhaps
-    return tuple(rank.steps() for rank in ranks)
+    def wait(self, everything: bool = False) -> None:
+        """For some of what can be waited for; at the end for all, in any order."""
+        steps = list(self.waited)
+        self.dice.shuffle(steps)
+        for rank, at in steps:
+            if everything or (self.dice.random() < 0.3 and self.has_all(rank, at)):
+                self.lists[rank].append(Step(WAIT, at=at))
+                del self.waited[rank, at]
 
 
 def draw_complete(dice: random.Random, size: int) -> Program:
-    """One that must complete."""
-    while True:
-        program = draw(dice, size)
-        if completes(program):
-            return program
+    """One that must complete; each message is called for before it is sent, or long after, and the other way round."""
+    drawn = _Drawn(dice, size)
+    later: list[list[Step]] = [[] for _ in range(size)]
+    for _ in range(dice.randint(2, 7)):
+        if dice.random() < 0.3:
+            name = dice.choices(COLLECTIVES, weights=(3, 3, 3, 1, 1, 1))[0]
+            for steps in later:
+                steps.append(Step(COLLECTIVE, name=name))
+        else:
+            sender, receiver = dice.sample(range(size), 2)
+            tag = dice.choice((0, 0, 0, 0, 1))
+            later[sender].append(Step(SEND, receiver, tag))
+            later[receiver].append(Step(RECEIVE, sender, tag))
+        for rank in dice.sample(range(size), size):
+            while later[rank] and dice.random() < 0.6:
+                step = dice.choice(later[rank])  # of equal ones the first: collectives keep their order
+                step = next(each for each in later[rank] if each is step or {each.kind, step.kind} == {COLLECTIVE})
+                later[rank].remove(step)
+                drawn.call(rank, step)
+            drawn.wait()
+    for rank, steps in enumerate(later):
+        for step in steps:
+            drawn.call(rank, step)
+        drawn.wait()
+    drawn.wait(everything=True)
+    return tuple(tuple(steps) for steps in drawn.lists)

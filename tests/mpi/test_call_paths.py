@@ -143,25 +143,3 @@ def test_the_flight_recorder_sees_both(group, entries) -> None:
     first = entries[0].collective
     assert [entry.collective for entry in entries] == list(range(first, first + 6))
     assert all(before.number < after.number for before, after in itertools.pairwise(entries))
-
-
-def test_receives_that_were_waited_for_at_once(group, world) -> None:
-    """C takes it that this goes on, and polls before it makes a Work; which it still makes if that takes long."""
-    if world.size == 1:
-        pytest.skip("nobody to receive from")
-    tensor, first, last = torch.zeros(4), 0, world.size - 1
-    for turn in range(6):
-        if world.rank == first:
-            dist.send(torch.full((4,), float(turn)), group=group, group_dst=last)
-        elif world.rank == last:
-            dist.recv(tensor, group=group, group_src=first)
-            assert tensor.tolist() == [turn] * 4
-    if world.rank == first:
-        dist.recv(tensor, group=group, group_src=last)
-        dist.send(torch.full((4,), 7.0), group=group, group_dst=last)
-    elif world.rank == last:
-        early = dist.irecv(tensor, group=group, group_src=first)
-        assert not early.is_completed()
-        dist.send(torch.ones(4), group=group, group_dst=first)
-        early.wait()
-        assert tensor.tolist() == [7.0] * 4

@@ -50,15 +50,6 @@ def ddp(group: Any, compiler: str) -> Results:
     return train(nn.parallel.DistributedDataParallel(net(), process_group=group), compiler)
 
 
-def fsdp1(group: Any, compiler: str) -> Results:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return train(
-        FullyShardedDataParallel(net(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True),
-        compiler,
-    )
-
-
 def graph_breaks(group: Any, compiler: str) -> Results:
     """Collectives that Dynamo does not compile, in a function that it does."""
 
@@ -131,7 +122,6 @@ def test_which_operators_cannot_be_compiled() -> None:
     "program",
     [
         ddp,
-        fsdp1,
         graph_breaks,
         *(pytest.param(each, marks=needs_operators) for each in (messages, in_place, functional)),
     ],
@@ -148,7 +138,7 @@ def test_as_over_gloo(program: Any, compiler: str, channel, group) -> None:
         wanted = on_gloo(channel, lambda gloo: program(gloo, compiler), 60)
         torch._dynamo.reset()
         got = program(group, compiler)
-    if program in (ddp, fsdp1):
+    if program is ddp:
         torch.testing.assert_close(got, wanted)
     else:
         assert not compare(wanted, got, program.__name__)

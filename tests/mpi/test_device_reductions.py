@@ -5,7 +5,6 @@ Their results are in test_cuda.py's tables, as the direct path.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -47,33 +46,6 @@ def no_memory(*_: object) -> None:
 
 def total(world: Group) -> list[float]:
     return [sum(range(1, world.size + 1))]
-
-
-def test_both_ways_in_one_group(direct, driver: Driver, world: Group, monkeypatch) -> None:
-    """What is short is staged, what is long is not; both at once, and the last one is waited for first."""
-    done = []
-    combine = device_reductions.combine
-    monkeypatch.setattr(device_reductions, "combine", lambda *given: (done.append(1), combine(*given)))
-    group = direct()
-    tensors = [mine(driver, world, count) for count in (10, COUNT, 10, COUNT)]
-    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-    for work in reversed(works):
-        work.wait()
-    assert [tensor.unique().tolist() for tensor in tensors] == [total(world)] * 4
-    assert len(done) == 2
-
-
-def test_completes_without_a_wait(direct, driver: Driver, world: Group) -> None:
-    """The second half is begun in the background; a future's callback runs when it is over, and only then."""
-    seen: list[list[float]] = []
-    tensor = mine(driver, world)
-    work = dist.all_reduce(tensor, group=direct(), async_op=True)
-    work.get_future().then(lambda future: seen.append(future.value()[0].unique().tolist()))
-    give_up = time.monotonic() + 20
-    while not seen and time.monotonic() < give_up:
-        time.sleep(0.001)
-    assert seen == [total(world)]
-    assert work.is_completed()
 
 
 def test_destroyed_before_it_is_over(direct, driver: Driver, world: Group) -> None:

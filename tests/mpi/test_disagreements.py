@@ -230,16 +230,8 @@ def of_other_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[]
     """Calls that never go together; by what is said in detail."""
     size, how, one = group.size(), {"group": group, "async_op": True}, torch.ones(1)
     return {
-        r"all_gather_into_tensor of \(\d,\) float32; rank \d calls all_gather of \(1,\) float32": lambda: (
-            dist.all_gather(blocks([1] * size, torch.float32), one, **how)
-            if odd
-            else dist.all_gather_into_tensor(torch.ones(size), one, **how)
-        ),
         r"\(SUM\).* \(MAX\)": lambda: dist.all_reduce(one, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, **how),
         "root 0;.* root 1": lambda: dist.broadcast(one, group_src=int(odd), **how),
-        r"barrier; rank \d calls all_gather of \(1,\) float32": lambda: (
-            dist.all_gather(blocks([1] * size, torch.float32), one, **how) if odd else dist.barrier(**how)
-        ),
         r"reduce_scatter \(SUM\) of \(1,\) float32;.* reduce_scatter_tensor \(SUM\)": lambda: (
             dist.reduce_scatter_tensor(one, torch.ones(size), **how)
             if odd

@@ -28,18 +28,7 @@ def test_sizes_and_ranks_are_the_groups(talk: Talk) -> None:
     assert helpers.is_main_process(group=talk.group) == (talk.place == 0)
     assert helpers.is_main_process(local=True, group=talk.group) == (talk.place == 0)
     assert helpers.is_distributed(talk.group) == (talk.size > 1)
-
-
-def test_the_world(world, channel) -> None:
-    from mpi4py import MPI
-
-    node = channel.Split_type(MPI.COMM_TYPE_SHARED)
-    assert helpers.get_world_size() == channel.size
-    assert helpers.get_global_rank() == channel.rank
-    assert helpers.get_local_rank() == node.rank
-    assert helpers.get_local_world_size() == node.size
     assert helpers.is_available() and helpers.is_initialized()
-    node.Free()
 
 
 def test_initialize_again(world) -> None:

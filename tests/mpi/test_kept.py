@@ -97,14 +97,10 @@ def test_the_front_end_keeps_nothing(world: Group, around: str) -> None:
     assert kept_by({name: lambda call=call: within(call) for name, call in of_the_table(world, most)}) == []
 
 
-def test_methods_keep_nothing(world: Group) -> None:
-    assert kept_by(dict(of_methods(world))) == []
-
-
 @needs_operators
-def test_operators_keep_nothing(channel, world: Group) -> None:
+def test_methods_and_operators_keep_nothing(channel, world: Group) -> None:
     op = on_gloo(channel, boxed_sum)
-    assert kept_by(dict(of_operators(world, op))) == []
+    assert kept_by(dict([*of_methods(world), *of_operators(world, op)])) == []
 
 
 @needs_operators

@@ -16,7 +16,7 @@ import pytest
 import sampling
 import torch
 import torch.distributed as dist
-from groups import API_MODE, RANKS
+from groups import API_MODE
 from message_model import (
     ANY,
     COLLECTIVE,
@@ -25,7 +25,6 @@ from message_model import (
     WAIT,
     Program,
     Step,
-    completes,
     draw_complete,
 )
 from patience import patient
@@ -134,7 +133,6 @@ def failure_of(program: Program, group: Any, count: int, seed: str, channel: Any
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.skipif(RANKS > 4, reason="too many matchings to try them all")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_programs(placement: str, world, new_group, channel, monkeypatch) -> None:
     group = group_placed(placement, world.rank, new_group, monkeypatch)
@@ -147,7 +145,7 @@ def test_random_programs(placement: str, world, new_group, channel, monkeypatch)
             pytest.fail(f"program {number} of seed {SEED}, {count} elements:\n{program}\n{why}")
 
 
-# ---- the reference itself ----
+# ---- programs that hung ----
 
 W0, W1, W2 = (Step(WAIT, at=at) for at in range(3))
 A2A = Step(COLLECTIVE, name="all_to_all_single")
@@ -162,20 +160,6 @@ MUST: dict[str, Program] = {
         (Step(SEND, 0), W0),
     ),
 }
-NEED_NOT: dict[str, Program] = {
-    "anyone may take what another waits for": (
-        (Step(RECEIVE, ANY), W0, Step(RECEIVE, 1), W2),
-        (Step(SEND, 0), W0),
-        (Step(SEND, 0), W0),
-    ),
-    "a collective first": ((A2A, W0, Step(SEND, 1)), (Step(RECEIVE, 0), W0, A2A)),
-    "one too many": ((Step(RECEIVE, 1), Step(RECEIVE, 1), W1), (Step(SEND, 0),)),
-}
-
-
-@pytest.mark.parametrize("name", [*MUST, *NEED_NOT])
-def test_the_reference(name: str) -> None:
-    assert completes({**MUST, **NEED_NOT}[name]) == (name in MUST)
 
 
 @pytest.mark.mpi(min_size=2)

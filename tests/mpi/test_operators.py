@@ -24,7 +24,6 @@ from operator_tables import (
     functionals,
     operators,
     operators_of,
-    ramp,
     results_on_gloo,
     torch_has,
 )
@@ -62,18 +61,6 @@ ALONE = {"c10d::check_for_nan"}
 def test_all_operators_are_tried(gloo, group) -> None:
     tried = {word for name in operators(group, boxed_sum(gloo)) for word in name.split()}
     assert torch_has("c10d") - {f"c10d::{word}" for word in tried} <= ALONE | LEFT_TO_THE_BACKEND | NOT_OF_GLOO
-
-
-@pytest.mark.skipif(not torch_has("c10d") >= NOT_OF_GLOO, reason="torch 2.14 brings this operator")
-@pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch does not pass it on to a backend in Python")
-def test_gather_into_tensor(group) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    root = size - 1
-    found = torch.zeros(4 * size if rank == root else 0)
-    returned = torch.ops.c10d.gather_into_tensor_(found, ramp(), group.boxed(), root)
-    finished(returned)
-    assert returned[0].data_ptr() == found.data_ptr()
-    assert rank != root or found.equal(torch.cat([torch.arange(4.0) + 10 * each for each in range(size)]))
 
 
 def test_operators_as_over_gloo(channel, group) -> None:

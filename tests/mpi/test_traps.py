@@ -108,13 +108,6 @@ def test_dropping_an_unfinished_isend(count: int, channel) -> None:
         assert tensor.unique().tolist() == [3.0]
 
 
-def test_dropping_200_unfinished_all_reduces() -> None:
-    for _ in range(200):
-        dist.all_reduce(torch.ones(1000), async_op=True)
-    gc.collect()
-    sum_of_ranks()
-
-
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("count", [100, 300_000])
 def test_a_receive_buffer_that_is_too_small(count: int, new_group) -> None:

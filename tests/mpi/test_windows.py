@@ -23,8 +23,10 @@ LARGE = 1 << 21  # 8 MiB: more than an MPI sends before the other side asks for 
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_dtype(kind: str, asynchronous: bool, group) -> None:
-    """Each rank writes to its own place in everybody's tensor, its own too."""
+@pytest.mark.parametrize("family", ["world", "reversed", "even_odd"])
+def test_every_dtype(kind: str, asynchronous: bool, family: str, all_groups) -> None:
+    """Each rank writes to its own place in everybody's tensor, its own too; ranks are ranks of the group."""
+    group = all_groups[family].process_group
     rank, size = group.rank(), group.size()
     wrong = []
     for dtype in DTYPES:
@@ -168,19 +170,6 @@ def test_signals_are_counted(kind: str, group, channel) -> None:
 
 
 # ---- groups and windows ----
-
-
-def test_subgroups(kind: str, all_groups) -> None:
-    """Ranks are ranks of the group."""
-    for mine in all_groups.values():
-        group = mine.process_group
-        target = memory(group, kind, mine.size)
-        window = group.new_window(target)
-        for other in range(mine.size):
-            window.put(torch.full((1,), mine.rank + 1.0), other, mine.rank, False)
-        meet(window, group)
-        assert target.tolist() == [other + 1 for other in range(mine.size)], mine
-        window.tensor_deregister()
 
 
 def test_a_window_may_be_used_again(kind: str, group) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -103,16 +102,16 @@ class Index:
         return 3
 
 
-def test_any_integers_and_timeouts() -> None:
-    sizes = range(1, 3), numpy.array([1, 2], dtype=numpy.int32), torch.tensor([1, 2]), torch.Size([1, 2]), iter((1, 2))
-    for each in sizes:
-        assert forms.read("alltoall_base", (TENSOR, TENSOR, each, []), {})[2:4] == [[1, 2], []]
+def test_any_sequence_of_integers_any_integer_and_any_timeout() -> None:
+    arrays = numpy.array([1, 2]), numpy.array([1, 2], dtype=numpy.int32), torch.tensor([1, 2]), torch.Size([1, 2])
+    for sizes in ([1, 2], (1, 2), range(1, 3), (size for size in (1, 2)), *arrays):
+        assert forms.read("alltoall_base", (TENSOR, TENSOR, sizes, []), {})[2:4] == [[1, 2], []]
     for number in (3, numpy.int8(3), Index(), torch.tensor(3)):
         assert forms.read("broadcast", (TENSOR, number), {})[1].rootRank == 3
-    operands = {"barrier": (), "allreduce": (TENSOR, dist.ReduceOp.MAX), "broadcast": (TENSOR, 0)}
-    for (name, arguments), given in itertools.product(operands.items(), (SECOND, 1.0)):
-        assert forms.read(name, (*arguments, given), {})[-1].timeout == SECOND
-        assert forms.read(name, arguments, {"timeout": given})[-1].timeout == SECOND
+    for name, arguments in {"barrier": (), "allreduce": (TENSOR, dist.ReduceOp.MAX), "broadcast": (TENSOR, 0)}.items():
+        for given in (SECOND, 1.0):
+            assert forms.read(name, (*arguments, given), {})[-1].timeout == SECOND
+            assert forms.read(name, arguments, {"timeout": given})[-1].timeout == SECOND
 
 
 def test_a_list_for_each_device() -> None:
