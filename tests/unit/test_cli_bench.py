@@ -159,8 +159,9 @@ def test_turns_are_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "used", lambda: {"cpu_seconds": 0.5 * now[0]})
     ranks: Any = SimpleNamespace(synchronise=lambda: None, slowest=lambda seconds: seconds, means=lambda values: values)
     ranks.settle = ranks.synchronise
-    calls = {seconds: lambda seconds=seconds: now.__setitem__(0, now[0] + seconds) for seconds in (1.0, 4.0)}
-    for seconds, found in measure.take_turns(calls, 3, 4.0, ranks).items():
+    calls: Any = {seconds: lambda seconds=seconds: now.__setitem__(0, now[0] + seconds) for seconds in (1.0, 4.0)}
+    turns: Any = measure.take_turns(calls, 3, 4.0, ranks)
+    for seconds, found in turns.items():
         assert found["seconds"] == pytest.approx([seconds] * 3)
         assert found["cpu_seconds"] == pytest.approx([seconds / 2] * 3)
 
