@@ -69,7 +69,7 @@ class Job:
         return np.array([kind[what] for kind in self.kinds] or [0])[self.kind]
 
 
-#: Shorter waits have no arrow.
+#: Shorter waits have no arrow, nor do those that were over before the last one came, as by a clock that is off.
 _ARROW_NS = 10_000
 
 
@@ -174,8 +174,7 @@ def _join_collectives(job: Job) -> None:
     lasts = np.repeat(order[starts + counts - 1], counts)
     joined, lasts = order[np.repeat(is_whole, counts)], lasts[np.repeat(is_whole, counts)]
     job.came[joined], job.last[joined] = job.begun[lasts], job.rank[lasts]
-    waited = (job.begun[lasts] - job.begun[joined]) >= _ARROW_NS
-    waited &= job.complete[joined] >= job.begun[lasts]  # or a node's clock is further off than the operation takes
+    waited = (job.begun[lasts] - job.begun[joined] >= _ARROW_NS) & (job.complete[joined] >= job.begun[lasts])
     job.arrows += zip(lasts[waited].tolist(), joined[waited].tolist(), strict=True)
 
 
