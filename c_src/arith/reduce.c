@@ -140,10 +140,6 @@ static int runs(unsigned features, unsigned registers) {
     if ((xcr0 & registers) != registers || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
     return (b & features) == features;
 }
-
-static int runs_avx2(void) { return runs(bit_AVX2, 0x06); }
-
-static int runs_avx512(void) { return runs(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6); }
 #endif
 
 static _Atomic(const struct kernels *) selected;
@@ -152,8 +148,9 @@ int mpp_kernel_select(const char *isa) {
     const struct kernels *candidates[3];
     int n = 0;
 #ifdef MPP_X86
-    if (runs_avx512()) candidates[n++] = &kernels_avx512;
-    if (runs_avx2()) candidates[n++] = &kernels_avx2;
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    if (runs(bit_AVX2 | avx512, 0xe6)) candidates[n++] = &kernels_avx512;
+    if (runs(bit_AVX2, 0x06)) candidates[n++] = &kernels_avx2;
 #endif
     candidates[n++] = &kernels_baseline;
     for (int i = 0; i < n; i++) {

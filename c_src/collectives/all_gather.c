@@ -138,7 +138,7 @@ static int over_shm(shm_op *s, const mpp_operands *o) {
 
 static int issue_allgather(mpi_collective *c) {
     const mpp_group *g = c->op.group;
-    int n = (int)mpp_length_of(c);
+    int n = (int)mpp_part_of(c, c->total);
     size_t offset = c->index * c->per_call;
     const char *in = mpp_in_at(c, offset);
     char *out = mpp_out_at(c, offset); /* the blocks of all ranks, each of n bytes */

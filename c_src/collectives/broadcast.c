@@ -117,7 +117,7 @@ static int over_shm(shm_op *s, const mpp_operands *o) {
 /* ---- by MPI ---- */
 
 static int issue_broadcast(mpi_collective *c) {
-    return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_length_of(c), mpp_mpi.byte, c->root,
+    return mpp_mpi.Ibcast(mpp_out_at(c, c->index * c->per_call), (int)mpp_part_of(c, c->total), mpp_mpi.byte, c->root,
                           c->op.group->comm, &c->request);
 }
 

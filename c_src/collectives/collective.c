@@ -114,7 +114,7 @@ int mpp_reduce_in_calls(mpi_collective *c, const mpp_operands *o, size_t limit) 
 
 int mpp_issue_reduction(mpi_collective *c) {
     mpp_group *g = c->op.group;
-    size_t n = mpp_length_of(c), offset = c->index * c->per_call * c->element;
+    size_t n = mpp_part_of(c, c->total), offset = c->index * c->per_call * c->element;
     const char *in = mpp_in_at(c, offset);
     char *out = c->scratch ? c->scratch : mpp_out_at(c, offset);
     const void *send = c->scratch || in == out ? mpp_mpi.in_place : (const void *)in;

@@ -109,11 +109,6 @@ static int over_shm(shm_op *s, const mpp_operands *o) {
 /* ---- by MPI ---- */
 
 /* Call number i reduces elements [i * per_call, ...) of every block. */
-static size_t part_of(const mpi_collective *c, int rank) {
-    size_t begin = c->index * c->per_call, count = c->counts[rank];
-    return begin >= count ? 0 : count - begin < c->per_call ? count - begin : c->per_call;
-}
-
 static int issue_reduce_scatter(mpi_collective *c) {
     mpp_group *g = c->op.group;
     size_t width = mpp_dtype_size(c->mpi_dtype), offset = c->index * c->per_call * c->element, at = 0;
@@ -121,13 +116,13 @@ static int issue_reduce_scatter(mpi_collective *c) {
     const void *send = c->scratch ? c->scratch : mpp_in_block_at(c, 0, offset);
     void *out = c->scratch_out ? c->scratch_out : mpp_out_at(c, offset);
     for (int r = 0; r < g->size; r++) {
-        size_t n = part_of(c, r);
+        size_t n = mpp_part_of(c, c->counts[r]);
         if (c->parts) c->parts[r] = (int)n;
         if (c->scratch) mpp_to_mpi(&c->how, c->scratch + at * width, mpp_in_block_at(c, r, offset), n);
         at += n;
     }
     if (c->parts) return mpp_mpi.Ireduce_scatter(send, out, c->parts, type, op, g->comm, &c->request);
-    return mpp_mpi.Ireduce_scatter_block(send, out, (int)mpp_length_of(c), type, op, g->comm, &c->request);
+    return mpp_mpi.Ireduce_scatter_block(send, out, (int)mpp_part_of(c, c->total), type, op, g->comm, &c->request);
 }
 
 static int overlap(const mpi_collective *c, size_t bytes, int size) {

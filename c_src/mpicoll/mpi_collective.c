@@ -135,5 +135,5 @@ void mpp_finish_reduction(mpi_collective *c) {
     char *out = mpp_out_at(c, c->index * c->per_call * c->element);
     char *from = c->scratch_out ? c->scratch_out : c->scratch ? c->scratch : out;
     if (mpp_gets(c->op.group, c->kind, c->root) && (from != out || c->how.divisor != 1))
-        mpp_from_mpi(&c->how, out, from, mpp_length_of(c));
+        mpp_from_mpi(&c->how, out, from, mpp_part_of(c, c->total));
 }

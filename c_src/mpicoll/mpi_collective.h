@@ -36,10 +36,11 @@ static inline int mpp_gets(const mpp_group *g, int kind, int root) {
     return root < 0 || (root == g->rank) != (kind == MPP_BROADCAST);
 }
 
-static inline size_t mpp_length_of(const mpi_collective *c) {
+/* What a call takes of so many elements. */
+static inline size_t mpp_part_of(const mpi_collective *c, size_t total) {
     size_t begin = c->index * c->per_call;
-    if (begin >= c->total) return 0;
-    return c->total - begin < c->per_call ? c->total - begin : c->per_call;
+    if (begin >= total) return 0;
+    return total - begin < c->per_call ? total - begin : c->per_call;
 }
 
 /* ---- one call after the other ---- */

@@ -119,8 +119,6 @@ static PyObject *complete_work(const call *c) {
     return work;
 }
 
-static PyObject *this_thread(void) { return PyLong_FromUnsignedLong(PyThread_get_thread_ident()); }
-
 /* The group is needed for a second half. */
 static int announce_second_half(const call *c) {
     PyObject *halves = PyObject_GetAttr(c->self, interned.second_halves);
@@ -137,7 +135,7 @@ static int describe(PyObject *work, const call *c, call_object *record, PyObject
            set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
            (!c->finish || set(work, interned.finish, shared(c->finish))) &&
            (!c->then || (set(work, interned.then, shared(c->then)) && announce_second_half(c))) &&
-           (!c->sync || set(work, interned.caller, this_thread()));
+           (!c->sync || set(work, interned.caller, PyLong_FromUnsignedLong(PyThread_get_thread_ident())));
 }
 
 /* The Work of an operation that goes on, in the registry. Without memory for one nobody can wait for the operation; its

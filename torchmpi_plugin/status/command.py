@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..seconds import LONGEST, Seconds
-from ..timeline.command import drawable, write
+from ..timeline.command import file_option, write
 from .asking import PYTHON_SECONDS, STACKS_SECONDS, Rank, ask_job, ask_words
 from .files import RankSocket, all_sockets
 from .screen import attention_of, job_line, late_of, screen_of
@@ -48,13 +48,7 @@ _ALL, _EVERY = "all", "2"
     help="Print the Python stacks of all ranks, or of these: 0,2.",
 )
 @click.option("--dump", is_flag=True, help="Have each rank write its flight recorder's trace, on its node.")
-@click.option(
-    "--timeline",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=drawable,
-    help="Write the last operations of all ranks there, as mpiplus timeline does.",
-)
+@file_option(help="Write the last operations of all ranks there, as mpiplus timeline does.")
 def status(
     *,
     job: str | None,

@@ -59,21 +59,6 @@ def results(tensors: Sequence[torch.Tensor], operation: str, apart: bool) -> Mem
 # ---- several operations as one ----
 
 
-class _Together:
-    """Puts the results of several operations in place, in their order, once the last of them is complete."""
-
-    def __init__(self, operations: int, finishes: Sequence[Finish]) -> None:
-        self._left = operations
-        self._finish = all_of(finishes)
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if not self._left and self._finish is not None:
-                self._finish()
-
-
 def results_of_all(operations: Sequence[Sequence[torch.Tensor]], operation: str, load: bool = False) -> list[Memory]:
     """Memory for the results of several operations that may be under way at once; none where they share no memory.
 
@@ -85,8 +70,15 @@ def results_of_all(operations: Sequence[Sequence[torch.Tensor]], operation: str,
         return []
     pairs = [[writable(tensor, operation, load, apart=True) for tensor in tensors] for tensors in operations]
     in_order = [finish for place in zip(*pairs, strict=True) for _, finish in place]
-    together = _Together(len(operations), in_order)
-    return [([buffer for buffer, _ in each], together) for each in pairs]
+    finish_all, left, lock = all_of(in_order), itertools.count(len(operations) - 1, -1), threading.Lock()
+
+    def finish() -> None:
+        """Called for each: once the last is complete, put the results of all in place, in their order."""
+        with lock:
+            if not next(left) and finish_all is not None:
+                finish_all()
+
+    return [([buffer for buffer, _ in each], finish) for each in pairs]
 
 
 def inputs_of_all(sources: Sequence[torch.Tensor], operations: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:

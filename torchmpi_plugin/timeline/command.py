@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from .operations import Job
 
 
-def drawable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+def _drawable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
     """Refuse, before a job runs, a name that no file can be written for."""
     if file is None:
         return None
@@ -26,9 +27,14 @@ def drawable(context: click.Context, parameter: click.Parameter, file: Path | No
     return file
 
 
+_FILE: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "callback": _drawable}
+#: An option of other commands; wants its ``help``.
+file_option = functools.partial(click.option, "--timeline", metavar="FILE", **_FILE)
+
+
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), callback=drawable)
+@click.argument("file", **_FILE)
 def timeline(*, directory: Path, file: Path) -> None:
     """Draw what a job's ranks have recorded: mpiplus timeline DIRECTORY FILE
 

@@ -19,7 +19,7 @@ from ...jobs.output import say
 from ...launchers.layout import allocated_ranks, named_nodes
 from ...launchers.variables import Launch, is_shell_step, speaks, started_by
 from ...seconds import Seconds
-from ...timeline.command import directory_of, draw, drawable
+from ...timeline.command import directory_of, draw, file_option
 from . import options
 
 if TYPE_CHECKING:
@@ -100,13 +100,7 @@ class Numbers(NamedTuple):
 @click.option("--launcher", metavar="PROGRAM", help="mpirun, mpiexec or srun to use, if not the one that is found.")
 @click.option("--mpi-args", metavar="ARGUMENTS", multiple=True, help='For mpirun, as in --mpi-args "--mca btl tcp".')
 @click.option("--summary", is_flag=True, help="Say at the end of the world who has waited for whom.")
-@click.option(
-    "--timeline",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=drawable,
-    help="Write there who called what when: .json, .json.gz for Perfetto, or an .html page.",
-)
+@file_option(help="Write there who called what when: .json, .json.gz for Perfetto, or an .html page.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the command line, and what mpirun says.")
 @click.option("--node-rank", type=int, hidden=True)
 @click.option("--master-addr", hidden=True)
