@@ -108,6 +108,14 @@ def test_operations_may_have_mpis_names_and_others_are_refused() -> None:
         assert line.startswith("2 ") and reason in line
 
 
+def test_two_ranks_on_a_host_have_nothing_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = written.Files(None, None, Path("tuning.json"))
+    assert "or of three and more ranks on one" in files.why_not(["a", "a"])
+    assert files.why_not(["a", "b"]) == files.why_not(["a", "a", "a"]) == ""
+    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only")
+    assert "MPIPLUS_COLLECTIVES=mpi-only forbids" in files.why_not(["a", "b"])
+
+
 @pytest.mark.timeout(120)
 def test_a_picture_is_not_promised_without_matplotlib(tmp_path: Path) -> None:
     """Before anything is measured; in a process of its own, as above."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from torchmpi_plugin.jobs.formats import check_format
@@ -13,6 +17,7 @@ from torchmpi_plugin.jobs.output import Stream, Terminal, destination
 from torchmpi_plugin.launchers import mpirun
 from torchmpi_plugin.launchers.layout import Node, allocated_ranks, lay_out, parse_nodes, read_hostfile
 from torchmpi_plugin.launchers.mpirun import Launcher, LauncherError, Library, find_launcher, identify
+from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
 
 OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "")
@@ -235,6 +240,25 @@ def test_the_ranks_of_an_allocation(tmp_path) -> None:
 def test_places_go_by_the_order_of_ranks() -> None:
     wanted = (0, 2, 0), (0, 3, 1), (1, 2, 0), (1, 3, 1), (2, 3, 1)
     assert places(["b", "a", "b", "a", "a"]) == [Place(*place) for place in wanted]
+
+
+def test_a_session_is_killed_and_nobody_else() -> None:
+    leader, other = (
+        subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
+        for _ in range(2)
+    )
+    children = [psutil.Process(int(process.stdout.readline())) for process in (leader, other)]
+    node.kill_session(leader.pid)
+    assert leader.wait(20) == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while children[0].is_running() and children[0].status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert children[1].is_running() and other.poll() is None
+    node.kill_session(other.pid)
+    for process in (leader, other):
+        process.wait(20)
+        process.stdout.close()
 
 
 def test_lines_are_kept_together() -> None:

@@ -1,14 +1,56 @@
-"""The MPI library: what is said where there is none; MPI_Init under Slurm's PMI-2 gets memory of zeros."""
+"""The MPI library under another name than mpi4py asks for; MPI_Init under Slurm's PMI-2 gets memory of zeros."""
 
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from plain_python import printed
 
 from torchmpi_plugin.mpi import library as mpi_library
 from torchmpi_plugin.mpi import pmi
+
+OPEN = """
+import ctypes, sys
+from torchmpi_plugin.mpi.library import open_alias
+client, name, library = sys.argv[1:]
+try:
+    ctypes.CDLL(client)
+    sys.exit("the client needs no alias")
+except OSError as error:
+    assert name in str(error), error
+open_alias(name, library)
+print(ctypes.CDLL(client).client_answer())
+"""
+
+
+def compiled(directory: Path, name: str, soname: str, code: str, *more: str) -> Path:
+    """A shared library with a name of its own inside."""
+    source, library = directory / f"{name}.c", directory / name
+    source.write_text(code)
+    command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", str(source), "-o", str(library), *more]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_library_under_a_second_name(tmp_path: Path) -> None:
+    """As with Debian's MPICH: what is asked for is nowhere, and the library calls itself something else."""
+    answer = "int answer(void) { return 42; }"
+    asked = compiled(tmp_path, "libasked.so.12", "libasked.so.12", answer)
+    client = compiled(
+        *(tmp_path, "client.so", "client.so"),
+        "int answer(void); int client_answer(void) { return answer(); }",
+        str(asked),
+    )
+    asked.unlink()
+    real = compiled(tmp_path, "libreal.so.3", "libreal.so.3", answer)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / asked.name).symlink_to(real)  # which does not help by itself
+    assert printed(OPEN, client, asked.name, tmp_path / "link" / asked.name) == "42\n"
 
 
 def test_a_file_that_is_no_library() -> None:
