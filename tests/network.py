@@ -52,7 +52,6 @@ class Hosts:
         self._directory = directory
         self.names = [f"node{index + 1}" for index in range(count)]
         self.agent = directory / "launch-agent"
-        self._resolver = directory / "resolv.conf"
         #: A directory that nodes do not share.
         self.own = directory / "own"
 
@@ -98,20 +97,9 @@ class Hosts:
         """Plug a node in again."""
         _do("ip", "-n", self._space(name), "link", "set", "eth0", "up")
 
-    def silence_names(self) -> None:
-        """From now on every node asks a name server that never answers, and is patient: 30 s, five times."""
-        server = f"{SUBNET}.250"
-        for name in self.names:
-            # A neighbour that is not there: packets to it get lost without an error.
-            _do("ip", "-n", self._space(name), "neigh", "add", server, "lladdr", "02:00:00:00:00:fa", "dev", "eth0")
-        self._resolver.write_text(f"nameserver {server}\noptions timeout:30 attempts:5\n")
-
     def _enter(self, name: str) -> str:
         # Not `ip netns exec`, which mounts another /sys.
-        mounts = (
-            f"mount --bind {self._directory}/hosts /etc/hosts; "
-            f"[ ! -e {self._resolver} ] || mount --bind {self._resolver} /etc/resolv.conf"
-        )
+        mounts = f"mount --bind {self._directory}/hosts /etc/hosts"
         return (
             f"nsenter --uts={self._directory}/{name}.uts --net=/run/netns/{self._space(name)} "
             f"""unshare -m sh -c '{mounts}; mount --bind {self.own}-{name} {self.own}; exec "$@"' sh"""

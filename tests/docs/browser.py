@@ -63,10 +63,9 @@ class Page:
         elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
 
-    def show(self, address: str, width: int, scheme: str = "light") -> None:
+    def show(self, address: str, width: int) -> None:
         """Load a page, and wait until it is complete."""
         self.resize(width)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url="about:blank")  # the page may be the one that is shown
         self.until("location.href == 'about:blank'")
         self.call("Page.navigate", url=address)

@@ -1,4 +1,4 @@
-"""The site in a browser: at the width of a desk and of a telephone, from a disk and over HTTP, light and dark."""
+"""The site in a browser: at the width of a desk and of a telephone, from a disk and over HTTP."""
 
 from __future__ import annotations
 
@@ -74,16 +74,6 @@ def test_no_page_is_wider_than_the_screen(page: browser.Page, site: Path) -> Non
             if (found := page.run("document.documentElement.scrollWidth")) > width:
                 wide[f"{file.relative_to(site)} at {width}"] = found
     assert (wide, page.errors) == ({}, [])
-
-
-@pytest.mark.parametrize(("scheme", "name"), [("light", "default"), ("dark", "slate")])
-def test_the_first_page(page: browser.Page, address: str, scheme: str, name: str) -> None:
-    """It is light or dark as the reader has it, and its pictures are there."""
-    page.show(f"{address}/index.html", 1280, scheme)
-    page.until(f"document.body.dataset.mdColorScheme == {name!r}")
-    assert page.run("document.images.length") > 0
-    assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-    assert page.errors == []
 
 
 @pytest.mark.cases(2)

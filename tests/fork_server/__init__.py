@@ -89,16 +89,8 @@ class Server:
         if compiler is None:
             raise RuntimeError("there is no C compiler")
         (self.folder / INTERPRETER).symlink_to(sys.executable)
-        command = [
-            *compiler.split(),
-            "-std=gnu11",
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-o",
-            self.python,
-            str(FOLDER / "client.c"),
-        ]
+        flags = "-std=gnu11 -O1 -Wall -Wextra -o"
+        command = [*compiler.split(), *flags.split(), self.python, str(FOLDER / "client.c")]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     def _start(self) -> None:

@@ -41,18 +41,6 @@ def test_places(two_hosts: Hosts, installation: Installation, environment: dict[
     ]
 
 
-def test_no_name_server_answers(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
-    """torch looks up names for its log: nobody waits for that, on one node or several."""
-    two_hosts.silence_names()
-    patient = {name: value for name, value in environment.items() if name != "RES_OPTIONS"}
-    # The launchers look up names too, but only those of the list of hosts.
-    one_host = two_hosts.on("node1", installation.command(3, [str(SCRIPTS / "places.py")]))
-    for command in (one_host, on_both(two_hosts, installation, [str(SCRIPTS / "places.py")])):
-        code, output = run_limited(command, patient, 100)
-        assert code == 0, output
-        assert "place: rank 0" in output
-
-
 def test_windows(two_hosts: Hosts, installation: Installation, environment: dict[str, str]) -> None:
     """Each rank maps the tensors on its own node (U), sends the others messages (S), and need not wait for either."""
     if not hasattr(dist, "_new_window"):

@@ -58,13 +58,10 @@ def test_the_time_of_the_whole(job: Job) -> None:
 
 
 def test_files_of_attempts(job: Job) -> None:
-    """One for each, where the name has it; else all in one."""
     options = ("--stdout", "{attempt}/{rank}.out", "--stderr", "{rank}.err")
     ended(restarted(job, "SIGKILL", 1, *options), 0)
     assert "attempt 0 of 2" in (job.directory / "0/1.out").read_text()
     assert "attempt 1 of 2" in (job.directory / "1/1.out").read_text()
-    ended(restarted(job, "SIGKILL", 1, "--stdout", "{rank}.out"), 0)
-    assert re.findall("attempt .", (job.directory / "1.out").read_text()) == ["attempt 0", "attempt 1"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -64,12 +64,6 @@ def works() -> None:
     dist.destroy_process_group()
 
 
-def misspelt() -> None:
-    """Works, and is told."""
-    works()
-    works()
-
-
 #: Variable, value, what is allowed.
 NO_NUMBERS = (
     ("RANK", "abc", "0 or more"),
