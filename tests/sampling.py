@@ -189,4 +189,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"{SEED}={seed()}: " + ("all is tried" if FULL else "a share of what takes long; MPIPLUS_TEST_FULL=1 has all")
+    return f"{SEED}={seed()}: " + ("all is tried" if FULL else "a share of what takes long; all: MPIPLUS_TEST_FULL=1")
