@@ -1,4 +1,4 @@
-"""What the collectives between nodes send, and the memory they take: the formulas of docs/scaling.md.
+"""What the collectives between nodes send: the formulas of docs/scaling.md.
 
 ``tests/unit/test_message_counts.py`` holds what the engine does to them; ``loggp.py`` makes times of them.
 """
@@ -363,28 +363,3 @@ def _flown(group: Group, operation: str, rank: int, nbytes: int, wide: int, root
     if operation == "reduce_scatter":
         return _reduce_scattered(group, rank, nbytes, wide)
     return _reduced(group, rank, nbytes, wide, root if operation == "reduce" else None)
-
-
-# ---- memory ----
-
-
-def segment_bytes(group: Group, node: int) -> int:
-    """Of the file in /dev/shm that a node's ranks share, less their counters, some 1 KiB each."""
-    here = len(group.on_node[node])
-    return RING * (here * group.slot + ((group.ranks - here) * group.inbox if group.nodes > 1 else 0))
-
-
-def agreement_bytes(group: Group) -> int:
-    """Of a rank's own memory from the beginning: call summaries with their piggyback, and tables of the ranks."""
-    tables = 9 * 4 * (group.ranks + 1) + 16 * group.ranks
-    return (2 + levels(group.nodes)) * (SUMMARY + PAYLOAD) + tables if group.nodes > 1 else 16 * group.ranks
-
-
-def pipeline_bytes(group: Group, rank: int) -> float:
-    """Of a rank's own memory from its first long operation on, but for less than 1 KiB for each node and rank."""
-    node = group.node_of[rank]
-    here, of_block = len(group.on_node[node]), group.slot / group.ranks
-    of_blocks = of_block * sum(math.ceil(len(there) / here) for there in group.on_node)
-    of_leader = group.slot / group.leaders_per_node
-    sums = group.parts[node] * max(of_leader, of_blocks)
-    return RING * 4 * (sums + 2 * sum(group.parts) * max(of_leader / group.nodes, of_block))

@@ -149,6 +149,8 @@ FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
 )  # fmt: skip
 def test_launchers_variables(variables, wanted, monkeypatch) -> None:
     assert tuple(members.launched(variables)) == wanted
+    with pytest.raises(RuntimeError, match="which of them this is, is unknown: PMI_RANK is not set"):
+        members.launched({"PMI_SIZE": "2"})
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert helpers.get_global_rank() == wanted[0]
@@ -162,11 +164,6 @@ def test_launchers_variables(variables, wanted, monkeypatch) -> None:
             with pytest.raises(RuntimeError, match="not known before initialisation"):
                 query()
     assert list(helpers.get_sampler(range(16))) == list(range(wanted[0], 16, wanted[1]))
-
-
-def test_a_size_without_a_rank() -> None:
-    with pytest.raises(RuntimeError, match="which of them this is, is unknown: PMI_RANK is not set"):
-        members.launched({"PMI_SIZE": "2"})
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, TORCH], ids=["Open MPI", "torchrun"])

@@ -21,13 +21,11 @@ def test_both_are_named_with_their_nodes() -> None:
     assert "Install the same one on all nodes" in text
 
 
-def test_a_build_that_says_nothing() -> None:
-    """As those from before the number."""
+def test_what_other_builds_say() -> None:
+    """Nothing, as those from before the number, or more."""
     old = membership._build(["3", "0123456789abcdef"])
     assert "a protocol without number" in protocol.disagreement([protocol.this("here"), old])
 
-
-def test_a_later_build_may_say_more() -> None:
     assert membership._build(["0", "mark", '[7, "9.9", "there", "and more"]']) == Build(7, "9.9", "there")
 
 

@@ -1,5 +1,4 @@
-"""Ranks answer each other through a store that lets everybody in, but only who knows the secret; which frames are the
-user's."""
+"""Ranks answer through a store that lets everybody in, but only who knows the secret; which frames are the user's."""
 
 from __future__ import annotations
 
@@ -80,13 +79,12 @@ def called_from(file: str, call: str = "look()", **names: object) -> list[str]:
     return [frame.f_code.co_name for frame in frames.of_user(found[0])]
 
 
-def test_ours_and_torchs_are_left_out() -> None:
+def test_ours_and_torchs_frames_are_left_out() -> None:
     for module in (torch, torchmpi_plugin):
         directory = Path(module.__file__).parent
         for file in (directory / "here.py", directory / "distributed" / "below" / "here.py"):
             assert called_from(str(file))[0] == "called_from"
 
-
-def test_the_users_own_directory_called_torch() -> None:
+    # the user's own directory called torch
     assert called_from("/home/someone/torch/train.py")[:2] == ["there", "called_from"]
     assert called_from("/home/someone/torch/distributed/train.py")[0] == "there"

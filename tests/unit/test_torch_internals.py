@@ -39,13 +39,8 @@ def test_a_name_that_is_gone_is_told_with_both_versions(monkeypatch) -> None:
     monkeypatch.setattr(torch_internals, "NEEDS", (*NEEDS, gone))
     with pytest.raises(RuntimeError) as caught:
         torch_internals.check()
-    for words in (
-        "torchmpi-plugin 0",
-        f"torch {torch.__version__.split('+')[0]}",
-        gone.name,
-        gone.why,
-        "pip install .",
-    ):
+    version = torch.__version__.partition("+")[0]
+    for words in ("torchmpi-plugin 0", f"torch {version}", gone.name, gone.why, "pip install ."):
         assert words in str(caught.value)
 
 

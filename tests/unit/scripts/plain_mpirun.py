@@ -1,7 +1,4 @@
-"""A launcher of ranks like mpirun, for jobs without MPI. Ends as the first of them that fails.
-
-With ``LINGERS`` in its environment it does not end before it is told to.
-"""
+"""A launcher of ranks like mpirun, without MPI. Ends as the first that fails; with ``LINGERS`` when it is told to."""
 
 from __future__ import annotations
 
