@@ -185,7 +185,7 @@ stage_mpich() {
         once+=(--mpi-keyword "not (interrupted or random_arguments or left_behind or test_dist or test_device or compiled)")
         once+=(--ignore tests/model --ignore tests/processors --ignore tests/fork_server)
         for name in tests/unit/test_*.py; do
-            [[ $name =~ /test_(mpi|pmi|factories|rendezvous|reception|launchers|open_mpi|torch_internals) ]] ||
+            [[ $name =~ /test_(mpi|pmi|rendezvous|launchers|torch_internals) ]] ||
                 once+=(--ignore "$name")
         done
         for_the_night "under MPICH as well $(printf '%s\n' "${once[@]:2}" | grep -v -e --ignore | paste -sd ' ')"
