@@ -88,7 +88,7 @@ def test_a_failure_outside_a_nested_block(world, new_group) -> None:
         with helpers.run_local_rank_zero_first(group):
             pass
         raise LookupError("on purpose")
-    with helpers.zero_first(main, group):
+    with helpers.zero_first(main, group), helpers.run_local_rank_zero_first(group):
         pass
     with helpers.zero_first(main), helpers.zero_first(main), helpers.run_local_rank_zero_first():
         pass

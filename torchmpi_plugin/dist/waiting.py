@@ -43,10 +43,13 @@ class StoreBarrier:
     """One wait for each other of all ranks, or of ``size``, all of which make those of one name in the same order."""
 
     def __init__(self, members: Members, name: str, size: int | None = None) -> None:
-        numbers = _numbers.setdefault(members.group, {})
-        numbers[name] = number = numbers.get(name, 0) + 1
-        self._members = members
-        self._store = dist.PrefixStore(f"mpiplus-dist/{name}/{number}", members.group.get_group_store())
+        self._members, self._numbers = members, dict[str, int]()
+        outer = next((turn for turn in reversed(_inside) if turn and turn._members.group is members.group), None)
+        # Numbered anew in each block: after an error not all ranks have come to what is inside.
+        numbers = _numbers.setdefault(members.group, {}) if outer is None else outer._numbers
+        numbers[name] = numbers.get(name, 0) + 1
+        self._path: str = f"{outer._path if outer else 'mpiplus-dist'}/{name}/{numbers[name]}"
+        self._store = dist.PrefixStore(self._path, members.group.get_group_store())
         self._size = members.size if size is None else size
         self._longest_pause = min(max(1 / _LOOKS_EACH, members.size / _LOOKS), _LONGEST_PAUSE)
 
@@ -147,10 +150,20 @@ def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta |
 
 # ---- blocks that the main rank runs first, or alone ----
 
-#: How many blocks this rank is in that it runs first, and the barriers of those that have ended inside another:
-#: the others come to them only once they have been let into the outer one.
+#: The barriers of the blocks that this rank is in, and how many of those it runs first; and the barriers of those that
+#: have ended inside another: the others come to them only once they have been let into the outer one.
+_inside: list[StoreBarrier | None] = []  # None: alone
 _depth = 0
 _ended: list[StoreBarrier] = []
+
+
+@contextlib.contextmanager
+def _within(turn: StoreBarrier | None) -> Iterator[None]:
+    _inside.append(turn)
+    try:
+        yield
+    finally:
+        _inside.pop()
 
 
 @contextlib.contextmanager
@@ -159,7 +172,8 @@ def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> I
     if first:
         _depth += 1
         try:
-            yield
+            with _within(turn):
+                yield
         except BaseException as error:
             _ended.clear()
             failure = Failure.of(error)
@@ -181,7 +195,8 @@ def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> I
         if news := turn.wait(doing):
             rank, *failure = json.loads(news)
             raise_failures(doing, {rank: Failure(*failure)}, None)
-    yield
+    with _within(turn):
+        yield
 
 
 @contextlib.contextmanager
