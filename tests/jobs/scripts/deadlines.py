@@ -168,8 +168,9 @@ def init_without(where: str) -> None:
 def backward(directory: str) -> None:
     """DistributedDataParallel waits in C++, and gets the error there."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    group = dist.new_group(timeout=SHORT)
+    group = dist.new_group(timeout=LONG)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=group)
+    group.set_timeout(SHORT)
     if ME == 0:
         with raises(RuntimeError, "DistBackendError: all_reduce.* timed out on rank 0"):
             model(torch.ones(2, 4)).sum().backward()
