@@ -106,7 +106,7 @@ def is_in_share(thing: str, share: int, shares: int) -> bool:
     return zlib.crc32(thing.encode()) % shares == share
 
 
-def count(_what: str, in_full: int, some: int) -> int:
+def count(in_full: int, some: int) -> int:
     """How many of something: at night ``in_full``."""
     return in_full if FULL else min(some, in_full)
 

@@ -15,7 +15,7 @@ from placements import A_NODE_EACH, ORDERED, PLACEMENTS, group_placed
 from sampling import count, dice
 
 LONG = 200_000  # of int64: 24 pieces
-ROWS = count("calls in a row", 40, 6)
+ROWS = count(40, 6)
 KINDS = ("all_reduce", "broadcast", "barrier", "all_gather", "reduce_scatter")
 
 

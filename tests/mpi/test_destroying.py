@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), only_up_to(2)]
 def test_destroyed_while_its_operations_fail(channel, monkeypatch) -> None:
     """The exit grace is over at once: what is pending fails in the background while the group's memory goes."""
     monkeypatch.setattr(engine, "grace_seconds", 0.001)
-    for turn in range(count("groups destroyed with operations", 120, 40)):
+    for turn in range(count(120, 40)):
         group = dist.new_group(None)
         works = []
         if dist.get_rank() == 0:
@@ -48,7 +48,7 @@ def use_for_ever(group: dist.ProcessGroup, errors: list[Exception]) -> None:
 def test_destroyed_under_threads_that_use_it(channel, monkeypatch) -> None:
     """They get an error, each time, and nothing else: not a group that is no more."""
     monkeypatch.setattr(engine, "grace_seconds", 0.01)
-    for turn in range(count("groups destroyed under threads", 25, 10)):
+    for turn in range(count(25, 10)):
         group, errors = dist.new_group(None), []
         threads = [threading.Thread(target=use_for_ever, args=(group, errors)) for _ in range(2)]
         for thread in threads:

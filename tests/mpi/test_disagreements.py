@@ -169,7 +169,7 @@ def problem_of(call: Call, calls: list[Call], group: Any, rank: int, is_async: b
 
 
 #: Random calls of all ranks; at night ten times as many.
-CALLS = count("disagreements: calls", 600, 40)
+CALLS = count(600, 40)
 
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "MPI, by choice"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import groups
@@ -93,6 +94,16 @@ def test_a_failure_outside_a_nested_block(world, new_group) -> None:
     with helpers.zero_first(main), helpers.zero_first(main), helpers.run_local_rank_zero_first():
         pass
     helpers.barrier(group, timeout=20)
+
+
+def test_another_thread_meets_the_others_from_within_a_block(world, new_group) -> None:
+    """It is in no block itself, and on the other ranks nobody is yet."""
+    group, main = new_group(list(range(world.size))), world.rank == 0
+    with ThreadPoolExecutor(1) as thread, helpers.zero_first(True, group) if main else contextlib.nullcontext():
+        thread.submit(helpers.barrier, group, timeout=20).result()
+    if not main:
+        with helpers.zero_first(False, group):
+            pass
 
 
 @pytest.mark.parametrize("local", [False, True])

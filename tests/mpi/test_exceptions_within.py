@@ -22,7 +22,7 @@ from torchmpi_plugin import torch_internals
 from torchmpi_plugin.mpi import runtime
 
 pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), only_up_to(3)]
-OPERATIONS = sampling.count("exceptions within: operations after each", 1000, 150)
+OPERATIONS = sampling.count(1000, 150)
 CPU = torch.device("cpu")
 
 

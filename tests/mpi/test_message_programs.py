@@ -32,7 +32,7 @@ from placements import PLACEMENTS, group_placed
 
 pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), pytest.mark.timeout(1800)]
 SEED = sampling.seed()
-PROGRAMS = sampling.count("random programs of messages: of each placement", 3000, 80)
+PROGRAMS = sampling.count(3000, 80)
 SECONDS = patient(10)  # until a program counts as one that hangs
 #: Elements of all messages of a program: those that MPI sends at once, and those that wait for their receiver.
 COUNTS = (4, 4, 40_000)

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 SEED = sampling.seed()
-CASES = sampling.count("overlaps: cases of each operation", 4000, 80)
+CASES = sampling.count(4000, 80)
 #: Elements: in one slot, and in several, of shared memory.
 SHORT, LONG = (0, 1, 2, 5), (9000,)
 Views = list[torch.Tensor]

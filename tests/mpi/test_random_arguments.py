@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 IN_FULL, SOME = (1200, 120) if RANKS == 2 else (100, 25)
-CALLS = int(os.environ.get("MPIPLUS_TEST_RANDOM_CALLS", "0")) or count("random arguments: calls", IN_FULL, SOME)
+CALLS = int(os.environ.get("MPIPLUS_TEST_RANDOM_CALLS", "0")) or count(IN_FULL, SOME)
 Draw = Callable[[random.Random], Any]
 
 

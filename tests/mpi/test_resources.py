@@ -16,8 +16,8 @@ from groups import only_up_to
 from sampling import count as in_full_or
 
 pytestmark = only_up_to(3)
-CYCLES = in_full_or("resources: groups made and destroyed", 500, 40)
-OPERATIONS = in_full_or("resources: operations", 10_000, 1000)
+CYCLES = in_full_or(500, 40)
+OPERATIONS = in_full_or(10_000, 1000)
 MIB = 2**20
 #: What may be left in memory: of anything once, and of each cycle and operation, as sums scatter.
 PER_CYCLE, PER_OPERATION = 6144, 100

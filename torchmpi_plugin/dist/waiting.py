@@ -11,6 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -44,7 +45,7 @@ class StoreBarrier:
 
     def __init__(self, members: Members, name: str, size: int | None = None) -> None:
         self._members, self._numbers = members, dict[str, int]()
-        outer = next((turn for turn in reversed(_inside) if turn and turn._members.group is members.group), None)
+        outer = next((turn for turn in reversed(_inside.get()) if turn._members.group is members.group), None)
         # Numbered anew in each block: after an error not all ranks have come to what is inside.
         numbers = _numbers.setdefault(members.group, {}) if outer is None else outer._numbers
         numbers[name] = numbers.get(name, 0) + 1
@@ -150,20 +151,21 @@ def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta |
 
 # ---- blocks that the main rank runs first, or alone ----
 
-#: The barriers of the blocks that this rank is in, and how many of those it runs first; and the barriers of those that
+#: The barriers of the blocks that this thread is in; how many of those it runs first; and the barriers of those that
 #: have ended inside another: the others come to them only once they have been let into the outer one.
-_inside: list[StoreBarrier | None] = []  # None: alone
+_inside: ContextVar[tuple[StoreBarrier, ...]] = ContextVar("_inside", default=())
 _depth = 0
 _ended: list[StoreBarrier] = []
 
 
 @contextlib.contextmanager
 def _within(turn: StoreBarrier | None) -> Iterator[None]:
-    _inside.append(turn)
+    if turn is not None:
+        _inside.set((*_inside.get(), turn))
     try:
         yield
-    finally:
-        _inside.pop()
+    finally:  # a token would be refused where a generator ends in another context
+        _inside.set(tuple(each for each in _inside.get() if each is not turn))
 
 
 @contextlib.contextmanager

@@ -98,8 +98,7 @@ def shutdown(group: ProcessGroupMPI) -> None:
     group._calls.broken = group._calls.broken or f"{group.label} is destroyed"
     closed, group.closed = group.closed, True
     if not closed:
-        if group is dist.group.WORLD:
-            torch_internals.forget_default(group)
+        torch_internals.forget_default(group)
         _close_windows(group)
         engine.wait_within_grace(lambda: _is_idle(group))
         if group._lib.mpp_group_active(group._handle):
