@@ -11,7 +11,7 @@ class Operation(NamedTuple):
 
     Attributes:
         name: in errors, and of what is recorded. Two methods of one name are one operation.
-        method: c10d's, which torch's front end calls, and of which this one is written in Python.
+        method: c10d's, which torch's front end calls; it stands in ``ProcessGroupMPI``, with its other names.
         options: c10d's type of its last argument; empty: it has none.
         start: the function of c_src/shim.h that C starts it with, without "mpp_"; empty: it consists of others.
         roles: its tensors, written and read, or both in one; then "root" and "op", if it has them. "*": the parts of
@@ -20,7 +20,6 @@ class Operation(NamedTuple):
         forms: its parameters, in all ways to call it; the first is the one that the method written here takes.
             Each is "name: kind", with the kinds of ``group/forms.py``.
         newer: the method's name since torch 2.13, by which torch's dispatcher calls it of a backend.
-        aliases: other names of it that torch has had.
         operator: c10d's, in torch's dispatcher, if that is not the method with "_" behind; None: there is none.
         equal_counts: its tensor has as many elements on one rank as on any other.
         recorded: its name in torch's flight recorder, if that is not ``name``.
@@ -34,7 +33,6 @@ class Operation(NamedTuple):
     roles: str
     forms: tuple[str, ...]
     newer: str = ""
-    aliases: tuple[str, ...] = ()
     operator: str | None = ""
     equal_counts: bool = False
     recorded: str = ""
@@ -94,14 +92,14 @@ ROWS = (
     ),
     Operation(
         *("all_gather_into_tensor", "_allgather_base", "AllgatherOptions", "allgather", "out*+in"),
-        *((_GATHER,), "all_gather_single", ("allgather_into_tensor",)),
+        *((_GATHER,), "all_gather_single"),
         equal_counts=True,
         recorded="_all_gather_base",
         bus=_of_others,
     ),
     Operation(
         *("all_gather_into_tensor_coalesced", "all_gather_single_coalesced", "AllgatherOptions", "", "out[]+in[]"),
-        *((_COALESCED,), "", ("allgather_into_tensor_coalesced",)),
+        (_COALESCED,),
         operator="allgather_into_tensor_coalesced_",
     ),
     Operation(
@@ -110,7 +108,7 @@ ROWS = (
     ),
     Operation(
         *("reduce_scatter_tensor", "_reduce_scatter_base", "ReduceScatterOptions", "reduce_scatter", "out+in* op"),
-        *((_SCATTER,), "reduce_scatter_single", ("reduce_scatter_tensor",)),
+        *((_SCATTER,), "reduce_scatter_single"),
         equal_counts=True,
         recorded="_reduce_scatter_base",
         bus=_of_others,
@@ -119,7 +117,6 @@ ROWS = (
         *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "ReduceScatterOptions"),
         *("", "out[]+in[] op"),
         (_COALESCED,),
-        aliases=("reduce_scatter_tensor_coalesced",),
         operator="reduce_scatter_tensor_coalesced_",
     ),
     Operation(
@@ -128,7 +125,7 @@ ROWS = (
     ),
     Operation(
         *("gather_single", "gather_single", "GatherOptions", "exchange", "out*[root]+in root"),
-        *((_GATHER,), "", ("gather_into_tensor",)),
+        (_GATHER,),
         operator="gather_into_tensor_",
         recorded="gather",
     ),

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchmpi_plugin import Options, operations, torch_internals
+from torchmpi_plugin import Options, torch_internals
+from torchmpi_plugin.group.process_group import ProcessGroupMPI
 
 CPU = torch.device("cpu")
-CALLS = {name for row in operations.ROWS for name in (row.method, row.newer, *row.aliases)}
+CALLS = {name for name, method in vars(ProcessGroupMPI).items() if hasattr(method, "first_form")}
 #: What ends the group, or is made for other arguments.
 LEFT_OUT = CALLS | {"abort", "shutdown", "recv_anysource", "unbox", "Options", "BackendType"}
 

@@ -29,9 +29,9 @@ OPERATIONS = tuple(row.newer or row.method for row in operations.ROWS)
 #: Older names of some of them, which Python code may still call.
 ALIASES = {
     alias: name
-    for name, row in zip(OPERATIONS, operations.ROWS, strict=True)
-    for alias in (row.method, *row.aliases)
-    if alias != name
+    for name in OPERATIONS
+    for alias, method in vars(ProcessGroupMPI).items()
+    if method is vars(ProcessGroupMPI)[name] and alias != name
 }
 #: What torch asks a backend besides, answered by the group.
 _QUESTIONS = (

@@ -17,8 +17,8 @@ from ..tensors.arguments import NoTensorsError, WithoutMemoryError, check
 from ..tensors.overlaps import Memory
 from . import forms
 from .dispatching import through_dispatcher
-from .group import ProcessGroupMPI as Group
-from .operands import Method
+from .group import Group
+from .operands import METHODS
 from .starting import reduction, tell_of_no_call
 
 Tensors = list[torch.Tensor]
@@ -32,61 +32,10 @@ def _each(
     Args:
         bound: a group with hooks of torch's runs them for each.
     """
-    one: Method = getattr(Group, method).__wrapped__
+    one = METHODS[method]
     if not memories:
         return [getattr(group, method)(*call) if bound else one.first_form(group, *call) for call in calls]
     return [one.first_form(group, *call, memory=memory) for call, memory in zip(calls, memories, strict=True)]
-
-
-def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedWork:
-    """``allreduce`` of each tensor, as one Work."""
-    name = "all_reduce_coalesced"
-    if not tensors:
-        raise NoTensorsError(f"{name}: the list of tensors is empty")
-    for tensor in tensors:
-        reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
-    memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
-    begin = functools.partial(_each, group, "allreduce", [([each], opts) for each in tensors], memories)
-    return CoalescedWork(profiling.of_several(group.known_as, "all_reduce", tensors, begin), list(tensors))
-
-
-def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
-    """``allgather`` of each input: ``output_lists[rank][i]`` receives that rank's ``inputs[i]``."""
-    name = "all_gather_coalesced"
-    arguments.check_count(len(output_lists), group.size(), "the output lists", name)
-    for outputs in output_lists:
-        arguments.check_count(len(outputs), len(inputs), "each output list", name)
-    columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
-    sources, memories = _apart(columns, inputs, name)
-    calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
-    begin = functools.partial(_each, group, "allgather", calls, memories)
-    works = profiling.of_several(group.known_as, "all_gather", inputs, begin)
-    return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
-
-
-def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors, list[Memory]]:
-    """Return the sources of several operations, one each, and the memory of their results where that is settled."""
-    for tensor in itertools.chain(inputs, *results):
-        check(tensor, name)
-    memories = overlaps.results_of_all(results, name)
-    return inputs if memories else overlaps.inputs_of_all(inputs, results), memories
-
-
-def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
-    arguments.check_count(len(outputs), len(inputs), "the output list", name)
-    sources, memories = _apart([[output] for output in outputs], inputs, name)
-    calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
-    return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))
-
-
-def all_gather_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
-    """``all_gather_single`` of each pair, as one Work."""
-    return _pairs(group, "_allgather_base", outputs, inputs, opts, "all_gather_into_tensor_coalesced")
-
-
-def reduce_scatter_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
-    """``reduce_scatter_single`` of each pair, as one Work."""
-    return _pairs(group, "_reduce_scatter_base", outputs, inputs, opts, "reduce_scatter_tensor_coalesced")
 
 
 def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
@@ -116,5 +65,56 @@ def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
     return operation
 
 
-_ALL = allreduce_coalesced, allgather_coalesced, all_gather_single_coalesced, reduce_scatter_single_coalesced
-METHODS = {method.__name__: _taking_all(method) for method in _ALL}
+@_taking_all
+def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedWork:
+    """``allreduce`` of each tensor, as one Work."""
+    name = "all_reduce_coalesced"
+    if not tensors:
+        raise NoTensorsError(f"{name}: the list of tensors is empty")
+    for tensor in tensors:
+        reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
+    memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
+    begin = functools.partial(_each, group, "allreduce", [([each], opts) for each in tensors], memories)
+    return CoalescedWork(profiling.of_several(group.known_as, "all_reduce", tensors, begin), list(tensors))
+
+
+@_taking_all
+def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``allgather`` of each input: ``output_lists[rank][i]`` receives that rank's ``inputs[i]``."""
+    name = "all_gather_coalesced"
+    arguments.check_count(len(output_lists), group.size(), "the output lists", name)
+    for outputs in output_lists:
+        arguments.check_count(len(outputs), len(inputs), "each output list", name)
+    columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+    sources, memories = _apart(columns, inputs, name)
+    calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
+    begin = functools.partial(_each, group, "allgather", calls, memories)
+    works = profiling.of_several(group.known_as, "all_gather", inputs, begin)
+    return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
+
+
+def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors, list[Memory]]:
+    """Return the sources of several operations, one each, and the memory of their results where that is settled."""
+    for tensor in itertools.chain(inputs, *results):
+        check(tensor, name)
+    memories = overlaps.results_of_all(results, name)
+    return inputs if memories else overlaps.inputs_of_all(inputs, results), memories
+
+
+def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
+    arguments.check_count(len(outputs), len(inputs), "the output list", name)
+    sources, memories = _apart([[output] for output in outputs], inputs, name)
+    calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
+    return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))
+
+
+@_taking_all
+def all_gather_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``all_gather_single`` of each pair, as one Work."""
+    return _pairs(group, "_allgather_base", outputs, inputs, opts, "all_gather_into_tensor_coalesced")
+
+
+@_taking_all
+def reduce_scatter_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+    """``reduce_scatter_single`` of each pair, as one Work."""
+    return _pairs(group, "_reduce_scatter_base", outputs, inputs, opts, "reduce_scatter_tensor_coalesced")

@@ -23,7 +23,7 @@ from ..errors import DistBackendError
 from ..tensors import device
 from ..tensors.arguments import blocks_of
 from ..tensors.dtypes import MPI_OPERATIONS
-from .group import ProcessGroupMPI as Group
+from .group import Group
 
 _ALIGNMENT = 64  # elements: kernels are slower elsewhere
 

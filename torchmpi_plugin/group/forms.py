@@ -131,8 +131,6 @@ def method_of(row: operations.Operation) -> Method:
 
 
 FORMS = {row.method: method_of(row) for row in operations.ROWS}
-#: Other names of some of them.
-ALIASES = {name: row.method for row in operations.ROWS for name in (row.newer, *row.aliases) if name}
 
 
 # ---- from the call to the one form ----

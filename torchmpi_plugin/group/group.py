@@ -1,8 +1,4 @@
-"""``ProcessGroupMPI``: what a group is, besides its operations.
-
-Those, and other methods that have files of their own, are plain functions that take the group; ``process_group.py``
-makes them methods.
-"""
+"""What a group is, besides its operations: those, and what else has files of its own, are in ``process_group.py``."""
 
 from __future__ import annotations
 
@@ -44,16 +40,8 @@ class Extension:
     first: Work | None = None
 
 
-class ProcessGroupMPI(dist.ProcessGroup):
-    """A ``torch.distributed`` process group on MPI.
-
-    The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
-    or TypeError for arguments that cannot work, before anything is sent, and its Work raises
-    DistBackendError when the operation fails or its time is up.
-
-    Thread safety: operations may be called from several threads, on one group only in an order that all
-    ranks share, which is the caller's affair.
-    """
+class Group(dist.ProcessGroup):
+    """The base class of ``ProcessGroupMPI``, which has the operations: state, deadlines, failures and hooks."""
 
     #: For callers from Python: operations between ``_start_coalescing`` and ``_end_coalescing`` become one Work; there
     #: is ``register_abort_hook``.

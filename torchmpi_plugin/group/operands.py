@@ -21,7 +21,7 @@ from ..tensors.dtypes import DTYPES, PREMUL_SUM, kind_of
 from ..tensors.overlaps import Memory
 from . import forms, sparse
 from .dispatching import through_dispatcher
-from .group import ProcessGroupMPI as Group
+from .group import Group
 from .starting import reduction, tell_of_no_call
 
 Tensors = Sequence[torch.Tensor]
@@ -284,3 +284,7 @@ def _packed(
     finishes = [_copied(part, [outputs[i]], name, None) for outputs in output_lists for i, part in enumerate(parts)]
     results = [output for outputs in output_lists for output in outputs]
     return buffers, all_of_them, arguments.all_of(finishes), results
+
+
+#: By their names in c10d; those that consist of others are in coalesced.py.
+METHODS = {row.method: Method(row) for row in operations.ROWS if row.start}

@@ -1,6 +1,6 @@
-"""The methods of :class:`ProcessGroupMPI`: operations, and functions that take the group.
+"""``ProcessGroupMPI``: the operations of a group, and how it ends. What else it is, is in ``group.py``.
 
-C carries each of them out (python/bridge.c). It takes one form of the arguments, the one that torch
+C carries each operation out (python/bridge.c). It takes one form of the arguments, the one that torch
 itself calls, and plain tensors; ``forms.py`` and ``operands.py`` make that of all others. A method returns a Work. With
 ``asyncOp`` false the operation is complete when it returns. From torch's call to the engine and back no line of Python
 runs for dense tensors in host memory, where torch shows its tensors to C (DLPack's table of functions, from torch 2.10
@@ -20,7 +20,6 @@ import inspect
 import os
 import threading
 from types import CodeType, FunctionType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,8 +32,8 @@ from ..engine.work import PendingWork, Work
 from ..mpi import runtime
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
 from . import coalesced, forms, registration, splitting, starting, statistics, windows
-from .group import ProcessGroupMPI
-from .operands import Method, Plain
+from .group import Group
+from .operands import METHODS, Method, Plain
 
 __all__ = ["OWN", "ProcessGroupMPI"]
 
@@ -73,69 +72,102 @@ def _front_end() -> tuple[CodeType, ...]:
     return tuple(code for code in codes if "async_op" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
-# ---- the end of a group ----
-
 #: How long rank 0 keeps the world's store for ranks that leave at about the same time.
 _DEPARTURES_SECONDS = 1.0
 
 
-def shutdown(group: ProcessGroupMPI) -> None:
-    """Free the group's communicator and memory, once its operations are complete. Idempotent.
+class ProcessGroupMPI(Group):
+    """A ``torch.distributed`` process group on MPI.
 
-    What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
-    it is left for the end of the process.
+    The arguments are c10d's; ranks are ranks of the group. Unless said otherwise a method raises ValueError
+    or TypeError for arguments that cannot work, before anything is sent, and its Work raises
+    DistBackendError when the operation fails or its time is up.
+
+    Thread safety: operations may be called from several threads, on one group only in an order that all
+    ranks share, which is the caller's affair.
     """
-    if runtime.forked:
-        return
-    group._engine.check_thread(f"destroying {group.label}")
-    is_leaving = not group._left and not group.closed
-    group.leave()
-    if is_leaving and group.serves_store:
-        group.checkin.wait_for_departures(_DEPARTURES_SECONDS)
-    statistics.end(group)
-    group.take_back_failed()
-    # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
-    group._calls.broken = group._calls.broken or f"{group.label} is destroyed"
-    closed, group.closed = group.closed, True
-    if not closed:
-        torch_internals.forget_default(group)
-        _close_windows(group)
-        engine.wait_within_grace(lambda: _is_idle(group))
-        if group._lib.mpp_group_active(group._handle):
-            group._lib.mpp_group_abort(group._handle)
-            engine.wait_within_grace(lambda: not engine.is_waited_for(group))
-    with group.diagnosis.lock:
-        freed = not group.second_halves and group.communicator.free()
-    if freed and group.user_communicator is not None:
-        with runtime.exclusive():
-            if group.user_communicator:  # not null: the user has not freed it
-                group.user_communicator.Free()
-        group.user_communicator = None
+
+    _connect = staticmethod(_connect)
+
+    # ---- collectives and messages: operations.py says what tensors each takes ----
+
+    allreduce = METHODS["allreduce"].in_c
+    allreduce_coalesced = coalesced.allreduce_coalesced
+    barrier = METHODS["barrier"].in_c
+    broadcast = METHODS["broadcast"].in_c
+    reduce = METHODS["reduce"].in_c
+    allgather = METHODS["allgather"].in_c
+    allgather_coalesced = coalesced.allgather_coalesced
+    all_gather_single = allgather_into_tensor = _allgather_base = METHODS["_allgather_base"].in_c
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = coalesced.all_gather_single_coalesced
+    reduce_scatter = METHODS["reduce_scatter"].in_c
+    reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base = METHODS["_reduce_scatter_base"].in_c
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = coalesced.reduce_scatter_single_coalesced
+    gather = METHODS["gather"].in_c
+    gather_single = gather_into_tensor = METHODS["gather_single"].in_c
+    scatter = METHODS["scatter"].in_c
+    alltoall = METHODS["alltoall"].in_c
+    all_to_all_single = alltoall_base = METHODS["alltoall_base"].in_c
+    send = METHODS["send"].in_c
+    recv = METHODS["recv"].in_c
+    recv_anysource = METHODS["recv_anysource"].in_c
+
+    # ---- windows, and groups made of this one's ranks ----
+
+    new_window = windows.new_window
+    allocate_tensor = windows.allocate_tensor
+    supports_tensor_alloc = windows.supports_tensor_alloc
+    split_group = splitting.split_group
+    shrink = splitting.shrink
+
+    # ---- the end of a group ----
+
+    def shutdown(self) -> None:
+        """Free the group's communicator and memory, once its operations are complete. Idempotent.
+
+        What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
+        it is left for the end of the process.
+        """
+        if runtime.forked:
+            return
+        self._engine.check_thread(f"destroying {self.label}")
+        is_leaving = not self._left and not self.closed
+        self.leave()
+        if is_leaving and self.serves_store:
+            self.checkin.wait_for_departures(_DEPARTURES_SECONDS)
+        statistics.end(self)
+        self.take_back_failed()
+        # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
+        self._calls.broken = self._calls.broken or f"{self.label} is destroyed"
+        closed, self.closed = self.closed, True
+        if not closed:
+            torch_internals.forget_default(self)
+            self._close_windows()
+            engine.wait_within_grace(self._is_idle)
+            if self._lib.mpp_group_active(self._handle):
+                self._lib.mpp_group_abort(self._handle)
+                engine.wait_within_grace(lambda: not engine.is_waited_for(self))
+        with self.diagnosis.lock:
+            freed = not self.second_halves and self.communicator.free()
+        if freed and self.user_communicator is not None:
+            with runtime.exclusive():
+                if self.user_communicator:  # not null: the user has not freed it
+                    self.user_communicator.Free()
+            self.user_communicator = None
+
+    def _close_windows(self) -> None:
+        closing, self.registrations = self.registrations, []
+        if any(one.takes_messages for one in closing):
+            self.communicator.may_be_sent_to = True  # others may not know yet that the window is closed
+        registration.close_all(closing, f"{self.label} is destroyed")
+
+    def _is_idle(self) -> bool:
+        """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
+        left = [work for work in self._engine.pending() if work.group is self]
+        active = int(self._lib.mpp_group_active(self._handle)) + len(self.second_halves)
+        return active == sum(work.abandoned for work in left) or engine.is_waited_for(self)
 
 
-def _close_windows(group: ProcessGroupMPI) -> None:
-    closing, group.registrations = group.registrations, []
-    if any(one.takes_messages for one in closing):
-        group.communicator.may_be_sent_to = True  # others may not know yet that the window is closed
-    registration.close_all(closing, f"{group.label} is destroyed")
-
-
-def _is_idle(group: ProcessGroupMPI) -> bool:
-    """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
-    left = [work for work in group._engine.pending() if work.group is group]
-    active = int(group._lib.mpp_group_active(group._handle)) + len(group.second_halves)
-    return active == sum(work.abandoned for work in left) or engine.is_waited_for(group)
-
-
-_methods: dict[str, Any] = {row.method: Method(row).in_c for row in operations.ROWS if row.start} | coalesced.METHODS
-for _name in (*_methods, *forms.ALIASES):
-    setattr(ProcessGroupMPI, _name, _methods[forms.ALIASES.get(_name, _name)])
-ProcessGroupMPI._connect = staticmethod(_connect)
-for _method in (
-    *(shutdown, splitting.split_group, splitting.shrink),
-    *(windows.new_window, windows.allocate_tensor, windows.supports_tensor_alloc),
-):
-    setattr(ProcessGroupMPI, _method.__name__, _method)
 #: Where a group has no backend in C++ to say so itself, these end in words from inside torch.
 _OF_BACKENDS = () if torch_internals.has_python_backends() else splitting.LEFT_TO_BACKENDS
 #: With this one it would answer None.

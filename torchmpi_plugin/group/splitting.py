@@ -16,7 +16,7 @@ from ..errors import DistBackendError
 from ..mpi import failures, runtime
 from ..tensors.arguments import ArgumentError, check_timeout
 from . import world
-from .group import ProcessGroupMPI as Group
+from .group import Group
 
 _SHRINK_ABORT = 1  # torch's SHRINK_ABORT
 

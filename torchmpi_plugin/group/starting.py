@@ -19,7 +19,7 @@ from ..mpi import runtime
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
 from .device_reductions import halves_of, stage
-from .group import ProcessGroupMPI as Group
+from .group import Group
 
 #: What is said of a group at an end that is not its own, and what to do about it.
 ENDED, FINALIZED = "has ended with the program", "has ended as the program called MPI_Finalize"

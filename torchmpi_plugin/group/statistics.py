@@ -19,7 +19,7 @@ from ..engine import engine
 from ..errors import attempt
 from ..mpi import runtime
 from ..timeline import recording
-from .group import ProcessGroupMPI as Group
+from .group import Group
 
 _NS = 1e-9
 #: How long rank 0 waits for the figures of ranks that have not left yet. They leave at about the same time.

@@ -18,7 +18,7 @@ from ..engine.work import Work
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import allocation, arguments
-from .group import ProcessGroupMPI as Group
+from .group import Group
 from .operands import plain
 from .registration import Peer, Record, Registration
 

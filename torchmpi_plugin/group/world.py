@@ -16,7 +16,7 @@ from ..names import describe_ranks
 from ..node import processes
 from ..store.checkin import CheckIn
 from . import statistics
-from .group import ProcessGroupMPI as Group
+from .group import Group
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 _base: Any = None
