@@ -6,7 +6,7 @@
 
 /* ---- between nodes ---- */
 
-/* Ranks are numbered node by node, in a piggybacked table and in the inbox. */
+/* Ranks are numbered node by node, in a piggybacked table and in the receive buffer. */
 static int number_of(const mpp_topology *t, int rank) { return t->first[t->node_of[rank]] + t->place_of[rank]; }
 
 static void pack_blocks(shm_op *s, char *payload) {
@@ -31,19 +31,19 @@ static void read_table(shm_op *s, uint64_t chunk) {
     }
 }
 
-static char *inbox_of(const shm_op *s, uint64_t chunk, int rank) {
+static char *recv_block_of(const shm_op *s, uint64_t chunk, int rank) {
     const mpp_channel *c = mpp_channel_of(s);
     const mpp_topology *t = c->topology;
     size_t number = (size_t)number_of(t, rank), ring = (size_t)c->ring;
     if (t->node_of[rank] > t->here) number -= (size_t)c->size;
-    return c->inbox + (number * ring + (size_t)((s->first + chunk) % ring)) * c->inbox_bytes;
+    return c->recv_buffer + (number * ring + (size_t)((s->first + chunk) % ring)) * c->recv_buffer_bytes;
 }
 
-/* Long messages leave, and arrive, in the user's memory; the others in a slot and in the inbox. */
-static int is_long(const shm_op *s) { return s->chunk_bytes > mpp_channel_of(s)->inbox_bytes; }
+/* Long messages leave, and arrive, in the user's memory; the others in a slot and in the receive buffer. */
+static int is_long(const shm_op *s) { return s->chunk_bytes > mpp_channel_of(s)->recv_buffer_bytes; }
 
 static char *received_at(const shm_op *s, uint64_t chunk, int rank) {
-    return is_long(s) ? mpp_out_block_at(s, rank, chunk * s->chunk_bytes) : inbox_of(s, chunk, rank);
+    return is_long(s) ? mpp_out_block_at(s, rank, chunk * s->chunk_bytes) : recv_block_of(s, chunk, rank);
 }
 
 static void send_blocks(shm_op *s, uint64_t chunk) {
@@ -72,7 +72,7 @@ static void read_blocks_internode(shm_op *s, uint64_t chunk) {
         if (!length || out == mpp_in_at(s, offset)) continue;
         int is_here = t->node_of[r] == t->here;
         if (!is_long(s))
-            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : inbox_of(s, chunk, r), length);
+            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : recv_block_of(s, chunk, r), length);
         else if (is_here) memcpy(out, mpp_in_at(s, offset), length);
     }
 }
@@ -90,7 +90,7 @@ static int between_nodes(shm_op *s) {
         return 1;
     }
     size_t message = mpp_long_message(s, s->bytes);
-    s->chunk_bytes = message ? message : mpp_channel_of(s)->inbox_bytes;
+    s->chunk_bytes = message ? message : mpp_channel_of(s)->recv_buffer_bytes;
     if (message) s->write = NULL;
     s->read = read_blocks_internode;
     return mpp_use_pipeline(s, &pipelined);

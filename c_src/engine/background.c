@@ -6,13 +6,14 @@
 #include "engine/pause.h"
 #include "engine/progress.h"
 
-/* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each nap's end
+/* How long the thread stays half awake after its last operation: the next start then costs no wake-up. Each pause's end
  * takes up to 50 us from a computation on the same core, as measured on a virtual machine. */
-enum { LIGHT_NAPS = 4, LIGHT_NAP_NS = 500000, NAP_NS = 100000, LONGEST_NAP_NS = 500000, BRISK_LOOKS = 1000 };
+enum { LIGHT_PAUSES = 4, LIGHT_PAUSE_NS = 500000, PAUSE_NS = 100000, LONGEST_PAUSE_NS = 500000 };
+enum { LOOKS_BEFORE_PAUSE = 1000 }; /* that find nothing, with a yield behind each */
 
-/* A poll that finds little costs the computation as much as one that finds much. So naps get longer while polls find
+/* A poll that finds little costs the computation as much as one that finds much. So pauses get longer while polls find
  * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
-enum { FEW_MOVES = 8, NAP_GROWTH_NS = 10000, LOOK_NS = 1000000 };
+enum { FEW_MOVES = 8, PAUSE_GROWTH_NS = 10000, LOOK_NS = 1000000 };
 
 static void sleep_until_work(void) {
     mpp_progress.asleep = 1;
@@ -24,12 +25,12 @@ static void sleep_until_work(void) {
 static void *progress_thread(void *unused) {
     (void)unused;
     int idle = 0, quiet = 0, busy = 0, rounds = 0;
-    int64_t nap_ns = NAP_NS, looked = 0, looked_into_mpi = 0;
+    int64_t pause_ns = PAUSE_NS, looked = 0, looked_into_mpi = 0;
     core_use last = {0};
-    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; naps would last 50 us longer otherwise */
+    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; pauses would last 50 us longer otherwise */
     while (!atomic_load(&mpp_progress.stopping)) {
         mpp_lock();
-        if (mpp_progress.count == 0 && !mpp_progress.tended && ++quiet > LIGHT_NAPS) {
+        if (mpp_progress.count == 0 && !mpp_progress.tended && ++quiet > LIGHT_PAUSES) {
             sleep_until_work();
             quiet = 0;
         }
@@ -48,20 +49,20 @@ static void *progress_thread(void *unused) {
         if (in_mpi) idle = 0;
         if (empty && in_mpi) continue;
         if (empty || others) {
-            nap(empty && tended ? NAP_NS : LIGHT_NAP_NS);
+            pause_for(empty && tended ? PAUSE_NS : LIGHT_PAUSE_NS);
             idle = 0;
             continue;
         }
         if (worked) idle = 0;
-        else idle += idle <= BRISK_LOOKS;
-        nap_ns = worked > FEW_MOVES ? nap_ns / 2 : nap_ns + NAP_GROWTH_NS;
-        nap_ns = nap_ns < NAP_NS ? NAP_NS : nap_ns > LONGEST_NAP_NS ? LONGEST_NAP_NS : nap_ns;
+        else idle += idle <= LOOKS_BEFORE_PAUSE;
+        pause_ns = worked > FEW_MOVES ? pause_ns / 2 : pause_ns + PAUSE_GROWTH_NS;
+        pause_ns = pause_ns < PAUSE_NS ? PAUSE_NS : pause_ns > LONGEST_PAUSE_NS ? LONGEST_PAUSE_NS : pause_ns;
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (is_wanted) mpp_sleep(is_idle ? MPP_LONGEST_SLEEP_NS : LONGEST_NAP_NS);
-        else if (!busy && idle <= BRISK_LOOKS) mpp_yield();
-        else nap(nap_ns);
+        if (is_wanted) mpp_sleep(is_idle ? MPP_LONGEST_SLEEP_NS : LONGEST_PAUSE_NS);
+        else if (!busy && idle <= LOOKS_BEFORE_PAUSE) mpp_yield();
+        else pause_for(pause_ns);
     }
     return NULL;
 }

@@ -44,7 +44,7 @@ struct mpp_op {
     size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
     int spins;    /* how often whoever waits looks before it yields the core */
     int idle;     /* all that it waits for is still to be begun by another rank; set by step, 0 where it cannot tell */
-    int in_short; /* what it has under way goes in short messages, or none: it loses little by a nap */
+    int in_short; /* what it has under way goes in short messages, or none: it loses little by a pause */
     int counts;   /* among the group's active operations */
     int ours;     /* a part of the engine's own memory, never Python's */
     int holds;    /* keeps the group: from the moment that Python has the operation's handle */
@@ -155,7 +155,7 @@ uintptr_t mpp_start(mpp_op *op, int64_t wait_ns);
 /* Of an operation that Python itself has begun: what mpp_start has returned, which it returns. */
 uintptr_t mpp_not_owned_yet(uintptr_t op);
 /* How long the thread that waits for `op` sleeps rather than yields; 0: not at all. */
-int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
+int64_t mpp_pause_ns(const mpp_op *op, mpp_stall *stall, int64_t now);
 void mpp_time_op(mpp_op *op); /* `begun` and `record`: those of the call that this thread is in */
 /* Under the lock: starts an operation that nobody gets the handle of, and that is not the engine's to free. */
 void mpp_begin(mpp_op *op);

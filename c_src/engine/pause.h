@@ -24,7 +24,7 @@ static inline int has_computed(clockid_t thread, core_use *last) {
     return is_busy;
 }
 
-static inline void nap(int64_t ns) {
+static inline void pause_for(int64_t ns) {
     struct timespec t = {.tv_sec = 0, .tv_nsec = ns};
     nanosleep(&t, NULL);
 }

@@ -24,7 +24,7 @@ static void hand_out(mpp_op *op) {
  * caller works for. */
 static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
     mpp_group *group = op->group;
-    int64_t deadline = 0, nap_ns = 0, looked = 0;
+    int64_t deadline = 0, pause_ns = 0, looked = 0;
     int64_t look_at = 0;
     int is_long = 0;
     mpp_stall stall = {0};
@@ -51,13 +51,13 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             cpu_relax();
             continue;
         }
-        if (nap_ns || polls == op->spins || (polls & 15) == 0) {
+        if (pause_ns || polls == op->spins || (polls & 15) == 0) {
             int64_t now = now_ns();
             if (!deadline) deadline = now + wait_ns;
             else if (now >= deadline) break;
-            nap_ns = mpp_nap_ns(op, &stall, now);
+            pause_ns = mpp_pause_ns(op, &stall, now);
             if (!looked) looked = look_at = now;
-            if (nap_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&mpp_progress.lock) == 0) {
+            if (pause_ns && now - looked > LOOK_NS && pthread_mutex_trylock(&mpp_progress.lock) == 0) {
                 mpp_note_missing(mpp_progress.active, now);
                 looked = now;
                 pthread_mutex_unlock(&mpp_progress.lock);
@@ -66,11 +66,11 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             /* With more ranks than cores Open MPI yields in each look, which costs a slice where the core is wanted. */
             is_long = !mpp_core_is_wanted(now) || now - look_at >= MPP_LONGEST_SLEEP_NS;
             if (is_long) look_at = now;
-            if (nap_ns && stall.since == now && mpp_core_is_wanted(now)) polls = 0; /* more may come at once */
+            if (pause_ns && stall.since == now && mpp_core_is_wanted(now)) polls = 0; /* more may come at once */
         }
         if (polls == 0) continue;
-        if (nap_ns) mpp_sleep(nap_ns);
-        if (nap_ns || mpp_yield()) mpp_note_hand_over(op);
+        if (pause_ns) mpp_sleep(pause_ns);
+        if (pause_ns || mpp_yield()) mpp_note_hand_over(op);
     }
     atomic_fetch_sub(&mpp_progress.waiters, 1);
     if (mpp_count_sleepers(0)) { /* they are to move what this thread leaves */

@@ -36,7 +36,7 @@ void mpp_wake_progress(void);
 
 /* Under the lock. What the program itself has under way in MPI moves only while some thread is inside MPI, and who
  * waits in shared memory is not. Whether MPI seems to have moved something, as the look took longer than those that
- * find nothing: then the next one is not to come a nap later. */
+ * find nothing: then the next one is not to come a pause later. */
 int mpp_look_into_mpi(void);
 
 /* Under the lock: how many chunks and messages have moved, and operations have become complete. */

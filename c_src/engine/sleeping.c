@@ -33,7 +33,7 @@ int mpp_core_is_wanted(int64_t now) { return now < atomic_load_explicit(&wanted_
 
 /* ---- sleeping ---- */
 
-enum { MOST_BELLS = 16, BLIND_NS = 200000, LONGEST_NAP_NS = 1000000, FUTEX_WAITV = 449, FUTEX_32_BITS = 2 };
+enum { MOST_BELLS = 16, BLIND_NS = 200000, LONGEST_PAUSE_NS = 1000000, FUTEX_WAITV = 449, FUTEX_32_BITS = 2 };
 
 /* struct futex_waitv of Linux 5.16. */
 typedef struct {
@@ -93,8 +93,8 @@ void mpp_sleep(int64_t ns) {
     if (count > 0) mpp_count_sleepers(1);
     mpp_unlock();
     if (count <= 0) {
-        int64_t most = count < 0 ? BLIND_NS : LONGEST_NAP_NS;
-        nap(ns < most ? ns : most);
+        int64_t most = count < 0 ? BLIND_NS : LONGEST_PAUSE_NS;
+        pause_for(ns < most ? ns : most);
         return;
     }
     if (!moved) wait_for_any(words, count, ns);
@@ -110,17 +110,17 @@ void mpp_sleep(int64_t ns) {
  * which it moves only in the calls of those who wait. */
 enum { STUCK_NS = 2000000, MPI_STUCK_NS = 200000, MESSAGE_STUCK_NS = 5000000 };
 enum { CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
-enum { NAP_NS = 50000, NAPS_IN_WAIT = 50, NAPS_IN_WAIT_WANTED = 8 };
+enum { PAUSE_NS = 50000, PAUSES_IN_WAIT = 50, PAUSES_IN_WAIT_WANTED = 8 };
 
-static int64_t until_nap_ns(const mpp_op *op, const mpp_stall *s) {
+static int64_t until_pause_ns(const mpp_op *op, const mpp_stall *s) {
     if (!op->in_short && !s->all_idle) return LONG_STUCK_NS;
     return op->group->yield_early ? CROWDED_STUCK_NS : op->arrived ? STUCK_NS : MESSAGE_STUCK_NS;
 }
 
 /* A yield gives only a part of the core to whoever else has work for it. Where each rank has a scheduling group of its
- * own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. Naps get longer where
+ * own, as with MPICH's mpiexec, those who yield keep the core for up to 0.3 s, as measured. Pauses get longer where
  * nothing can be under way, up to a fiftieth of the wait. */
-int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
+int64_t mpp_pause_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     unsigned seen = atomic_load_explicit(&op->group->moves, memory_order_relaxed);
     if (!s->since || seen != s->moves) s->since = now;
     if (!s->quiet || s->advanced) s->quiet = now;
@@ -128,15 +128,15 @@ int64_t mpp_nap_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     s->advanced = 0;
     if (s->in_mpi) s->mpi_at = now;
     s->in_mpi = 0;
-    int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / NAPS_IN_WAIT;
-    if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? NAP_NS : 0;
+    int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / PAUSES_IN_WAIT;
+    if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? PAUSE_NS : 0;
     if (mpp_core_is_wanted(now)) {
         if (s->all_idle) return MPP_LONGEST_SLEEP_NS;
-        longer = quiet / NAPS_IN_WAIT_WANTED;
-        return longer > LONGEST_NAP_NS ? LONGEST_NAP_NS : longer < NAP_NS ? NAP_NS : longer;
+        longer = quiet / PAUSES_IN_WAIT_WANTED;
+        return longer > LONGEST_PAUSE_NS ? LONGEST_PAUSE_NS : longer < PAUSE_NS ? PAUSE_NS : longer;
     }
-    /* Who waits for a message moves what else has been begun, and that is not to come a nap later each time. */
-    if ((op->in_short ? now - s->since : quiet) <= until_nap_ns(op, s)) return 0;
-    if (!s->all_idle || longer < NAP_NS) return NAP_NS;
-    return longer < LONGEST_NAP_NS ? longer : LONGEST_NAP_NS;
+    /* Who waits for a message moves what else has been begun, and that is not to come a pause later each time. */
+    if ((op->in_short ? now - s->since : quiet) <= until_pause_ns(op, s)) return 0;
+    if (!s->all_idle || longer < PAUSE_NS) return PAUSE_NS;
+    return longer < LONGEST_PAUSE_NS ? longer : LONGEST_PAUSE_NS;
 }

@@ -22,7 +22,7 @@
 /* Of an activity, which other threads change meanwhile. */
 #define NOW(field) atomic_load_explicit(&(field), memory_order_relaxed)
 
-enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, NAP_NS = 50000000 };
+enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, PAUSE_NS = 50000000 };
 
 static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
@@ -155,7 +155,7 @@ static void write_stacks(FILE *out) {
     if (status.stacks < 0 || ftruncate(status.stacks, 0) || lseek(status.stacks, 0, SEEK_SET)) return;
     if (kill(getpid(), status.stack_signal)) return; /* who called init_process_group may have ended */
     for (int look = 0; look < STACKS_LOOKS && (size == 0 || size != before); look++) {
-        nap(NAP_NS);
+        pause_for(PAUSE_NS);
         before = size;
         size = lseek(status.stacks, 0, SEEK_END);
     }
@@ -246,7 +246,7 @@ static void *answer_forever(void *unused) {
         int connection = accept4(status.listening, NULL, NULL, SOCK_CLOEXEC);
         if (connection < 0 && !may_accept_later()) return NULL;
         if (connection < 0) {
-            nap(NAP_NS);
+            pause_for(PAUSE_NS);
             continue;
         }
         answer(connection);

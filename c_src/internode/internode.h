@@ -11,8 +11,8 @@
  * (Rabenseifner's reduce-scatter and all-gather, with direct messages; several leaders per node as in Bayatpour and
  * others, "Scalable Reduction Collectives with Data Partitioning-based Multi-Leader Design", 2017.) The pieces of a
  * broadcast are scattered over the other nodes, which then exchange them; where a rank is alone on its node, from and
- * to its user's memory. In an all_gather every block goes once to every other node, into an inbox in its shared memory.
- * In a reduce_scatter a node's sum of a block goes to the rank that wants it.
+ * to its user's memory. In an all_gather every block goes once to every other node, into a receive buffer in its shared
+ * memory. In a reduce_scatter a node's sum of a block goes to the rank that wants it.
  *
  * Partial sums are in the computing type (float32 for narrow floats) where a node has several ranks; with one rank the
  * elements themselves are sent. Results are rounded once, and travel in the elements' type. A node's sum is the tree of

@@ -94,7 +94,7 @@ static int begin_agreement(mpi_collective *c) {
     if (!c->op.agreement) return 0;
     if (c->op.staging && c->op.staging->error) mpp_withdraw((shm_op *)c->op.agreement, c->op.staging->error);
     c->op.arrived = mpp_arrived_to_compare;
-    c->op.in_short = g->yield_early; /* else MPI's steps would come a nap later, one after the other */
+    c->op.in_short = g->yield_early; /* else MPI's steps would come a pause later, one after the other */
     return 1;
 }
 

@@ -31,7 +31,7 @@ void mpp_channel_widen(mpp_channel *c, size_t length) {
     size_t wide = mpp_wide_bytes(c->size, c->ring, c->slot_bytes);
     c->widening = widening_of(c->size, c->ring, c->slot_bytes);
     c->length = length;
-    if (wide && length >= (size_t)(c->inbox - (char *)c->counters) + wide)
+    if (wide && length >= (size_t)(c->recv_buffer - (char *)c->counters) + wide)
         c->wide = (char *)c->counters + length - wide;
 }
 

@@ -5,21 +5,21 @@
 #include "message/message.h"
 #include "shm/shm.h"
 
-enum { INBOX_LIMIT = 16 << 20 };
+enum { MOST_RECV_BYTES = 16 << 20 };
 
 _Static_assert(sizeof(mpp_call) == CACHE_LINE && sizeof(rank_counters) % CACHE_LINE == 0, "no two ranks share a line");
 
 /* How much of a block from another node one chunk brings; the same on all nodes. */
-static size_t inbox_bytes(int ranks, int slots, size_t slot_bytes) {
-    size_t most = INBOX_LIMIT / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
+static size_t recv_buffer_bytes(int ranks, int slots, size_t slot_bytes) {
+    size_t most = MOST_RECV_BYTES / ((size_t)ranks * (size_t)slots) / CACHE_LINE * CACHE_LINE;
     size_t at_most = slot_bytes < MPP_EAGER ? slot_bytes : MPP_EAGER;
     return most > at_most ? at_most : most < CACHE_LINE ? CACHE_LINE : most;
 }
 
 /* For a group of `ranks`, of which `here` are on this node. */
 size_t mpp_segment_size(int ranks, int here, int slots, size_t slot_bytes) {
-    size_t inboxes = (size_t)(ranks - here) * (size_t)slots * inbox_bytes(ranks, slots, slot_bytes);
-    return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + inboxes;
+    size_t recv_buffers = (size_t)(ranks - here) * (size_t)slots * recv_buffer_bytes(ranks, slots, slot_bytes);
+    return (size_t)here * (sizeof(rank_counters) + (size_t)slots * slot_bytes) + recv_buffers;
 }
 
 mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t slot_bytes, mpp_topology *topology) {
@@ -42,8 +42,8 @@ mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t 
     c->slots = (char *)segment + (size_t)c->size * sizeof(rank_counters);
     c->ring = slots;
     c->slot_bytes = slot_bytes;
-    c->inbox = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
-    c->inbox_bytes = inbox_bytes(g->size, slots, slot_bytes);
+    c->recv_buffer = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
+    c->recv_buffer_bytes = recv_buffer_bytes(g->size, slots, slot_bytes);
     for (int limit = 0; limit < MPP_LIMITS; limit++) c->limits[limit] = INT64_MAX;
     mpp_prepare_oom_placeholder(c, g);
     return c;

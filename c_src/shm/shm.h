@@ -128,8 +128,8 @@ struct mpp_channel {
     cuda_device *registered; /* the segment is, by this device */
     int refused;             /* what the driver said instead: a CUresult */
     struct mpp_peer *peers;  /* whose devices can be read, peers.c; of a registered segment */
-    char *inbox;             /* in the segment, behind the slots: blocks of ranks on other nodes */
-    size_t inbox_bytes;
+    char *recv_buffer;       /* in the segment, behind the slots: blocks of ranks on other nodes */
+    size_t recv_buffer_bytes;
     uint64_t next;            /* number of the next chunk to be given to an operation */
     uint64_t all_in, all_out; /* lower bounds of the others' counters, to read fewer foreign cache lines */
     uint64_t all_reduced;

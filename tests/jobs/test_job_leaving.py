@@ -12,7 +12,7 @@ FIRST = ["0", "last"]
 WAYS = ["new_group late", "new_group never", "no_world before", "aborted send", "aborted exchange"]
 
 
-@pytest.mark.parametrize("way", [*WAYS, pytest.param("no_world meeting", marks=pytest.mark.every_change)])
+@pytest.mark.parametrize("way", [*WAYS, pytest.param("no_world gather", marks=pytest.mark.every_change)])
 def test_ranks_that_end_apart(job: Job, way: str) -> None:
     scenario, how = way.split()
     for first in sampling.share(way, FIRST, 2):

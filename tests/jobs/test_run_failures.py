@@ -1,4 +1,4 @@
-"""However a job under `mpiplus run` ends, it ends soon, whole, and with the guilty rank's name and code."""
+"""However a job under `mpiplus run` ends, it ends soon, whole, and with the failing rank's name and code."""
 
 from __future__ import annotations
 

@@ -101,9 +101,9 @@ def in_step(channel, world, request) -> None:
     plugins = request.config.pluginmanager
     failed_in = plugins.get_plugin("health").failed_in
     anyone = np.zeros(1, dtype=np.int32)
-    meeting = channel.Iallreduce(np.array([failed_in is not None], dtype=np.int32), anyone)
+    start = channel.Iallreduce(np.array([failed_in is not None], dtype=np.int32), anyone)
     give_up = time.monotonic() + LONGEST_WAIT_BETWEEN_TESTS
-    while not meeting.Test():
+    while not start.Test():
         if time.monotonic() > give_up:
             if reporter := plugins.get_plugin("rank-reporter"):
                 reporter.note("waited in vain for the other ranks to come to this test")

@@ -74,13 +74,13 @@ def talk_of_family(world, family) -> Talk:
     return talks()[family]
 
 
-def expect_failure(guilty: int, words: str, call: Callable[[], Any]) -> RankFailedError:
+def expect_failure(failing: int, words: str, call: Callable[[], Any]) -> RankFailedError:
     """Every rank raises, and says who has failed and why."""
     with pytest.raises(RankFailedError) as caught:
         call()
-    assert caught.value.rank == guilty
-    assert caught.value.ranks == [guilty]
-    assert f"rank {guilty}" in str(caught.value)
+    assert caught.value.rank == failing
+    assert caught.value.ranks == [failing]
+    assert f"rank {failing}" in str(caught.value)
     assert words in str(caught.value)
     assert caught.value.node
     return caught.value

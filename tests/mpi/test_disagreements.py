@@ -247,20 +247,20 @@ def of_other_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[]
 def test_in_detail(placement: str, new_group, monkeypatch) -> None:
     """Wherever the ranks are and whoever moves the data; without DETAIL bytes are bytes."""
     group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
-    meetings, odd = [], group.rank() == group.size() - 1
+    mismatches, odd = [], group.rank() == group.size() - 1
     alike = same_bytes(group, odd)
     for pattern, call in (alike | of_other_bytes(group, odd)).items():
         inside.calls(group).compares = True
         match = f"detected mismatch between collectives on ranks: .*{pattern}.*can be used again"
         with pytest.raises(dist.DistBackendError, match=match):
             call().wait()
-        meetings.append(group.checkin.mismatch)
+        mismatches.append(group.checkin.mismatch)
         inside.calls(group).compares = False
         if pattern in alike:
             call().wait()
     dist.barrier(group)
-    left = [len(group.checkin.missing(meeting)) < group.size() for meeting in meetings]
-    assert left == [False] * (len(meetings) - 1) + [True], "the store keeps the last one only"
+    left = [len(group.checkin.missing(mismatch)) < group.size() for mismatch in mismatches]
+    assert left == [False] * (len(mismatches) - 1) + [True], "the store keeps the last one only"
 
 
 def test_in_detail_where_a_rank_says_nothing(new_group, monkeypatch) -> None:

@@ -26,8 +26,8 @@ def works(talk: Talk) -> None:
     assert helpers.all_gather_object(talk.rank, group=talk.group) == talk.ranks
 
 
-def fail_on(guilty: int, words: str = "on purpose"):
-    if dist.get_rank() == guilty:
+def fail_on(failing: int, words: str = "on purpose"):
+    if dist.get_rank() == failing:
         raise LookupError(words)
     return "x" * 1000
 
@@ -49,17 +49,17 @@ class Unreadable:
 
 
 def test_the_function_raises_on_each_rank_in_turn(talk: Talk) -> None:
-    for guilty in talk.ranks:
-        for words in ("on purpose", LONG) if guilty == talk.ranks[0] else ("on purpose",):
+    for failing in talk.ranks:
+        for words in ("on purpose", LONG) if failing == talk.ranks[0] else ("on purpose",):
             calls = [
-                lambda g=guilty, w=words: helpers.compute_and_broadcast(lambda: fail_on(g, w), g, talk.group),
-                lambda g=guilty, w=words: helpers.gather_from_all_ranks(lambda: fail_on(g, w), group=talk.group),
-                lambda g=guilty, w=words: helpers.reduce_and_broadcast(lambda: fail_on(g, w), len, talk.group),
+                lambda g=failing, w=words: helpers.compute_and_broadcast(lambda: fail_on(g, w), g, talk.group),
+                lambda g=failing, w=words: helpers.gather_from_all_ranks(lambda: fail_on(g, w), group=talk.group),
+                lambda g=failing, w=words: helpers.reduce_and_broadcast(lambda: fail_on(g, w), len, talk.group),
             ]
             for call in calls:
-                error = expect_failure(guilty, f"LookupError: {words.strip()[:50]}", call)
+                error = expect_failure(failing, f"LookupError: {words.strip()[:50]}", call)
                 assert "in fail_on" in error.traceback
-                assert isinstance(error.__cause__, LookupError) == (talk.rank == guilty)
+                assert isinstance(error.__cause__, LookupError) == (talk.rank == failing)
                 works(talk)
 
 
@@ -79,19 +79,19 @@ UNFIT = pytest.mark.parametrize(("kind", "words"), [(threading.Lock, "pickle"), 
 def test_a_value_that_cannot_travel(talk: Talk, kind, words: str) -> None:
     if talk.size == 1:
         return  # nothing travels
-    for guilty in talk.ranks:
-        value = kind() if talk.rank == guilty else "fine"
-        root = next(rank for rank in talk.ranks if rank != guilty)  # nobody unpickles what is its own
+    for failing in talk.ranks:
+        value = kind() if talk.rank == failing else "fine"
+        root = next(rank for rank in talk.ranks if rank != failing)  # nobody unpickles what is its own
         calls = [
-            lambda v=value, g=guilty: helpers.compute_and_broadcast(lambda: v, g, talk.group),
+            lambda v=value, g=failing: helpers.compute_and_broadcast(lambda: v, g, talk.group),
             lambda v=value, r=root: helpers.gather_from_all_ranks(lambda: v, rank=r, group=talk.group),
             lambda v=value: helpers.all_gather_object(v, talk.group),
-            lambda v=value, g=guilty: helpers.broadcast_object_list([v], g, talk.group),
+            lambda v=value, g=failing: helpers.broadcast_object_list([v], g, talk.group),
         ]
-        if guilty != talk.ranks[0] or kind is not Unreadable:
+        if failing != talk.ranks[0] or kind is not Unreadable:
             calls.append(lambda v=value: helpers.reduce_and_broadcast(lambda: v, len, talk.group))
         for call in calls:
-            expect_failure(guilty, words, call)
+            expect_failure(failing, words, call)
             works(talk)
 
 
@@ -126,9 +126,9 @@ def test_wrong_world_size_on_all_ranks_and_on_each_in_turn(talk: Talk) -> None:
         with pytest.raises(ValueError, match=f"world_size is {size}, but the group has {talk.size} rank"):
             helpers.gather_from_all_ranks(lambda: 1, world_size=size, group=talk.group)
         works(talk)
-    for guilty in talk.ranks:
-        wrong = talk.rank == guilty
-        with pytest.raises(ValueError if wrong else RankFailedError, match=f"rank {guilty}|world_size is 99"):
+    for failing in talk.ranks:
+        wrong = talk.rank == failing
+        with pytest.raises(ValueError if wrong else RankFailedError, match=f"rank {failing}|world_size is 99"):
             helpers.gather_from_all_ranks(lambda: 1, world_size=99 if wrong else None, group=talk.group)
         works(talk)
 

@@ -72,11 +72,11 @@ def test_several_main_ranks_of_which_one_fails(world, shared_file) -> None:
             shared_file.with_name(str(world.rank)).touch()
         else:
             assert all(shared_file.with_name(str(rank)).exists() for rank in mains)
-    guilty, outcome = mains[-1], contextlib.nullcontext()
-    if world.rank == guilty or world.rank not in mains:
-        outcome = pytest.raises(RankFailedError, match=f"rank {guilty} failed: LookupError")
+    failing, outcome = mains[-1], contextlib.nullcontext()
+    if world.rank == failing or world.rank not in mains:
+        outcome = pytest.raises(RankFailedError, match=f"rank {failing} failed: LookupError")
     with outcome, helpers.zero_first(world.rank in mains):
-        if world.rank == guilty:
+        if world.rank == failing:
             raise LookupError("on purpose")
     helpers.barrier(timeout=20)
 

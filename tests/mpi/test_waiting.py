@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 SECONDS_LATE = 0.5
-#: It may nap 50 times as often; those of a crowded machine take longer.
-FEWEST_NAPS = 20
-#: Of a core. It was nine tenths when each nap was followed by 2 ms of looks.
+#: It may pause 50 times as often; those of a crowded machine take longer.
+FEWEST_PAUSES = 20
+#: Of a core. It was nine tenths when each pause was followed by 2 ms of looks.
 LARGEST_SHARE = 0.6
 
 
@@ -43,8 +43,8 @@ def test_who_waits_leaves_the_core(world, name: str) -> None:
     before, begin = resource.getrusage(resource.RUSAGE_THREAD), time.monotonic()
     call()
     after, waited = resource.getrusage(resource.RUSAGE_THREAD), time.monotonic() - begin
-    naps = after.ru_nvcsw - before.ru_nvcsw
+    pauses = after.ru_nvcsw - before.ru_nvcsw
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if rank == size - 1:
-        assert naps >= FEWEST_NAPS, f"{naps} times in {SECONDS_LATE} s"
+        assert pauses >= FEWEST_PAUSES, f"{pauses} times in {SECONDS_LATE} s"
         assert busy <= LARGEST_SHARE * waited, f"busy for {busy:.2f} of {waited:.2f} s"

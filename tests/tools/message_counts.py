@@ -16,7 +16,7 @@ SUMMARY = 192  # bytes: of the calls of a node's ranks
 PAYLOAD, WHOLE = 64 << 10, 32 << 10  # the most that is piggybacked; and of what is sent whole at every level
 EAGER = 60 << 10  # the most of a chunk that goes to another node whole
 RING = 4
-INBOXES = 16 << 20
+MOST_RECV_BYTES = 16 << 20
 PERIODS_AHEAD = 4  # of a broadcast's chunks
 FEW_CHUNKS, LEAST_FILLED = 8, 4  # of an exchange that goes through slots
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -107,9 +107,9 @@ class Group:
         return min(self.ranks, self.slot // LINE)
 
     @property
-    def inbox(self) -> int:
+    def recv_buffer(self) -> int:
         """How much of each block from another node a chunk of an all_gather carries."""
-        return max(LINE, min(self.slot, EAGER, INBOXES // (self.ranks * RING) // LINE * LINE))
+        return max(LINE, min(self.slot, EAGER, MOST_RECV_BYTES // (self.ranks * RING) // LINE * LINE))
 
 
 # ---- with the agreement ----
@@ -340,7 +340,7 @@ def _long_message(group: Group, nbytes: int) -> int:
 def chunk_bytes(group: Group, operation: str, nbytes: int = 1 << 60, wide: int = 1) -> int:
     """How much one chunk carries of a tensor of so many bytes, or of each block. ``wide`` as in `counts`."""
     if operation == "all_gather":
-        return _long_message(group, nbytes) or group.inbox
+        return _long_message(group, nbytes) or group.recv_buffer
     usual, most = group.slot, min(EAGER * group.nodes, 4 * group.slot // wide) // LINE * LINE
     if operation == "reduce_scatter":
         usual = group.slot // group.ranks_per_slot // LINE * LINE

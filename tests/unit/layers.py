@@ -17,14 +17,14 @@ C_SRC = ROOT / "c_src"
 PAGE = ROOT / "docs" / "architecture.md"
 _NAME = PACKAGE.name
 
-#: The modules that lie beside the layers: below all of them, and the door, by which torch and users come in.
-GROUND, DOOR = "the ground", "the door"
+#: The modules that lie beside the layers: below all of them, and the entry, by which torch and users come in.
+GROUND, ENTRY = "the ground", "the entry"
 LOOSE = {
     GROUND: (
         *("names", "errors", "flavours", "operations", "options", "protocol", "seconds", "settings"),
         *("torch_internals", "torch_operators"),
     ),
-    DOOR: ("__init__", "_autoload"),
+    ENTRY: ("__init__", "_autoload"),
 }
 
 #: What each layer may import: a layer, one of the modules on the ground, or one module of a layer.
@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("flavours", "names", "operations", "options", "seconds", "settings"),
         *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),
     ),
-    DOOR: ("errors", "names", "options", "settings", "torch_internals", "api"),
+    ENTRY: ("errors", "names", "options", "settings", "torch_internals", "api"),
 }
 
 #: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.
@@ -123,7 +123,7 @@ def is_allowed(importer: str, imported: str) -> bool:
     from_layer, to_layer = layer_of(importer), layer_of(imported)
     if from_layer == to_layer:
         return True
-    allowed = LAYERS[from_layer or DOOR]
+    allowed = LAYERS[from_layer or ENTRY]
     return to_layer in allowed or imported in allowed
 
 

@@ -28,10 +28,10 @@ def lengths(width, nodes):
 
 
 def close(ranks):
-    """Reductions leave alone what lies behind the slots: the inboxes of an all_gather."""
-    inboxes = (ranks.size - 1) * SLOTS * SLOT
+    """Reductions leave alone what lies behind the slots: the receive buffers of an all_gather."""
+    recv_buffers = (ranks.size - 1) * SLOTS * SLOT
     for end in ranks.ends:
-        assert not any(ranks.ffi.buffer(ranks.ffi.cast("char *", end - inboxes), inboxes)[:])
+        assert not any(ranks.ffi.buffer(ranks.ffi.cast("char *", end - recv_buffers), recv_buffers)[:])
     ranks.close()
 
 

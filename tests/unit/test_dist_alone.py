@@ -98,14 +98,14 @@ def test_failures() -> None:
 
 
 def test_who_comes_as_the_time_runs_out_is_not_missing() -> None:
-    """All have come, and the last of them has not opened the door yet."""
+    """All have come, and the last of them has not let them go on yet."""
     store = dist.HashStore()
     members = SimpleNamespace(group=Mock(get_group_store=lambda: store), ranks=[0, 1], rank=1, size=2)
-    meeting = StoreBarrier(members, "barrier")
-    meeting.arrive()
+    waiting = StoreBarrier(members, "barrier")
+    waiting.arrive()
     dist.PrefixStore("mpiplus-dist/barrier/1", store).set("came/0", "")
     threading.Timer(0.2, lambda: dist.PrefixStore("mpiplus-dist/barrier/1", store).set("door", "")).start()
-    assert meeting.wait("barrier", 0.05) == b""
+    assert waiting.wait("barrier", 0.05) == b""
 
 
 OPEN_MPI = {

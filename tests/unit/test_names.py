@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchmpi_plugin"
 
 #: Words that were given up: for config, failures, API mode, failure report, JobMonitor, layers, adopt_orphan, message,
-#: Listener, the first that failed, Training, why_not, StoreBarrier, JobSpec.
+#: Listener, the first that failed, Training, why_not, StoreBarrier, JobSpec; SignedStore, receive buffer, pause.
 FORBIDDEN = (
     *(
         "[Ww]ish(es|ed)?",
@@ -24,7 +24,7 @@ FORBIDDEN = (
         "[Rr]escued?",
     ),
     *("[Pp]arcels?", "[Ss]pokesman", "[Rr]eception", "[Cc]ulprits?|[Gg]uilty", "[Tt]rainees?", "[Hh]indrances?"),
-    *("Meeting|[Dd]oors?", "Orders"),
+    *("[Mm]eetings?(?! place)|[Dd]oors?", "Orders", "[Ss]eals?", "[Ii]nbox(es)?", "[Nn]aps?", "[Bb]risk", "[Jj]udges?"),
 )
 #: Of the C code, looked for there and in the package, where docs/ may use some of them in their plain meaning: for
 #: pipeline slot, phase, call summary, piggyback, exchange_results, peer_rank.

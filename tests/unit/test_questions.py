@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 import torchmpi_plugin
 from torchmpi_plugin.diagnosis import frames
-from torchmpi_plugin.diagnosis.monitor import Answers, Inbox, Seal, ask
+from torchmpi_plugin.diagnosis.monitor import Answers, Questions, SignedStore, ask
 
 
 def answering(asked: list[Sequence[int]]) -> Answers:
@@ -28,17 +28,17 @@ def answering(asked: list[Sequence[int]]) -> Answers:
 def asked_with(secret: str, forged: bool = False) -> tuple[dict[int, str], list[Sequence[int]], HashStore]:
     """What a rank is told that asks rank 1, what rank 1 was asked, and what is left in the store."""
     store, told, heard = HashStore(), {}, []
-    thread = threading.Thread(target=lambda: told.update(ask(store, Seal(secret), "status", [1], 2.0)))
+    thread = threading.Thread(target=lambda: told.update(ask(SignedStore(store, secret), "status", [1], 2.0)))
     thread.start()
-    inbox = Inbox(store, Seal("secret"))
-    while not (numbers := inbox.mail()):
+    questions = Questions(SignedStore(store, "secret"))
+    while not (numbers := questions.new()):
         pass
     if forged:
         store.set("mpiplus/status/1/1", "0 wrong")
     else:
-        inbox.answer(numbers, answering(heard))
+        questions.answer(numbers, answering(heard))
     thread.join()
-    assert not inbox.mail()
+    assert not questions.new()
     return told, heard, store
 
 
@@ -58,14 +58,14 @@ def test_who_has_ended_before_the_question() -> None:
     """The next one is answered."""
     store, heard = HashStore(), []
     store.add("mpiplus/status/asked", 1)
-    inbox = Inbox(store, Seal("secret"))
-    inbox.answer(inbox.mail(), answering(heard))
+    questions = Questions(SignedStore(store, "secret"))
+    questions.answer(questions.new(), answering(heard))
     assert heard == []
-    thread = threading.Thread(target=ask, args=(store, Seal("secret"), "status", [1], 2.0))
+    thread = threading.Thread(target=ask, args=(SignedStore(store, "secret"), "status", [1], 2.0))
     thread.start()
-    while not (numbers := inbox.mail()):
+    while not (numbers := questions.new()):
         pass
-    inbox.answer(numbers, answering(heard))
+    questions.answer(numbers, answering(heard))
     thread.join()
     assert (list(numbers), heard) == ([2], [[1]])
 

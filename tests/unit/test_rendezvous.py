@@ -107,7 +107,7 @@ SHORT, LONG = timedelta(seconds=0.5), timedelta(seconds=30)
 def meet(store: dist.Store, rank: int, value: str, timeout: timedelta = LONG) -> list[str] | str:
     """What the rank heard; the error's text, if that is what came."""
     try:
-        return CheckIn(store, "test", rank, SIZE).gather("meeting", value, timeout, "the test")
+        return CheckIn(store, "test", rank, SIZE).gather("values", value, timeout, "the test")
     except DistBackendError as error:
         return str(error)
 
@@ -145,7 +145,7 @@ def test_who_has_ended_is_not_waited_for(monkeypatch) -> None:
     for rank in (0, 1):
         start = time.monotonic()
         with pytest.raises(DistBackendError, match="rank 3 has ended"):
-            CheckIn(dist.HashStore(), "test", rank, SIZE, lambda _: gone).gather("meeting", "", LONG, "the test")
+            CheckIn(dist.HashStore(), "test", rank, SIZE, lambda _: gone).gather("values", "", LONG, "the test")
         assert time.monotonic() - start < LONG.total_seconds() / 2
 
 
@@ -155,10 +155,10 @@ def test_who_has_come_and_ended_is_no_loss(monkeypatch) -> None:
     store = dist.HashStore()
 
     def look(_: str) -> DistBackendError:
-        CheckIn(store, "test", 1, 2).arrive("meeting", "of 1")
+        CheckIn(store, "test", 1, 2).arrive("values", "of 1")
         return DistBackendError("rank 1 has ended")
 
-    assert CheckIn(store, "test", 0, 2, look).gather("meeting", "of 0", LONG, "the test") == ["of 0", "of 1"]
+    assert CheckIn(store, "test", 0, 2, look).gather("values", "of 0", LONG, "the test") == ["of 0", "of 1"]
 
 
 def test_the_store_is_asked_where_no_thread_can_be_started(monkeypatch) -> None:

@@ -7,8 +7,8 @@ For ``mpiplus status`` on another node one rank of each node asks the others the
 that holds Python's lock too, as it does on the node of who asks.
 
 A question has a number, a kind, and an answer for each rank. The counter of questions is what every rank looks at once
-a second. torch's store lets everybody in who reaches its port. So questions and answers carry a proof that who wrote
-them knows the world's secret. Who can read the store can read the answers.
+a second. torch's store lets everybody in who reaches its port. So questions and answers are signed with the world's
+secret. Who can read the store can read the answers.
 """
 
 from __future__ import annotations
@@ -140,38 +140,42 @@ def _key(*parts: object) -> str:
     return "/".join(["mpiplus/status", *map(str, parts)])
 
 
-class Seal:
-    """Puts a proof on what ranks of a world tell each other, who alone know its secret, under a key of the store."""
+class SignedStore:
+    """A store in which what ranks of a world write, who alone know its secret, is signed, each text for its key.
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+    Attributes:
+        plain: the store itself, for what is not signed.
+    """
 
-    def put(self, store: Store, key: str, text: str) -> None:
-        store.set(key, f"{self._proof(key, text)} {text}")
+    def __init__(self, plain: Store, secret: str) -> None:
+        self.plain, self._secret = plain, secret.encode()
 
-    def take(self, store: Store, key: str) -> str | None:
+    def put(self, key: str, text: str) -> None:
+        self.plain.set(key, f"{self._signature(key, text)} {text}")
+
+    def take(self, key: str) -> str | None:
         """The text, if it is there and one of the ranks has written it for this key."""
         # Not check() and get(), which waits for hours where who asked has taken the key back in between.
-        proof, _, text = store.compare_set(key, _NOTHING, _NOTHING).decode(errors="replace").partition(" ")
-        return text if hmac.compare_digest(proof.encode(), self._proof(key, text).encode()) else None
+        signature, _, text = self.plain.compare_set(key, _NOTHING, _NOTHING).decode(errors="replace").partition(" ")
+        return text if hmac.compare_digest(signature.encode(), self._signature(key, text).encode()) else None
 
-    def _proof(self, key: str, text: str) -> str:
+    def _signature(self, key: str, text: str) -> str:
         return hmac.new(self._secret, f"{key} {text}".encode(errors="replace"), "sha256").hexdigest()
 
 
-def ask(store: Store, seal: Seal, kind: str, ranks: Sequence[int], seconds: float) -> dict[int, str]:
+def ask(store: SignedStore, kind: str, ranks: Sequence[int], seconds: float) -> dict[int, str]:
     """Return what ``ranks`` answer. Those that do not in time are left out."""
-    number = store.add(_ASKED, 1)
-    seal.put(store, _key(number, "question"), f"{kind} {','.join(map(str, ranks))}")
+    number = store.plain.add(_ASKED, 1)
+    store.put(_key(number, "question"), f"{kind} {','.join(map(str, ranks))}")
     until = time.monotonic() + seconds
     answers: dict[int, str] = {}
     while len(answers) < len(ranks) and time.monotonic() < until:
         for rank in [rank for rank in ranks if rank not in answers]:
-            answer = seal.take(store, _key(number, rank))
+            answer = store.take(_key(number, rank))
             if answer is not None:
                 answers[rank] = answer
         time.sleep(0.05)
-    _forget(store, [_key(number, each) for each in ("question", *answers)])
+    _forget(store.plain, [_key(number, each) for each in ("question", *answers)])
     return answers
 
 
@@ -182,16 +186,16 @@ def _forget(store: Store, keys: Sequence[str]) -> None:
             store.delete_key(key)
 
 
-class Inbox:
-    """Answers what this rank is asked, on a connection of its own."""
+class Questions:
+    """What this rank is asked, on a connection of its own."""
 
-    def __init__(self, store: Store, seal: Seal) -> None:
-        self._store, self._seal = store, seal
+    def __init__(self, store: SignedStore) -> None:
+        self._store = store
         self._seen = 0
 
-    def mail(self) -> range:
+    def new(self) -> range:
         """The numbers of what was asked since the last time."""
-        asked = int(self._store.get(_ASKED)) if self._store.check([_ASKED]) else 0
+        asked = int(self._store.plain.get(_ASKED)) if self._store.plain.check([_ASKED]) else 0
         new, self._seen = range(self._seen + 1, asked + 1), asked
         return new
 
@@ -204,13 +208,13 @@ class Inbox:
 
     def _answer(self, number: int, answers: Answers, until: float) -> None:
         key = _key(number, "question")
-        while not self._store.check([key]) and time.monotonic() < until:
+        while not self._store.plain.check([key]) and time.monotonic() < until:
             time.sleep(0.02)
-        kind, _, text = (self._seal.take(self._store, key) or "").partition(" ")
+        kind, _, text = (self._store.take(key) or "").partition(" ")
         if not text:
             return  # who asks has ended, or is no rank of this world
         for rank, answer in answers(kind, number, [int(word) for word in text.split(",")]).items():
-            self._seal.put(self._store, _key(number, rank), answer)
+            self._store.put(_key(number, rank), answer)
 
 
 # ---- of a world ----
@@ -231,13 +235,11 @@ class Monitor:
     def __init__(
         self, store: Store, connection: Store, rank: int, size: int, node: int, elsewhere: list[int], secret: str
     ) -> None:
-        self._store = store
-        self._connection = connection
+        self._store, self._connection = SignedStore(store, secret), SignedStore(connection, secret)
         self._elsewhere = elsewhere
         self._rank, self._size, self._node = rank, size, node
         self._stop = threading.Event()
-        self._seal = Seal(secret)
-        self._inbox = Inbox(connection, self._seal)
+        self._questions = Questions(self._connection)
         self._thread = start_thread(self._answer_forever, "mpiplus-status")
 
     def _answer_forever(self) -> None:
@@ -250,16 +252,16 @@ class Monitor:
     def _answer_others(self) -> bool:
         """Return whether the store is still there: without it the world is at its end."""
         try:
-            numbers = self._inbox.mail()
+            numbers = self._questions.new()
         except RuntimeError:
             return False
         if numbers:
             attempt("the flight recorder's trace is not written", self._write_trace_if_wanted, None)
-            attempt("another rank gets no answer", lambda: self._inbox.answer(numbers, self._answers), None)
+            attempt("another rank gets no answer", lambda: self._questions.answer(numbers, self._answers), None)
         return True
 
     def _write_trace_if_wanted(self) -> None:
-        if self._connection.check([_DUMP]) and flight_recorder.current is not None:
+        if self._connection.plain.check([_DUMP]) and flight_recorder.current is not None:
             flight_recorder.current.write_after_failure()
 
     def _answers(self, kind: str, number: int, ranks: Sequence[int]) -> dict[int, str]:
@@ -275,9 +277,9 @@ class Monitor:
     def _of_node(self, request: str, number: int, ranks: Sequence[int]) -> dict[int, str]:
         """By the first rank of a node that comes to it."""
         place = this_node.identity()
-        if self._connection.add(_key(number, "of", place), 1) > 1:
+        if self._connection.plain.add(_key(number, "of", place), 1) > 1:
             return {}
-        _forget(self._connection, [_key(number - _REMEMBERED, "of", place)])
+        _forget(self._connection.plain, [_key(number - _REMEMBERED, "of", place)])
         sockets = _neighbours(ranks)
         answers = asking.ask(sockets, request, _OF_NODE[request])
         return {
@@ -305,15 +307,15 @@ class Monitor:
         _, kind, *numbers = [*request.split(), "", ""]
         wanted = {int(word) for word in numbers[0].split(",") if word.isdigit()} or set(self._elsewhere)
         ranks = [rank for rank in self._elsewhere if rank in wanted]
-        return ask(self._connection, self._seal, kind, ranks, SPOKEN_WITHIN) if ranks else {}
+        return ask(self._connection, kind, ranks, SPOKEN_WITHIN) if ranks else {}
 
     def want_traces(self) -> None:
         """Let every rank that is asked from now on write the trace of its flight recorder first."""
-        self._store.set(_DUMP, "1")
+        self._store.plain.set(_DUMP, "1")
 
     def ask(self, ranks: list[int]) -> dict[int, str]:
         """Ask ``ranks`` of the world: see :func:`_answer`. Those that do not answer in time are left out."""
-        return ask(self._store, self._seal, "describe", ranks, ANSWER_WITHIN)
+        return ask(self._store, "describe", ranks, ANSWER_WITHIN)
 
     def stop(self) -> None:
         self._stop.set()

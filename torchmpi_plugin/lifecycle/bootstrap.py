@@ -51,14 +51,14 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     library = runtime.library_name(mpi_library.load())
     if not runtime.flavour().by_pmi:
         raise RuntimeError(_open_mpi_text(library, size))
-    meeting = CheckIn(store, "bootstrap", rank, size)
-    nodes = meeting.gather("node", node.identity(), timeout, _DOING)
+    checkin = CheckIn(store, "bootstrap", rank, size)
+    nodes = checkin.gather("node", node.identity(), timeout, _DOING)
     offer = serve(nodes, timeout) if rank == 0 else ""
-    offer = meeting.gather("server", offer, timeout, _DOING)[0]
+    offer = checkin.gather("server", offer, timeout, _DOING)[0]
     _initialise(_connect(json.loads(offer), rank, timeout), rank, size, timeout.total_seconds())
-    meeting.gather("world", "", timeout, _DOING)
+    checkin.gather("world", "", timeout, _DOING)
     for what in ("node", "server"):
-        meeting.forget(what)
+        checkin.forget(what)
 
 
 def _open_mpi_text(library: str, size: int) -> str:

@@ -21,16 +21,16 @@ Check = Callable[[], None]
 def wait(request: Any, buffers: tuple[Any, ...], check: Check, awake_seconds: float = 0.0) -> None:
     """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then.
 
-    For so long it takes no naps: of the least length they are of 50 us and more, as long as a message of TCP takes.
+    For so long it takes no pauses: of the least length they are of 50 us and more, as long as a message of TCP takes.
     """
-    nap_at = time.monotonic() + awake_seconds
+    pause_at = time.monotonic() + awake_seconds
     try:
         while True:
             with runtime.exclusive():
                 if request.Test():
                     return
             check()
-            if time.monotonic() > nap_at:
+            if time.monotonic() > pause_at:
                 time.sleep(_POLL_SECONDS)
     except BaseException:
         _kept.append((request, buffers))

@@ -76,7 +76,7 @@ class CheckIn:
         self.size = size
         self._look = look
         self._barriers = 0
-        self.mismatch = ""  # the last meeting of ranks whose calls differed
+        self.mismatch = ""  # the name of the last exchange of ranks whose calls differed
         self._asking: threading.Thread | None = None
 
     def connected_anew(self) -> CheckIn:
@@ -158,7 +158,7 @@ class CheckIn:
             length = _LOOK_EVERY
 
     def _list_with(self, value: str, what: str, until: float) -> list[str]:
-        """Return what rank 0 has said now, not to an earlier meeting of this name that the store may still know."""
+        """Return what rank 0 has said now, not in an earlier exchange of this name that the store may still know."""
         while True:
             values: list[str] = json.loads(self.store.get(self._key(what, _ALL)))
             if values[self.rank : self.rank + 1] == [value]:
@@ -175,7 +175,7 @@ class CheckIn:
         self.forget(f"barrier/{self._barriers - 1}" if self._barriers > 1 else "")
 
     def forget(self, what: str) -> None:
-        """Delete what this rank has said in a meeting that everybody has left; of none, nothing. All ranks do so."""
+        """Delete what this rank has said in an exchange that everybody has left; of none, nothing. All ranks do so."""
         for part in ([self.rank, _ALL] if self.rank == 0 else [self.rank]) if what else []:
             with contextlib.suppress(RuntimeError):
                 self.store.delete_key(self._key(what, part))

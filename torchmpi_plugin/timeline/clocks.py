@@ -17,7 +17,7 @@ from ..mpi import nonblocking, runtime
 _ROUNDS, _ENOUGH_NS, _SECONDS, _MOST_SECONDS = 100, (20_000, 50_000), 0.5, 2.0
 #: Two clocks gain less than a part of so many on each other, which counts little in so many ns.
 _DRIFT, _AT_ONCE_NS = 10_000, 50_000_000
-#: For so long a message is awaited without naps, which would count as its time; and until it is given up.
+#: For so long a message is awaited without pauses, which would count as its time; and until it is given up.
 _AWAKE_SECONDS, _LOST_SECONDS = 0.001, 3.0
 _POLL_SECONDS = 0.005
 _END = 0

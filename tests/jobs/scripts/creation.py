@@ -21,7 +21,7 @@ from torchmpi_plugin.communicator import communicator, cuda_path, membership
 from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.store import checkin
 
-GUILTY = 1
+FAILING = 1
 SHORT = timedelta(seconds=3)
 LONG = timedelta(seconds=90)
 
@@ -32,16 +32,16 @@ def no_memory(*_: object) -> None:
 
 def failing(owner: Any, name: str) -> contextlib.AbstractContextManager[object]:
     """On one rank; tests/faults/making.py walks all that may fail, C's own allocations too."""
-    return mock.patch.object(owner, name, no_memory) if ME == GUILTY else contextlib.nullcontext()
+    return mock.patch.object(owner, name, no_memory) if ME == FAILING else contextlib.nullcontext()
 
 
 def fails() -> None:
-    """All ranks get the error, which names the guilty one; the next group is made as if nothing had been."""
+    """All ranks get the error, which names the failing one; the next group is made as if nothing had been."""
     dist.init_process_group("mpiplus", timeout=LONG)
-    message = rf"creating group .* failed on rank {GUILTY}: .*[Mm]emory"
+    message = rf"creating group .* failed on rank {FAILING}: .*[Mm]emory"
     with failing(communicator.processes, "this"), raises(dist.DistBackendError, message) as caught:
         dist.new_group()
-    assert (caught[0].__cause__ is not None) == (ME == GUILTY)
+    assert (caught[0].__cause__ is not None) == (ME == FAILING)
     check_works()
     check_works(dist.new_group())
     dist.destroy_process_group()
@@ -54,13 +54,13 @@ def goes_without() -> None:
     with failing(communicator.shared_files, "open_share"):
         groups = [dist.new_group() for _ in range(3)]
     words = [message for message in told if "no shared memory on this rank" in message]
-    assert len(words) == (ME == GUILTY), words  # once, where it is so
+    assert len(words) == (ME == FAILING), words  # once, where it is so
     for group in groups:
         assert not group.communicator.choice.own
         check_works(group)
     # Calls are compared all the same.
-    with raises(dist.DistBackendError, "all_reduce", rf"rank {GUILTY}\b"):
-        dist.all_reduce(torch.ones(8 if ME == GUILTY else 4), group=groups[0])
+    with raises(dist.DistBackendError, "all_reduce", rf"rank {FAILING}\b"):
+        dist.all_reduce(torch.ones(8 if ME == FAILING else 4), group=groups[0])
     check_works(groups[1])
     dist.destroy_process_group()
 
@@ -86,17 +86,17 @@ def stopped(where: str, directory: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         raise OSError("goes on")
 
-    with mock.patch.object(*STOPPED_IN[where], stop) if ME == GUILTY else contextlib.nullcontext():
-        expected = rf"{doing}.* gave up after 3 s: rank {GUILTY} began" if ME != GUILTY else "goes on|gave up"
+    with mock.patch.object(*STOPPED_IN[where], stop) if ME == FAILING else contextlib.nullcontext():
+        expected = rf"{doing}.* gave up after 3 s: rank {FAILING} began" if ME != FAILING else "goes on|gave up"
         with raises((dist.DistBackendError, OSError), expected):
             make()
-    if ME != GUILTY:
+    if ME != FAILING:
         (Path(directory) / f"gave-up-{ME}").touch()
     if ME == 0:
         for rank in range(SIZE):
-            if rank != GUILTY:
+            if rank != FAILING:
                 wait_for(Path(directory) / f"gave-up-{rank}")
-        os.kill(pids[GUILTY], signal.SIGCONT)
+        os.kill(pids[FAILING], signal.SIGCONT)
     if where != "world":
         check_works()
 
@@ -110,11 +110,13 @@ def vanishes(where: str) -> None:
         Path("vanishes").touch()  # in the test's directory
         os._exit(0)
 
-    with mock.patch.object(*VANISHES_IN[where], vanish) if ME == GUILTY else contextlib.nullcontext():
-        expected = rf"creating group .*rank {GUILTY} of the world has ended without a word|MPI.*|rank {GUILTY} has died"
+    with mock.patch.object(*VANISHES_IN[where], vanish) if ME == FAILING else contextlib.nullcontext():
+        expected = (
+            rf"creating group .*rank {FAILING} of the world has ended without a word|MPI.*|rank {FAILING} has died"
+        )
         with raises(dist.DistBackendError, expected):
             dist.new_group()
-    survivors = [Path(f"told-{rank}") for rank in range(SIZE) if rank != GUILTY]
+    survivors = [Path(f"told-{rank}") for rank in range(SIZE) if rank != FAILING]
     Path(f"told-{ME}").touch()
     for survivor in survivors:
         wait_for(survivor)
@@ -140,9 +142,9 @@ def killed() -> None:
 def builds() -> None:
     """One rank has another build of mpiplus: all are told of both, before anything is shared."""
     pattern = rf"different builds of mpiplus.*\(protocol {protocol.PROTOCOL}\).*9\.9\.9 \(protocol 99\)"
-    if ME == GUILTY:
+    if ME == FAILING:
         protocol.PROTOCOL, protocol.version = 99, lambda name: "9.9.9"
-    with raises(dist.DistBackendError, "init_process_group: the nodes", pattern, rf"rank {GUILTY}\)"):
+    with raises(dist.DistBackendError, "init_process_group: the nodes", pattern, rf"rank {FAILING}\)"):
         dist.init_process_group("mpiplus", timeout=LONG)
 
 

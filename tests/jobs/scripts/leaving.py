@@ -16,7 +16,7 @@ from steps import ME, SIZE, check_works, groups_made_by, raises, run
 import torchmpi_plugin
 from torchmpi_plugin.mpi import nonblocking, runtime
 
-GUILTY = 1
+FAILING = 1
 SHORT, LONG = timedelta(seconds=2), timedelta(seconds=90)
 APART = 3.0
 
@@ -35,7 +35,7 @@ def new_group(how: str) -> None:
         return create
 
     with (
-        groups_made_by(late if ME == GUILTY else lambda make: make),
+        groups_made_by(late if ME == FAILING else lambda make: make),
         raises((dist.DistBackendError, OSError), "gave up|this one is meant"),
     ):
         dist.new_group(timeout=SHORT)
@@ -52,9 +52,9 @@ def no_world(where: str) -> None:
     def fails(*arguments: Any) -> Any:
         raise OSError("this one is meant")
 
-    if ME == GUILTY and where == "meeting":
+    if ME == FAILING and where == "gather":
         nonblocking.all_gather = fails
-    if ME == GUILTY and where != "meeting":
+    if ME == FAILING and where != "gather":
         time.sleep(4)
     else:
         with raises((dist.DistBackendError, OSError), "after 2 s|this one is meant"):
@@ -68,9 +68,9 @@ def aborted(how: str) -> None:
     group = dist.new_group()
     check_works(group)
     long = torch.ones(SIZE << 23)
-    if ME != GUILTY:
+    if ME != FAILING:
         if how == "send":
-            work = dist.isend(long, GUILTY, group=group)
+            work = dist.isend(long, FAILING, group=group)
         else:
             work = dist.all_to_all_single(torch.zeros_like(long), long, group=group, async_op=True)
         time.sleep(0.5)
@@ -87,7 +87,7 @@ def dead(how: str) -> None:
     """A rank dies; the others go on without it, or end."""
     dist.init_process_group("mpiplus", timeout=LONG)
     check_works()
-    if ME == GUILTY:
+    if ME == FAILING:
         os.kill(os.getpid(), signal.SIGKILL)
     with raises(torchmpi_plugin.RankFailedError, "has ended|has died"):
         while True:
