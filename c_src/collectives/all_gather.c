@@ -31,7 +31,7 @@ static void read_table(shm_op *s, uint64_t chunk) {
     }
 }
 
-static char *recv_block_of(const shm_op *s, uint64_t chunk, int rank) {
+static char *recv_block(const shm_op *s, uint64_t chunk, int rank) {
     const mpp_channel *c = mpp_channel_of(s);
     const mpp_topology *t = c->topology;
     size_t number = (size_t)number_of(t, rank), ring = (size_t)c->ring;
@@ -43,7 +43,7 @@ static char *recv_block_of(const shm_op *s, uint64_t chunk, int rank) {
 static int is_long(const shm_op *s) { return s->chunk_bytes > mpp_channel_of(s)->recv_buffer_bytes; }
 
 static char *received_at(const shm_op *s, uint64_t chunk, int rank) {
-    return is_long(s) ? mpp_out_block_at(s, rank, chunk * s->chunk_bytes) : recv_block_of(s, chunk, rank);
+    return is_long(s) ? mpp_out_block_at(s, rank, chunk * s->chunk_bytes) : recv_block(s, chunk, rank);
 }
 
 static void send_blocks(shm_op *s, uint64_t chunk) {
@@ -72,7 +72,7 @@ static void read_blocks_internode(shm_op *s, uint64_t chunk) {
         if (!length || out == mpp_in_at(s, offset)) continue;
         int is_here = t->node_of[r] == t->here;
         if (!is_long(s))
-            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : recv_block_of(s, chunk, r), length);
+            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : recv_block(s, chunk, r), length);
         else if (is_here) memcpy(out, mpp_in_at(s, offset), length);
     }
 }
