@@ -135,9 +135,10 @@ int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *,
     return 1;
 }
 
-void mpp_peers_end(mpp_channel *c, int state) {
+void mpp_peers_end(shm_op *s, mpp_channel *c, int state) {
     if (state == MPP_FAILED) mpp_peers_leave(c);
-    else count_readers(c, -1);
+    /* Copies that may still be under way, as after an error of the driver's, are counted for ever. */
+    if (state == MPP_DONE || mpp_has_pulled(s)) count_readers(c, -1);
 }
 
 /* ---- sums: each rank gets its block of all, reduces it on its device, and shows the result ---- */

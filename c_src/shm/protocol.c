@@ -277,7 +277,7 @@ static int step(mpp_op *op) {
     } else if (c->oom_first) return MPP_PENDING;
     else state = move(s, c);
     if (state == MPP_PENDING) return state;
-    if (s->between_devices) mpp_peers_end(c, state);
+    if (s->between_devices) mpp_peers_end(s, c, state);
     mpp_drop_head(c);
     if (s->second && !(state == MPP_DONE && s->between_devices)) mpp_drop_second(s, c);
     return state;

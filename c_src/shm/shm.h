@@ -295,7 +295,7 @@ uintptr_t mpp_peer_address(shm_op *s, int rank);
 int mpp_has_pulled(shm_op *s);
 int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
 /* Under the lock, of an operation that goes so: it is done, or has failed. */
-void mpp_peers_end(mpp_channel *c, int state);
+void mpp_peers_end(shm_op *s, mpp_channel *c, int state);
 /* Of a sum: each rank reduces a block of so many bytes, for the root, or for all (-1). The second half, of
  * mpp_new_agreement(), takes its place in the order with the first one. */
 void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own);
