@@ -41,10 +41,18 @@ _numbers: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictiona
 
 
 class StoreBarrier:
-    """One wait for each other of all ranks, or of ``size``, all of which make those of one name in the same order."""
+    """One wait for each other of all ranks, or of ``size``, all of which make those of one name in the same order.
+
+    Attributes:
+        runs_first: it is that of a block which this rank runs first.
+        ended: those of the blocks inside that one, which have ended.
+    """
+
+    runs_first = False
 
     def __init__(self, members: Members, name: str, size: int | None = None) -> None:
         self._members, self._numbers = members, dict[str, int]()
+        self.ended: list[StoreBarrier] = []
         outer = next((turn for turn in reversed(_inside.get()) if turn._members.group is members.group), None)
         # Numbered anew in each block: after an error not all ranks have come to what is inside.
         numbers = _numbers.setdefault(members.group, {}) if outer is None else outer._numbers
@@ -151,11 +159,8 @@ def barrier(group: dist.ProcessGroup | None = None, timeout: float | timedelta |
 
 # ---- blocks that the main rank runs first, or alone ----
 
-#: The barriers of the blocks that this thread is in; how many of those it runs first; and the barriers of those that
-#: have ended inside another: the others come to them only once they have been let into the outer one.
+#: The barriers of the blocks that this thread is in, from the outermost on.
 _inside: ContextVar[tuple[StoreBarrier, ...]] = ContextVar("_inside", default=())
-_depth = 0
-_ended: list[StoreBarrier] = []
 
 
 @contextlib.contextmanager
@@ -168,37 +173,41 @@ def _within(turn: StoreBarrier | None) -> Iterator[None]:
         _inside.set(tuple(each for each in _inside.get() if each is not turn))
 
 
+def _see_off(turn: StoreBarrier) -> None:
+    """And those of the blocks inside, to which the others come only once they have been let into the outermost one."""
+    outer = next((each for each in _inside.get() if each.runs_first), None)
+    if outer is not None:
+        outer.ended += [turn, *turn.ended]
+        return
+    for each in (turn, *turn.ended):
+        each.see_off()
+
+
 @contextlib.contextmanager
 def _in_turn(turn: StoreBarrier | None, rank: int, first: bool, doing: str) -> Iterator[None]:
-    global _depth  # noqa: PLW0603
-    if first:
-        _depth += 1
-        try:
-            with _within(turn):
-                yield
-        except BaseException as error:
-            _ended.clear()
-            failure = Failure.of(error)
-            if turn is not None:
-                with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
-                    turn.fail(json.dumps([rank, *failure]))
-            raise_failures(doing, {rank: failure}, error)
-        finally:
-            _depth -= 1
-        if turn is not None:
-            turn.arrive()
-            turn.leave()
-            _ended.append(turn)
-        while _ended and not _depth:
-            _ended.pop().see_off()
-        return
-    if turn is not None:
+    if not first and turn is not None:
         turn.arrive()
         if news := turn.wait(doing):
             rank, *failure = json.loads(news)
             raise_failures(doing, {rank: Failure(*failure)}, None)
-    with _within(turn):
-        yield
+        with _within(turn):
+            yield
+        return
+    if turn is not None:
+        turn.runs_first = True
+    try:
+        with _within(turn):
+            yield
+    except BaseException as error:
+        failure = Failure.of(error)
+        if turn is not None:
+            with contextlib.suppress(RuntimeError):  # a store that is gone must not hide the error
+                turn.fail(json.dumps([rank, *failure]))
+        raise_failures(doing, {rank: failure}, error)
+    if turn is not None:
+        turn.arrive()
+        turn.leave()
+        _see_off(turn)
 
 
 @contextlib.contextmanager
