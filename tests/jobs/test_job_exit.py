@@ -71,8 +71,9 @@ def test_all_ranks_exit_with_an_error(job: Job) -> None:
     job.run(2, "exits.py", "all_exit").failed().says_not("ends the job", "Traceback")
 
 
-def test_an_operation_pending_at_the_end(job: Job) -> None:
-    outcome = job.run(2, "exits.py", "pending", environment={"MPIPLUS_EXIT_GRACE": "1"})
+@pytest.mark.parametrize("what", ["program", "MPI"])
+def test_an_operation_pending_at_the_end(job: Job, what: str) -> None:
+    outcome = job.run(2, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": "1"})
     outcome.failed("still pending at exit", "recv.* from rank 1", "rank 0 ends the job").says_not("Segmentation")
 
 

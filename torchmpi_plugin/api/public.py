@@ -49,7 +49,7 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
         DistBackendError: not all ranks of the group made the call within its timeout.
     """
     ours = resolve(group)
-    runtime.refuse_in_forked_child("get_comm")
+    runtime.refuse_without_mpi("get_comm")
     if ours.user_communicator is None:
         ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
         with runtime.exclusive():
@@ -184,7 +184,7 @@ def shrink(group: dist.ProcessGroup | None = None, timeout: timedelta | None = N
         DistBackendError: the other survivors did not come in time, or the store has ended.
     """
     old = resolve(group)
-    runtime.refuse_in_forked_child("shrink")
+    runtime.refuse_without_mpi("shrink")
     timeout = old.timeout if timeout is None else check_timeout("shrink", timeout)
     is_world = group is None or group is dist.group.WORLD  # not `old`, which may work below torch's own
     for each in world.groups() if is_world else [old]:

@@ -34,7 +34,7 @@ def part(group: Group, store: dist.Store, ranks: list[int], name: str, timeout: 
         ValueError: ranks that are not in the group, or named twice; a timeout that cannot be.
         DistBackendError: members that do not come in time.
     """
-    runtime.refuse_in_forked_child(f"splitting {group.label}")
+    runtime.refuse_without_mpi(f"splitting {group.label}")
     wrong = [rank for rank in ranks if not 0 <= rank < group.size()]
     if wrong or len({*ranks}) != len(ranks):
         raise ArgumentError(f"{group.label} has ranks 0 to {group.size() - 1}; they cannot be split as {ranks}")
@@ -105,7 +105,7 @@ def shrink(group: Group, ranks_to_exclude: list[int], shrink_flags: int = 0, opt
         NotImplementedError: a torch before 2.15, or an MPI without ULFM.
         DistBackendError: the other ranks did not come in time, or more ranks have died than were excluded.
     """
-    runtime.refuse_in_forked_child("shrink")
+    runtime.refuse_without_mpi("shrink")
     if not group.supports_shrinking:
         raise NotImplementedError("shrink_group on mpiplus needs torch 2.15 and an MPI with ULFM (docs/usage.md)")
     if shrink_flags & _SHRINK_ABORT:

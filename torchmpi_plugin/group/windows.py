@@ -262,7 +262,7 @@ def new_window(group: Group, tensor: torch.Tensor | None = None) -> Window:
     Raises:
         RuntimeError: a torch without windows.
     """
-    runtime.refuse_in_forked_child("new_window")
+    runtime.refuse_without_mpi("new_window")
     if not group.supports_window:
         raise RuntimeError(f"new_window: torch {torch.__version__} has no windows; it takes 2.15 or later")
     window = Window(group, group._next_window)

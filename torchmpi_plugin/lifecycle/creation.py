@@ -58,7 +58,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     shared = len(set(backends.values())) > 1
     options = options_among(options, shared)
     doing = "new_group" if opts.global_ranks_in_group else "init_process_group"
-    runtime.refuse_in_forked_child(doing)
+    runtime.refuse_without_mpi(doing)
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     cuda = None if options is None else options.cuda

@@ -93,6 +93,8 @@ def _finalize_key() -> int:
 
 def _mpi_is_finalized(*_: Any) -> None:
     """The program does so itself: nothing of a group may call MPI from here on."""
+    if not _done and not runtime.forked and (ours := engine.running()) is not None:
+        _end_job_if_busy(ours)
     for group in [] if _done or runtime.forked else world.remembered():
         group._calls.broken = group._calls.broken or f"{group.label} {starting.FINALIZED}"
         group.communicator.may_be_sent_to, group.user_communicator = True, None

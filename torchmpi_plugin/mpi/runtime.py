@@ -71,6 +71,14 @@ def refuse_in_forked_child(doing: str) -> None:
         )
 
 
+def refuse_without_mpi(doing: str) -> None:
+    """Raise a RuntimeError in a forked child, and after the program's own MPI_Finalize."""
+    refuse_in_forked_child(doing)
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_finalized():
+        raise RuntimeError(f"{doing}: the program has called MPI_Finalize, and MPI cannot be started again")
+
+
 def flavour() -> Flavour:
     """Find the flavour of the library that mpi4py loaded."""
     return flavour_of(str(mpi_library.load().Get_library_version()))
@@ -103,6 +111,7 @@ def start_within(seconds: float) -> None:
     """Start MPI, if it is not. MPI_Init cannot be interrupted: after so long this process ends, and says why."""
     global _init_seconds  # noqa: PLW0603
     _init_seconds = seconds
+    refuse_without_mpi("init_process_group")
     mpi()
 
 
@@ -154,8 +163,7 @@ def mpi() -> Any:
 @functools.cache
 def _started() -> Any:
     mpi = mpi_library.load()
-    if mpi.Is_finalized():
-        raise RuntimeError("MPI is already finalised in this process; mpiplus cannot start it again")
+    refuse_without_mpi("MPI is wanted")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
         launchers.check_fit(mpi_library.describe(mpi))

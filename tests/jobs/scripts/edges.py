@@ -45,13 +45,22 @@ def refused() -> None:
 
 def finalized() -> None:
     dist.init_process_group("mpiplus")
+    group = dist.new_group()
     check_works()
     torchmpi_plugin.get_comm().Barrier()
     MPI.Finalize()
     for call in (lambda: dist.send(torch.ones(1), (ME + 1) % SIZE), lambda: dist.all_reduce(torch.ones(1))):
         with raises(dist.DistBackendError, "has ended as the program called MPI_Finalize; call that after the last"):
             call()
-    dist.destroy_process_group()
+    for call in (
+        dist.new_group,
+        lambda: group.split_group([0, 1]),
+        lambda: torchmpi_plugin.get_comm(group),
+        torchmpi_plugin.shrink,
+        lambda: [dist.destroy_process_group(), dist.init_process_group("mpiplus")],
+    ):
+        with raises(RuntimeError, "the program has called MPI_Finalize, and MPI cannot be started again"):
+            call()
 
 
 run(globals())

@@ -156,12 +156,14 @@ def exit_caught(how: str, whose_mpi: str = "ours", by: str = "except") -> None:
         check_works()
 
 
-def pending() -> None:
-    """An operation that nobody matches is pending when the program ends."""
+def pending(what: str) -> None:
+    """An operation that nobody matches is pending when the program ends, or ends MPI."""
     dist.init_process_group("mpiplus")
     check_works()
     if ME == 0:
         dist.irecv(torch.ones(3), LAST, tag=5)
+    if what == "MPI":
+        sys.modules["mpi4py.MPI"].Finalize()
 
 
 def destroyed_meanwhile() -> None:
