@@ -141,7 +141,7 @@ def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:
 
 _BYTES = 1 << 16  # more than any MPI sends unasked, so that the way for long messages is tried as well
 _NOTHING_CAME, _NOT_TAKEN = "nothing came from it", "it did not take a message"
-_PAIR, _REPORT, _VERDICT = 1, 2, 3  # tags
+_PAIR, _REPORT, _RESULT = 1, 2, 3  # tags
 
 
 class Talk:
@@ -203,9 +203,9 @@ class Talk:
         """Rank 0's result, on every rank; False where it does not come."""
         if self.rank == 0:
             for peer in range(1, self.size) if good else ():
-                self._post(peer, b"g", _VERDICT)
+                self._post(peer, b"g", _RESULT)
             return good
-        return self._hear(0, _VERDICT, time.monotonic() + 2 * self._seconds + 4.0) is not None
+        return self._hear(0, _RESULT, time.monotonic() + 2 * self._seconds + 4.0) is not None
 
     def _hear(self, source: int, tag: int, until: float) -> tuple[int, bytearray] | None:
         """A message, and whose it is; None: none comes."""
