@@ -22,24 +22,31 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("apt-get"), reason="the Python for aarch64 comes from Debian, by apt-get"),
 ]
 
-RANKS = 3
+RANKS, DONE = 3, 1
 #: What a rank of a group over shared memory does, in turns with the others, in one process and without MPI.
 PROGRAM = f"""
 import array, importlib, platform, sys
-sys.path[:0] = {[str(HERE.parent / "unit")]!r} + sys.argv[1:]
-from ranks_in_one_process import DONE, Ranks
+sys.path[:0] = sys.argv[1:]
 for kind in ("_shim_int", "_shim_ptr"):
     shim = importlib.import_module("torchmpi_plugin." + kind)
-    ranks = Ranks(shim, {RANKS}, 4, 4096)
+    ffi, lib = shim.ffi, shim.lib
+    memory = ffi.new("char[]", lib.mpp_segment_size({RANKS}, {RANKS}, 4, 4096) + 64)
+    segment = (int(ffi.cast("uintptr_t", memory)) + 63) // 64 * 64
+    groups = [lib.mpp_group_new(0, rank, {RANKS}, 1000, 1000, 0) for rank in range({RANKS})]
+    assert not any([lib.mpp_group_attach(group, segment, 4, 4096, ffi.NULL, False) for group in groups])
     tensors = [array.array("f", [rank + 0.5] * 5000) for rank in range({RANKS})]
-    addresses = [tensor.buffer_info()[0] for tensor in tensors]
-    how = ranks.reduction("F32")
-    ops = [ranks.begin("allreduce", group, input=at, output=at, count=5000, how=how)
-           for group, at in zip(ranks.groups, addresses)]
-    assert ranks.finish(ops) == [DONE] * {RANKS}
+    how = ffi.new("mpp_reduction *", dict(dtype=lib.MPP_F32, op=lib.MPP_SUM, divisor=1))
+    operands = [dict(of=group, input=tensor.buffer_info()[0], output=tensor.buffer_info()[0], count=5000, how=how,
+                     root=-1, tag=-1) for group, tensor in zip(groups, tensors)]
+    ops = [lib.mpp_allreduce(ffi.new("mpp_operands *", each)) for each in operands]
+    while not all([lib.mpp_state_of(op) & 3 for op in ops]):
+        pass
+    assert [lib.mpp_state_of(op) & 3 for op in ops] == [{DONE}] * {RANKS}
     assert all(set(tensor) == {{4.5}} for tensor in tensors), [tensor[:3] for tensor in tensors]
-    ranks.release(ops)
-    ranks.close()
+    for op, group in zip(ops, groups):
+        lib.mpp_release(op)
+        assert lib.mpp_group_close(group) == 0
+        lib.mpp_group_release(group)
     print(platform.machine(), shim.__file__)
 """
 

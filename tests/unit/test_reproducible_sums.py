@@ -83,9 +83,9 @@ def test_the_largest_parts_of_the_tree_that_lie_on_one_host(shim_of_all_ranks, h
 @pytest.mark.parametrize("hosts", [[0, 0, 1, 1], [0, 1, 2, 3], [0] * 8 + [1] * 8 + [2] * 4, [0, 1, 0, 1], [0, 1, 1, 0]])
 def test_one_part_for_each_host_unless_asked(shim_of_all_ranks, hosts):
     """An aligned host sends no more where sums are to be reproducible, and they are in any case."""
-    found, weights, regular = parts(shim_of_all_ranks, hosts, False)
+    found, _, regular = parts(shim_of_all_ranks, hosts, False)
     assert found == [[rank for rank, host in enumerate(hosts) if host == number] for number in range(max(hosts) + 1)]
-    assert regular == (len(set(weights)) == 1)
+    assert regular  # the last one may have fewer ranks
     several = len(parts(shim_of_all_ranks, hosts, True)[0]) > max(hosts) + 1
     assert several == (hosts != sorted(hosts))
 
