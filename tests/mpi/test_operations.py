@@ -17,6 +17,7 @@ from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, T
 from placements import A_NODE_EACH, PLACEMENTS, group_placed
 from started import Failures, Operation, in_flight
 
+import torchmpi_plugin
 from torchmpi_plugin.operations import BY_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning")
@@ -150,6 +151,8 @@ def test_prefixes_wherever_the_ranks_are(placement: str, world: Group, new_group
 def test_a_prefix_has_no_mean(name: str, all_groups) -> None:
     with pytest.raises(ValueError, match=f"^{name}: AVG makes no sense for a prefix"):
         TABLE[name].start(Case(all_groups["world"], op_name="AVG"))
+    with pytest.raises(TypeError, match=f"^{name}: op must be one of torch.distributed.ReduceOp.* not 'sum'$"):
+        getattr(torchmpi_plugin, name)(torch.ones(1), "sum")
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))

@@ -131,12 +131,13 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "must end with .json" in done.output
 
 
-@pytest.mark.parametrize("text", ["5\n[]", '{"rank": 0, "first": "x"}', "\udcff"])
+@pytest.mark.parametrize("text", ["5\n[]", '{"rank": 0, "first": "x"}', "\udcff" * 99_999])
 def test_files_that_are_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / "1-job.0.json").write_text(text, errors="surrogateescape")
     np.ones(1, rows.ROW).tofile(tmp_path / "1-job.0.calls")
     done = CliRunner().invoke(main, ["timeline", str(tmp_path), str(tmp_path / "t.json")])
     assert done.exit_code == 1 and "Error: the files of job 1-job" in done.output, done.exception
+    assert len(done.output) < 1000, "the whole file"
 
 
 def test_a_page(tmp_path: Path) -> None:

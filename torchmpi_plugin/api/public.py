@@ -16,7 +16,7 @@ from ..group.process_group import OWN, ProcessGroupMPI
 from ..mpi import failures, runtime
 from ..names import BACKEND
 from ..options import Options
-from ..tensors.arguments import ArgumentError, check_timeout
+from ..tensors.arguments import ArgumentError, ArgumentTypeError, check_timeout
 from ..tensors.dtypes import AVG, kind_of
 from .backend import group_of
 
@@ -91,7 +91,7 @@ def scan(
         A Work if ``async_op``, else None.
 
     Raises:
-        TypeError: a group of another backend, or a dtype that cannot be reduced.
+        TypeError: a group of another backend, no ``ReduceOp``, or a dtype that cannot be reduced.
         ValueError: an operation that makes no sense for the dtype, or AVG.
     """
     return _prefix("scan", tensor, op, group, async_op)
@@ -111,6 +111,8 @@ def _prefix(
     name: str, tensor: torch.Tensor, op: Any, group: dist.ProcessGroup | None, async_op: bool
 ) -> dist.Work | None:
     ours, opts = resolve(group), dist.AllreduceOptions()
+    if not isinstance(op, dist.ReduceOp):
+        raise ArgumentTypeError(f"{name}: op must be one of torch.distributed.ReduceOp, such as SUM, not {op!r}")
     if kind_of(op) == AVG:
         raise ArgumentError(f"{name}: AVG makes no sense for a prefix; take SUM, and divide by the number of its ranks")
     opts.reduceOp, opts.asyncOp = op, async_op

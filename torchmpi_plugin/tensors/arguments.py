@@ -165,8 +165,11 @@ def check_timeout(doing: str, timeout: timedelta) -> timedelta:
     """Refuse a deadline before anybody waits for it.
 
     Raises:
+        TypeError: it is no timedelta, as a number of seconds is none.
         ValueError: it has passed already, or is further away than clocks can count.
     """
+    if not isinstance(timeout, timedelta):
+        raise ArgumentTypeError(f"{doing}: the timeout must be a datetime.timedelta, not {timeout!r}")
     if timedelta(0) < timeout <= _LONGEST:
         return timeout
     raise ValueError(

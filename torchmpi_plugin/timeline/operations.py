@@ -87,7 +87,7 @@ def in_directory(directory: Path) -> Job:
     try:
         return of([rows.read(path) for path in paths])
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"the files of job {name} in {directory} are damaged: {error!r}") from error
+        raise ValueError(f"the files of job {name} in {directory} are damaged: {error!r:.200}") from error
 
 
 def of(recorded: Sequence[Recorded]) -> Job:

@@ -31,6 +31,9 @@ def refused() -> None:
             torchmpi_plugin.monitored_barrier(timeout=timeout)
         with raises(ValueError, "^set_timeout: the timeout must be"):
             dist.group.WORLD.set_timeout(timeout)
+    for timed in (torchmpi_plugin.monitored_barrier, dist.group.WORLD.set_timeout):
+        with raises(TypeError, "the timeout must be a datetime.timedelta, not 3$"):
+            timed(timeout=3)
     closed = dist.new_group()
     dist.destroy_process_group(closed)
     for call in (lambda: closed.send([torch.ones(6)], 1, 0), closed.barrier):
