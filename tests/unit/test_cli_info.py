@@ -67,6 +67,10 @@ def test_nothing_to_say() -> None:
     ("found", "words"),
     [
         (facts(mpi_error="MPI_Init ended"), "PROBLEM MPI does not work: MPI_Init ended"),
+        (
+            facts(mpi_error="MPI_Init ended", library={**LIBRARY, "version": "4.1.8"}),
+            "note if that Open MPI was moved here.*export OPAL_PREFIX=",
+        ),
         (facts(versions={"mpiplus": "1 (without its compiled part _shim_int)"}), "PROBLEM .*reinstall"),
         (facts(launcher_error="no mpirun"), "PROBLEM no mpirun"),
         (

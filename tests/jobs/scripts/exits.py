@@ -58,7 +58,8 @@ def leave_late(how: str) -> None:
         gc.freeze()
         gc.disable()
     if how == "busy_daemon":
-        calls = iter(lambda: dist.all_reduce(torch.ones(1 << 17)), 0)  # for ever
+        ones = torch.ones(1 << 17)  # not in the thread: torch abort()s in there if Python ends meanwhile
+        calls = iter(lambda: dist.all_reduce(ones), 0)  # for ever
         threading.Thread(target=any, args=(calls,), daemon=True).start()
         time.sleep(1)
 

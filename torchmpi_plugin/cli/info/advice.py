@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...communicator.shared_memory import in_words
@@ -25,6 +26,7 @@ def advise(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping
     """Everything that should be said about the facts, the serious first."""
     found = [
         *_errors(facts, launch),
+        *_moved(facts, launch, environment),
         *_talking(facts),
         *_wheels(facts),
         *_start(facts, environment),
@@ -46,6 +48,18 @@ def _errors(facts: Mapping[str, Any], launch: Launch | None) -> Iterator[Advice]
         yield _worlds_of_one(facts, launch)
     if facts.get("launcher_error"):
         yield Advice(str(facts["launcher_error"]), launch is None or "mpi" not in facts)
+
+
+def _moved(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping[str, str]) -> Iterator[Advice]:
+    """An Open MPI before 5 looks for its files where it was built; only the mpirun of the wheel tells its ranks where."""
+    library = Library(**facts["library"]) if "library" in facts else None
+    if library is None or not facts.get("mpi_error") or launch is not None or "OPAL_PREFIX" in environment:
+        return
+    if library.flavour is OPEN_MPI and library.major < 5 and library.path:
+        place = Path(library.path).parent.parent
+        yield Advice(
+            f"if that Open MPI was moved here, as by pip: export OPAL_PREFIX={place}; or start with its mpirun"
+        )
 
 
 def _wheels(facts: Mapping[str, Any]) -> Iterator[Advice]:
