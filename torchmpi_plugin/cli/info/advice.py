@@ -51,7 +51,7 @@ def _errors(facts: Mapping[str, Any], launch: Launch | None) -> Iterator[Advice]
 
 
 def _moved(facts: Mapping[str, Any], launch: Launch | None, environment: Mapping[str, str]) -> Iterator[Advice]:
-    """An Open MPI before 5 looks for its files where it was built; only the mpirun of the wheel tells its ranks where."""
+    """An Open MPI before 5 looks for its files where it was built; only the mpirun of the wheel says where they are."""
     library = Library(**facts["library"]) if "library" in facts else None
     if library is None or not facts.get("mpi_error") or launch is not None or "OPAL_PREFIX" in environment:
         return
