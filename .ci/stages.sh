@@ -336,7 +336,7 @@ stage_frameworks() { # other people's code, not skipped where it cannot be had; 
         accelerate datasets deepspeed lightning megatron-core pytorch-ignite "ray[train]" torchmetrics transformers \
         pyre-extensions iopath tensordict scipy pillow)
     # Beside the others: torchrec asks for an old torchmetrics and fbgemm's build for CUDA, heat for an old torch.
-    limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu heat torchvision
+    limited 600 "$bin/python" -m pip install -q --no-deps torchrec fbgemm-gpu-cpu heat
     cd "$suite"
     limited 3600 "$bin/python" -m pytest --numprocesses=0 tests/frameworks --junitxml="$work/frameworks.xml" || true
     limited 60 "$bin/python" tests/tools/generate_frameworks.py "$work/frameworks.xml" - # fails where a test did

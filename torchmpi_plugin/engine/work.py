@@ -199,8 +199,8 @@ class PendingWork(Work):
         return (own if own > 0 else self.call.limit) + self.call.extension
 
     def __del__(self) -> None:
-        # Never while pending: then the engine's registry still refers to this object.
-        running = engine.running()
+        # Never while pending: then the engine's registry still refers to this object. At Python's end modules are empty.
+        running = engine.running() if callable(engine.running) else None
         if running is not None and self.handle and self.finished and not self.abandoned:
             running.lib.mpp_release(self.handle)
             if self._first_handle:
