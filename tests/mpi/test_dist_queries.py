@@ -57,6 +57,12 @@ def test_who_is_not_in_the_group(world, new_group) -> None:
             call()
 
 
+def test_what_is_no_group(world) -> None:
+    for wrong in (3, "x", []):
+        with pytest.raises(TypeError, match="the group must be a torch.distributed.ProcessGroup"):
+            helpers.all_gather_object(1, wrong)
+
+
 def test_sampler(world) -> None:
     data = list(range(23))
     mine = list(helpers.get_sampler(data, drop_last=True))

@@ -56,8 +56,11 @@ def initialized() -> bool:
 
 
 def is_outside(group: object) -> bool:
-    """Return whether ``group`` is what torch gives to those who are not in a group."""
-    return group == dist.GroupMember.NON_GROUP_MEMBER
+    """Return whether ``group`` is what torch gives to those who are not in a group; TypeError: it is none at all."""
+    outside = bool(group == dist.GroupMember.NON_GROUP_MEMBER)
+    if not (outside or group is None or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"the group must be a torch.distributed.ProcessGroup, or None for the world, not {group!r}")
+    return outside
 
 
 def find(group: dist.ProcessGroup | None, doing: str) -> Members:
