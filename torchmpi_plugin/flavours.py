@@ -19,6 +19,7 @@ class Flavour(NamedTuple):
     is_strict: bool  # a launcher of another major version starts its ranks by other means
     keeps_finalize_threads: bool  # a thread may still be in a call of MPI's while MPI_Finalize runs
     shares_communicators: bool  # it has few: many groups of the same ranks share one
+    waits_in_pmi: bool = True  # a rank can leave out MPI_Finalize and be waited for by PMI's barrier alone
     quick: Mapping[str, str] = {}  # variables for jobs on one node
     crowded: Mapping[str, str] = {}  # variables for nodes with more ranks than cores
 
@@ -48,12 +49,14 @@ MPICH = Flavour(
     keeps_finalize_threads=False,  # it frees there what that thread looks at
     shares_communicators=True,
 )
+#: Its MPI_Finalize wants messages of all ranks first: those that come to it would wait for ever.
+INTEL_MPI = MPICH._replace(waits_in_pmi=False)
 FLAVOURS = (OPEN_MPI, MPICH)
 
 
 def flavour_of(vendor: str) -> Flavour:
     """Find the row of a library by its maker, or its own description; what is not Open MPI is a relative of MPICH."""
-    return OPEN_MPI if OPEN_MPI.name in vendor else MPICH
+    return OPEN_MPI if OPEN_MPI.name in vendor else INTEL_MPI if "Intel" in vendor else MPICH
 
 
 @dataclass(frozen=True)

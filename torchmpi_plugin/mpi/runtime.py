@@ -337,8 +337,7 @@ def prepare_finalize(grace: float) -> bool:
     is_stuck = any(thread.is_alive() for thread in _stuck)
     if is_stuck and not flavour().keeps_finalize_threads:
         leave_unfinalized()
-        # Intel's MPI_Finalize wants messages of all ranks first: those that come to it would wait for ever.
-        return "Intel" not in library_name(mpi()) and pmi.finalize(os.environ)
+        return flavour().waits_in_pmi and pmi.finalize(os.environ)
     why = "A call of MPI's was given up, which has not come back" if is_stuck else doubt
     if why:
         _begin_deadline(shim().lib, "MPI_Finalize", _FINALIZE_SECONDS, f"{why}; not all ranks may come to their end")
