@@ -256,12 +256,3 @@ def test_a_template_that_is_killed(server: fork_server.Server) -> None:
     assert code == 70 and "fork server: it has ended" in told
     assert soon(lambda: not psutil.pid_exists(waiting.rank))
     assert is_forked(server.python)
-
-
-def test_jobs_share_a_template_and_other_environments_do_not(server: fork_server.Server) -> None:
-    def parent(**more: str) -> str:
-        return ended(start(server.python, "-c", "import os; print(os.getppid())", env={**ENVIRONMENT, **more}))[1]
-
-    one = parent(OMPI_COMM_WORLD_RANK="1", PMIX_NAMESPACE="x", MPIPLUS_SHM="0", RANK="3", MPIPLUS_TEST_JOB="y")
-    assert one == parent(PMI_RANK="0", PMI_FD="7", MPI_LOCALNRANKS="2", MASTER_PORT="5", PYTEST_CURRENT_TEST="z")
-    assert one != parent(LD_LIBRARY_PATH="/nowhere")

@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from packaging.version import Version
 
+from torchmpi_plugin.api.backend import group_of
+from torchmpi_plugin.group.process_group import ProcessGroupMPI
+
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 
 
@@ -32,6 +35,15 @@ def test_attributes(group, attribute: str, feature: str) -> None:
     if attribute == "supports_window" and type(group) is dist.ProcessGroup:
         return  # torch passes it on to no backend in Python
     assert getattr(backend, attribute) == works_here(feature)
+
+
+def test_a_part_of_a_group_is_one(new_group, world) -> None:
+    whole = group_of(new_group(None))
+    part, tensor = whole.split_group(list(reversed(range(world.size)))), torch.ones(3)
+    assert type(part) is ProcessGroupMPI and part.rank() == world.size - 1 - world.rank
+    part.allreduce([tensor]).wait()
+    assert tensor.tolist() == [world.size] * 3
+    part.shutdown()
 
 
 def test_capability() -> None:

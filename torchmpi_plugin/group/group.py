@@ -73,6 +73,8 @@ class Group(dist.ProcessGroup):
         rank, size = communicator.comm.Get_rank(), communicator.comm.Get_size()
         super().__init__(rank, size)  # type: ignore[call-arg]  # the overload for Python subclasses
         self._rank, self._size, self._global_ranks = rank, size, list(global_ranks)
+        #: Its class before torch's hooks change that, for groups that are split off.
+        self.plain_type = type(self)
         #: The group's corner of the store, and MPI's side of it.
         self._store, self.checkin, self.communicator = store, checkin, communicator
         self._engine = engine.start()

@@ -52,7 +52,7 @@ def _make_part(group: Group, base: Any, store: dist.Store, ranks: list[int], nam
     comm, checkin = membership.create(
         *(base, store, name, rank, ranks_in_world, timeout, comparison.wanted(), config, look)
     )
-    made = type(group)(comm, checkin, store, name, ranks_in_world, timeout)
+    made = group.plain_type(comm, checkin, store, name, ranks_in_world, timeout)
     made.known_as = group.known_as
     world.remember(made, name)
     if group.attach is not None:
