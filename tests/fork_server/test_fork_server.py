@@ -95,8 +95,7 @@ def is_forked(python: str) -> bool:
 
 def test_it_forks(server: fork_server.Server) -> None:
     """And does not by chance start fresh processes, which all tests here would be content with."""
-    assert is_forked(server.python)
-    assert not is_forked(sys.executable)
+    assert is_forked(server.python) and not is_forked(sys.executable)
 
 
 @pytest.mark.parametrize("how", ["relative", "-m", "-c"])

@@ -58,9 +58,8 @@ def test_who_is_not_in_the_group(world, new_group) -> None:
 
 
 def test_what_is_no_group(world) -> None:
-    for wrong in (3, "x", []):
-        with pytest.raises(TypeError, match="the group must be a "):
-            helpers.all_gather_object(1, wrong)
+    with pytest.raises(TypeError, match="the group must be a .*, not 3"):
+        helpers.all_gather_object(1, 3)
 
 
 def test_sampler(world) -> None:
