@@ -58,7 +58,7 @@ def test_who_is_not_in_the_group(world, new_group) -> None:
 
 
 def test_what_is_no_group(world) -> None:
-    with pytest.raises(TypeError, match="the group must be a .*, not 3"):
+    with pytest.raises(TypeError, match=r"the group must be a .*, not 3"):
         helpers.all_gather_object(1, 3)
 
 
