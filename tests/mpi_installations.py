@@ -29,7 +29,6 @@ report = dict(vendor=vendor, version=".".join(map(str, version)),
 sys.stdout.write("MPI-PROBE " + json.dumps(report) + "\\n")
 """
 
-
 #: What has been found, for the processes that share the tests.
 FOUND = "MPIPLUS_TEST_INSTALLATIONS"
 
@@ -47,6 +46,10 @@ class Installation:
     @property
     def name(self) -> str:
         return f"{self.vendor.replace(' ', '')}-{self.version}"
+
+    @property
+    def has_ulfm(self) -> bool:
+        return self.vendor == "Open MPI" and not self.version.startswith("4.")
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `python arguments` on `ranks` ranks."""

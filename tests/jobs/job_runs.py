@@ -140,8 +140,8 @@ class Job:
         grace: float = GRACE,
     ) -> Outcome:
         """``mpiexec --with-ft ulfm -n ranks python script arguments``: the others live on where a rank dies."""
-        if self.installation.vendor != "Open MPI":
-            pytest.skip(f"{self.installation.vendor} has no ULFM, and its launcher ends the job")
+        if not self.installation.has_ulfm:
+            pytest.skip(f"{self.installation.name} has no ULFM, and its launcher ends the job")
         command = self.installation.command(ranks, [str(script), *map(str, arguments)])
         command[1:1] = ["--with-ft", "ulfm"]
         return self.start(command, environment, grace, ALONE)

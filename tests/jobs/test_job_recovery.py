@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import fork_server
 import pytest
-from job_runs import SCRIPTS, Job, Outcome, run_process
+from job_runs import SCRIPTS, Job, Outcome
 
 from torchmpi_plugin import torch_internals
 
@@ -48,11 +46,10 @@ def test_a_subgroup_needs_the_store(job: Job) -> None:
 
 
 def test_an_mpi_without_it_says_so(job: Job) -> None:
-    if job.installation.vendor == "Open MPI":
-        pytest.skip("Open MPI has ULFM")
+    if job.installation.has_ulfm:
+        pytest.skip(f"{job.installation.name} has ULFM")
     code = "import torch.distributed as d, torchmpi_plugin; d.init_process_group('mpiplus'); torchmpi_plugin.shrink()"
-    command = [fork_server.python(), "-c", code]
-    outcome = run_process(command, {**os.environ, **job.installation.full_environment()}, job.directory)
+    outcome = job.start(job.installation.command(1, ["-c", code]), {})
     outcome.failed("NotImplementedError", "--with-ft ulfm")
 
 

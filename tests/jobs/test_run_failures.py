@@ -93,7 +93,8 @@ def test_the_mpis_daemon_is_killed(job: Job) -> None:
 
 
 def test_survivors_go_on_where_the_user_asks_for_it(job: Job) -> None:
-    option = "--with-ft ulfm" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
+    by_vendor = "--enable-recovery" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
+    option = "--with-ft ulfm" if job.installation.has_ulfm else by_vendor
     outcome = launch(job, 3, "launched.py", "one_goes_on", options=("--mpi-args", option))
     ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on node .* was killed by SIGKILL")
 

@@ -123,8 +123,8 @@ def test_a_checkpoint_that_was_half_written(job: Job) -> None:
 @pytest.mark.parametrize("how", [(), ("--fsdp",)])
 def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
     """Without a restart, where MPI has ULFM: three ranks' training ends on two."""
-    if job.installation.vendor != "Open MPI":
-        pytest.skip(f"{job.installation.vendor} has no ULFM")
+    if not job.installation.has_ulfm:
+        pytest.skip(f"{job.installation.name} has no ULFM")
     whole = losses(ended(resume(job, 3, *how, "--directory", "whole"), 0).stdout)
     options = ("--mpi-args", "--with-ft ulfm")
     outcome = ended(resume(job, 3, *how, "--survive", "--kill", 1, options=options), 0)
