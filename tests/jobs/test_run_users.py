@@ -34,8 +34,10 @@ def test_others_use_the_exported_address(job: Job) -> None:
     outcome.says(*(rf"\[rank {rank}\] {name} \[2.0, 2.0\]" for rank in (0, 1) for name in ("gloo", "mpiplus")))
 
 
-def test_torchs_checkpoint_process_saves(job: Job) -> None:
-    outcome = ended(launch(job, 2, "of_users.py", "checkpoints", environment={"DCP_USE_PREFIX_STORE": "1"}), 0)
+@pytest.mark.parametrize("replaced", ["", "gloo"])
+def test_torchs_checkpoint_process_saves(job: Job, replaced: str) -> None:
+    environment = {"DCP_USE_PREFIX_STORE": "1", "MPIPLUS_REPLACE": replaced}  # not in torch's process
+    outcome = ended(launch(job, 2, "of_users.py", "checkpoints", environment=environment), 0)
     outcome.says(r"\[rank 0\] saved True", r"\[rank 1\] saved True")
 
 

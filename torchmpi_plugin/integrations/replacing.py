@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
+from ..launchers.variables import rank_above
 from ..names import BACKEND
 
 _FUNCTIONS = ("init_process_group", "new_group")
@@ -62,6 +64,11 @@ def meant(backend: str | None, names: Collection[str]) -> str | None:
     return ",".join(device + colon + (BACKEND if name.lower() in names else name) for device, colon, name in parts)
 
 
+def _in_a_ranks_child() -> bool:
+    """As torch's checkpoints start one, for gloo; not while it imports the rank's own script."""
+    return rank_above() is not None and not getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
 def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
     from torch.distributed import distributed_c10d
 
@@ -73,7 +80,7 @@ def _replacing(original: Callable[..., Any], names: Collection[str]) -> Callable
         given = signature.bind(*args, **named)  # a wrong argument is the caller's, with torch's own words
         backend = given.arguments.get("backend")
         asked = str(backend or "").lower()
-        if backend is not None or makes_the_world:
+        if (backend is not None or makes_the_world) and not _in_a_ranks_child():  # which cannot take part in MPI
             given.arguments["backend"] = backend = meant(backend, names)
         options: Any = given.arguments.get("pg_options")
         of_world = distributed_c10d.get_backend() if distributed_c10d.is_initialized() else ""

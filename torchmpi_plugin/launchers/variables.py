@@ -197,17 +197,22 @@ def mark_as_rank() -> None:
         os.environ[settings.RANK_PROCESS] = f"{os.getpid()} {_identity()}"
 
 
+def rank_above() -> str | None:
+    """The process of the rank that started this one, with the rank's variables; None where no rank did."""
+    if not started_by_mpi() and os.environ.get("WORLD_SIZE") == "1":
+        return None  # the parent was no rank of MPI's, but a world of its own, as this process may be
+    pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
+    parents = [os.getppid(), *map(int, processes.stat(os.getppid())[1:2])]  # a shell or fork server may stand between
+    return pid if pid.isdigit() and int(pid) in parents and identity == _identity() else None
+
+
 def check_not_a_ranks_child() -> None:
     """Refuse to start MPI in a child of a rank: MPI would take it for the rank, whose memory it then spoils.
 
     Raises:
         RuntimeError: this process was started by a rank, with the rank's variables.
     """
-    if not started_by_mpi() and os.environ.get("WORLD_SIZE") == "1":
-        return  # the parent was no rank of MPI's, but a world of its own, as this process may be
-    pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
-    parents = [os.getppid(), *map(int, processes.stat(os.getppid())[1:2])]  # a shell or fork server may stand between
-    if pid.isdigit() and int(pid) in parents and identity == _identity():
+    if (pid := rank_above()) is not None:
         raise RuntimeError(
             f"mpiplus: this process ({os.getpid()}) was started by process {pid}, which is a rank of a job, and is no "
             f"rank itself; it cannot take part. If it is a worker (of a DataLoader or of multiprocessing, by spawn or "
