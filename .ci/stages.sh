@@ -283,7 +283,7 @@ stage_oldest_torch() {
     PIP_CONSTRAINT=$(unconstrained)
     for_the_night "on 3 ranks in place of 2"
     torch_tests "$bin" "$(full 3ranks 2ranks)" "test_operations or test_training or test_compiled or
-        test_operators or test_forms"
+        test_operators or test_forms or test_tensor_kinds"
 }
 
 # Other versions of Python than the one that runs this, as far as the machine has them: the wheel is for all. Each change

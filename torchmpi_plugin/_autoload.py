@@ -31,7 +31,14 @@ def _imported(module: str) -> Any:
     try:
         return importlib.import_module(f".{module}", __package__)
     except (AttributeError, ImportError) as error:
-        raise RuntimeError(f"{_uncompiled() or torch_internals.misfit()}. What went wrong: {error}") from error
+        why = _uncompiled() or _lacking(error) or torch_internals.misfit()
+        raise RuntimeError(f"{why}. What went wrong: {error}") from error
+
+
+def _lacking(error: Exception) -> str:
+    """Name another package than torch that is not installed."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return "" if name in ("", "torch", __package__) else f"torchmpi-plugin needs the package {name}: pip install {name}"
 
 
 def _uncompiled() -> str:

@@ -98,9 +98,8 @@ ROWS = (
         bus=_of_others,
     ),
     Operation(
-        *("all_gather_into_tensor_coalesced", "all_gather_single_coalesced", "AllgatherOptions", "", "out[]+in[]"),
-        (_COALESCED,),
-        operator="allgather_into_tensor_coalesced_",
+        *("all_gather_into_tensor_coalesced", "allgather_into_tensor_coalesced", "AllgatherOptions", "", "out[]+in[]"),
+        *((_COALESCED,), "all_gather_single_coalesced"),
     ),
     Operation(
         *("reduce_scatter", "reduce_scatter", "ReduceScatterOptions", "reduce_scatter", "out+in[] op"),
@@ -114,10 +113,9 @@ ROWS = (
         bus=_of_others,
     ),
     Operation(
-        *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "ReduceScatterOptions"),
+        *("reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced", "ReduceScatterOptions"),
         *("", "out[]+in[] op"),
-        (_COALESCED,),
-        operator="reduce_scatter_tensor_coalesced_",
+        *((_COALESCED,), "reduce_scatter_single_coalesced"),
     ),
     Operation(
         *("gather", "gather", "GatherOptions", "exchange", "out[root]+in root"),

@@ -44,6 +44,7 @@ NEEDS = (
     Need("torch._C:_dispatch_keys", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:DispatchKey", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:_functorch.get_unwrapped", OLDEST, "tensors without memory of their own"),
+    Need("torch:_sync", OLDEST, "tensors without memory of their own"),
     Need("torch.distributed.distributed_c10d:_set_pg_timeout", OLDEST, "a new timeout, before torch 2.14"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),
     Need("torch.autograd.profiler:_disable_profiler", OLDEST, "events of asynchronous operations"),
@@ -284,10 +285,12 @@ def is_wrapper(tensor: Any) -> bool:
     return any(found.has(key) for key in of_wrappers)
 
 
-def inside_gradients(tensor: Any) -> Any:
-    """The tensor that those of ``torch.func.grad`` and ``jvp`` are about; any other is itself."""
-    of_gradient = find("torch._C:DispatchKey").FuncTorchGradWrapper
-    while find("torch._C:_dispatch_keys")(tensor).has(of_gradient):
+def inside_transforms(tensor: Any) -> Any:
+    """The tensor that those of ``torch.func.grad``, ``jvp``, ``functionalize`` are about; any other is itself."""
+    keys_of, keys = find("torch._C:_dispatch_keys"), find("torch._C:DispatchKey")
+    while (functional := keys_of(tensor).has(keys.Functionalize)) or keys_of(tensor).has(keys.FuncTorchGradWrapper):
+        if functional:  # in lists of lists, before torch 2.12
+            find("torch:_sync")(tensor)  # with what was written to others of its memory
         tensor = find("torch._C:_functorch.get_unwrapped")(tensor)
     return tensor
 

@@ -9,14 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .torch_internals import C10D, find
+from .torch_internals import C10D, find, version
 
 
 def operators_tell_the_reduction() -> bool:
-    """Return whether Python can read an operator's ReduceOp. torch 2.8 cannot, which lacks this as well."""
-    import torch
-
-    return hasattr(torch.library, "get_kernel")
+    """Return whether Python can read an operator's ReduceOp, which has a method for that from torch 2.10 on."""
+    return version() >= (2, 10)
 
 
 #: Where a kernel comes before those of all devices, and after all else: modes, functionalization, autograd.

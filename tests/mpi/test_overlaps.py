@@ -178,7 +178,7 @@ def test_in_place_needs_no_copy(count: int, group, world, monkeypatch) -> None:
     assert (given[rank] == size * rank).all()
     mine = torch.ones(count)
     dist.scatter(mine, [mine] + [torch.ones(count) for _ in range(size - 1)] if rank == 0 else None, group=group)
-    assert inside.calls(group).in_c - before == 4
+    assert inside.calls(group).in_c - before == (4 if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else 0)
 
 
 def test_the_same_twice_through_python_is_copied_once(group, world) -> None:

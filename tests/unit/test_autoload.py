@@ -123,6 +123,12 @@ def test_import_torch_survives_a_broken_plugin(tmp_path) -> None:
     assert re.search(r"torchmpi-plugin \d\S* does not fit torch \d", done.stderr), "both versions, and what to do"
 
 
+def test_another_package_that_is_missing_is_named() -> None:
+    started = "dist.init_process_group('mpiplus', store=dist.HashStore(), rank=0, world_size=1)"
+    done = python(f"import sys, torch.distributed as dist; sys.modules['numpy'] = None; {started}")
+    assert "torchmpi-plugin needs the package numpy: pip install numpy. What went wrong" in done.stderr, done.stderr
+
+
 def test_a_checkout_beside_the_script_that_was_not_compiled(tmp_path: Path) -> None:
     """It is no misfit of torch's. Python looks for packages where the script lies, wherever it is called."""
     package = Path(torchmpi_plugin.__file__).parent

@@ -109,12 +109,12 @@ def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: A
 
 
 @_taking_all
-def all_gather_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+def allgather_into_tensor_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
     """``all_gather_single`` of each pair, as one Work."""
     return _pairs(group, "_allgather_base", outputs, inputs, opts, "all_gather_into_tensor_coalesced")
 
 
 @_taking_all
-def reduce_scatter_single_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
+def reduce_scatter_tensor_coalesced(group: Group, outputs: Tensors, inputs: Tensors, opts: Any) -> CoalescedWork:
     """``reduce_scatter_single`` of each pair, as one Work."""
     return _pairs(group, "_reduce_scatter_base", outputs, inputs, opts, "reduce_scatter_tensor_coalesced")

@@ -94,7 +94,7 @@ def _call_with_memory(
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-        inside = torch_internals.inside_gradients(tensor)
+        inside = torch_internals.inside_transforms(tensor)
         if not torch_internals.is_wrapper(inside):
             return inside
         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

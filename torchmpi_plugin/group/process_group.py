@@ -99,10 +99,10 @@ class ProcessGroupMPI(Group):
     allgather = METHODS["allgather"].in_c
     allgather_coalesced = coalesced.allgather_coalesced
     all_gather_single = allgather_into_tensor = _allgather_base = METHODS["_allgather_base"].in_c
-    all_gather_single_coalesced = allgather_into_tensor_coalesced = coalesced.all_gather_single_coalesced
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = coalesced.allgather_into_tensor_coalesced
     reduce_scatter = METHODS["reduce_scatter"].in_c
     reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base = METHODS["_reduce_scatter_base"].in_c
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = coalesced.reduce_scatter_single_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = coalesced.reduce_scatter_tensor_coalesced
     gather = METHODS["gather"].in_c
     gather_single = gather_into_tensor = METHODS["gather_single"].in_c
     scatter = METHODS["scatter"].in_c
