@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Results = list[torch.Tensor]
 #: From torch 2.15 on it goes to a backend in C++, and no kernel of ours stands in front.
 LEFT_TO_THE_BACKEND = {"c10d::monitored_barrier_"} if torch.__version__ >= "2.15" else set()
-#: Of torch 2.14 and later; gloo has none.
-NOT_OF_GLOO = {"c10d::gather_into_tensor_"}
+#: Of torch 2.14 and later; gloo has none, and before 2.12 no all_to_all of lists.
+NOT_OF_GLOO = {"c10d::gather_into_tensor_", *(["c10d::alltoall_"] if torch.__version__ < "2.12" else [])}
 
 
 def ramp(length: int = 4, more: float = 0.0) -> torch.Tensor:
@@ -98,7 +98,7 @@ def operators(group: Any, op: Any) -> dict[str, Callable[[], Results]]:
     }
     if not LEFT_TO_THE_BACKEND:
         found["monitored_barrier_"] = lambda: (c10d.monitored_barrier_(torch.zeros(1), boxed, [], 30000, True), [])[1]
-    return found
+    return {name: call for name, call in found.items() if f"c10d::{name}" not in NOT_OF_GLOO}
 
 
 def lists_of(lists: list[Results]) -> Results:
