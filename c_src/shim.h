@@ -75,6 +75,7 @@ int64_t mpp_active_count(void);
 void mpp_tend_mpi(int more);
 void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a time */
 void mpp_unlock(void);
+void mpp_end_job(int status); /* does not come back */
 uintptr_t mpp_next_completed(int64_t timeout_ns);
 
 /* A thread that ends the process when a call of MPI's does not come back: deadline.c */

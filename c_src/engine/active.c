@@ -1,6 +1,7 @@
 /* The lock, and the list of active operations, which whoever waits moves. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <unistd.h>
 
 #include "engine/activity.h"
 #include "engine/pause.h"
@@ -31,6 +32,17 @@ void mpp_lock(void) {
 }
 
 void mpp_unlock(void) { (void)(mpp_in_child() || pthread_mutex_unlock(&mpp_progress.lock)); }
+
+/* MPICH's MPI_Abort takes MPI apart: no other thread may be in it, but one that is stuck there is not waited for. */
+void mpp_end_job(int status) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    atomic_fetch_add(&mpp_progress.starters, 1);
+    pthread_mutex_timedlock(&mpp_progress.lock, &until);
+    mpp_mpi.Abort(mpp_mpi.world, status);
+    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+}
 
 /* ---- the list of active operations (under the lock) ---- */
 

@@ -71,10 +71,11 @@ def test_all_ranks_exit_with_an_error(job: Job) -> None:
     job.run(2, "exits.py", "all_exit").failed().says_not("ends the job", "Traceback")
 
 
-@pytest.mark.parametrize("what", ["program", "MPI"])
-def test_an_operation_pending_at_the_end(job: Job, what: str) -> None:
-    outcome = job.run(2, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": "1"})
-    outcome.failed("still pending at exit", "recv.* from rank 1", "rank 0 ends the job").says_not("Segmentation")
+@pytest.mark.under_each
+@pytest.mark.parametrize(("ranks", "what"), [(1, "program"), (2, "program"), (2, "MPI")])
+def test_an_operation_pending_at_the_end(job: Job, ranks: int, what: str) -> None:
+    outcome = job.run(ranks, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": "1"})
+    outcome.failed("still pending at exit", "recv.* from rank", "rank 0 ends the job").says_not("Segmentation")
 
 
 @pytest.mark.fresh("signals, as the launcher has set them")
@@ -93,7 +94,7 @@ def test_an_interactive_session(job: Job) -> None:
     """A world of one in Python's own prompt, left by the end of the input."""
     session = job.directory / "session"
     session.write_text(SESSION)
-    command = ["sh", "-c", f"{sys.executable} -i < {session}"]
-    outcome = run_process(command, job.installation.full_environment(), job.directory)
+    command, environment = ["sh", "-c", f"{sys.executable} -i < {session}"], job.installation.full_environment()
+    outcome = run_process(command, environment, job.directory)
     outcome.says(r"\[1\.0, 1\.0\] 1", "TypeError|RuntimeError").says_not("Segmentation", "Fatal", "ends the job")
     assert outcome.code == 0, outcome.output

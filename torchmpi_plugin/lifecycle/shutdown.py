@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import os
 import sys
 import threading
 import time
@@ -164,16 +163,14 @@ def _end_job_on_failure(pending: bool) -> None:
 
 def abort_job(reason: str, code: int = 1) -> None:
     """End all ranks, with ``reason`` as the last word."""
-    mpi = runtime.mpi()
-    rank = mpi.COMM_WORLD.Get_rank()
+    rank = runtime.mpi().COMM_WORLD.Get_rank()
     print(f"mpiplus: rank {rank} ends the job: {reason}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
     with runtime.ending("MPI_Abort", _ABORT_SECONDS):
-        mpi.COMM_WORLD.Abort(code)
-    os._exit(code)  # MPICH's Abort comes back where the launcher is slow to kill us
+        runtime.shim().lib.mpp_end_job(code)
 
 
 def _aborts() -> bool:
