@@ -44,6 +44,7 @@ NEEDS = (
     Need("torch._C:_dispatch_keys", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:DispatchKey", OLDEST, "telling wrapped tensors from those with memory"),
     Need("torch._C:_functorch.get_unwrapped", OLDEST, "tensors without memory of their own"),
+    Need("torch._C:ScriptList", OLDEST, "futures for hooks in C++"),
     Need("torch:_sync", OLDEST, "tensors without memory of their own"),
     Need("torch.distributed.distributed_c10d:_set_pg_timeout", OLDEST, "a new timeout, before torch 2.14"),
     Need("torch.autograd:_profiler_enabled", OLDEST, "events of torch's profiler"),

@@ -127,6 +127,7 @@ def test_callbacks_that_wait_for_futures() -> None:
 
 
 @pytest.mark.parametrize("hook", ["ALLREDUCE", "FP16_COMPRESS"])
+@pytest.mark.filterwarnings("error:.*torch.jit")
 @pytest.mark.timeout(200)
 def test_hooks_that_c10d_has_in_cpp(hook: str, world, channel) -> None:
     """They read the future's value in C++; the parameters become those that gloo gives."""

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 import torch
 from torch import futures
 
-from .. import _bridge
+from .. import _bridge, torch_internals
 
 Tensors = list[torch.Tensor]
+_script_list: Callable[[list[str]], Any] = torch_internals.find("torch._C:ScriptList")
 
 
 class _Failure:
@@ -92,7 +93,7 @@ class TypedFuture:
 
     def __init__(self, tensors: Tensors) -> None:
         self._done: futures.Future[int] = futures.Future()
-        self._error = torch.jit.script([""])  # a list that TorchScript shares with Python
+        self._error = _script_list([""])  # that TorchScript shares with Python; torch.jit.script makes one and warns
         self._error.pop()
         self.future: futures.Future[Tensors] = _start()(self._done, tensors, self._error)
 
