@@ -83,8 +83,7 @@ ROWS = (
         equal_counts=True,
     ),
     Operation(
-        *("all_gather", "allgather", "AllgatherOptions", "allgather", "out[]+in"),
-        (_TO_LISTS, f"{_TO_LIST}, timeout"),
+        *("all_gather", "allgather", "AllgatherOptions", "allgather", "out[]+in"), (_TO_LISTS, f"{_TO_LIST}, timeout")
     ),
     Operation(
         *("all_gather_coalesced", "allgather_coalesced", "AllgatherOptions", "", "out[]+in[]"),

@@ -120,13 +120,7 @@ class Job:
         self.installation = installation
         self.directory = directory
 
-    def run(
-        self,
-        ranks: int,
-        script: str,
-        *arguments: object,
-        environment: Mapping[str, str] | None = None,
-    ) -> Outcome:
+    def run(self, ranks: int, script: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
         """``mpiexec -n ranks python scripts/script arguments``."""
         python_arguments = [str(SCRIPTS / script), *map(str, arguments)]
         return self.start(self.installation.command(ranks, python_arguments), environment)

@@ -120,11 +120,7 @@ def test_which_operators_cannot_be_compiled() -> None:
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.cases(6))])
 @pytest.mark.parametrize(
     "program",
-    [
-        ddp,
-        graph_breaks,
-        *(pytest.param(each, marks=needs_operators) for each in (messages, in_place, functional)),
-    ],
+    [ddp, graph_breaks, *(pytest.param(each, marks=needs_operators) for each in (messages, in_place, functional))],
 )
 def test_as_over_gloo(program: Any, compiler: str, channel, group) -> None:
     settings: Any = contextlib.nullcontext()

@@ -40,8 +40,7 @@ def wanted(channel, world) -> dict[str, list[torch.Tensor]]:
     """What gloo makes of each case."""
     cases = {case: make for case, make in {**FORMS, **SEVERAL}.items() if not is_left_to_newer_gloo(case)}
     return on_gloo(
-        channel,
-        lambda gloo: {case: wanted_of(gloo, make(world.rank, world.size)) for case, make in cases.items()},
+        channel, lambda gloo: {case: wanted_of(gloo, make(world.rank, world.size)) for case, make in cases.items()}
     )
 
 

@@ -17,16 +17,7 @@ import sampling
 import torch
 import torch.distributed as dist
 from groups import API_MODE
-from message_model import (
-    ANY,
-    COLLECTIVE,
-    RECEIVE,
-    SEND,
-    WAIT,
-    Program,
-    Step,
-    draw_complete,
-)
+from message_model import ANY, COLLECTIVE, RECEIVE, SEND, WAIT, Program, Step, draw_complete
 from patience import patient
 from placements import PLACEMENTS, group_placed
 

@@ -176,10 +176,7 @@ def test_another_shape_is_left_alone(package: Package, name: str, old: str, new:
     assert "_EitherName" not in repr(names.get("idist_native"))
 
 
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [("accelerate", "0.34.2"), ("transformers", "6.0.0.dev0")],
-)
+@pytest.mark.parametrize(("name", "version"), [("accelerate", "0.34.2"), ("transformers", "6.0.0.dev0")])
 def test_another_version_is_left_alone(package: Package, name: str, version: str) -> None:
     package(name, version=version)
     integrations.activate(framework(name))

@@ -114,14 +114,7 @@ def in_words(length: int) -> str:
 
 
 def attach(
-    lib: Lib,
-    ffi: FFI,
-    group: int,
-    address: int,
-    places: Sequence[Place],
-    here: int,
-    sums: int,
-    choice: Choice = OWN,
+    lib: Lib, ffi: FFI, group: int, address: int, places: Sequence[Place], here: int, sums: int, choice: Choice = OWN
 ) -> None:
     """Give a C group the segment of its node, on which ``here`` of its ranks are, with ``GroupConfig.sums()``.
 

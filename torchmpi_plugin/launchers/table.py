@@ -70,9 +70,7 @@ LAUNCHERS = (
         prefixes=("PALS_",),
     ),
     Kind(
-        *("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-        beside="FLUX_TASK_RANK",
-        prefixes=("FLUX_",),
+        *("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"), beside="FLUX_TASK_RANK", prefixes=("FLUX_",)
     ),
     SLURM,
     _OF_HYDRA,

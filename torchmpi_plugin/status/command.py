@@ -25,11 +25,7 @@ _ALL, _EVERY = "all", "2"
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--watch",
-    metavar="SECONDS",
-    is_flag=False,
-    flag_value=_EVERY,
-    help="Show it anew every so many seconds (2).",
+    "--watch", metavar="SECONDS", is_flag=False, flag_value=_EVERY, help="Show it anew every so many seconds (2)."
 )
 @click.option(
     "--interval",

@@ -48,11 +48,7 @@ def used() -> dict[str, float]:
         because it waited for something, and "involuntary", because another thread was given the core.
     """
     found = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "cpu_seconds": found.ru_utime + found.ru_stime,
-        "voluntary": found.ru_nvcsw,
-        "involuntary": found.ru_nivcsw,
-    }
+    return {"cpu_seconds": found.ru_utime + found.ru_stime, "voluntary": found.ru_nvcsw, "involuntary": found.ru_nivcsw}
 
 
 def _time_block(call: Call, calls: int, ranks: Ranks) -> tuple[float, list[float]]:

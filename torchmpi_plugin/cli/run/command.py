@@ -67,10 +67,7 @@ class Numbers(NamedTuple):
 @click.option("--stderr", metavar="FORMAT", help="The same for stderr.")
 @click.option("--log-dir", metavar="DIR", help=f"The same for all, and error files: {options.LAYOUT}.")
 @click.option(
-    "--local-ranks-filter",
-    metavar="RANKS",
-    callback=options.parse_ranks,
-    help="Show only these of each node: 0,1.",
+    "--local-ranks-filter", metavar="RANKS", callback=options.parse_ranks, help="Show only these of each node: 0,1."
 )
 @click.option(
     "--max-restarts",
