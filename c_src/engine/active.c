@@ -1,7 +1,6 @@
 /* The lock, and the list of active operations, which whoever waits moves. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <unistd.h>
 
 #include "engine/activity.h"
 #include "engine/pause.h"
@@ -38,10 +37,9 @@ void mpp_end_job(int status) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
-    atomic_fetch_add(&mpp_progress.starters, 1);
+    atomic_fetch_add(&mpp_progress.starters, 1); /* as in mpp_lock */
     pthread_mutex_timedlock(&mpp_progress.lock, &until);
-    mpp_mpi.Abort(mpp_mpi.world, status);
-    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+    mpp_abort(status);
 }
 
 /* ---- the list of active operations (under the lock) ---- */

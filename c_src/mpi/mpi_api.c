@@ -79,13 +79,17 @@ static int ending_rank; /* who it is, where a failure of this process ends the j
 void mpp_own_mpi(int own) { owner = own ? getpid() : 0; }
 void mpp_end_job_on_failure(int rank) { ending_rank = rank; }
 
+void mpp_abort(int status) {
+    mpp_mpi.Abort(mpp_mpi.world, status);
+    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+}
+
 static void end_job(int status) {
     const struct timespec moment = {.tv_nsec = 200000000}; /* a launcher may not forward what it has not read yet */
     fprintf(stderr, "mpiplus: rank %d ends the job: exit code %d, while others go on\n", ending_rank, status);
     fflush(NULL);
     nanosleep(&moment, NULL);
-    mpp_mpi.Abort(mpp_mpi.world, status);
-    _exit(status); /* MPICH's Abort comes back where the launcher is slow to kill us */
+    mpp_abort(status);
 }
 
 static pthread_t finalizer;

@@ -56,4 +56,6 @@ typedef struct {
 
 extern mpi_api mpp_mpi;
 
+void mpp_abort(int status); /* of all ranks; does not come back */
+
 mpi_handle mpp_to_handle(int64_t value);

@@ -39,22 +39,27 @@ def reduced(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
         return torch.view_as_complex(reduced(parts, op_name))
     if dtype == torch.bool:
         return _reduced_bools(tensors, op_name)
-    return (_reduced_floats if dtype.is_floating_point else _reduced_integers)(tensors, op_name)
+    if dtype.is_floating_point:
+        return _reduced_floats(tensors, op_name)
+    return _reduced_integers(tensors, op_name)
 
 
 def _reduced_bools(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
     trues = torch.stack([tensor.to(torch.uint8) for tensor in tensors]).sum(0)
     if op_name in ("SUM", "MAX", "BOR"):
         return trues > 0
-    return trues == len(tensors) if op_name in ("PRODUCT", "MIN", "BAND") else trues % 2 == 1
+    if op_name in ("PRODUCT", "MIN", "BAND"):
+        return trues == len(tensors)
+    return trues % 2 == 1
 
 
 def _reduced_floats(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
     """Accumulates in float32 (float64 for itself), as a balanced tree over the ranks, and rounds once."""
     dtype = tensors[0].dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    factor = PREMUL_FACTOR if op_name == "PREMUL_SUM" else 1
-    values = [tensor.to(wide) * factor for tensor in tensors]
+    values = [tensor.to(wide) for tensor in tensors]
+    if op_name == "PREMUL_SUM":
+        values = [value * PREMUL_FACTOR for value in values]
     combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op_name, torch.add)
     result = _tree(combine, values)
     return (result / len(tensors) if op_name == "AVG" else result).to(dtype)
@@ -119,7 +124,8 @@ def difference(actual: torch.Tensor, expected: torch.Tensor, reduction: bool) ->
     """What is wrong with a result, in a line; None where nothing is."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return f"is {actual.dtype} {tuple(actual.shape)}, not {expected.dtype} {tuple(expected.shape)}"
-    if (same_numbers if reduction else same_bytes)(actual, expected):
+    same = same_numbers if reduction else same_bytes
+    if same(actual, expected):
         return None
     got, want = (as_bytes(tensor).view(-1, actual.dtype.itemsize) for tensor in (actual, expected))
     wrong = (got != want).any(1).nonzero().reshape(-1)

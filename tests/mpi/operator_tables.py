@@ -43,7 +43,9 @@ def boxed_sum(gloo: Any) -> Any:
 
 def results_on_gloo(channel: Any, calls: Callable[[Any], dict[str, Callable[[], Results]]]) -> dict[str, Results]:
     """Of each operator, on new tensors: gloo's reduce leaves others than ours behind."""
-    return on_gloo(channel, lambda gloo: {name: calls(gloo)[name]() for name in calls(gloo)})
+    return on_gloo(
+        channel, lambda gloo: {name: calls(gloo)[name]() for name in calls(gloo) if f"c10d::{name}" not in NOT_OF_GLOO}
+    )
 
 
 def finished(returned: Any) -> None:
@@ -98,7 +100,7 @@ def operators(group: Any, op: Any) -> dict[str, Callable[[], Results]]:
     }
     if not LEFT_TO_THE_BACKEND:
         found["monitored_barrier_"] = lambda: (c10d.monitored_barrier_(torch.zeros(1), boxed, [], 30000, True), [])[1]
-    return {name: call for name, call in found.items() if f"c10d::{name}" not in NOT_OF_GLOO}
+    return found
 
 
 def lists_of(lists: list[Results]) -> Results:

@@ -157,9 +157,9 @@ READ_ONLY: dict[str, Make] = {
     "zero": lambda tensor: torch._efficientzerotensor(tensor.shape),
 }
 #: Refused; and the exception of gloo's, where gloo does not crash.
-BAD: dict[str, tuple[Make, Any]] = {
+BAD: dict[str, tuple[Make, type[Exception] | tuple[type[Exception], ...]]] = {
     "refusing": (Refusing, TypeError),
-    "DTensor": (dtensor, (RuntimeError, AssertionError)),
+    "DTensor": (dtensor, RuntimeError if torch.__version__ >= "2.10" else (RuntimeError, AssertionError)),
     "masked": (masked, TypeError),
     "quantized": (lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.quint8), NotImplementedError),
     "nested": (lambda tensor: torch.nested.nested_tensor([tensor, tensor]), NotImplementedError),
