@@ -270,7 +270,7 @@ def test_in_detail_where_a_rank_says_nothing(new_group, monkeypatch) -> None:
     inside.calls(group).compares = True
     if group.rank() == 0:
         monkeypatch.setattr(group.checkin, "gather", lambda *_: [])
-    with pytest.raises(dist.DistBackendError, match=r"the ranks disagree: rank .* calls .*can be used again"):
+    with pytest.raises(dist.DistBackendError, match=r"ranks disagree: .*, calls all_reduce \(SUM\).*can be used again"):
         dist.all_reduce(torch.ones(4 if group.rank() else 5), group=group)
     dist.barrier(group)
 

@@ -213,6 +213,8 @@ def test_who_is_late_is_to_blame() -> None:
     found[0].heard([f"{TRACEBACK}:\n", '  File "train.py", line 9, in step\n', f"{error}\n"], 1.0)
     message = result_of(ending(found, [0]), "mpirun").message
     assert message == f"mpiplus run: {doing} did not come; rank 0 on node h0 gave up waiting first: exit code 1"
+    found[0].heard([f"{TRACEBACK}:\n", f"{error.replace('barrier', 'barrier' * 60)}\n"], 2.0)  # too long to be shown
+    assert "run: rank 1 did not come; rank 0" in result_of(ending(found, [0]), "mpirun").message
 
 
 def test_nobody_to_blame() -> None:

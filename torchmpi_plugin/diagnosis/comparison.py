@@ -49,7 +49,7 @@ def who_calls_what(checkin: CheckIn, work: PendingWork) -> str:
         Nothing where some rank does not say within seconds what it called, or the store does not answer.
     """
     what, within = f"mismatch/{work.call.sequence}", timedelta(seconds=TELLING_SECONDS)
-    mine = json.dumps([_in_full(work), _lengths(work.call, checkin)])
+    mine = json.dumps([in_full(work), _lengths(work.call, checkin)])
     nobody: list[str] = []
     told = checkin.briefly(lambda: checkin.gather(what, mine, within, work.call.operation), nobody, TELLING_SECONDS + 1)
     if told:  # everybody came, and so has left the one before
@@ -67,7 +67,7 @@ def _different_calls(texts: list[str]) -> list[str]:
     return calls if len(calls) > 1 else []
 
 
-def _in_full(work: PendingWork) -> str:
+def in_full(work: PendingWork) -> str:
     """The call with its reduction, root and device, and the blocks of a reduce_scatter."""
     call, opts, row = work.call, work._opts, BY_NAME.get(work.call.operation)
     if row is None or opts is None:

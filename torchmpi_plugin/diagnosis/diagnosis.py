@@ -33,6 +33,8 @@ _LEAVING_GRACE = 3.0
 _ENOUGH = 8
 #: So many of those who have come are asked whether they are still there.
 _ENOUGH_ARRIVED = 64
+#: What a rank does whose program has ended.
+_LEFT = "left this group; look for what ended it"
 #: What may be the matter with a rank that does not answer.
 _SILENT = "stopped, dead, cut off, or busy without Python"
 
@@ -246,7 +248,10 @@ class Diagnosis:
             return {}
         nobody: dict[int, str] = {}
         answers = self._group.checkin.briefly(lambda: asking.ask(list(asked)), nobody, monitor.ANSWER_WITHIN + 0.5)
-        return {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
+        heard = {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
+        silent = [rank for rank, answer in heard.items() if answer is None]
+        left = self._group.checkin.departed() if silent else {}
+        return {**heard, **{rank: _Answer(_LEFT, None) for rank in silent if rank in left}}
 
     def _understood(self, answer: str | None) -> _Answer | None:
         if answer is None:

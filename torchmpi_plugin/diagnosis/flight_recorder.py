@@ -24,6 +24,7 @@ import torch
 from .. import operations, torch_internals
 from .._bridge import Call
 from ..engine import engine
+from ..names import describe_ranks
 from ..status import files
 from ..timeline.rows import ROW, Kinds
 from .frames import line_of
@@ -49,8 +50,11 @@ class Subject(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The group's name in messages."""
-        return f"group {self.name!r}" + (f" ({self.title})" if self.title != self.name else "")
+        """The group's name in messages, which count ranks within the group."""
+        named = f"group {self.name!r}" + (f" ({self.title})" if self.title != self.name else "")
+        if list(self.ranks) == list(range(len(self.ranks))):
+            return named
+        return f"{named} (its {describe_ranks(range(len(self.ranks)))}: the world's {describe_ranks(self.ranks)})"
 
 
 def _state(entry: Call) -> str:

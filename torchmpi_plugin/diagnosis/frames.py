@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -13,8 +14,11 @@ import torch
 from ..errors import DistBackendError
 from ..tensors.arguments import ArgumentError, ArgumentTypeError
 
-#: Beginnings of the names of files.
-NOT_THE_USERS = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent))
+#: Beginnings of the names of files. threading's frames are those of a wait, of the user's or of ours.
+NOT_THE_USERS = (
+    *(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(torch.__file__).parent)),
+    threading.__file__,
+)
 
 
 def line_of(code: CodeType, instruction: int) -> int:

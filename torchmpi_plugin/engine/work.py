@@ -125,6 +125,9 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
         self._check_process("get_future()")  # complete or not: the lock may have been another thread's of the parent's
+        if not self.finished and self.call.peer is None and engine.start().only_thread == threading.get_ident():
+            # Nobody else completes a collective while this thread waits for the future, which DDP does in C++.
+            engine.start().wait(cast(engine.Pending, self), None)
         with self._lock:
             if self._future is not None:
                 return self._future

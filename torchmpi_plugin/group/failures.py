@@ -6,7 +6,7 @@ from typing import Any
 
 from ..diagnosis import comparison
 from ..engine import engine
-from ..engine.work import PendingWork, in_words
+from ..engine.work import PendingWork
 from ..errors import DistBackendError, RankFailedError
 from ..mpi import failures
 from ..names import describe_ranks
@@ -39,7 +39,7 @@ def failure_of(group: Any, work: PendingWork) -> Exception:
         where, call = (group.rank(), mine) if mine.kind == lib.MPP_NO_MEMORY else (first[0], theirs)
         text = (
             f"the ranks disagree: {describe_disagreement(first[0], mine, theirs, second[0])}; this rank, "
-            f"{group.rank()}, calls {in_words(work.call)}"
+            f"{group.rank()}, calls {comparison.in_full(work)}"
         )
         if call.kind == lib.MPP_NO_MEMORY and call.own:
             text = f"{work.call.operation}: {device.error_text(lib, ffi, call.own)} on rank {where}"

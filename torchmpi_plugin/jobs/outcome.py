@@ -162,8 +162,9 @@ def describe_failure(failure: RankFailure, others: int, records: Sequence[RankRe
         lines += [f"mpiplus run: {name} has recorded: {failure.error}"]
     ended = f"; the other {others} rank{'s were' if others > 1 else ' was'} ended" if others else ""
     error, place = last_error(failure.traceback)
-    late = error.partition(NOT_ARRIVED)[2].partition("; arrived")[0]
+    late, _, rest = error.partition(NOT_ARRIVED)[2].partition("; arrived")
     if late:
+        late = late if rest else late.partition(" (")[0]  # a long error is cut, maybe within what they do
         lines.append(f"mpiplus run: {late} did not come; {name} gave up waiting first: {failure.cause}{ended}")
         return "\n".join(lines)
     alike = [it.rank for it in records if error and _without_numbers(it) == _without_numbers(records[failure.rank])]

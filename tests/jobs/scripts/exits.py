@@ -123,8 +123,6 @@ def one_exits(who: str, how: str) -> None:
         dist.destroy_process_group()
     if how == "SystemExit":
         raise SystemExit(3)
-    if how == "exit":
-        exit(3)  # noqa: PLR1722 - what scripts call
     sys.exit(3)
 
 
