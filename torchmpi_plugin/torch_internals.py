@@ -64,6 +64,7 @@ NEEDS = (
     Need(f"{C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),
     Need(f"{C10D}:Backend.Options", OLDEST, "the options that a group shows"),
     Need(f"{C10D}:ErrorType", OLDEST, "get_error()"),
+    Need(f"{C10D}:Reducer._set_forward_pass_work_handle", OLDEST, "join(divide_by_initial_world_size=False) of DDP"),
     Need(f"{C10D}:ProcessGroup._device_types", OLDEST, "object collectives choose a device by it"),
     Need(f"{C10D}:ProcessGroup._get_backend", OLDEST, "what torch asks a group's backend"),
     Need(f"{C10D}:ProcessGroup._start_coalescing", OLDEST, "coalesced operations"),

@@ -80,6 +80,21 @@ class _Holder(dist.ProcessGroup):
 
 
 _holder = functools.cache(_Holder)
+#: Of the ranks that still take part in DDP's ``join()``: begun in the forward pass, waited for in the backward pass.
+_SET_FORWARD_WORK = f"{torch_internals.C10D}:Reducer._set_forward_pass_work_handle"
+
+
+def _held_by(take: Callable[..., None]) -> Callable[..., None]:
+    """The same for a Work made in Python, which C++ keeps whole: nobody else keeps it until the backward pass."""
+
+    @functools.wraps(take)
+    def take_held(reducer: Any, work: Any, *how: Any) -> None:
+        take(reducer, work if type(work) is dist.Work else _holder().hold(work), *how)
+
+    return take_held
+
+
+torch_internals.put(_SET_FORWARD_WORK, _held_by(torch_internals.find(_SET_FORWARD_WORK)))
 
 
 # ---- from an operator to the method ----
