@@ -141,6 +141,8 @@ class Work(dist.Work):
             else:
                 self._promise = self._future = made = Future(devices=devices)
                 made.call, made.has_devices = self.call, bool(devices)
+                if not self.finished and engine.start().only_thread is not None:
+                    made.advance = lambda: engine.start().wait(cast(engine.Pending, self), None)
             future = self._future
         self.resolve()
         return future

@@ -87,7 +87,7 @@ def funneled() -> None:
         another.submit(elsewhere).result()
     dist.barrier(group)  # no message comes before wait() was called elsewhere, where it would find nothing to do
     dist.send(torch.ones(1 << 16), (ME + 1) % SIZE)
-    work.wait()
+    work.get_future().wait()
     assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].unique().tolist() == [SIZE]  # as DDP waits
     check_works(group)
     dist.destroy_process_group()
