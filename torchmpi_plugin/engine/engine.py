@@ -162,6 +162,11 @@ class Engine:
             if not work.finished or work.abandoned:
                 self.watch(work)
 
+    def wait_if_alone(self, work: Pending) -> None:
+        """Wait where nobody else completes ``work`` while this thread waits for its future, as DDP does in C++."""
+        if self.only_thread == threading.get_ident():
+            self.wait(work, None)
+
     def pending(self) -> list[Pending]:
         """Operations whose buffers are still in use, but for those that a thread is in the call of."""
         works = [work for work in list(self._registry.values()) if not work.caller]

@@ -14,7 +14,6 @@ What Python sets in a future is a Python object to C++, and that has two ends th
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ import torch
 from torch import futures
 
 from .. import _bridge, torch_internals
+from . import engine
 
 Tensors = list[torch.Tensor]
 _script_list: Callable[[list[str]], Any] = torch_internals.find("torch._C:ScriptList")
@@ -52,13 +52,13 @@ class Future(futures.Future[Tensors]):
     call: _bridge.Call | None = None
     #: It was made for tensors on devices; then it looks for such tensors once, when it is set.
     has_devices = False
-    #: Waits for the operation, where only the main thread may and no thread in the background does.
-    advance: Callable[[], object] | None = None
+    #: The Work, or None: it is no more.
+    work: Callable[[], Any] = staticmethod(lambda: None)
 
     def wait(self) -> Tensors:
         _bridge.asked_for(self)
-        if self.advance is not None and threading.current_thread() is threading.main_thread():
-            self.advance()
+        if (work := self.work()) is not None and not work.finished:
+            engine.start().wait_if_alone(work)
         return super().wait()
 
     def fail(self, error: Exception) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
@@ -125,9 +126,8 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
         self._check_process("get_future()")  # complete or not: the lock may have been another thread's of the parent's
-        if not self.finished and self.call.peer is None and engine.start().only_thread == threading.get_ident():
-            # Nobody else completes a collective while this thread waits for the future, which DDP does in C++.
-            engine.start().wait(cast(engine.Pending, self), None)
+        if not self.finished and self.call.peer is None:  # a message may be matched by one that this rank begins later
+            engine.start().wait_if_alone(cast(engine.Pending, self))
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -141,8 +141,7 @@ class Work(dist.Work):
             else:
                 self._promise = self._future = made = Future(devices=devices)
                 made.call, made.has_devices = self.call, bool(devices)
-                if not self.finished and engine.start().only_thread is not None:
-                    made.advance = lambda: engine.start().wait(cast(engine.Pending, self), None)
+                made.work = weakref.ref(self)
             future = self._future
         self.resolve()
         return future
