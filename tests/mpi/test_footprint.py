@@ -18,14 +18,10 @@ pytestmark = only_up_to(3)
 LONG = 1 << 20
 #: malloc gives a few bytes more here than there.
 OF_MALLOC = 512
-#: What it takes to compare the calls among a few ranks, which each count as a node then: two messages, and one for each
-#: of the two phases that three nodes have, of 64 KiB and a header.
-FOR_COMPARING = 4 * (65 << 10)
 
 
 @pytest.fixture
 def own_collectives(monkeypatch) -> None:
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "auto")
     monkeypatch.setenv("MPIPLUS_COLLECTIVES", "own")
 
 
