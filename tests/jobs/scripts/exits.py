@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -86,10 +87,11 @@ def wait_for_ever() -> None:
     say("came out of the collective")
 
 
-def one_raises(how: str) -> None:
-    """The last rank fails while the others wait for it in a collective."""
+def one_raises(how: str, seconds: str = "1800") -> None:
+    """The last rank fails while the others wait for it in a collective, for so long."""
     dist.init_process_group("mpiplus")
     check_works()
+    dist.group.WORLD.set_timeout(timedelta(seconds=float(seconds)))
     if ME != LAST:
         wait_for_ever()
     works = []
