@@ -33,8 +33,6 @@ _LEAVING_GRACE = 3.0
 _ENOUGH = 8
 #: So many of those who have come are asked whether they are still there.
 _ENOUGH_ARRIVED = 64
-#: What a rank does whose program has ended.
-_LEFT = "left this group; look for what ended it"
 #: What may be the matter with a rank that does not answer.
 _SILENT = "stopped, dead, cut off, or busy without Python"
 
@@ -248,10 +246,7 @@ class Diagnosis:
             return {}
         nobody: dict[int, str] = {}
         answers = self._group.checkin.briefly(lambda: asking.ask(list(asked)), nobody, monitor.ANSWER_WITHIN + 0.5)
-        heard = {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
-        silent = [rank for rank, answer in heard.items() if answer is None]
-        left = self._group.checkin.departed() if silent else {}
-        return {**heard, **{rank: _Answer(_LEFT, None) for rank in silent if rank in left}}
+        return {rank: self._understood(answers.get(world)) for world, rank in asked.items()}
 
     def _understood(self, answer: str | None) -> _Answer | None:
         if answer is None:
@@ -260,14 +255,15 @@ class Diagnosis:
         call: Any = json.loads(calls).get(self._group.group_name)
         return _Answer(words, Report(*call) if call else None)
 
-    @staticmethod
-    def _in_words(ranks: list[int], answers: dict[int, _Answer | None]) -> str:
-        """Return what ``_ask`` has heard of ``ranks``."""
+    def _in_words(self, ranks: list[int], answers: dict[int, _Answer | None]) -> str:
+        """Return what ``_ask`` has heard of ``ranks``, and which of the others have left."""
         heard = {rank: answers[rank] for rank in ranks if rank in answers}
         silent = [rank for rank, answer in heard.items() if answer is None]
+        left = self._group.checkin.departed() if silent else {}
         parts = [f"rank {rank} {answer.words}" for rank, answer in heard.items() if answer is not None]
-        if silent:
-            parts.append(f"{describe_ranks(silent)} gave no answer: {_SILENT}")
+        parts += [f"rank {rank} left this group; look for what ended it" for rank in silent if rank in left]
+        if unknown := [rank for rank in silent if rank not in left]:
+            parts.append(f"{describe_ranks(unknown)} gave no answer: {_SILENT}")
         text = "; ".join(parts)
         return text.removeprefix(f"rank {ranks[0]} ") if len(ranks) == 1 else text
 
