@@ -119,18 +119,31 @@ def test_a_caller_who_does_not(desk: Desk) -> None:
     assert not desk.welcomed
 
 
+def test_a_caller_with_the_proof_is_not_turned_away(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are at that moment, for want of room or as all have come; this one would not call again."""
+    send, sent = desk.loop.sock_sendall, []
+
+    async def closed_after_the_proof(connection: socket.socket, data: bytes) -> None:
+        await send(connection, data)
+        sent.append(data)
+        if len(sent) == 2:
+            desk.listener.close()
+
+    monkeypatch.setattr(desk.loop, "sock_sendall", closed_after_the_proof)
+    with calling.call([HERE], desk.listener.port, SECRET, 0) as connection:
+        connection.settimeout(20)
+        assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
+
+
 @pytest.mark.parametrize("impostor", IMPOSTORS)
 def test_the_next_address_is_tried(desk: Desk, impostor: Callable[[Impostor, socket.socket], None]) -> None:
-    other = Impostor(desk.listener.port, impostor)
-    try:
+    with contextlib.closing(Impostor(desk.listener.port, impostor)) as other:
         with calling.call([THERE, HERE], desk.listener.port, SECRET, 0) as connection:
             assert connection.getpeername()[0] == HERE
             connection.settimeout(20)
             assert connection.recv(7, socket.MSG_WAITALL) == b"welcome"
         assert len(desk.welcomed) == 1
         assert SECRET.encode() not in other.heard
-    finally:
-        other.close()
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS)
@@ -138,11 +151,8 @@ def test_a_supervisor_runs_nothing_for_an_impostor(
     desk: Desk, impostor: Callable[[Impostor, socket.socket], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher cannot be reached; who can be is not believed."""
-    other = Impostor(desk.listener.port, impostor)
     monkeypatch.setattr(supervisor, "_CONNECT_SECONDS", 0)
-    try:
+    with contextlib.closing(Impostor(desk.listener.port, impostor)) as other:
         with pytest.raises(SystemExit, match="cannot connect to the launcher"):
             supervisor.connect({"addresses": [THERE], "port": other.port, "secret": SECRET})
         assert SECRET.encode() not in other.heard
-    finally:
-        other.close()

@@ -49,7 +49,7 @@ class Listener:
         self._limit = expected + _SPARE
         processes.allow_connections(self._limit)
         self._welcome = welcome
-        self._callers: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._callers: dict[socket.socket, asyncio.Task[None]] = {}  # who have proved nothing, the oldest first
         self._welcomed: set[asyncio.Task[None]] = set()  # the loop itself would let go of them
         self._listening = socket.create_server((address, 0), backlog=1024)
         self._listening.setblocking(False)
@@ -79,7 +79,7 @@ class Listener:
             return
         connection.setblocking(False)
         caller = self._loop.create_task(self._hear(connection))
-        self._callers[caller] = connection
+        self._callers[connection] = caller
         caller.add_done_callback(partial(self._heard, connection))
         if len(self._callers) > self._limit:
             self._turn_away(next(iter(self._callers)))
@@ -94,7 +94,7 @@ class Listener:
 
     async def _hear(self, connection: socket.socket) -> None:
         """Returns where the caller knows the secret."""
-        deadline = self._loop.call_later(_CALLER_SECONDS, self._turn_away, asyncio.current_task())
+        deadline = self._loop.call_later(_CALLER_SECONDS, self._turn_away, connection)
         try:
             challenge = secrets.token_bytes(CHALLENGE_BYTES)
             await self._loop.sock_sendall(connection, challenge)
@@ -103,6 +103,8 @@ class Listener:
             called, challenges = connection.getsockname(), challenge + own
             if not hmac.compare_digest(answer, proof(self._secret, CALLER, called, challenges)):
                 raise ConnectionError("a stranger")
+            # Before it has the proof: it does not call again then, and strangers must not push it out.
+            del self._callers[connection]
             await self._loop.sock_sendall(connection, proof(self._secret, LISTENER, called, challenges))
         finally:
             deadline.cancel()
@@ -118,8 +120,7 @@ class Listener:
         return data
 
     def _heard(self, connection: socket.socket, caller: asyncio.Task[None]) -> None:
-        if self._callers.pop(caller, None) is None:
-            return  # turned away
+        self._callers.pop(connection, None)
         if caller.cancelled() or caller.exception() is not None:
             connection.close()
         else:
@@ -127,10 +128,9 @@ class Listener:
             self._welcomed.add(task)
             task.add_done_callback(self._welcomed.discard)
 
-    def _turn_away(self, caller: asyncio.Task[None] | None) -> None:
+    def _turn_away(self, connection: socket.socket) -> None:
         """At once, for the sake of its descriptor, which whoever comes next may get: the loop must not look at it."""
-        connection = self._callers.pop(caller, None) if caller else None
-        if caller and connection:
+        if caller := self._callers.pop(connection, None):
             self._loop.remove_reader(connection)
             self._loop.remove_writer(connection)
             connection.close()
