@@ -2,6 +2,7 @@
 #include "fake_device.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 /* ---- the driver: devices and fake_contexts ---- */
 
@@ -66,14 +67,13 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
     return OK;
 }
 
-EXPORT int fake_context_depth(void) { return fake_depth; }
+EXPORT int fake_context_depth(void) { return fake_depth + fake_capture_mode; }
 
 /* ---- the driver: memory ---- */
 
 EXPORT int cuMemHostAlloc(void **found, size_t bytes, unsigned flags) {
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("MemHostAlloc");
-    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuMemHostAlloc without a context");
     if (!code && !(flags & 1)) code = fake_violation(INVALID_VALUE, "pinned memory for one device only");
     if (!code) {
         *found = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -86,10 +86,10 @@ EXPORT int cuMemHostAlloc(void **found, size_t bytes, unsigned flags) {
 
 EXPORT int cuMemFreeHost(void *memory) {
     pthread_mutex_lock(&fake.lock);
-    range *r = fake_take_range((uintptr_t)memory);
-    int code = OK;
-    if (!r || r->device >= 0) code = fake_violation(INVALID_VALUE, "cuMemFreeHost of what is not pinned");
-    else if (fake_in_use(r->view, r->bytes)) fake_violation(0, "pinned memory is freed while a stream will use it");
+    int code = fake_failing("MemFreeHost");
+    range *r = code ? NULL : fake_take_range((uintptr_t)memory);
+    if (!code && (!r || r->device >= 0)) code = fake_violation(INVALID_VALUE, "cuMemFreeHost of what is not pinned");
+    if (!code && fake_in_use(r->view, r->bytes)) fake_violation(0, "pinned memory is freed while a stream will use it");
     if (!code) free(memory);
     free(r);
     pthread_mutex_unlock(&fake.lock);
@@ -99,7 +99,6 @@ EXPORT int cuMemFreeHost(void *memory) {
 EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("MemHostRegister");
-    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuMemHostRegister without a context");
     if (!code && !(flags & 1)) code = fake_violation(INVALID_VALUE, "memory registered for one device only");
     if (!code && fake_view_of((uintptr_t)memory, 1, -1)) code = fake_violation(712, "memory is registered twice");
     if (!code) fake_add_range((uintptr_t)memory, bytes, memory, -1);
@@ -110,8 +109,10 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
 
 EXPORT int cuMemHostUnregister(void *memory) {
     pthread_mutex_lock(&fake.lock);
-    range *r = fake_take_range((uintptr_t)memory);
-    int code = r && r->registered ? OK : fake_violation(713, "cuMemHostUnregister of what is not registered");
+    int code = fake_failing("MemHostUnregister");
+    range *r = code ? NULL : fake_take_range((uintptr_t)memory);
+    if (!code && !(r && r->registered)) code = fake_violation(713, "cuMemHostUnregister of what is not registered");
+    if (r && msync(memory, r->bytes, MS_ASYNC)) fake_violation(0, "memory is unmapped before it is unregistered");
     if (r && fake_in_use(r->view, r->bytes))
         fake_violation(0, "memory is no longer registered while a stream will use it");
     free(r);
@@ -152,7 +153,6 @@ EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *ha
 EXPORT int cuStreamCreate(void **found, unsigned flags) {
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("StreamCreate");
-    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuStreamCreate without a context");
     if (!code && flags != 1) fake_violation(0, "a stream that waits for the default stream");
     if (!code) *found = fake_new_stream(fake_stack[fake_depth - 1]);
     pthread_mutex_unlock(&fake.lock);
@@ -181,12 +181,14 @@ EXPORT int cuStreamIsCapturing(void *handle, int *is_captured) {
     return code;
 }
 
-EXPORT int cuStreamDestroy_v2(void *handle) { return fake_stop_stream(handle); }
+EXPORT int cuStreamDestroy_v2(void *handle) {
+    int code = failing("StreamDestroy");
+    return code ? code : fake_stop_stream(handle);
+}
 
 EXPORT int cuEventCreate(void **found, unsigned flags) {
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("EventCreate");
-    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuEventCreate without a context");
     if (!code) {
         event *e = calloc(1, sizeof *e);
         e->device = fake_stack[fake_depth - 1];
@@ -204,7 +206,8 @@ static int find_event(event *e, const char *call) {
 EXPORT int cuEventDestroy_v2(void *handle) {
     event *e = handle;
     pthread_mutex_lock(&fake.lock);
-    int code = find_event(e, "cuEventDestroy");
+    int code = fake_failing("EventDestroy");
+    if (!code) code = find_event(e, "cuEventDestroy");
     e->destroyed = 1; /* its memory stays: streams may still refer to it */
     pthread_mutex_unlock(&fake.lock);
     return code;
@@ -240,7 +243,6 @@ EXPORT int cuEventQuery(void *handle) {
     event *e = handle;
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("EventQuery");
-    if (!code && !fake_depth) code = fake_violation(BAD_CONTEXT, "cuEventQuery without a context");
     if (!code) code = find_event(e, "cuEventQuery");
     if (!code && e->completed < e->recorded) code = NOT_READY;
     pthread_mutex_unlock(&fake.lock);

@@ -26,6 +26,8 @@ int fake_violation(int code, const char *format, ...) {
 
 EXPORT int fake_violations(char *text, int length) {
     pthread_mutex_lock(&fake.lock);
+    for (range *r = fake.ranges; r; r = r->next)
+        if (r->registered && msync(r->view, r->bytes, MS_ASYNC)) fake_violation(0, "registered memory was unmapped");
     int count = fake.violations;
     snprintf(text, (size_t)length, "%s", fake.first);
     fake.violations = 0;
@@ -34,7 +36,8 @@ EXPORT int fake_violations(char *text, int length) {
     return count;
 }
 
-/* The call of `name` (its part after "cu") that comes after `after` more, and all later ones, return `code`. */
+/* The call of `name` (its part after "cu") that comes after `after` more, and all later ones, return `code`; where that
+ * means that the context is lost, as after a kernel's bad address, so do all others. */
 EXPORT void fake_fail(const char *name, int after, int code) {
     pthread_mutex_lock(&fake.lock);
     snprintf(fake.failing, sizeof fake.failing, "%s", code ? name : "");
@@ -61,14 +64,10 @@ EXPORT void fake_calls(char *text, int length) {
 }
 
 /* As while a thread captures a graph in torch's way: it breaks off, whoever does one of these. */
-static int is_unsafe(const char *name) {
-    static const char *const unsafe[] = {
-        "MemHostAlloc", "MemFreeHost",     "MemHostRegister",  "MemHostUnregister", "StreamQuery",
-        "EventQuery",   "IpcGetMemHandle", "IpcOpenMemHandle", "IpcCloseMemHandle", "StreamSynchronize"};
-    int i = sizeof unsafe / sizeof *unsafe;
-    while (i-- && strcmp(unsafe[i], name)) continue;
-    return i >= 0;
-}
+static const char unsafe[] = "MemHostAlloc MemFreeHost MemHostRegister MemHostUnregister StreamQuery EventQuery "
+                             "IpcGetMemHandle IpcOpenMemHandle IpcCloseMemHandle StreamSynchronize";
+/* All others want a context, and tell if it is lost. */
+static const char without_context[] = "Init CtxPushCurrent CtxPopCurrent StreamSynchronize";
 
 EXPORT void fake_capture(int is_under_way) {
     pthread_mutex_lock(&fake.lock);
@@ -78,9 +77,12 @@ EXPORT void fake_capture(int is_under_way) {
 
 int fake_failing(const char *name) {
     fake_count(name);
-    if (fake.capturing && fake_capture_mode != RELAXED && is_unsafe(name))
+    int needs_context = !strstr(without_context, name);
+    int is_lost = needs_context && fake.fail_code >= LOST && fake.fail_count > fake.fail_after;
+    if (needs_context && !fake_depth) return fake_violation(BAD_CONTEXT, "cu%s without a context", name);
+    if (fake.capturing && fake_capture_mode != RELAXED && strstr(unsafe, name))
         return fake_violation(CAPTURING, "cu%s while a graph is captured", name);
-    if (strcmp(fake.failing, name) || fake.fail_count++ < fake.fail_after) return OK;
+    if (!is_lost && (strcmp(fake.failing, name) || fake.fail_count++ < fake.fail_after)) return OK;
     return fake.fail_code;
 }
 
@@ -236,7 +238,6 @@ void fake_queue(stream *s, command what) {
 
 /* Under the lock: the stream that a handle means, for a call in the current context. */
 int fake_find_stream(void *handle, stream **found, const char *call) {
-    if (!fake_depth) return fake_violation(BAD_CONTEXT, "%s without a context", call);
     int device = fake_stack[fake_depth - 1];
     *found = handle;
     if (!handle) {
@@ -244,6 +245,8 @@ int fake_find_stream(void *handle, stream **found, const char *call) {
         *found = fake.defaults[device];
     }
     if ((*found)->destroyed) return fake_violation(BAD_HANDLE, "%s on a stream that was destroyed", call);
+    if ((*found)->captured && strcmp(call, "cuStreamIsCapturing"))
+        return fake_violation(CAPTURING, "%s on a stream that is captured", call);
     if ((*found)->device != device) return fake_violation(BAD_HANDLE, "%s on a stream of another device", call);
     return OK;
 }

@@ -29,6 +29,7 @@ enum {
     ALREADY_MAPPED = 208,
     BAD_HANDLE = 400,
     NOT_READY = 600,
+    LOST = 700, /* and what comes after it */
     CAPTURING = 900
 };
 enum { DEVICES = 2, MAX_STACK = 16, MOST_DELAY_US = 50 };
