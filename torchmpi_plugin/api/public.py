@@ -51,7 +51,7 @@ def get_comm(group: dist.ProcessGroup | None = None) -> Any:
     ours = resolve(group)
     runtime.refuse_without_mpi("get_comm")
     if ours.user_communicator is None:
-        ours.checkin.gather("get_comm", "", ours.timeout, "torchmpi_plugin.get_comm")
+        ours.checkin.gather("get_comm", "", ours.timeout, f"torchmpi_plugin.get_comm of {ours.label}")
         with runtime.exclusive():
             ours.user_communicator = ours.communicator.of_its_own()
             ours.user_communicator.Set_errhandler(runtime.mpi().ERRORS_RETURN)

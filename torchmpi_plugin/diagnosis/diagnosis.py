@@ -129,9 +129,10 @@ class Diagnosis:
             missed = {work.call.peer} & {*left, *dead}
         if not missed or self._may_end_the_job(missed - {*dead}):
             return None
+        waiting = f"waiting for {describe_ranks(sorted(missed))}"
         if work.call.peer is None:
-            group.break_off(f"{work} failed")
-        text = f"{work} on rank {group.rank()}: waiting for {describe_ranks(sorted(missed))}"
+            group.break_off(f"{work} failed, {waiting}")
+        text = f"{work} on rank {group.rank()}: {waiting}"
         killed = sorted(missed - {*left})
         if killed:
             who = f"{self._name(killed)} has {processes.ENDED}"
@@ -185,6 +186,7 @@ class Diagnosis:
         group.checkin.report(_report_of(work.call))
         time.sleep(min(_REPORT_GRACE, 0.1 * work.seconds))
         who = attempt("who is missing", lambda: self._who_is_missing(work), "Who has not arrived is unknown")
+        group.break_off(f"{work} timed out. {who}")  # whoever calls next may never have waited for this one
         return DistBackendError(f"{text}. {who}")
 
     def _who_is_missing(self, work: PendingWork) -> str:

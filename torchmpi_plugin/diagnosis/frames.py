@@ -45,7 +45,7 @@ def of_uncaught(value: BaseException) -> TracebackType | None:
 def _is_refusal(value: BaseException) -> bool:
     """Return whether mpiplus has raised it, in words that begin with an operation; its own mistakes do not."""
     innermost = _entries(value.__traceback__)[-1].tb_frame.f_code.co_filename if value.__traceback__ else ""
-    return innermost.startswith(NOT_THE_USERS[0]) and bool(re.match(r"\w+(\([^)]*\))?: ", str(value)))
+    return innermost.startswith(NOT_THE_USERS[0]) and bool(re.match(r"\w+(\([^)]*\)| of group .*)?: ", str(value)))
 
 
 def _entries(traceback: TracebackType | None) -> list[TracebackType]:

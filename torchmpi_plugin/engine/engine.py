@@ -138,7 +138,7 @@ class Engine:
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
-        self.check_thread(f"waiting for {work.call.operation}")
+        self.check_thread(f"waiting for {work}")
         lib = self.lib
         try:
             while not work.finished:

@@ -228,7 +228,7 @@ class Group(dist.ProcessGroup):
         """Wait over torch's store until every rank has come; an error names those that have not, always all of them."""
         runtime.refuse_in_forked_child("monitored_barrier")
         timeout = self.timeout if timeout is None else check_timeout("monitored_barrier", timeout)
-        self.checkin.barrier(timeout, "monitored_barrier")
+        self.checkin.barrier(timeout, f"monitored_barrier of {self.label}")
 
     # ---- failures ----
 

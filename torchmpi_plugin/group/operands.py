@@ -109,9 +109,13 @@ class Method:
         types = self._types
         if named or types is None or len(types) != len(given) or not all(map(isinstance, given, types)):
             given = tuple(forms.read(self.row.method, given, named))
-        if group._show_to_modes is not None and forms.modes() and self.row not in operations.OWN:
-            return group._show_to_modes(group, self.row.method, *given)
-        return self.first_form(group, *given)
+        try:
+            if group._show_to_modes is not None and forms.modes() and self.row not in operations.OWN:
+                return group._show_to_modes(group, self.row.method, *given)
+            return self.first_form(group, *given)
+        except (ArgumentError, arguments.ArgumentTypeError) as error:
+            error.args = (f"{error} ({group.label})",)
+            raise
 
     def first_form(self, group: Group, *given: Any, memory: Memory | None = None) -> Any:
         """The same of the first form, which no TorchDispatchMode is to see; ``memory``: the results', if settled."""

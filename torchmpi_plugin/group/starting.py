@@ -32,14 +32,14 @@ _CURES = {
 def begin(group: Group, operation: str) -> None:
     """Check that an operation may start here and now."""
     if runtime.forked:
-        runtime.refuse_in_forked_child(operation)
+        runtime.refuse_in_forked_child(f"{operation} of {group.label}")
     if group._calls.broken is not None:
         cure = next((cure for end, cure in _CURES.items() if end in group._calls.broken), "make a new group")
         raise DistBackendError(f"{operation}: {group._calls.broken}; {cure}")
     if group._calls.coalescing is not None and torch_internals.is_over(group._coalescing_block):
         group._forget_coalesced()
     if group._engine.only_thread is not None:
-        group._engine.check_thread(operation)
+        group._engine.check_thread(f"{operation} of {group.label}")
 
 
 def prepare(

@@ -53,7 +53,7 @@ def stopped(directory: str, who: str, how: str) -> None:
         all_reduce(group, how)  # the others' operations were given up, not taken back
     check_works()
     if victim != ME:
-        with raises(dist.DistBackendError, "out of step", "make a new group"):
+        with raises(dist.DistBackendError, "out of step since", rf"\brank {victim}\b.*; make a new group"):
             dist.barrier(group)
     check_works(dist.new_group(timeout=LONG))
 
