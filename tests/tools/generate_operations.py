@@ -272,7 +272,7 @@ def pattern(text: str, dtype: torch.dtype, kind: str) -> str:
     text = text.replace(str(dtype), "DTYPE").replace(f"RedOpType.{kind}", "KIND").replace(f"{kind} makes", "KIND makes")
     text = re.sub(r"on ReduceOp\.\w+|ReduceOp\.\w+|<RedOpType.*?>", "KIND", text)
     text = re.sub(r"'(ComplexHalf|U?Int\d*|[A-Z]\w+)'", "'DTYPE'", text)
-    return re.sub(r"^(\w+): \w+:", r"\1: OPERATION:", text)
+    return re.sub(r"^(\w+): \w+:", r"\1: OPERATION:", text.partition(" (group '")[0])
 
 
 # ---- the page ----
