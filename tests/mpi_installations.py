@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import fork_server
+from patience import patient
 
 PROBE_RANKS = 2
 PROBE_SECONDS = 60.0
@@ -122,7 +123,7 @@ def is_open_mpi(mpiexec: str) -> bool:
 def run_limited(
     command: Sequence[str], environment: Mapping[str, str], seconds: float, **options
 ) -> tuple[int | None, str]:
-    """Run a command; (its exit code, or None past the time limit; its output).
+    """Run a command; (its exit code, or None past the time limit, patience included; its output).
 
     A launcher past its limit is asked to end (it then ends its ranks), and killed if it does not.
     """
@@ -138,7 +139,7 @@ def run_limited(
         **options,
     )
     try:
-        output, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=patient(seconds))
         return process.returncode, output
     except subprocess.TimeoutExpired:
         process.terminate()

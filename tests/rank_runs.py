@@ -40,7 +40,7 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], reports: P
     code, output = run_limited(command, environment, seconds, cwd=HERE.parent)
     problems = summarise(reports, ranks)
     if code is None:
-        problems.insert(0, f"the launcher was still running after {seconds:g} s")
+        problems.insert(0, "the launcher was still running at its time limit")
     elif code != 0:
         problems.insert(0, f"the launcher ended with exit code {code}")
     elif found := LEAK.search(output):

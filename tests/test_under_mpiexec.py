@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from mpi_installations import Installation, find_installations
-from patience import patient
 from rank_runs import rank_arguments, run_ranks
 from sampling import FULL, part_of_the_launch
 
@@ -15,7 +14,7 @@ RANKS = (1, 2, 3, 4, 5)
 #: Two families share these: what differs between them shows on 2. MPIPLUS_TEST_FULL=1 asks for all.
 RANKS_OF = {"Open MPI": (1, 2, 3, 5), "MPICH": (2, 4)}
 #: Five ranks take 140 on two cores; rank_runs.SECONDS_PER_TEST ends those that hang.
-SECONDS_PER_LAUNCH = patient(9000 if FULL else 1200)
+SECONDS_PER_LAUNCH = 9000 if FULL else 1200
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

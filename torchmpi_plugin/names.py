@@ -13,6 +13,11 @@ SOURCE = "a checkout of mpiplus"
 NOT_ARRIVED = "Not arrived: "
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``3 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def describe_ranks(ranks: Sequence[int], limit: int = 16) -> str:
     """``rank 3`` or ``ranks 0, 2, 5``, cut after ``limit`` of them."""
     if len(ranks) == 1:

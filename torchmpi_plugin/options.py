@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,15 @@ from .names import BACKEND
 API_MODES = ("direct", "dispatcher")
 #: Of version 0.2, which the next one still takes.
 _OLD_API_MODES = {"process_group": "direct", "backend": "dispatcher"}
+#: What each may be, but for the communicator.
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "abort_on_exception": (True, False),
+    "cuda": (*settings.CUDA_PATHS, None),
+    "api_mode": API_MODES,
+    "collectives": (*settings.COLLECTIVES_OF, None),
+    "reproducible": (True, False, None),
+    "wire_dtype": (*settings.WIRE_DTYPES, None),
+}
 
 
 @dataclass
@@ -54,22 +64,20 @@ class Options:
     face: str | None = None
 
     def __post_init__(self) -> None:
-        if self.face is not None or self.api_mode in _OLD_API_MODES:
+        if self.face is not None or str(self.api_mode) in _OLD_API_MODES:
             self._take_over_old_names()
-        if self.api_mode not in API_MODES:
-            raise ValueError(f"Options(api_mode=...) is 'direct' or 'dispatcher', not {self.api_mode!r}")
-        if self.collectives not in (None, *settings.COLLECTIVES_OF):
-            raise ValueError(f"Options(collectives=...) is 'auto', 'own' or 'mpi', not {self.collectives!r}")
-        if self.wire_dtype not in (None, *settings.WIRE_DTYPES):
-            raise ValueError(f"Options(wire_dtype=...) is 'float32' or 'tensor', not {self.wire_dtype!r}")
-        if self.reproducible not in (None, False, True):
-            raise TypeError(f"Options(reproducible=...) is True, False or None, not {self.reproducible!r}")
+        for name, allowed in _ALLOWED.items():
+            given = getattr(self, name)
+            if getattr(given, "ndim", 0) or given not in allowed:  # arrays are compared element by element
+                words = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
+                error = ValueError if isinstance(given, str) and str in map(type, allowed) else TypeError
+                raise error(f"Options({name}=...) is {words}, not {given!r}")
         if self.api_mode == "dispatcher" and not torch_internals.has_python_backends():
             raise ValueError("Options(api_mode='dispatcher') needs torch 2.15, which knows backends in Python")
 
     def _take_over_old_names(self) -> None:
         given = self.api_mode if self.face is None else self.face
-        self.api_mode, self.face = _OLD_API_MODES.get(given, given), None
+        self.api_mode, self.face = _OLD_API_MODES.get(str(given), given), None
         warnings.warn(
             f"Options(face=...) and its values are deprecated: use Options(api_mode={self.api_mode!r})",
             FutureWarning,
@@ -84,14 +92,17 @@ def among(given: Any, shared: bool) -> Options | None:
         shared: other backends are in the group, and the options may be theirs.
 
     Raises:
-        TypeError: they are not ours, and can be nobody else's.
+        TypeError: they are not ours, and can be nobody else's; or their communicator is none.
     """
     import torch.distributed as dist
 
     if isinstance(given, dict) and all(str(name).lower() in dist.Backend.backend_list for name in given):
         given = given.get(BACKEND)
-    if given is None or isinstance(given, Options):
+    if isinstance(given, Options):
+        comm, mpi = given.comm, sys.modules.get("mpi4py.MPI")
+        if comm is not None and not (mpi and isinstance(comm, mpi.Intracomm) and comm):
+            raise TypeError(f"Options(comm=...) is an intracommunicator of mpi4py's that is not null, not {comm!r}")
         return given
-    if shared:
+    if given is None or shared:
         return None
     raise TypeError(f"pg_options must be torchmpi_plugin.Options, not {type(given).__name__}")

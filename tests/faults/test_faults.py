@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from mpi_installations import Installation, run_limited
-from patience import patient
 from sampling import FULL, share
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,7 +16,7 @@ import build
 
 WALK = Path(__file__).parent / "walk.py"
 #: Quiet, it takes one of them; or fifty, in full.
-SECONDS = patient(3600 if FULL else 600)
+SECONDS = 3600 if FULL else 600
 #: By way: hosts of the ranks, variables, and arguments of walk.py. Between hosts a sum of so many elements rides by
 #: halves, and the other operations fly; an exchange's blocks take several chunks.
 ACROSS = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "barrier")

@@ -16,36 +16,31 @@ ALL_SHAPES = ("0,1", "0,0,1", "0,1,2", "0,1,1,2", "0,1,1,0,1", "0,1,2,0,1,3,2")
 SHAPES = share("shapes of nodes", ALL_SHAPES, len(ALL_SHAPES))
 
 
-@pytest.fixture
-def mpi(installation: Installation) -> Installation:
-    return installation
-
-
 @pytest.mark.every_change
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_operations(mpi: Installation, tmp_path: Path, shape: str) -> None:
+def test_operations(installation: Installation, tmp_path: Path, shape: str) -> None:
     """Every operation on every type, long ones, and calls on which the ranks do not agree."""
     ranks, reports = len(shape.split(",")), tmp_path / "reports"
     reports.mkdir()
     table = "test_operations and (all_reduce or broadcast or reduce or all_gather)"
-    share = "test_shapes or test_all_reduce" if mpi.vendor == "Open MPI" else "test_dtypes"
+    share = "test_shapes or test_all_reduce" if installation.vendor == "Open MPI" else "test_dtypes"
     keyword = f"test_disagreements or ({table if FULL else share})"
-    command = mpi.command(ranks, rank_arguments(reports, keyword))
-    environment = {**mpi.full_environment(), "MPIPLUS_TEST_HOST_OF": shape}
+    command = installation.command(ranks, rank_arguments(reports, keyword))
+    environment = {**installation.full_environment(), "MPIPLUS_TEST_HOST_OF": shape}
     assert run_ranks(command, environment, reports, ranks, 500) > 20
 
 
 @pytest.mark.timeout(600)
-def test_tuning(mpi: Installation, tmp_path: Path) -> None:
+def test_tuning(installation: Installation, tmp_path: Path) -> None:
     """What `mpiplus bench --tune` measures; tests/mpi/test_collectives_choice.py has groups that follow such a file."""
     words = ("bench", "--tune", "--sizes", "8,64K", "--repeats", "2", "--json", "bench.json")
-    command = mpi.command(3, [str(SCRIPTS / "believing.py"), "0,0,1", *words])
-    code, output = run_limited(command, mpi.full_environment(), 200, cwd=tmp_path)
+    command = installation.command(3, [str(SCRIPTS / "believing.py"), "0,0,1", *words])
+    code, output = run_limited(command, installation.full_environment(), 200, cwd=tmp_path)
     assert code == 0, output
     file = tmp_path / "mpiplus-tuning.json"
     found = json.loads(file.read_text())
-    assert (found["hosts"], found["ranks_per_host"], found["mpi"]) == (2, [2, 1], mpi.vendor)
+    assert (found["hosts"], found["ranks_per_host"], found["mpi"]) == (2, [2, 1], installation.vendor)
     names = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
     assert {row["operation"] for row in found["medians_us"]} == set(names)
     assert all(row["own"] > 0 and row["mpi"] > 0 for row in found["medians_us"])

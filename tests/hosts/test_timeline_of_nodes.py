@@ -9,7 +9,6 @@ import pytest
 from made_up_calls import about, all_reduces, leave
 from mpi_installations import Installation, run_limited
 from network import ONE_ON_EACH, Hosts, launch, mpiplus_run
-from patience import patient
 from trace_rules import SECONDS_LATE, STRAGGLER, check, straggler
 
 from torchmpi_plugin.timeline import operations, rows, trace
@@ -20,7 +19,7 @@ LATE = Path(__file__).parents[1] / "jobs/scripts/late.py"
 def test_waits_for_a_rank_of_another_node(three_hosts: Hosts, installation: Installation) -> None:
     """Of three nodes the last one learns of the others by a message that has waited for theirs."""
     words = launch(three_hosts, installation.mpiexec, installation.vendor, 1, [sys.executable, str(LATE)])
-    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
+    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, 60)
     assert code == 0 and output.count("] end\n") == 3, output
 
 
@@ -60,7 +59,7 @@ def test_clocks_that_are_further_off_than_an_operation_takes(tmp_path: Path) -> 
 def test_nothing_is_left(two_hosts: Hosts, installation: Installation, script: Path) -> None:
     """The files of a node come to the one where `mpiplus run` is, of a killed job too, and none stays anywhere."""
     words = mpiplus_run(two_hosts, installation.vendor, *ONE_ON_EACH, "--timeline", two_hosts.own / "t.json", script)
-    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, patient(60))
+    code, output = run_limited(words, {**installation.full_environment(), "UCX_TLS": "tcp"}, 60)
     assert (code == 0) == (script == STRAGGLER), output
     events = check(Path(f"{two_hosts.own}-node1") / "t.json")
     count = {pid: sum(e["name"] == "all_reduce" and e["pid"] == pid for e in events) for pid in (1, 2)}

@@ -35,7 +35,7 @@ def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
 def test_an_exit_code(job: Job) -> None:
     """It is no signal's; other codes are in other tests."""
     outcome = ended(launch(job, 3, "launched.py", "exits", 137), 137)
-    assert "failed first: exit code 137; the other 2 ranks were ended" in last_line(outcome)
+    assert "failed first: exit code 137; 2 other ranks were ended" in last_line(outcome)
     outcome.says(f"rank 2 on node {HOST}", r"\n    the last words\n")
 
 

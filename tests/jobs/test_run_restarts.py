@@ -35,7 +35,7 @@ def test_after_a_rank_has_failed(job: Job, how: str) -> None:
 def test_the_last_restart(job: Job) -> None:
     """The code is that of the last attempt, and each attempt's failure is told."""
     outcome = ended(restarted(job, "3", 9), 3)
-    outcome.says("restart 1 of at most 2 in 1 s", "restart 2 of at most 2 in 2 s", "this was the last of 2 restarts")
+    outcome.says("restart 1 of at most 2 in 1 s", "restart 2 of at most 2 in 2 s", "restart 2 was the last")
     assert outcome.stderr.count("rank 1 on node") >= 3, outcome.stderr
 
 

@@ -61,7 +61,7 @@ def test_ranks_that_are_killed(job: Job) -> None:
 def test_a_rank_without_room(job: Job) -> None:
     """Its timeline is lost, and nobody else's."""
     outcome = ended(launch(job, 2, "no_room_for_calls.py", options=("--timeline", "t.json")), 0)
-    outcome.says("there will be no timeline of rank 1: .*No space left", "1 operations of 1 of 2 ranks")
+    outcome.says("there will be no timeline of rank 1: .*No space left", "1 operation of 1 of 2 ranks")
     check(job.directory / "t.json")
 
 

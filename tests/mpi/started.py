@@ -112,13 +112,13 @@ def run_case(operation: Operation, case: Case) -> Iterator[str]:
     started = operation.start(case)
     values = complete(started, case.mode)
     outputs = [resolve(output) for output in started.outputs]
-    reduction = operation.kind == "reduction"
+    op_name = case.op_name if operation.kind == "reduction" else ""
     expected = [resolve(wanted) for wanted in started.expected]
     for place, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        if wrong := difference(output, wanted, reduction):
+        if wrong := difference(output, wanted, op_name):
             yield f"result {place} {wrong}"
     for tensor, original in started.untouched:
-        if wrong := difference(tensor, original, False):
+        if wrong := difference(tensor, original):
             yield f"an input was changed: it {wrong}"
     if started.check:
         yield from started.check()

@@ -66,7 +66,7 @@ def on_host(started: Started) -> Started:
 
     def changed_inputs():
         for tensor, original in started.untouched:
-            if wrong := difference(tensor.cpu(), original, False):
+            if wrong := difference(tensor.cpu(), original):
                 yield f"an input was changed: it {wrong}"
         if started.check:
             yield from started.check()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import DTYPES, LAYOUTS, SHAPES, Case
-from expected import REDUCE_OPS, as_bytes, makes_sense, reduced, same_numbers
+from expected import FLOAT_OPS, REDUCE_OPS, as_bytes, difference, makes_sense, reduced, same_numbers
 from groups import Group
 from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
 from placements import A_NODE_EACH, PLACEMENTS, group_placed
@@ -119,6 +119,12 @@ def test_reduce_ops(operation: Operation, all_groups) -> None:
     failures.report()
 
 
+def test_where_the_next_number_will_do(monkeypatch) -> None:
+    monkeypatch.setattr("expected.HOSTS", ["0", "1", "0", "1"])
+    number, following = torch.tensor([1, 1 + torch.finfo(torch.bfloat16).eps]).bfloat16().split(1)
+    assert [name for name in FLOAT_OPS if difference(following, number, name)] == ["MIN", "MAX"]
+
+
 @pytest.mark.parametrize("op_name", REDUCE_OPS)
 def test_reductions_without_meaning_are_refused(op_name: str, all_groups) -> None:
     """At once, on every rank, and the group goes on."""
@@ -204,7 +210,7 @@ def test_special_values(op_name: str, all_groups) -> None:
         tensor = given[group.rank].clone()
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op_name), group=group.process_group)
         expected = reduced(given, op_name)
-        if not same_numbers(tensor, expected):
+        if not same_numbers(tensor, expected, op_name):
             wrong.append(f"{group} {dtype}: {tensor.float().tolist()} not {expected.float().tolist()}")
     if wrong:
         pytest.fail("\n".join(wrong[:10]), pytrace=False)

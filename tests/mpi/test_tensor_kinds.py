@@ -46,10 +46,10 @@ def problems(operation: Operation, case: Case) -> Iterator[str]:
 
 def wrong_results(operation: Operation, started: Started) -> Iterator[str]:
     for place, (output, wanted) in enumerate(zip(started.outputs, started.expected, strict=True)):
-        if wrong := difference(kinds.content(output), resolve(wanted), operation.kind == REDUCTION):
+        if wrong := difference(kinds.content(output), resolve(wanted), "SUM" if operation.kind == REDUCTION else ""):
             yield f"result {place} {wrong}"
     for tensor, original in started.untouched:
-        if wrong := difference(kinds.content(tensor), original, False):
+        if wrong := difference(kinds.content(tensor), original):
             yield f"an input was changed: it {wrong}"
     if started.check:
         yield from started.check()
@@ -141,7 +141,7 @@ def test_results_are_right_in_transforms(operation: Operation, transform: str, a
         results = results_in(transform, body)
         if operation.name not in FROM_ANYONE:  # in any order
             for place, (output, wanted) in enumerate(zip(results, expected, strict=True)):
-                if wrong := difference(output.detach(), wanted, operation.kind == REDUCTION):
+                if wrong := difference(output.detach(), wanted, "SUM" if operation.kind == REDUCTION else ""):
                     found.append(f"{mode}: result {place} {wrong}")
         dist.barrier()  # or rank 0 might take somebody's next message for this
     assert found == []

@@ -31,13 +31,13 @@ LOOSE = {
 LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
-    "launchers": ("flavours", "settings", "node"),
+    "launchers": ("flavours", "names", "settings", "node"),
     "tensors": ("operations", "settings", "torch_internals", "node"),
     "mpi": ("errors", "flavours", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("names", "errors", "operations", "torch_internals", "tensors", "mpi"),
-    "timeline": ("errors", "operations", "settings", "tensors", "mpi", "engine"),
+    "timeline": ("errors", "names", "operations", "settings", "tensors", "mpi", "engine"),
     "status": ("names", "seconds", "settings", "node", "engine", "timeline"),
     "diagnosis": (
         *("errors", "names", "operations", "settings", "torch_internals"),

@@ -7,9 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import sampling
+from mpi_installations import run_limited
 from rank_reports import RankReporter, summarise
 
 EACH = {str(number) for number in range(100)}
+
+
+def test_patience_with_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patience.FACTOR", 0.001)
+    assert run_limited(["sleep", "60"], {}, 100)[0] is None
 
 
 def items(folder: str, mpi: SimpleNamespace | None = None) -> list:

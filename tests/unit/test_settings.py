@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 from development_variables import DEVELOPMENT
 
 import torchmpi_plugin
-from torchmpi_plugin import Options, settings, torch_internals
+from torchmpi_plugin import Options, options, settings, torch_internals
 from torchmpi_plugin.errors import RankFailedError
 
 ROOT = Path(__file__).parents[2]
@@ -100,45 +101,38 @@ def test_the_package_takes_every_name_from_the_table() -> None:
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not in a checkout")
 def test_the_table_has_every_name_in_the_build_and_the_tests() -> None:
     files = {ROOT / "c_src" / "build_shim.py", *(ROOT / ".ci").iterdir(), *(ROOT / "tests").rglob("*")}
-    used = names_in(
-        (file for file in files - {Path(__file__), ROOT / "tests" / "development_variables.py"} if file.is_file()),
-        QUOTED,
-        SET_BY_A_SHELL,
-    )
+    files -= {Path(__file__), ROOT / "tests" / "development_variables.py"}
+    used = names_in(filter(Path.is_file, files), QUOTED, SET_BY_A_SHELL)
     used.pop("MPIPLUS_CUDAA", None)  # misspelt on purpose
     assert {name: file for name, file in used.items() if name not in {*settings.known(), *DEVELOPMENT}} == {}
 
 
-def test_every_setting_has_wrong_values_here() -> None:
-    assert set(WRONG) == set(BY_NAME)
-
-
 def test_all_that_is_wrong_is_said_at_once() -> None:
+    assert set(WRONG) == set(BY_NAME)  # nothing is left out above
     with pytest.raises(ValueError, match=r"MPIPLUS_WATCHDOG must be .*'-5'; MPIPLUS_SHM must be .*'banana'"):
         settings.check({"MPIPLUS_WATCHDOG": "-5", "MPIPLUS_SHM": "banana"})
 
 
-@pytest.mark.parametrize("named", [{"face": "process_group"}, {"api_mode": "process_group"}])
-def test_the_old_name_of_the_direct_mode(named: dict[str, str]) -> None:
-    with pytest.warns(FutureWarning, match=r"use Options\(api_mode='direct'\)") as told:
-        options = Options(**named)
+@pytest.mark.parametrize(
+    ("name", "old", "mode"),
+    [("face", "process_group", "direct"), ("api_mode", "process_group", "direct"), ("face", "backend", "dispatcher")],
+)
+def test_old_names_of_modes(name: str, old: str, mode: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch_internals, "has_python_backends", lambda: True)
+    with pytest.warns(FutureWarning, match=rf"use Options\(api_mode='{mode}'\)") as told:
+        options = Options(**{name: old})
     assert told[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dataclasses.replace(options, cuda="staged").api_mode == "direct"
-
-
-def test_the_old_name_of_the_dispatcher_mode(monkeypatch) -> None:
-    monkeypatch.setattr(torch_internals, "has_python_backends", lambda: True)
-    with pytest.warns(FutureWarning, match=r"use Options\(api_mode='dispatcher'\)"):
-        assert Options(face="backend").api_mode == "dispatcher"
+        assert dataclasses.replace(options, cuda="staged").api_mode == mode
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_another_word() -> None:
-    for name in ("face", "api_mode"):
-        with pytest.raises(ValueError, match="is 'direct' or 'dispatcher', not 'neither'"):
-            Options(**{name: "neither"})
+@pytest.mark.parametrize("given", [[], {}, -1, float("nan"), b"own", torch.ones(2), "neither"], ids=repr)
+def test_wrong_options(given: object) -> None:
+    for name in (field.name for field in dataclasses.fields(Options)):
+        with pytest.raises((TypeError, ValueError), match=rf"^Options\(({name}|api_mode)=\.\.\.\) is .+, not "):
+            options.among(Options(**{name: given}), shared=False)
 
 
 def test_the_host_of_a_failure() -> None:

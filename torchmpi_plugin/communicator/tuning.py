@@ -99,7 +99,7 @@ def limits(path: str, nodes: int, mpi: str) -> dict[str, int | None] | None:
     if nodes > 1 and (path, nodes) not in _warned:
         _warned.add((path, nodes))
         log.warning(
-            "mpiplus: %s: %s was measured on %d nodes under %s, and says nothing of a group on %d nodes under %s; %s",
+            "mpiplus: %s: %s was measured on %d node(s) under %s, and says nothing of a group on %d nodes under %s; %s",
             *(settings.TUNING.name, path, tuning.hosts, tuning.mpi, nodes, mpi, _HINT),
         )
     return None

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from ..names import counted
 from . import members as groups
 from .failures import Attempt, Failure, Message, broadcast, gather, raise_failures, tell_all
 
@@ -90,9 +91,7 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
 
 def _check_size(world_size: int | None, size: int) -> None:
     if world_size not in (None, 1, size):
-        raise ValueError(
-            f"world_size is {world_size}, but the group has {size} rank{'s' if size > 1 else ''}; leave it out"
-        )
+        raise ValueError(f"world_size is {world_size}, but the group has {counted(size, 'rank')}; leave it out")
 
 
 def _gather(doing: str, attempt: Attempt, root: int, members: groups.Members) -> list[Any] | None:
@@ -224,7 +223,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.Proc
     objects = _share("broadcast_object_list", lambda: list(object_list), root, members)
     if len(objects) != len(object_list):
         raise ValueError(
-            f"broadcast_object_list: rank {root} sends {len(objects)} objects, the list of rank {members.rank} has "
+            f"broadcast_object_list: the list of rank {root} has length {len(objects)}, that of rank {members.rank} "
             f"{len(object_list)}"
         )
     object_list[:] = objects

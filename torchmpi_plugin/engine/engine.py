@@ -29,6 +29,10 @@ NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = _bridge.SLICE_NS
 _HOUSEKEEPING_NS = 250_000_000
+ONE_THREAD = (
+    "MPI was initialised with a thread level that allows calls from the main thread only; initialise it with "
+    "MPI_THREAD_MULTIPLE"
+)
 
 
 class Pending(Protocol):
@@ -83,10 +87,7 @@ class Engine:
             RuntimeError: this is another thread.
         """
         if self.only_thread is not None and self.only_thread != threading.get_ident():
-            raise RuntimeError(
-                f"{doing}: MPI was initialised with a thread level that allows calls from the main thread only; "
-                f"initialise it with MPI_THREAD_MULTIPLE"
-            )
+            raise RuntimeError(f"{doing}: {ONE_THREAD}")
 
     # ---- pending operations ----
 
@@ -161,11 +162,6 @@ class Engine:
                 waiting.pop(threading.get_ident(), None)
             if not work.finished or work.abandoned:
                 self.watch(work)
-
-    def wait_if_alone(self, work: Pending) -> None:
-        """Wait where nobody else completes ``work`` while this thread waits for its future, as DDP does in C++."""
-        if self.only_thread == threading.get_ident():
-            self.wait(work, None)
 
     def pending(self) -> list[Pending]:
         """Operations whose buffers are still in use, but for those that a thread is in the call of."""

@@ -52,19 +52,32 @@ class Future(futures.Future[Tensors]):
     call: _bridge.Call | None = None
     #: It was made for tensors on devices; then it looks for such tensors once, when it is set.
     has_devices = False
-    #: The Work, or None: it is no more.
-    work: Callable[[], Any] = staticmethod(lambda: None)
 
     def wait(self) -> Tensors:
         _bridge.asked_for(self)
-        if (work := self.work()) is not None and not work.finished:
-            engine.start().wait_if_alone(work)
         return super().wait()
 
     def fail(self, error: Exception) -> None:
         """Complete it with an error, which whoever waits for it gets: in C++ as a RuntimeError with its text."""
         self._set_unwrap_func(_Failure.throw)
         self.set_result(_Failure(error, int(self.has_devices)))  # type: ignore[arg-type]
+
+
+class MessageFuture(Future):
+    """Of a message that is under way where only the main thread may call MPI: ``wait()`` completes it.
+
+    Whoever waits in C++, chains or looks would wait for ever, as nobody calls MPI meanwhile: they get an error at once.
+    """
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self.call, self._work = work.call, work
+        self.fail(RuntimeError(f"{work}: {engine.ONE_THREAD}, or call wait() of the Work instead"))
+
+    def wait(self) -> Tensors:
+        _bridge.asked_for(self)
+        result: Tensors = self._work.result()
+        return result
 
 
 TASK = """

@@ -137,7 +137,7 @@ def end(work: Work | None) -> None:
     else:
         ending = torch_internals.ending(of_operation)
         _open.add(ending)
-        work.get_future().add_done_callback(lambda _: _end_one(ending))
+        work.later_future().add_done_callback(lambda _: _end_one(ending))
 
 
 # ---- tracks ----

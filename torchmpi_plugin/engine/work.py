@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
@@ -17,7 +16,7 @@ from ..errors import DistBackendError, attempt
 from ..mpi import runtime
 from ..tensors import device
 from . import engine
-from .futures import Future, TypedFuture, is_typed
+from .futures import Future, MessageFuture, TypedFuture, is_typed
 
 
 def in_words(call: _bridge.Call, how: str = "") -> str:
@@ -126,8 +125,14 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
         self._check_process("get_future()")  # complete or not: the lock may have been another thread's of the parent's
-        if not self.finished and self.call.peer is None:  # a message may be matched by one that this rank begins later
-            engine.start().wait_if_alone(cast(engine.Pending, self))
+        if not self.finished and engine.start().only_thread is not None and not self.is_completed():
+            if self.call.peer is not None:  # it may be matched by one that this rank begins later
+                return MessageFuture(self)
+            engine.start().wait(cast(engine.Pending, self), None)
+        return self.later_future()
+
+    def later_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """The same for who does not wait for it, however long it takes."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -141,7 +146,6 @@ class Work(dist.Work):
             else:
                 self._promise = self._future = made = Future(devices=devices)
                 made.call, made.has_devices = self.call, bool(devices)
-                made.work = weakref.ref(self)
             future = self._future
         self.resolve()
         return future

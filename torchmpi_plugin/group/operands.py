@@ -270,11 +270,13 @@ def _packed(
     name = "all_gather"
     _check_alike(inputs, inputs[0], name)
     if len(output_lists) != len(inputs):
-        raise ArgumentError(f"{name}: {len(inputs)} inputs want as many output lists, not {len(output_lists)}")
+        raise ArgumentError(
+            f"{name}: there must be as many output lists as inputs, {len(inputs)}, not {len(output_lists)}"
+        )
     for outputs in output_lists:
         if len(outputs) != len(inputs) * size:
             raise ArgumentError(
-                f"{name}: {len(inputs)} inputs on {size} ranks want lists of {len(inputs) * size} outputs, not "
+                f"{name}: a list must have an output for each input of each rank, {len(inputs) * size} in all, not "
                 f"{len(outputs)}"
             )
         _check_alike(outputs, inputs[0], name)

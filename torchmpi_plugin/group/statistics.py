@@ -18,6 +18,7 @@ from ..diagnosis import monitor
 from ..engine import engine
 from ..errors import attempt
 from ..mpi import runtime
+from ..names import counted, describe_ranks
 from ..timeline import recording
 from .group import Group
 
@@ -150,7 +151,7 @@ def table(ranks: dict[int, dict[str, Any]], size: int) -> str:
     for figures in ranks.values():
         waited_for.update({int(rank): seconds for rank, seconds in figures["waited_for"].items()})
     lines = [
-        f"mpiplus: time in communication, {size} ranks, {ranks[0]['seconds']:.1f} s",
+        f"mpiplus: time in communication, {counted(size, 'rank')}, {ranks[0]['seconds']:.1f} s",
         f"{'rank':>6} {'in calls':>9} {'waiting':>8} {'others waited for it':>21}  node",
     ]
     for rank in sorted(ranks):
@@ -159,7 +160,7 @@ def table(ranks: dict[int, dict[str, Any]], size: int) -> str:
         late = f"{waited_for[rank]:.1f} s"
         lines.append(f"{rank:>6} {shares[0]:>9.1%} {shares[1]:>8.1%} {late:>21}  {of_rank['host']}")
     if missing := sorted(set(range(size)) - set(ranks)):
-        lines.append(f"mpiplus: no figures of {len(missing)} rank(s): {missing[:16]}")
+        lines.append(f"mpiplus: no figures of {describe_ranks(missing)}")
     if waited_for:
         rank, seconds = waited_for.most_common(1)[0]
         lines.append(f"mpiplus: rank {rank} was waited for longest: {seconds:.1f} s of other ranks' time in all")

@@ -189,7 +189,7 @@ class Attempts:
             if self._left() == 0 or not is_worth_another(kind, result.returncode, self.on):
                 return result
             if self._number == self.spec.max_restarts:
-                last = f"\nmpiplus run: this was the last of {self._number} restarts" if self._number else ""
+                last = f"\nmpiplus run: restart {self._number} was the last" if self._number else ""
                 return result._replace(message=result.message + last)
             self._fast = self._fast + 1 if time.monotonic() - began < FAST_SECONDS else 0
             if (ended := self._wait(result)) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..names import NOT_ARRIVED, describe_ranks
+from ..names import NOT_ARRIVED, counted, describe_ranks
 from .stderr import TRACEBACK, StderrTail, last_error
 
 #: How an attempt may end that is worth another one; and as users say all of these.
@@ -151,7 +151,7 @@ def failure_of(record: RankRecord, launcher_code: int) -> RankFailure:
     return RankFailure(record.rank, record.node, code, record.stderr_tail.text(), cause, record.error)
 
 
-def describe_failure(failure: RankFailure, others: int, records: Sequence[RankRecord]) -> str:
+def describe_failure(failure: RankFailure, records: Sequence[RankRecord]) -> str:
     """The launcher's last words on a failed job. The last line says who, what and where; a traceback stands above."""
     name = f"rank {failure.rank} on node {failure.node}"
     lines = []
@@ -160,18 +160,25 @@ def describe_failure(failure: RankFailure, others: int, records: Sequence[RankRe
         lines += [f"    {line}" for line in failure.traceback.splitlines()]
     if failure.error:
         lines += [f"mpiplus run: {name} has recorded: {failure.error}"]
-    ended = f"; the other {others} rank{'s were' if others > 1 else ' was'} ended" if others else ""
     error, place = last_error(failure.traceback)
     late, _, rest = error.partition(NOT_ARRIVED)[2].partition("; arrived")
     if late:
         late = late if rest else late.partition(" (")[0]  # a long error is cut, maybe within what they do
+        ended = _others_ended(records, [failure.rank])
         lines.append(f"mpiplus run: {late} did not come; {name} gave up waiting first: {failure.cause}{ended}")
         return "\n".join(lines)
     alike = [it.rank for it in records if error and _without_numbers(it) == _without_numbers(records[failure.rank])]
+    ended = _others_ended(records, [failure.rank, *alike])
     same = f"; the same on {describe_ranks(alike)}" if len(alike) > 1 else ""
     what = f" ({', '.join(filter(None, (error, place)))})" if error else ""
     lines.append(f"mpiplus run: {name} failed first: {failure.cause}{what}{same}{ended}")
     return "\n".join(lines)
+
+
+def _others_ended(records: Sequence[RankRecord], told: Sequence[int]) -> str:
+    """Say how many ranks were ended, but for those of which something is ``told``."""
+    ended = [it for it in records if (it.ended_by_us or it.ended_by_mpi) and not it.silent and it.rank not in told]
+    return f"; {counted(len(ended), 'other rank')} {'was' if len(ended) == 1 else 'were'} ended" if ended else ""
 
 
 def _without_numbers(record: RankRecord) -> str:
@@ -217,9 +224,7 @@ def _result(ending: Ending, launcher: str, verbose: bool) -> JobResult:
     first_failed = find_first(ending.order, ending.records)
     if first_failed is not None:
         failure = failure_of(first_failed, code)
-        ended = [record for record in ending.records if record.ended_by_us or record.ended_by_mpi]
-        others = sum(not record.silent for record in ended) - first_failed.ended_by_mpi
-        return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, others, ending.records))
+        return JobResult(failure.exit_code, failure, quoted + describe_failure(failure, ending.records))
     if ending.signalled:
         name = signal_name(ending.signalled)
         unheard = 128 + signal.SIGKILL if any(record.silent for record in ending.records) else 0
@@ -262,7 +267,7 @@ def _result_of_leaving(left: Sequence[RankRecord], ranks: int, said: str) -> Job
     others = ranks - len(left)
     message = (
         f"mpiplus run: {names} ended with exit code 0, {'one of them' if len(left) > 1 else 'but'} without "
-        f"MPI_Finalize (os._exit?), while {others} rank{'s' if others > 1 else ''} went on, which MPI has ended"
+        f"MPI_Finalize (os._exit?), while {counted(others, 'rank')} went on, which MPI has ended"
     )
     return JobResult(_LEFT, failure, said + message)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .. import settings
 from ..flavours import MPICH, Library
+from ..names import counted
 from ..node import processes
 from .table import LAUNCHERS, OF_MPI, OF_SCRIPTS, PREFIXES, SCRIPT, SLURM, Kind
 
@@ -164,8 +165,7 @@ def check_fit(library: Library) -> None:
 
 def explain_misfit(launch: Launch, library: Library) -> str:
     """Return an advice where a launcher's ranks are each alone to MPI, or would be."""
-    ranks = "1 rank" if launch.size == 1 else f"{launch.size} ranks"
-    started = f"{launch.launcher} started {ranks} ({launch.variable}={launch.size})"
+    started = f"{launch.launcher} started {counted(launch.size, 'rank')} ({launch.variable}={launch.size})"
     loaded = f"mpi4py has loaded {library.name} ({library.path})"
     if launch.launcher == SCRIPT:
         return (

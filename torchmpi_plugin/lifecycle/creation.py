@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from typing import Any
 
 from .. import settings, torch_internals
@@ -15,7 +14,7 @@ from ..communicator.steps import Steps
 from ..diagnosis import comparison, flight_recorder
 from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
-from ..mpi import cuda_aware, runtime
+from ..mpi import runtime
 from ..options import Options
 from ..options import among as options_among
 from ..status import answering
@@ -31,7 +30,7 @@ def _base_of_subgroup(options: Options | None, size: int) -> Any:
         return world.base()
     if options.comm.Get_size() != size:
         raise ValueError(
-            f"new_group: the group has {size} ranks, Options(comm=...) has {options.comm.Get_size()}; it must have the "
+            f"new_group: the group has size {size}, Options(comm=...) has {options.comm.Get_size()}; it must have the "
             f"same. Leave it out to take the ranks from the world"
         )
     return options.comm
@@ -58,13 +57,10 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     shared = len(set(backends.values())) > 1
     options = options_among(options, shared)
     doing = "new_group" if opts.global_ranks_in_group else "init_process_group"
-    runtime.refuse_without_mpi(doing)
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
-    cuda = None if options is None else options.cuda
     torch_internals.leave_out_of_compilation()
     rendezvous.check_arguments(doing, opts.timeout)
-    cuda_aware.asked_for(cuda, os.environ)
     chosen = options or Options()
     asked_for = choice.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)
     if is_world:
@@ -74,6 +70,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         base = rendezvous.start_mpi(options, opts.timeout)
         rendezvous.check_world_size(opts.group_size, base.Get_size())
     else:
+        runtime.refuse_without_mpi(doing)
         base = _base_of_subgroup(options, opts.group_size)
     comm, checkin = membership.create(
         base,
@@ -87,7 +84,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
         None if is_world else functools.partial(world.gone, ranks),
     )
     if is_world:
-        _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), cuda)
+        _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), chosen.cuda)
     shutdown.install()
     group = ProcessGroupMPI(comm, checkin, opts.store, opts.group_id, ranks, opts.timeout)
     world.remember(group, "default_pg" if is_world else opts.group_id)

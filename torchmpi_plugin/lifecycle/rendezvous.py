@@ -21,7 +21,7 @@ from ..diagnosis import flight_recorder
 from ..errors import DistBackendError
 from ..launchers import variables as launchers
 from ..mpi import runtime
-from ..names import BACKEND
+from ..names import BACKEND, counted
 from ..node import lookups, node
 from ..options import among
 from ..store import tcp_store
@@ -170,7 +170,7 @@ def _check_ranks(given: Given, options: Any, timeout: timedelta) -> None:
     if rank is None or size is None:
         return
     if rank >= size:
-        raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
+        raise ValueError(f"init_process_group: rank {rank} is out of range for world size {size}")
     launch = launchers.detect()
     if launchers.started_by_mpi(size=size) and launch is not None and launch.size <= size:
         # By MPI, as with its store: where ranks were given twice, others than torch's rank 0 would wait for each other,
@@ -218,7 +218,7 @@ def mpi_rendezvous(
         check_world_size(given.size, size)
     rank = base.Get_rank() if given.rank is None else given.rank
     if rank >= size:
-        raise ValueError(f"init_process_group: rank {rank} is out of range for {size} ranks")
+        raise ValueError(f"init_process_group: rank {rank} is out of range for world size {size}")
     with runtime.ending("init_process_group", timeout.total_seconds() + _STUCK_SECONDS):
         store = tcp_store.make_store(base, rank, given.address or "", given.port or 0, timeout)
     yield store, rank, size
@@ -257,7 +257,7 @@ def check_world_size(asked: int, size: int) -> None:
             f" MPI sees one rank: most likely the job was not started by the mpirun/mpiexec of this MPI ({library})."
         )
     raise ValueError(
-        f"world_size is {asked}, but MPI started {size} rank{'s' if size > 1 else ''}.{cause} Leave rank and "
+        f"world_size is {asked}, but MPI started {counted(size, 'rank')}.{cause} Leave rank and "
         f"world_size out, and the variables RANK and WORLD_SIZE, to take MPI's; to run on some of the ranks pass "
         f"pg_options=torchmpi_plugin.Options(comm=...)"
     )

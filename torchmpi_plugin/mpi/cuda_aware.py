@@ -66,10 +66,8 @@ def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, 
     """Return the user's choice of :data:`settings.CUDA_PATHS`, and where that was made.
 
     Raises:
-        ValueError: something else.
+        ValueError: a value of the variable that is not allowed.
     """
-    if option and option not in settings.CUDA_PATHS:
-        raise ValueError(f"Options(cuda=...) must be {settings.CUDA.allowed}, not {option!r}")
     value, place = (option, "Options(cuda=...)") if option else (settings.CUDA.value(environment), settings.CUDA.name)
     return value, place if value != "auto" else ""
 

@@ -154,7 +154,7 @@ def mpi() -> Any:
     """``mpi4py.MPI``, initialised.
 
     Raises:
-        RuntimeError: no MPI library, MPI already finalised, or a forked child.
+        RuntimeError: no MPI library, or a forked child.
     """
     refuse_in_forked_child("MPI is wanted")
     return _started()
@@ -163,7 +163,6 @@ def mpi() -> Any:
 @functools.cache
 def _started() -> Any:
     mpi = mpi_library.load()
-    refuse_without_mpi("MPI is wanted")
     if not mpi.Is_initialized():
         launchers.check_not_a_ranks_child()
         launchers.check_fit(mpi_library.describe(mpi))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..names import describe_ranks
+from ..names import counted, describe_ranks
 from .asking import Rank
 
 #: A rank that others have waited for longer than that is worth a line of its own.
@@ -20,8 +20,9 @@ def job_line(name: str, ranks: Sequence[Rank]) -> str:
         return f"job {name}: no rank answers ({len(ranks)} on this node)"
     nodes = len({rank.answer["host"] for rank in ranks if rank.answer})
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
+    size = counted(about["world_size"], "rank")
     restart = f", restart {about['attempt']}" if about["attempt"] != "0" else ""
-    return f"job {name}: {about['program']}: {about['world_size']} ranks on {nodes} node(s), since {since}{restart}"
+    return f"job {name}: {about['program']}: {size} on {counted(nodes, 'node')}, since {since}{restart}"
 
 
 def attention_of(ranks: Sequence[Rank]) -> list[str]:

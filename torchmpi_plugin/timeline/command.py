@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..names import counted
+
 if TYPE_CHECKING:
     from .operations import Job
 
@@ -57,7 +59,7 @@ def write(job: Job, file: Path) -> None:
         from .trace import write as draw_all
     draw_all(job, file)
     size = max((each["size"] for each in job.ranks), default=0)
-    lines = [f"{file}: {len(job.begun)} operations of {len(job.ranks)} of {size} ranks"]
+    lines = [f"{file}: {counted(len(job.begun), 'operation')} of {len(job.ranks)} of {counted(size, 'rank')}"]
     if job.dropped:
         lines.append(f"  {sum(job.dropped.values())} calls before them are not recorded any more")
     errors = {node: error for node, error in job.errors.items() if error != 0}

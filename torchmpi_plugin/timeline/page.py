@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..names import counted
 from .operations import Job, Numbers
 
 #: So many of the longest slices of a kind are drawn: more and a browser takes minutes.
@@ -50,7 +51,7 @@ def _title(job: Job) -> str:
     errors = [error for error in job.errors.values() if error is not None]
     clocks = f"within {max(errors) / 1000:.0f} us" if len(errors) == len(job.errors) else "not all compared"
     dropped = sum(job.dropped.values())
-    title = f"{len(job.begun)} operations of {len(job.ranks)} ranks"
+    title = f"{counted(len(job.begun), 'operation')} of {counted(len(job.ranks), 'rank')}"
     title += f"; clocks of nodes {clocks}" if len(job.errors) > 1 else ""
     return title + (f"; {dropped} calls before them are not recorded any more" if dropped else "")
 

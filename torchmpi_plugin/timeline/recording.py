@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _bridge, operations, settings
 from ..engine import engine
 from ..errors import attempt
+from ..names import describe_ranks
 from ..tensors.dtypes import OPERATIONS
 from . import rows
 from .clocks import appears, key, measure
@@ -179,4 +180,4 @@ def _collect(world: Any, text: Path) -> None:
                 store.set(key("files", rank, "taken"), "")
         time.sleep(0.02)
     if away:
-        log.warning("mpiplus: the timeline lacks the calls of %d rank(s) on other nodes: %s", len(away), away[:16])
+        log.warning("mpiplus: the timeline lacks the calls of other nodes' %s", describe_ranks(away))

@@ -85,9 +85,16 @@ def funneled() -> None:
 
     with ThreadPoolExecutor(1) as another:
         another.submit(elsewhere).result()
+    half = dist.irecv(torch.zeros(3, dtype=torch.float16), (ME - 1) % SIZE, tag=1)
+    for future in (work.get_future(), half.get_future()):  # C++, which waits here, does not ask us to call MPI
+        for wait in (future.then(lambda done: done.value()).wait, lambda one=future: torch.futures.wait_all([one])):
+            with raises(RuntimeError, "recv of .* from rank .* main thread only.* call wait"):
+                wait()
     dist.barrier(group)  # no message comes before wait() was called elsewhere, where it would find nothing to do
     dist.send(torch.ones(1 << 16), (ME + 1) % SIZE)
-    work.get_future().wait()
+    dist.send(torch.ones(3, dtype=torch.float16), (ME + 1) % SIZE, tag=1)
+    assert work.get_future().wait()[0] is tensor
+    assert half.get_future().wait()[0].tolist() == [1, 1, 1]
     assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].unique().tolist() == [SIZE]  # as DDP waits
     check_works(group)
     dist.destroy_process_group()

@@ -88,7 +88,7 @@ def wrong_torch_variables() -> None:
                 raises(ValueError, "variable MASTER_ADDR is 'nosuchhost.invalid', a name that is not known here: "),
             ):
                 dist.init_process_group("mpiplus")
-    with variables(**{**COMPLETE, "RANK": "7"}), raises(ValueError, f"rank 7 is out of range for {SIZE} ranks"):
+    with variables(**{**COMPLETE, "RANK": "7"}), raises(ValueError, f"rank 7 is out of range for world size {SIZE}"):
         dist.init_process_group("mpiplus")
     with variables(**{**COMPLETE, "MASTER_PORT": "0"}), raises(ValueError, "variable MASTER_PORT must be a port"):
         dist.init_process_group("mpiplus")

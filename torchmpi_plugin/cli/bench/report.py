@@ -73,7 +73,7 @@ def print_facts(rank: int, facts: Mapping[str, str | int], command: str) -> Cons
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > _BUSY * cores:
         console.print(
-            f"The machine is loaded ({load:.1f} processes want its {cores} cores): these times say little. "
+            f"The machine is loaded ({load:.1f} processes want its {cores} core(s)): these times say little. "
             f"Measure when the others have ended."
         )
     return console

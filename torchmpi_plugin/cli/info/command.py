@@ -57,7 +57,7 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
     launch = started_by(os.environ)
     me = who_am_i(os.environ)
     facts: dict[str, Any] = {"versions": machine.versions(), "host": machine.describe()}
-    facts["started_by"] = f"{launch.launcher}, {launch.size} ranks ({launch.variable})" if launch else ""
+    facts["started_by"] = f"{launch.launcher}, {launch.size} rank(s) ({launch.variable})" if launch else ""
     answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE, groups)
     reports = answers.pop("reports", {})
     facts.update(answers)
