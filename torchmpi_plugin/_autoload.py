@@ -80,7 +80,6 @@ def _register() -> None:
         devices = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
         torch_internals.set_backend_type(BACKEND)
-        torch_internals.answer_timeouts()
     except Exception:
         del handlers["mpi"]
         raise

@@ -246,8 +246,11 @@ def is_over(block: Any) -> bool:
     return generator is None or generator.gi_frame is None
 
 
+@functools.cache
 def answer_timeouts() -> None:
     """Let torch's helper ask a group in Python: before 2.14 it knows the classes of gloo and NCCL alone."""
+    if version() >= (2, 14):
+        return
     module = import_module("torch.distributed.distributed_c10d")
     helper = module._set_pg_timeout
 
@@ -255,8 +258,7 @@ def answer_timeouts() -> None:
         ours = getattr(module._get_default_group() if group is None else group, "_set_default_timeout", None)
         helper(timeout, group) if ours is None else ours(timeout)
 
-    if version() < (2, 14):
-        module._set_pg_timeout = functools.wraps(helper)(_set_pg_timeout)  # type: ignore[attr-defined]
+    module._set_pg_timeout = functools.wraps(helper)(_set_pg_timeout)  # type: ignore[attr-defined]
 
 
 # ---- tensors, profiler ----

@@ -27,6 +27,7 @@ print(json.dumps({
     "ours": sorted(name for name in sys.modules if name.startswith("torchmpi_plugin")),
     "others": sorted({name.partition(".")[0] for name in sys.modules} - {"torchmpi_plugin"}),
     "python threads": threading.active_count(),
+    "helper of timeouts": torch.distributed.distributed_c10d._set_pg_timeout.__code__.co_filename,
     "threads": len(os.listdir("/proc/self/task")),
     "libraries": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libmpi" in line}),
 }))
@@ -52,7 +53,7 @@ def test_import_torch_starts_and_loads_nothing() -> None:
     ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "settings", "torch_internals")]
     assert with_plugin["ours"] == ["torchmpi_plugin", *ours]
     assert not with_plugin["libraries"]
-    for what in ("others", "python threads", "threads"):
+    for what in ("others", "python threads", "helper of timeouts", "threads"):
         assert with_plugin[what] == without[what], what
     assert not {"mpi4py", "cffi", "_cffi_backend"} & set(with_plugin["others"])
 

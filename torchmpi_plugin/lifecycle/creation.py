@@ -60,6 +60,7 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     ranks = list(opts.global_ranks_in_group)
     is_world = not ranks
     torch_internals.leave_out_of_compilation()
+    torch_internals.answer_timeouts()
     rendezvous.check_arguments(doing, opts.timeout)
     chosen = options or Options()
     asked_for = choice.group_config(chosen.collectives, chosen.reproducible, chosen.wire_dtype)
