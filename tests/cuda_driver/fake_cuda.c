@@ -67,7 +67,8 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
     return OK;
 }
 
-EXPORT int fake_context_depth(void) { return fake_depth + fake_capture_mode; }
+/* How often this thread has entered a context, or left the mode in which graphs are captured, and not gone back. */
+EXPORT int fake_entered(void) { return fake_depth + (fake_capture_mode != 0); }
 
 /* ---- the driver: memory ---- */
 

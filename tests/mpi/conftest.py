@@ -175,7 +175,7 @@ def driver(library, world) -> Iterator[fake_cuda.Driver]:
         dist.barrier()
         found.drain()
         problems = found.violations()
-        depth = found.lib.fake_context_depth()
+        entered = found.lib.fake_entered()
     lib.mpp_set_stage_bytes(before)
     assert problems == []
-    assert depth == 0
+    assert entered == 0

@@ -125,7 +125,8 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the result tensors, which resolves without a wait."""
         self._check_process("get_future()")  # complete or not: the lock may have been another thread's of the parent's
-        if not self.finished and engine.start().only_thread is not None and not self.is_completed():
+        if not self.finished and engine.start().only_thread == threading.get_ident() and not self.is_completed():
+            # Nobody else completes it while this thread waits in C++.
             if self.call.peer is not None:  # it may be matched by one that this rank begins later
                 return MessageFuture(self)
             engine.start().wait(cast(engine.Pending, self), None)
