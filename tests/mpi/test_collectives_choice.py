@@ -273,8 +273,8 @@ def test_a_tuning_file_that_is_none(world, two_hosts, new_group, monkeypatch, tm
 
 def test_another_word() -> None:
     for wrong, kind, words in (
-        ({"collectives": "nccl"}, ValueError, r"'auto', 'own' or 'mpi', not 'nccl'"),
-        ({"wire_dtype": "bfloat16"}, ValueError, "'float32' or 'tensor', not 'bfloat16'"),
+        ({"collectives": "nccl"}, ValueError, "'auto', 'own', 'mpi' or None, not 'nccl'"),
+        ({"wire_dtype": "bfloat16"}, ValueError, "'float32', 'tensor' or None, not 'bfloat16'"),
         ({"reproducible": "yes"}, TypeError, "True, False or None, not 'yes'"),
     ):
         with pytest.raises(kind, match=words):

@@ -102,7 +102,7 @@ class Case:
 @pytest.fixture(autouse=True)
 def engine_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     lib = SimpleNamespace(mpp_state_of=lambda handle: engine.PENDING, mpp_wake_on_completion=lambda handle: None)
-    made = SimpleNamespace(lib=lib, poll=lambda work: work.finished, wait_if_alone=lambda work: None)
+    made = SimpleNamespace(lib=lib, poll=lambda work: work.finished, only_thread=None)
     monkeypatch.setattr(engine, "start", lambda: made)
     monkeypatch.setattr(engine, "running", lambda: None)
 

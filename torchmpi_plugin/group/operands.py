@@ -276,7 +276,7 @@ def _packed(
     for outputs in output_lists:
         if len(outputs) != len(inputs) * size:
             raise ArgumentError(
-                f"{name}: a list must have an output for each input of each rank, {len(inputs) * size} in all, not "
+                f"{name}: a list must have as many outputs as all ranks have inputs, {len(inputs) * size}, not "
                 f"{len(outputs)}"
             )
         _check_alike(outputs, inputs[0], name)
