@@ -240,13 +240,16 @@ def test_a_traceback_that_does_not_end_is_shown(mpirun: Launcher, seconds: int) 
 
 
 HEADER = struct.Struct(">cI")
+#: Its MPI's daemon is gone at the first look, as where MPI ends the job: no word of that until it is sure.
 SUPERVISOR = """
 import os, socket, sys
+from torchmpi_plugin.jobs import supervisor
 from torchmpi_plugin.jobs.loop import run
-from torchmpi_plugin.jobs.supervisor import Daemon
-from torchmpi_plugin.jobs.supervisor import Supervisor
+supervisor.LOOK_SECONDS, supervisor.SURE_SECONDS = 0, 100
+supervisor.Daemon.has_died = lambda self: True
 guard_gone, keep = os.pipe()
-sys.exit(run(Supervisor(guard_gone, Daemon(os.getppid())).run(socket.socket(fileno=int(sys.argv[1])), {})))
+watching = supervisor.Supervisor(guard_gone, supervisor.Daemon(os.getppid()))
+sys.exit(run(watching.run(socket.socket(fileno=int(sys.argv[1])), {})))
 """
 JOB = {
     "command": ["sleep", "1000"],

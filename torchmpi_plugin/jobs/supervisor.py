@@ -22,14 +22,16 @@ from .channel import ATTACHMENT, MESSAGE, STDERR, STDOUT, Channel, Frame
 from .formats import ERROR_VARIABLE, error_message, prepare_error_file
 from .loop import Alarm, raise_into, run
 from .output import Stream
-from .signals import FORWARDED, HARMFUL, pass_on
+from .signals import ENDING, FORWARDED, HARMFUL, pass_on
 
 _CONNECT_SECONDS = 20.0
 _ANSWER_SECONDS = 600.0  # the launcher answers when all ranks are there, and has a shorter limit for that
 # How long a program gets to end by itself after mpirun has killed the guard. The one that called MPI_Abort does.
 _ABORT_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0  # a grandchild may hold the pipes open for ever
-_LOOK_SECONDS, _END_SECONDS = 5.0, 2.0  # between two looks at the others; for a daemon
+_END_SECONDS = 2.0  # for a daemon
+#: Between two looks at the others; where the daemon is gone: an MPI that ends a job ends it shortly before the ranks.
+LOOK_SECONDS, SURE_SECONDS = 5.0, 2.0
 _OF_SLURM = {SLURM.rank: "rank", SLURM.local_rank: "local_rank", SLURM.node_rank[0]: "node_rank"}
 _QUIET_SECONDS = 0.3  # after that, what is no complete line is shown as well
 _CANNOT_START = 127
@@ -116,7 +118,7 @@ class Supervisor:
         self._streams: list[Stream] = []
         self._code: int | None = None
         self._ended_by_mpi = False
-        self._dismissed = self._is_cut_off = False
+        self._dismissed = self._is_cut_off = self._is_to_end = self._is_orphan = False
         self._look_around = Alarm(self._look_for_others)
         self._held: set[str] = set()
         self._drained, self._late = Alarm(self._give_up_the_streams), Alarm(self._kill)
@@ -154,7 +156,7 @@ class Supervisor:
             self._end(_NO_JOB)
             return
         self._job = frame.message
-        self._look_around.set(_LOOK_SECONDS)
+        self._look_around.set(LOOK_SECONDS)
         for number in FORWARDED:
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_at_the_child)
@@ -313,6 +315,7 @@ class Supervisor:
     def _obey(self, frame: Frame) -> None:
         order = frame.message if frame.kind == MESSAGE else {}
         if "signal" in order and self._code is None:
+            self._is_to_end |= order["signal"] in ENDING
             self._signal(order["signal"])
         elif "hold" in order:
             self._hold(_BY_LAUNCHER, order["hold"])
@@ -343,12 +346,13 @@ class Supervisor:
 
     def _look_for_others(self) -> None:
         """For the launcher, and for the MPI's daemon; who is dead or cut off closes no connection."""
-        self._look_around.set(_LOOK_SECONDS)
+        was_orphan, self._is_orphan = self._is_orphan, self._code is None and self._daemon.has_died()
+        self._look_around.set(SURE_SECONDS if self._is_orphan else LOOK_SECONDS)
         if self._channel.is_silent():
             self._look_around.cancel()
             self._is_cut_off = True
             self._channel.drop()
-        elif self._code is None and self._daemon.has_died():
+        elif self._is_orphan and was_orphan and not self._is_to_end:
             self._look_around.cancel()
             self._complain(f"the MPI's daemon on node {socket.gethostname()} has died, which had started this rank")
             self._kill()
