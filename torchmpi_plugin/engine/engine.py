@@ -139,7 +139,8 @@ class Engine:
 
         Ctrl-C and other signals are handled every 50 ms, between two slices of polling in C.
         """
-        self.check_thread(f"waiting for {work}")
+        if self.only_thread is not None:  # its words take longer than many a wait
+            self.check_thread(f"waiting for {work}")
         lib = self.lib
         try:
             while not work.finished:

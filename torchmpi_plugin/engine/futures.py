@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import futures
@@ -76,8 +76,7 @@ class MessageFuture(Future):
 
     def wait(self) -> Tensors:
         _bridge.asked_for(self)
-        result: Tensors = self._work.result()
-        return result
+        return cast(Tensors, self._work.result())
 
 
 TASK = """
