@@ -105,7 +105,7 @@ def test_in_place_under_a_launcher(job: Job) -> None:
     outcome = job.start(job.installation.command(2, words), None).succeeded(2)
     assert outcome.output.count("size 2") == 2
     assert outcome.output.count("--timeout has no effect") == 1
-    assert outcome.output.count("-n 4 asks for 4 rank(s), but this process is already one of 2") == 1
+    assert outcome.output.count("-n 4 asks for 4 ranks, but this process is already one of 2") == 1
 
 
 def test_verbose_says_how_it_starts(job: Job) -> None:

@@ -203,7 +203,7 @@ WRONG: dict[str, Callable[[Any, int], Any]] = {
     "broadcast: .*root rank": lambda g, size: g.broadcast(ONE, size),
     "reduce: .*root rank": lambda g, size: g.reduce(ONE, -1),
     "all_reduce": lambda g, size: g.allreduce([], c10d.AllreduceOptions()),
-    ".*empty": lambda g, size: g.allreduce_coalesced([]),
+    "all_reduce_coalesced: .*empty$": lambda g, size: g.allreduce_coalesced([]),
     ".*dtype": lambda g, size: g.allreduce([ONE, ONE.int()], SUM),
     "all_reduce.*shape": lambda g, size: g.allreduce([ONE, torch.ones(3)], SUM),
     ".*root tensor.*1": no_such_tensor(1, ONE),
@@ -214,9 +214,7 @@ WRONG: dict[str, Callable[[Any, int], Any]] = {
     "all_gather: .*one list": lambda g, size: g.allgather([[ONE] * size] * 2, [ONE]),
     "gather: .*one list": lambda g, size: g.gather([[ONE] * size] * 2, [ONE], c10d.GatherOptions()),
     "scatter: .*one list": lambda g, size: g.scatter([ONE], [[ONE] * size] * 2, c10d.ScatterOptions()),
-    "reduce_scatter: .*one list": lambda g, size: g.reduce_scatter(
-        [ONE], [[ONE] * size] * 2, c10d.ReduceScatterOptions()
-    ),
+    "reduce_scatter: .*one list": lambda g, size: g.reduce_scatter([ONE], [[ONE] * size] * 2),
     "all_reduce: .*dense": lambda g, size: g.allreduce([ONE, ONE.to_sparse()], SUM),
     ".*shape": lambda g, size: g.allreduce([ONE.to_sparse(), torch.ones(3).to_sparse()], SUM),
     "all_gather: .*output list must": lambda g, size: g.allgather([], [ONE]),
@@ -237,6 +235,7 @@ REFUSED: dict[str, Callable[[Any, int], Any]] = {
     ),
     r"all_reduce: .* elements share memory .*clone": lambda g, size: g.allreduce([torch.zeros(1).expand(4)]),
     "broadcast: expected a dense tensor, .*sparse": lambda g, size: g.broadcast(torch.eye(3).to_sparse(), 0),
+    ".* 2 entries, one for each input, not 1$": lambda g, size: g.allgather_into_tensor_coalesced([ONE], [ONE, ONE]),
     r"all_to_all: the output list must have \d entries, one for each rank, not \d$": lambda g, size: g.alltoall(
         [ones(2)] * (size + 1), [ones(2)] * size
     ),

@@ -33,7 +33,7 @@ def test_one_line_for_a_group(world, new_group, caplog, own_collectives) -> None
     with caplog.at_level(logging.INFO, "torchmpi_plugin"):
         group = new_group(None)
     (line,) = lines_about(caplog, group.label)
-    assert re.search(rf"rank {world.rank} of {world.size} on \d node\(s\), shared memory", line)
+    assert re.search(rf"rank {world.rank} of {world.size} on \d nodes?, shared memory", line)
     assert str(group.communicator.footprint) in line
 
 

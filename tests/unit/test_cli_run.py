@@ -47,7 +47,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         (["-n", "9", "--hosts", "a:2", "train.py"], "do not fit"),
         (["-n", "2", "--attempt-timeout", "nan", "train.py"], "'nan' is not a number of seconds"),
         (["--nproc-per-node", "gpu", "train.py"], "tensors on the CPU; give a number, auto or cpu"),
-        (["-n", "2", "--nnodes", "1:2", "train.py"], "needs the names of at least 1 node.s., .* give none"),
+        (["-n", "2", "--nnodes", "1:2", "train.py"], "needs the names of at least 1 node, .* give none"),
         (["-n", "2", "--nnodes", "2:3", "--hosts", "a", "train.py"], "needs the names of at least 2 .* give 1 of them"),
         (["-n", "2", "--nnodes", "2:1", "train.py"], "the lower number comes first"),
         (["-n", "2", "--restart-on", "signal,what", "train.py"], "'what' is no end of a job; there are any, signal"),

@@ -139,7 +139,7 @@ def test_too_few_nodes(pauses: list[float]) -> None:
     job = Job(lost_on(1))
     result = job.run(3, node_choice(lambda name: name == "a", least=2, names="a b"))
     assert result.returncode == 1
-    assert "needs 2 node(s) (--nnodes), and there are 1: a" in result.message
+    assert "needs 2 nodes (--nnodes), and there are 1: a" in result.message
     with pytest.raises(NotEnoughError):
         node_choice(lambda _: True, least=4).choose()
 

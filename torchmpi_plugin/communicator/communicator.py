@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from .. import settings
 from ..errors import DistBackendError
 from ..mpi import runtime
+from ..names import counted
 from ..node import node, processes, shared_files
 from ..node.shared_files import Share
 from . import tuning
@@ -235,7 +236,7 @@ class Communicator:
 
     def describe(self) -> str:
         """The group's shape and path in words."""
-        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {self.node_count} node(s)"
+        ranks = f"rank {self.comm.Get_rank()} of {len(self._places)} on {counted(self.node_count, 'node')}"
         return f"{ranks}, {self.choice.describe(self.node_count)}"
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..names import counted
 from .choice import SELECTION
 
 log = logging.getLogger("torchmpi_plugin")
@@ -99,7 +100,7 @@ def limits(path: str, nodes: int, mpi: str) -> dict[str, int | None] | None:
     if nodes > 1 and (path, nodes) not in _warned:
         _warned.add((path, nodes))
         log.warning(
-            "mpiplus: %s: %s was measured on %d node(s) under %s, and says nothing of a group on %d nodes under %s; %s",
-            *(settings.TUNING.name, path, tuning.hosts, tuning.mpi, nodes, mpi, _HINT),
+            "mpiplus: %s: %s was measured on %s under %s, and says nothing of a group on %d nodes under %s; %s",
+            *(settings.TUNING.name, path, counted(tuning.hosts, "node"), tuning.mpi, nodes, mpi, _HINT),
         )
     return None

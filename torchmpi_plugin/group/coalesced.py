@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..engine import profiling
 from ..engine.work import CoalescedWork, Work
 from ..tensors import arguments, overlaps
-from ..tensors.arguments import NoTensorsError, WithoutMemoryError, check
+from ..tensors.arguments import ArgumentError, ArgumentTypeError, NoTensorsError, WithoutMemoryError, check
 from ..tensors.overlaps import Memory
 from . import forms
 from .dispatching import through_dispatcher
@@ -59,7 +59,11 @@ def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
     def operation(group: Any, *given: Any, **named: Any) -> Any:
         if group._show_to_modes is not None and forms.modes():
             return group._show_to_modes(group, name, *forms.read(name, given, named))
-        return first_form(group, *forms.read(name, given, named))
+        try:
+            return first_form(group, *forms.read(name, given, named))
+        except (ArgumentError, ArgumentTypeError) as error:
+            error.args = (f"{error} ({group.label})",)
+            raise
 
     operation.first_form = first_form  # type: ignore[attr-defined]
     return operation
@@ -82,9 +86,9 @@ def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedW
 def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> CoalescedWork:
     """``allgather`` of each input: ``output_lists[rank][i]`` receives that rank's ``inputs[i]``."""
     name = "all_gather_coalesced"
-    arguments.check_count(len(output_lists), group.size(), "the output lists", name)
+    arguments.check_count(len(output_lists), group.size(), "the list of output lists", "rank", name)
     for outputs in output_lists:
-        arguments.check_count(len(outputs), len(inputs), "each output list", name)
+        arguments.check_count(len(outputs), len(inputs), "each output list", "input", name)
     columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
     sources, memories = _apart(columns, inputs, name)
     calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
@@ -102,7 +106,7 @@ def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors,
 
 
 def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
-    arguments.check_count(len(outputs), len(inputs), "the output list", name)
+    arguments.check_count(len(outputs), len(inputs), "the output list", "input", name)
     sources, memories = _apart([[output] for output in outputs], inputs, name)
     calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
     return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..launchers.mpirun import Launcher, find_launcher, launch_command, launch_environment
+from ..names import counted
 from .job_monitor import JobMonitor
 from .loop import run
 from .outcome import ANY, Ending, JobResult, RankRecord, result_of
@@ -115,7 +116,7 @@ class SpareNodes:
         if len(self._names) < self._least:
             left = ", ".join(self._names) or "none"
             raise NotEnoughError(
-                f"the job needs {self._least} node(s) (--nnodes), and there are {len(self._names)}: {left}"
+                f"the job needs {counted(self._least, 'node')} (--nnodes), and there are {len(self._names)}: {left}"
             )
         self._chosen = self._names[: self._most]
         return self._chosen

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..names import counted
 from ..node import node
 from .table import BATCH_SYSTEMS
 
@@ -144,7 +145,7 @@ def _spread(named: Sequence[Node], nproc: int, nnodes: int | None) -> list[tuple
     """The ranks of each node, the first ones filled first."""
     if nnodes is not None:
         if nnodes > len(named):
-            raise ValueError(f"{nnodes} nodes, but only {len(named)} node(s) named")
+            raise ValueError(f"{nnodes} nodes, but only {counted(len(named), 'node')} named")
         return [(each.name, nproc) for each in named[:nnodes]]
     even = -(-nproc // len(named))
     left = nproc

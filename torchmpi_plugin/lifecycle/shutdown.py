@@ -22,6 +22,7 @@ from ..engine import engine
 from ..errors import DistBackendError
 from ..group import starting, world
 from ..mpi import failures, runtime
+from ..names import counted
 from ..node import leaving
 from ..store import checkin, tcp_store
 
@@ -242,4 +243,4 @@ def _end_job_if_busy(ours: engine.Engine) -> None:
     if left:
         names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
         cure = "wait() for them and call destroy_process_group() before the program ends"
-        abort_job(f"{len(left)} operation(s) still pending at exit ({names}); {cure}")
+        abort_job(f"{counted(len(left), 'operation')} still pending at exit ({names}); {cure}")

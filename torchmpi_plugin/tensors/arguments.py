@@ -143,10 +143,10 @@ def check_peer(peer: int, size: int, operation: str) -> int:
     return peer
 
 
-def check_count(found: int, expected: int, what: str, operation: str) -> None:
-    """A list with one entry per rank."""
+def check_count(found: int, expected: int, what: str, each: str, operation: str) -> None:
+    """A list with one entry for each of something."""
     if found != expected:
-        raise ArgumentError(f"{operation}: {what} must have {expected} entries, one for each rank, not {found}")
+        raise ArgumentError(f"{operation}: {what} must have {expected} entries, one for each {each}, not {found}")
 
 
 def check_alike(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ...names import counted
 from .results import OVERLAP_SIZE, OVERLAP_SLEEP, Report, Row, backends_of, comparisons, format_size, format_us
 
 _WIDTH, _WIDEST = 132, 1000
@@ -73,7 +74,7 @@ def print_facts(rank: int, facts: Mapping[str, str | int], command: str) -> Cons
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > _BUSY * cores:
         console.print(
-            f"The machine is loaded ({load:.1f} processes want its {cores} core(s)): these times say little. "
+            f"The machine is loaded ({load:.1f} processes want its {counted(cores, 'core')}): these times say little. "
             f"Measure when the others have ended."
         )
     return console

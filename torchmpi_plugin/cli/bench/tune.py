@@ -20,6 +20,7 @@ from ...communicator import choice, cuda_path
 from ...communicator.choice import BETWEEN_NODES, SELECTION
 from ...communicator.tuning import Tuning, read
 from ...mpi import runtime
+from ...names import counted
 from ...options import Options
 from .device import Device
 from .results import Row
@@ -155,6 +156,6 @@ def in_words(tuning: Tuning, path: Path) -> str:
     row, _ = found[0]
     return (
         f"what was faster {row.where}: {'; '.join(words for _, words in found)}. {row.short} takes {tuning.ratio:.2f} "
-        f"of the time of {row.long}, as the geometric mean over the table. For jobs on {tuning.hosts} node(s): "
-        f"{settings.TUNING.name}={path.absolute()}"
+        f"of the time of {row.long}, as the geometric mean over the table. For jobs on "
+        f"{counted(tuning.hosts, 'node')}: {settings.TUNING.name}={path.absolute()}"
     )

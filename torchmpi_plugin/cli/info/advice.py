@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...communicator.shared_memory import in_words
 from ...flavours import OPEN_MPI, Library
 from ...launchers.variables import TORCHRUN, Launch, explain_misfit
-from ...names import SOURCE
+from ...names import SOURCE, counted
 
 _SHOWN_PAIRS = 8
 _SMALL_SHARED_MEMORY = 64 << 20
@@ -129,7 +129,7 @@ def _cores(facts: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator
     slots = environment.get("OMPI_UNIVERSE_SIZE", "")
     knows = slots.isdigit() and facts.get("size", 0) > int(slots)  # then Open MPI yields by itself
     if place := next((place for place in places if len(place["ranks"]) > place["cores"]), None):
-        text = f"{place['host']} has {len(place['ranks'])} ranks on {place['cores']} core(s)"
+        text = f"{place['host']} has {len(place['ranks'])} ranks on {counted(place['cores'], 'core')}"
         if _is_open_mpi(facts) and environment.get("OMPI_MCA_mpi_yield_when_idle") != "1" and not knows:
             text += (
                 ", and Open MPI's waiting ranks do not give way: 8,000 us instead of 7 for 8 bytes. Export "

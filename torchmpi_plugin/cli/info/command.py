@@ -12,6 +12,7 @@ import click
 
 from ...flavours import Library
 from ...launchers.variables import TORCHRUN, started_by, who_am_i
+from ...names import counted
 from ...seconds import LONGEST, Seconds
 
 _PAIR_SHARE = 1 / 6  # of all the time: the pairs, the reports and the result each have deadlines made of it
@@ -57,7 +58,7 @@ def collect(seconds: float, groups: bool = False) -> dict[str, Any]:
     launch = started_by(os.environ)
     me = who_am_i(os.environ)
     facts: dict[str, Any] = {"versions": machine.versions(), "host": machine.describe()}
-    facts["started_by"] = f"{launch.launcher}, {launch.size} rank(s) ({launch.variable})" if launch else ""
+    facts["started_by"] = f"{launch.launcher}, {counted(launch.size, 'rank')} ({launch.variable})" if launch else ""
     answers, error = ask_mpi(seconds, seconds * _PAIR_SHARE, groups)
     reports = answers.pop("reports", {})
     facts.update(answers)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ...communicator.shared_memory import in_words
 from ...flavours import Library
+from ...names import counted
 from .machine import of_launcher
 
 _WIDTH = 132
@@ -79,7 +80,7 @@ def _mpi_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _node_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     here = facts["host"]
     threads = f"{here['hardware_threads']} of {here['hardware_threads_of_host']} hardware threads"
-    yield "node", f"{here['name']}: this process may use {here['cores']} core(s), {threads}"
+    yield "node", f"{here['name']}: this process may use {counted(here['cores'], 'core')}, {threads}"
     shared, cma = here["shared_memory"], here["cma"]
     if shared["usable"]:
         yield "/dev/shm", f"{shared['bytes'] / (1 << 30):.1f} GiB, {shared['free_bytes'] / (1 << 30):.1f} free"
@@ -92,16 +93,16 @@ def _job_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     nodes = facts.get("nodes", [])
     if facts.get("size", 1) == 1:
         return
-    yield "job", f"{facts['size']} ranks on {len(nodes)} node(s)"
+    yield "job", f"{facts['size']} ranks on {counted(len(nodes), 'node')}"
     for place in nodes[:_SHOWN_NODES]:
-        bound = f"bound, {place['cores_per_rank']} core(s) for a rank" if place["bound"] else "not bound"
-        yield "", f"{place['host']}: ranks {span(place['ranks'])} on {place['cores']} core(s), {bound}"
+        bound = f"bound, {counted(place['cores_per_rank'], 'core')} for a rank" if place["bound"] else "not bound"
+        yield "", f"{place['host']}: ranks {span(place['ranks'])} on {counted(place['cores'], 'core')}, {bound}"
     if len(nodes) > _SHOWN_NODES:
         yield "", f"and {len(nodes) - _SHOWN_NODES} more"
     if "failed_pairs" in facts:
         pairs = facts["size"] * (facts["size"] - 1) // 2
         bad = len(facts["failed_pairs"])
-        yield "talking", f"{bad} of {pairs} pairs of ranks cannot" if bad else f"all {pairs} pair(s) of ranks can"
+        yield "talking", f"{bad} of {pairs} pairs of ranks cannot" if bad else "every pair of ranks can"
 
 
 def _group_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from ...jobs.formats import FIELDS
 from ...jobs.output import say
 from ...launchers.layout import allocated_ranks, named_nodes
 from ...launchers.variables import Launch, is_shell_step, speaks, started_by
+from ...names import counted
 from ...seconds import Seconds
 from ...timeline.command import directory_of, draw, file_option
 from . import options
@@ -265,7 +266,7 @@ def other_number(launch: Launch, nproc: int | None, per_node: int | None, nnodes
     given = "-n" if nproc else "--nproc-per-node"
     option = f"{given} {nproc or per_node}" + (f" --nnodes {nnodes}" if nnodes else "")
     return [
-        f"{option} asks for {wanted} rank(s), but this process is already one of {launch.size} that "
+        f"{option} asks for {counted(wanted, 'rank')}, but this process is already one of {launch.size} that "
         f"{launch.launcher} has started ({launch.variable}={launch.size}), and those it will be. Say the number "
         f"there, or leave out one of the two launchers"
     ]

@@ -20,6 +20,7 @@ import click
 from ...jobs.job import SpareNodes, run_job
 from ...jobs.spec import JobSpec
 from ...launchers.layout import allocated_nodes, named_nodes
+from ...names import counted
 from ...node.processes import python_command
 from ...timeline import rows
 from .options import NodeRange
@@ -44,8 +45,8 @@ def nodes_to_choose_from(
     if isinstance(wanted, NodeRange) and len(named) < wanted.least:
         there = f"{len(named)} of them" if named else "none"
         raise click.UsageError(
-            f"--nnodes {wanted.least}:{wanted.most} needs the names of at least {wanted.least} node(s), and --hosts, "
-            f"--hostfile or the batch allocation give {there}"
+            f"--nnodes {wanted.least}:{wanted.most} needs the names of at least {counted(wanted.least, 'node')}, and "
+            f"--hosts, --hostfile or the batch allocation give {there}"
         )
     return named
 
