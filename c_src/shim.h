@@ -229,8 +229,6 @@ void mpp_status_stop(void);
 enum { MPP_REQUEST = 256 };
 uint64_t mpp_status_wanted(char *request);
 void mpp_status_give(uint64_t number, const char *text);
-char *mpp_status_text(void);
-void mpp_free_text(char *text);
 
 /* The last calls of this process, by number from 1 on: when this rank came, when the last rank did, and which, when it
  * was complete, and when it was asked for. CLOCK_MONOTONIC in ns; 0: not yet, or not to be seen here. What follows is

@@ -135,19 +135,6 @@ static void write_status(FILE *out) {
     fputs("]}\n", out);
 }
 
-/* As `write_status`, for Python; to be given back to mpp_free_text. NULL: no memory. */
-char *mpp_status_text(void) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *out = open_memstream(&text, &length);
-    if (!out) return NULL;
-    write_status(out);
-    if (fclose(out)) return free(text), NULL;
-    return text;
-}
-
-void mpp_free_text(char *text) { free(text); }
-
 /* Python's stacks, of all threads. The file grows while the handler writes. */
 static void write_stacks(FILE *out) {
     char piece[4096];

@@ -96,8 +96,8 @@ def describe() -> str:
 
 
 def _answer() -> str:
-    """The clause, and on lines of their own the last collective of each group, and what the thread in C tells."""
-    return f"{describe()}\n{json.dumps(_last_calls())}\n{engine.status_text()}"
+    """The clause, and on a line of its own the last collective of each group."""
+    return f"{describe()}\n{json.dumps(_last_calls())}"
 
 
 def _written_trace() -> str:

@@ -309,15 +309,3 @@ def give_status(number: int, text: str) -> None:
     """The answer to :func:`status_request`: to that question, and none that was asked since."""
     lib, _ = runtime.shim()
     lib.mpp_status_give(number, text.encode(errors="replace"))
-
-
-def status_text() -> str:
-    """Return what the thread in C tells about this process, as JSON; empty without memory."""
-    lib, ffi = runtime.shim()
-    text = lib.mpp_status_text()
-    if text == ffi.NULL:
-        return ""
-    try:
-        return str(ffi.string(text).decode(errors="replace")).strip()
-    finally:
-        lib.mpp_free_text(text)

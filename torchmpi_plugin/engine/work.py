@@ -345,10 +345,6 @@ class CoalescedWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of all result tensors."""
         tensors = self._tensors
-        if not self._works:
-            done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-            done.set_result(tensors)
-            return done
         together = torch.futures.collect_all([work.get_future() for work in self._works])
 
         def results(all_of_them: Any) -> list[torch.Tensor]:
