@@ -57,9 +57,8 @@ typedef struct mpp_call {
 
 /* library */
 int mpp_handle_size(void);
-int mpp_load(const char *path, char *message, int length);
+const char *mpp_load(const char *path); /* NULL, or why not */
 int mpp_set_constant(const char *name, int index, int64_t value);
-void mpp_error_text(int code, char *text, int length);
 void mpp_own_mpi(int own);
 void mpp_note_fork(void); /* this process is a child of one in which MPI runs */
 int mpp_finalize_at_exit(void);

@@ -18,20 +18,18 @@ int mpp_handle_size(void) { return (int)sizeof(mpi_handle); }
 
 /* `path` names mpi4py's own extension module: looking symbols up through it finds the very MPI library
  * that mpi4py was linked to, whatever other MPI the process may have loaded. */
-int mpp_load(const char *path, char *message, int length) {
+const char *mpp_load(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     if (!library) {
         const char *why = dlerror();
-        snprintf(message, (size_t)length, "%s is not loaded (%s)", path, why ? why : "no reason given");
-        return -1;
+        return why ? why : "its module is not loaded";
     }
     void *symbol;
 #define MPP_FIND(name, arguments)                                                                                      \
     symbol = dlsym(library, "MPI_" #name);                                                                             \
     if (!symbol) {                                                                                                     \
-        snprintf(message, (size_t)length, "the MPI library has no function MPI_" #name);                               \
         dlclose(library);                                                                                              \
-        return -1;                                                                                                     \
+        return "the MPI library has no function MPI_" #name;                                                           \
     }                                                                                                                  \
     memcpy(&mpp_mpi.name, &symbol, sizeof symbol);
     MPP_MPI_FUNCTIONS(MPP_FIND)
@@ -39,7 +37,7 @@ int mpp_load(const char *path, char *message, int length) {
 #include "ops.def"
 #undef MPP_FIND
     dlclose(library); /* mpi4py keeps it loaded to the end of the process */
-    return 0;
+    return NULL;
 }
 
 mpi_handle mpp_to_handle(int64_t value) {
@@ -62,13 +60,6 @@ int mpp_set_constant(const char *name, int index, int64_t value) {
     else if (!strcmp(name, "op") && index >= 0 && index < 16) mpp_mpi.op[index] = mpp_to_handle(value);
     else return -1;
     return 0;
-}
-
-void mpp_error_text(int code, char *text, int length) {
-    char whole[1024] = ""; /* at least MPI_MAX_ERROR_STRING in every MPI */
-    int used = 0;
-    if (mpp_mpi.Error_string(code, whole, &used) != 0) snprintf(whole, sizeof whole, "MPI error %d", code);
-    snprintf(text, (size_t)length, "%s", whole);
 }
 
 /* ---- the end of the process ---- */

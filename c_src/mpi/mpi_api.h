@@ -15,7 +15,7 @@ typedef void *mpi_handle;
 typedef int mpi_handle;
 #endif
 
-/* Large enough for every MPI_Status known (20 to 32 bytes); mpp_load refuses a larger one. */
+/* Large enough for every MPI_Status known (20 to 32 bytes); runtime.py refuses a larger one. */
 typedef union {
     unsigned char bytes[64];
     int64_t align;
@@ -31,7 +31,6 @@ typedef union {
     X(Imrecv, (void *, int, mpi_handle, mpi_handle *, mpi_handle *))                                                   \
     X(Test, (mpi_handle *, int *, mpi_status *))                                                                       \
     X(Get_count, (const mpi_status *, mpi_handle, int *))                                                              \
-    X(Error_string, (int, char *, int *))                                                                              \
     X(Finalized, (int *))                                                                                              \
     X(Finalize, (void))                                                                                                \
     X(Abort, (mpi_handle, int))

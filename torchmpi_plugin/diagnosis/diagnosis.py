@@ -41,12 +41,6 @@ def _report_of(call: Call) -> Report:
     return Report(call.sequence, in_words(call), comparison.essence(call))
 
 
-class Located(Protocol):
-    """A group's communicator, as far as this asks it."""
-
-    processes: list[Process | None]
-
-
 class Examined(Protocol):
     """A group, as the diagnosis needs it: ``ProcessGroupMPI`` says what each does."""
 
@@ -56,8 +50,6 @@ class Examined(Protocol):
     def last_call(self) -> Call | None: ...
     @property
     def checkin(self) -> CheckIn: ...
-    @property
-    def communicator(self) -> Located: ...
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def global_rank(self, rank: int) -> int: ...
@@ -76,10 +68,11 @@ class _Answer(NamedTuple):
 class Diagnosis:
     """Of one group. Everything here runs under ``lock``, on the thread that waits or on the background one."""
 
-    def __init__(self, group: Examined) -> None:
+    def __init__(self, group: Examined, of_ranks: list[Process | None]) -> None:
         self.lock = threading.Lock()
         # Not a cycle: a destroyed group must go at once, and with it the store it holds, whose port may be wanted.
         self._group: Examined = weakref.proxy(group)
+        self._processes = of_ranks
         self._looked = 0.0
         self._reported = -1
         self._watchdog = settings.WATCHDOG.value()
@@ -116,7 +109,7 @@ class Diagnosis:
     def _gone(self, work: PendingWork) -> Exception | None:
         group = self._group
         left = group.checkin.departed()
-        dead = [rank for rank in range(group.size()) if processes.has_ended(group.communicator.processes[rank])]
+        dead = [rank for rank in range(group.size()) if processes.has_ended(self._processes[rank])]
         if work.call.peer is None:
             # One that came and died before it was done will not move the rest of its data.
             arrivals = group.arrivals(work)
@@ -147,7 +140,7 @@ class Diagnosis:
     def _name(self, ranks: list[int]) -> str:
         names = []
         for rank in ranks:
-            process = self._group.communicator.processes[rank]
+            process = self._processes[rank]
             names.append(f"rank {rank}" + (f" (process {process.pid})" if process else ""))
         return " and ".join(names)
 

@@ -289,14 +289,6 @@ def wait_within_grace(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def mpi_error_text(code: int) -> str:
-    """MPI's own words for an error code."""
-    lib, ffi = runtime.shim()
-    text = ffi.new("char[]", 1024)
-    lib.mpp_error_text(code, text, 1024)
-    return str(ffi.string(text).decode(errors="replace"))
-
-
 def status_request() -> tuple[int, str]:
     """Return what the thread in C was asked and Python is to answer, after the question's number; empty: nothing."""
     lib, ffi = runtime.shim()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..diagnosis import comparison
-from ..engine import engine
 from ..engine.work import PendingWork
 from ..errors import DistBackendError, RankFailedError
-from ..mpi import failures
+from ..mpi import failures, runtime
 from ..names import describe_ranks
 from ..tensors import device
 from ..tensors.dtypes import describe_disagreement
@@ -63,4 +62,4 @@ def _failure_in_mpi(group: Any, work: PendingWork, text: str, code: int) -> Exce
         who = describe_ranks(dead) if dead else "a rank, as another one says,"
         ranks = [group.global_rank(rank) for rank in dead]
         return RankFailedError(f"{text}: {who} has died. torchmpi_plugin.shrink() goes on without", ranks=ranks)
-    return DistBackendError(f"{text}: {engine.mpi_error_text(code)}")
+    return DistBackendError(f"{text}: {runtime.mpi().Get_error_string(code)}")

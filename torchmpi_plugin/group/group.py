@@ -104,7 +104,7 @@ class Group(dist.ProcessGroup):
         #: How many groups were split off.
         self._splits = 0
         #: Finds out why an operation takes so long.
-        self.diagnosis = Diagnosis(self)
+        self.diagnosis = Diagnosis(self, communicator.processes)
         self._failure: Exception | None = None
         self._timed_out = False
         self._abort_hooks: dict[int, Callable[[], None]] = {}

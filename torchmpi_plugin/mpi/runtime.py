@@ -286,20 +286,13 @@ def shim() -> Shim:
 
 @functools.cache
 def _load_shim(module: Any) -> Shim:
-    size = module._sizeof(module.Comm)
     extension = mpi_library.import_shim(module)
     lib: Lib = extension.lib
     ffi: FFI = extension.ffi
-    if lib.mpp_handle_size() != size:
-        raise RuntimeError(
-            f"mpi4py loaded {library_name(module)}, whose handles take {size} bytes; the shim of torchmpi-plugin "
-            f"expects {lib.mpp_handle_size()}. Reinstall torchmpi-plugin and mpi4py for one architecture."
-        )
-    message = ffi.new("char[]", 512)
-    if lib.mpp_load(module.__file__.encode(), message, 512):
+    if why_not := lib.mpp_load(module.__file__.encode()):
         raise RuntimeError(
             f"torchmpi-plugin cannot use {library_name(module)}, the MPI that mpi4py loaded: "
-            f"{ffi.string(message).decode(errors='replace')}. MPI 3.0 or later is needed."
+            f"{ffi.string(why_not).decode(errors='replace')} ({module.__file__}). MPI 3.0 or later is needed."
         )
     _set_constants(module, lib)
     global _lib  # noqa: PLW0603
