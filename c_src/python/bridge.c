@@ -112,10 +112,13 @@ static int does_without(const call *c) {
     return found;
 }
 
-static PyObject *complete_work(const call *c) {
+static PyObject *complete_work(const call *c, const call_object *record) {
     if (!c->is_special && does_without(c)) return shared(Py_None);
     PyObject *work = PyObject_CallNoArgs(bridge_state.work);
-    if (work && PyObject_SetAttr(work, interned.tensors, results_of(c))) Py_CLEAR(work);
+    int is_received = c->start == offsetof(mpp_entries, recv); /* there is no operation left to ask from whom */
+    if (work && (PyObject_SetAttr(work, interned.tensors, results_of(c)) ||
+                 (is_received && PyObject_SetAttr(work, interned.source, record->peer))))
+        Py_CLEAR(work);
     return work;
 }
 
@@ -227,7 +230,7 @@ static PyObject *start(call *c) {
     uintptr_t op = call_engine(c);
     mpp_engine->call_returns(!op);
     if (op) work = incomplete_work(c, record, op);
-    else if (is_in_place(c) && keep(record, NULL)) work = complete_work(c);
+    else if (is_in_place(c) && keep(record, NULL)) work = complete_work(c, record);
     if (!op && work && work != Py_None) mpp_note_work(work, record);
     Py_DECREF((PyObject *)record);
     return work;

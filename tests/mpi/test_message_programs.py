@@ -102,7 +102,7 @@ class Run:
                 )
             if step.kind != RECEIVE:
                 continue
-            source = self.works[at]._source_rank() if step.peer == ANY else step.peer
+            source = self.works[at]._source_rank()
             right = self.message(source, received[source, step.tag], step.tag)
             received[source, step.tag] += 1
             if not torch.equal(self.tensors[at], right):

@@ -46,6 +46,8 @@ class Work(dist.Work):
     finished = True
     abandoned = False
     _tensors: list[torch.Tensor] = []  # noqa: RUF012 - never changed in place
+    #: From whom a message came that was there at once.
+    _source = -1
     #: In how many lists, all as long, the future has them, where these are more than one.
     _lists = 1
     #: Puts the result into the user's tensors.
@@ -154,7 +156,7 @@ class Work(dist.Work):
     def source_rank(self) -> int:
         """The rank, in the group, that a message came from; -1 before it came, and of what is no message."""
         running = engine.running() if self.handle and self.finished else None
-        return -1 if running is None else int(running.lib.mpp_source_of(self.handle))
+        return self._source if running is None else int(running.lib.mpp_source_of(self.handle))
 
     _source_rank = source_rank
 
