@@ -44,6 +44,7 @@ enum {
     X(to_host, "cuMemcpyDtoHAsync_v2", (void *, cuda_address, size_t, cuda_stream))                                    \
     X(to_device, "cuMemcpyHtoDAsync_v2", (cuda_address, const void *, size_t, cuda_stream))                            \
     X(in_device, "cuMemcpyDtoDAsync_v2", (cuda_address, cuda_address, size_t, cuda_stream))                            \
+    X(alloc, "cuMemAlloc_v2", (cuda_address *, size_t))                                                                \
     X(address_range, "cuMemGetAddressRange_v2", (cuda_address *, size_t *, cuda_address))                              \
     X(pointer_attribute, "cuPointerGetAttribute", (void *, int, cuda_address))                                         \
     X(ipc_handle, "cuIpcGetMemHandle", (cuda_ipc_handle *, cuda_address))                                              \

@@ -11,11 +11,6 @@ enum { NESTED = 8 }; /* a call, a wait, a step, what that does: each may be on a
 /* Pinned memory is taken from everybody else on the machine: more than this is given back. */
 static const size_t KEEP_BYTES = (size_t)256 << 20;
 
-struct cuda_device {
-    cuda_context context; /* the primary one, which torch uses; NULL: nobody has asked for it */
-    copier *idle;
-};
-
 typedef struct block block;
 struct block {
     block *next;

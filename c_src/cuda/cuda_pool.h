@@ -8,6 +8,12 @@ enum { MPP_SLOTS = 4 }; /* pieces of one operation in host memory at a time */
 typedef struct cuda_device cuda_device;
 typedef struct copier copier;
 
+struct cuda_device {
+    cuda_context context; /* the primary one, which torch uses; NULL: nobody has asked for it */
+    copier *idle;
+    struct mpp_exported *sample; /* of its memory, ipc.c; NULL: there is none yet */
+};
+
 /* The streams of one operation, its own so that no operation's copies wait behind another's: those that come first
  * may be waiting for a kernel that runs for long. */
 struct copier {

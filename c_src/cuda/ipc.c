@@ -14,7 +14,8 @@
 
 #include "engine/pause.h"
 
-enum { OUT_OF_MEMORY = 2, FIRST_CAPACITY = 16 };
+/* Of what the driver gives out to other processes, bytes; how long a sample is waited for, under the engine's lock. */
+enum { OUT_OF_MEMORY = 2, FIRST_CAPACITY = 16, DRIVERS_UNIT = 2 << 20, SAMPLE_NS = 1000000000 };
 
 typedef struct {
     cuda_address base;
@@ -210,4 +211,39 @@ void mpp_let_go_of_imports(mpp_imports *imports) {
         forget(imports);
     }
     pthread_mutex_unlock(&imported.lock);
+}
+
+/* ---- whether what is read of others is what is there ---- */
+
+/* The word goes to a place on the device, where that at `from` (0: none) comes over it, and back. A CUresult. */
+static int send_around(const copier *c, uint64_t *word, cuda_address at, cuda_address from) {
+    int64_t until = now_ns() + SAMPLE_NS;
+    int error = mpp_enter_device(c->device);
+    if (error) return error;
+    error = mpp_cuda.to_device(at, word, sizeof *word, c->store);
+    if (!error && from) error = mpp_cuda.in_device(at, from, sizeof *word, c->store);
+    if (!error) error = mpp_cuda.to_host(word, at, sizeof *word, c->store);
+    while (!error && (error = mpp_cuda.stream_query(c->store)) == CUDA_NOT_READY && now_ns() < until) error = CUDA_OK;
+    return mpp_left_device(error);
+}
+
+/* The process's number. Behind it on the device is room for those of others. It stays to the end of the process. */
+const mpp_exported *mpp_own_sample(const copier *c, uint64_t *word) {
+    mpp_exported made = {.is_there = 0}, **sample = &c->device->sample;
+    cuda_address at;
+    if (*sample || mpp_enter_device(c->device)) return *sample;
+    int error = mpp_left_device(mpp_cuda.alloc(&at, DRIVERS_UNIT));
+    if (!error) error = mpp_export(c, at, &made);
+    *word = made.process;
+    if (!error && !send_around(c, word, at, 0) && (*sample = malloc(sizeof made))) **sample = made;
+    return *sample;
+}
+
+int mpp_reads_right(const copier *c, mpp_imports *imports, const mpp_exported *theirs, uint64_t *word) {
+    mpp_exported sample = *theirs;
+    uintptr_t from;
+    sample.freed = imports->freed; /* it is there for good */
+    *word = 0;
+    return !mpp_import(imports, &sample, &from) &&
+           !send_around(c, word, c->device->sample->base + sizeof *word, from) && *word == sample.process;
 }

@@ -4,7 +4,7 @@
 #include "cuda/cuda_pool.h"
 
 /* Where a tensor is, for another process. */
-typedef struct {
+typedef struct mpp_exported {
     cuda_ipc_handle handle; /* of the allocation it lies in */
     uint64_t process;       /* whose that is: a number of its own on this node */
     uint64_t allocation;    /* its number, among all of that process */
@@ -14,6 +14,13 @@ typedef struct {
     int32_t is_there;
 } mpp_exported;
 
+/* Of one operation, for those who may read. */
+typedef struct {
+    mpp_exported sample;
+    uint64_t word; /* for the sample (below) */
+    mpp_exported blocks[];
+} mpp_export_list;
+
 /* What this process has opened of another one's, for all its groups: the driver has one mapping per process. */
 typedef struct mpp_imports mpp_imports;
 
@@ -21,6 +28,12 @@ typedef struct mpp_imports mpp_imports;
  * allocation, or of none. */
 int mpp_export(const copier *c, uintptr_t address, mpp_exported *exported);
 int mpp_import(mpp_imports *imports, const mpp_exported *exported, uintptr_t *address);
+
+/* Where an IOMMU or the driver breaks what devices read from each other, only the contents tell. So each process has a
+ * sample for the others; NULL: it cannot be had. Who has one reads theirs: whether it comes right. Both under the
+ * engine's lock, with a copier whose second stream has nothing to do; `word` is host memory that the device reaches. */
+const mpp_exported *mpp_own_sample(const copier *c, uint64_t *word);
+int mpp_reads_right(const copier *c, mpp_imports *imports, const mpp_exported *theirs, uint64_t *word);
 
 /* By a group that reads from the process; NULL: no memory. The last one that lets go closes all. */
 mpp_imports *mpp_hold_imports(const cuda_device *device, uint64_t process);

@@ -24,7 +24,8 @@ static size_t widening_of(int ranks, int slots, size_t slot_bytes) {
 
 size_t mpp_wide_bytes(int ranks, int slots, size_t slot_bytes) {
     size_t widening = widening_of(ranks, slots, slot_bytes), wide = slot_bytes * widening;
-    return widening > 1 && (size_t)ranks * sizeof(mpp_exported) <= wide ? (size_t)ranks * (size_t)slots * wide : 0;
+    int fits = sizeof(mpp_export_list) + (size_t)ranks * sizeof(mpp_exported) <= wide;
+    return widening > 1 && fits ? (size_t)ranks * (size_t)slots * wide : 0;
 }
 
 void mpp_channel_widen(mpp_channel *c, size_t length) {
@@ -63,7 +64,7 @@ void mpp_bus_close(mpp_channel *c) {
 
 int mpp_bus_load(shm_op *s, mpp_channel *c, int (*may_write)(shm_op *, mpp_channel *, uint64_t)) {
     if (s->between_devices && s->written) return mpp_has_pulled(s);
-    if (!s->written) mpp_write_exports(s, c);
+    if (!s->written && !s->bus->is_ordered[MPP_DOWN]) mpp_write_exports(s, c);
     if (s->bus->exported && !s->bus->is_ordered[MPP_DOWN]) mpp_bus_begin(s->bus);
     if (!s->write) return mpp_bus_has_come_to(s->bus, &s->op, MPP_DOWN, 0, 1);
     while (s->loading < s->chunks && s->loading < s->written + MPP_SLOTS && may_write(s, c, s->first + s->loading)) {

@@ -8,8 +8,8 @@
  * A rank that gives up, as at a deadline, says so before its caller may change the tensor. Who has read from it since
  * waits on, until its own deadline.
  *
- * Whether the driver lets a rank read another one's memory is tried with the first tensors that both have on the bus.
- * All ranks see what each of them can do in the calls, and decide alike: one that cannot takes all to the bus (bus.c).
+ * Whether a rank can read another one's memory, and gets what is there, is tried with the first tensors that both have
+ * on the bus. All see what each of them can do in the calls, and decide alike: one that cannot takes all there (bus.c).
  */
 #include <stdlib.h>
 
@@ -72,16 +72,26 @@ void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64
 
 /* ---- under the lock ---- */
 
-/* What a rank shows to `reader`: in the wide slot of the first chunk, which itself is in a slot of the usual length. */
-static mpp_exported *exported_by(const shm_op *s, const mpp_channel *c, int rank, int reader) {
+/* What a rank shows: in the wide slot of the first chunk, which itself is in a slot of the usual length. */
+static mpp_export_list *exports_of(const shm_op *s, const mpp_channel *c, int rank) {
     uint64_t place = (uint64_t)rank * (uint64_t)c->ring + s->first % (uint64_t)c->ring;
-    return (mpp_exported *)(c->wide + place * c->slot_bytes * c->widening) + (shows_blocks(s) ? reader : 0);
+    return (mpp_export_list *)(c->wide + place * c->slot_bytes * c->widening);
+}
+
+static const mpp_exported *exported_by(const shm_op *s, const mpp_channel *c, int rank, int reader) {
+    return &exports_of(s, c, rank)->blocks[shows_blocks(s) ? reader : 0];
 }
 
 void mpp_write_exports(const shm_op *s, const mpp_channel *c) {
     static const mpp_exported none;
+    mpp_export_list *mine = exports_of(s, c, c->rank);
     for (int r = 0; r < (shows_blocks(s) ? c->size : 1); r++)
-        *exported_by(s, c, c->rank, r) = s->bus->exported ? s->bus->exported[r] : none;
+        mine->blocks[r] = s->bus->exported ? s->bus->exported[r] : none;
+    mine->sample = none;
+    if (!can_take_part(s, c) || s->bus->error) return;
+    s->bus->is_busy[MPP_UP] = !c->registered->sample; /* should its copies take too long to wait for */
+    const mpp_exported *sample = mpp_own_sample(s->bus->copier, &mine->word);
+    if (sample) mine->sample = *sample;
 }
 
 int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes) {
@@ -94,12 +104,15 @@ int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t byte
 void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
     for (int r = 0; can_take_part(s, c) && r < c->size; r++) {
         int place = mpp_call_of(s, c, r)->place;
-        int is_tried = place >= MPP_ON_BUS && exported_by(s, c, r, c->rank)->is_there && c->peers[r].state == UNKNOWN;
+        const mpp_exported *theirs = exported_by(s, c, r, c->rank), *sample = &exports_of(s, c, r)->sample;
+        int is_tried = place >= MPP_ON_BUS && theirs->is_there && sample->is_there && c->peers[r].state == UNKNOWN;
         uintptr_t address;
-        if (r == c->rank || !is_tried) continue;
-        c->peers[r].imports = mpp_hold_imports(c->registered, exported_by(s, c, r, c->rank)->process);
-        int is_open = c->peers[r].imports && !mpp_import(c->peers[r].imports, exported_by(s, c, r, c->rank), &address);
-        c->peers[r].state = is_open ? READABLE : CLOSED;
+        if (r == c->rank || !is_tried || !c->registered->sample) continue;
+        mpp_imports *imports = c->peers[r].imports = mpp_hold_imports(c->registered, theirs->process);
+        int is_readable = imports && !mpp_import(imports, theirs, &address);
+        s->bus->is_busy[MPP_UP] = 1;
+        is_readable = is_readable && mpp_reads_right(s->bus->copier, imports, sample, &exports_of(s, c, c->rank)->word);
+        c->peers[r].state = is_readable ? READABLE : CLOSED;
     }
 }
 

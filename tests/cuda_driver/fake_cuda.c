@@ -85,6 +85,12 @@ EXPORT int cuMemHostAlloc(void **found, size_t bytes, unsigned flags) {
     return code;
 }
 
+EXPORT int cuMemAlloc_v2(address *found, size_t bytes) {
+    int code = failing("MemAlloc");
+    if (!code) *found = fake_alloc(fake_stack[fake_depth - 1], bytes, 0);
+    return code;
+}
+
 EXPORT int cuMemFreeHost(void *memory) {
     pthread_mutex_lock(&fake.lock);
     int code = fake_failing("MemFreeHost");
@@ -129,6 +135,8 @@ static int copy(const char *call, address to, int to_host, address from, int fro
     if (!code) {
         char *target = fake_view_of((uintptr_t)to, bytes, to_host ? -1 : s->device);
         char *source = fake_view_of((uintptr_t)from, bytes, from_host ? -1 : s->device);
+        range *r = fake_range_of((uintptr_t)from, bytes);
+        if (r && r->opened && fake_failing("PeerRead")) source = target; /* as where an IOMMU loses it */
         if (!target) code = fake_violation(INVALID_VALUE, "%s to memory that is not of its kind", call);
         else if (!source) code = fake_violation(INVALID_VALUE, "%s from memory that is not of its kind", call);
         else fake_queue(s, (command){.kind = COPY, .to = target, .from = source, .bytes = bytes});

@@ -108,6 +108,7 @@ void fake_count(const char *name); /* fake_failing does, too */
 int fake_violation(int code, const char *format, ...);
 int fake_failing(const char *name);
 char *fake_view_of(uintptr_t at, size_t bytes, int device); /* device -1: the host */
+uintptr_t fake_alloc(int device, size_t bytes, int visible);
 int fake_in_use(const char *view, size_t bytes);
 range *fake_add_range(uintptr_t begin, size_t bytes, char *view, int device);
 range *fake_range_of(uintptr_t at, size_t bytes);

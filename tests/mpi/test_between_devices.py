@@ -32,6 +32,7 @@ REFUSED = {
     "on no rank": None,
     "a handle on one rank": (0, b"IpcGetMemHandle"),
     "opening it on one": (1, b"IpcOpenMemHandle"),
+    "nothing, but one reads what is not there": (1, b"PeerRead"),
 }
 
 
@@ -125,7 +126,7 @@ def test_sums_in_flight(driver: Driver, new_group, world, monkeypatch) -> None:
             assert tensor.unique().tolist() == [value]
 
 
-def test_sums_that_cannot_be(driver: Driver, new_group, world, monkeypatch) -> None:
+def test_what_cannot_be(driver: Driver, new_group, world, monkeypatch) -> None:
     """On the host on one rank, another operation, or no memory for it: right, or told on every rank, and it goes on."""
     inside.sum_between_devices(monkeypatch)
     group = new_pair(new_group, world)
@@ -140,6 +141,9 @@ def test_sums_that_cannot_be(driver: Driver, new_group, world, monkeypatch) -> N
         driver.drain()
         dist.reduce_scatter_tensor(result, blocks, group=group.process_group)
         assert result.unique().tolist() == [world.size]
+        tensor = torch.zeros(COUNT) if world.rank == number else long_tensor(driver, world.rank, 1)
+        dist.broadcast(tensor, 0, group=group.process_group)
+        assert tensor.unique().tolist() == [0]
         op = dist.ReduceOp.MAX if world.rank == number else dist.ReduceOp.SUM
         with pytest.raises(dist.DistBackendError, match="disagree"):
             dist.all_reduce(long_tensor(driver, 1), op, group=group.process_group)
@@ -187,18 +191,6 @@ def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch)
     dist.barrier()
 
 
-def test_some_on_the_host(driver: Driver, new_group, world) -> None:
-    """Then none reads another one's device."""
-    group = new_pair(new_group, world)
-    try_reading(driver, group)
-    for root in world.ranks:
-        there = torch.full((COUNT,), float(world.rank))
-        tensor = there if world.rank == 0 else on_device(driver, there)
-        driver.drain()
-        dist.broadcast(tensor, root, group=group.process_group)
-        assert tensor.unique().tolist() == [root]
-
-
 def test_unless_asked_for(driver: Driver, new_group, world) -> None:
     """No address is shown to anybody."""
     made = new_group(list(world.ranks))
@@ -217,9 +209,7 @@ def test_long_tensors_of_a_usual_group(driver: Driver, new_group, world) -> None
         tensor = on_device(driver, torch.full((count,), float(world.rank)))
         dist.broadcast(tensor, 1, group=process_group)
         assert tensor.unique().tolist() == [1]
-        is_long = count > 1 << 16
-        expected = is_long and number > 0 and world.rank != 1
-        assert ("MemcpyDtoDAsync" in driver.calls()) == expected, (count, number)
+        assert world.rank == 1 or ("MemcpyHtoDAsync" in driver.calls()) != (count > 1 << 16 and number > 0)
 
 
 @pytest.mark.parametrize("again", [True, False])
