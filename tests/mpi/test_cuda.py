@@ -161,6 +161,10 @@ def test_result_of_a_long_kernel(pair: list[Group], driver: Driver) -> None:
         mine = on_device(driver, torch.full((count,), group.rank + 1.0))
         dist.broadcast(mine, group.ranks[0], group=group.process_group, async_op=True).wait()
         assert mine.unique().tolist() == [1]
+        mine = on_device(driver, torch.ones(count))
+        outputs = [[mine.new_empty(count) for _ in range(2 * group.size)] for _ in range(2)]
+        group.process_group.allgather(outputs, [mine, mine]).wait()
+        assert outputs[0][0].unique().tolist() == [1]
 
 
 def test_result_waits_for_those_who_still_read(pair: list[Group], driver: Driver) -> None:

@@ -283,8 +283,8 @@ def _packed(
     length = inputs[0].numel()
     all_of_them = inputs[0].detach().new_empty(len(inputs) * length)
     for i, tensor in enumerate(inputs):
-        device.copy(arguments.readable(tensor).reshape(-1), all_of_them[i * length : (i + 1) * length])
-    buffers = [torch.empty_like(all_of_them) for _ in range(size)]
+        all_of_them[i * length : (i + 1) * length].copy_(arguments.readable(tensor.detach()).reshape(-1))
+    buffers = [all_of_them.new_empty(all_of_them.shape) for _ in range(size)]
     parts = [part.reshape(inputs[0].shape) for buffer in buffers for part in buffer.split(length)] if length else []
     # List by list, as gloo does: where lists overlap, that is seen.
     finishes = [_copied(part, [outputs[i]], name, None) for outputs in output_lists for i, part in enumerate(parts)]
