@@ -106,6 +106,11 @@ int mpp_get_copier(int ordinal, copier **found) {
     return error;
 }
 
+uintptr_t mpp_own_stream(int ordinal) {
+    copier *c;
+    return mpp_get_copier(ordinal, &c) ? 0 : (uintptr_t)c->load;
+}
+
 int mpp_second_stream(copier *c) {
     return c->store ? CUDA_OK : mpp_cuda.stream_create(&c->store, CUDA_STREAM_NON_BLOCKING);
 }

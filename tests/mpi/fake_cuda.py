@@ -171,6 +171,7 @@ class DeviceTensor(torch.Tensor):
             values = source.to(self.dtype).contiguous().flatten().view(torch.uint8)
             self.driver.write_later(self.data_ptr(), values)
         else:
+            self.driver.drain()
             super().copy_(source)
         return self
 
@@ -201,10 +202,8 @@ def torch_cuda(driver: Driver) -> SimpleNamespace:
     """What torchmpi_plugin.tensors.device uses of torch.cuda."""
 
     class Stream:
-        def __init__(self, device: torch.device, handle: int | None = None) -> None:
-            assert device.type == "cuda"
-            self.device = device
-            self.cuda_stream = driver.lib.fake_stream(0) if handle is None else handle
+        def __init__(self, handle: int, device: torch.device) -> None:
+            self.cuda_stream, self.device = handle, device
 
         def synchronize(self) -> None:
             driver.lib.fake_synchronize(self.cuda_stream)
@@ -228,12 +227,12 @@ def torch_cuda(driver: Driver) -> SimpleNamespace:
             del driver.chosen.stream
 
     return SimpleNamespace(
-        current_stream=lambda device: Stream(device, driver.current_stream()),
+        current_stream=lambda device: Stream(driver.current_stream(), device),
         current_device=lambda: 0,
         device=device,
         device_count=lambda: 1,
         stream=on,
-        Stream=Stream,
+        ExternalStream=Stream,  # no other: those of torch's pool may be the user's
     )
 
 

@@ -218,12 +218,9 @@ def test_memory_that_is_freed(again: bool, driver: Driver, new_group, world) -> 
     group = new_pair(new_group, world)
     before = driver.lib.fake_live(OPENED)
 
-    def made(number: int) -> torch.Tensor:
-        return on_device(driver, torch.full((COUNT,), float(number)))
-
-    tensors = [] if again else [made(number) for number in range(12)]
+    tensors = [] if again else [long_tensor(driver, number, 1) for number in range(12)]
     for number in range(12):
-        tensor = made(number) if again else tensors[number]
+        tensor = long_tensor(driver, number, 1) if again else tensors[number]
         driver.drain()
         dist.broadcast(tensor, 1, group=group.process_group)
         assert tensor.unique().tolist() == [number]

@@ -48,12 +48,17 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
     return list({tensor.device: None for tensor in tensors if not tensor.is_cpu})
 
 
+#: C's functions, once they have the driver's.
+_loaded: list[Lib] = []
+
+
 @functools.cache
 def _load(lib: Lib, ffi: FFI) -> None:
     message = ffi.new("char[]", 512)
     if lib.mpp_cuda_load(DRIVER.encode(), message, 512):
         why = ffi.string(message).decode(errors="replace")
         raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
+    _loaded.append(lib)
 
 
 def stage(lib: Lib, ffi: FFI, tensor: torch.Tensor, path: int, rank: int, local_rank: int) -> int:
@@ -107,7 +112,10 @@ def _look_for_forgotten_set_device(device: torch.device, local_rank: int) -> Non
 
 @functools.cache
 def _own_stream(device: torch.device) -> Any:
-    return cuda.Stream(device)
+    # Not one of torch's 32, taken in turn: the user's may be the same, and busy while others wait, or captured.
+    if handle := _loaded[0].mpp_own_stream(device.index):
+        return cuda.ExternalStream(handle, device)
+    raise RuntimeError(f"mpiplus cannot have a stream on {device}")
 
 
 @functools.cache
