@@ -147,13 +147,6 @@ static PyType_Spec method_spec = {
 
 /* ---- the module ---- */
 
-static PyObject *view(PyObject *module, PyObject *tensor) {
-    (void)module;
-    dl_tensor v;
-    if (!bridge_state.is_ready || !mpp_view(tensor, &v)) Py_RETURN_NONE;
-    return Py_BuildValue("KL", (unsigned long long)((uintptr_t)v.data + v.byte_offset), (long long)v.ndim);
-}
-
 /* connect(entries, capsule, types, samples, operations, objects): see process_group.py. Without a capsule every tensor
  * goes through Python. */
 static PyObject *connect(PyObject *module, PyObject *args) {
@@ -200,7 +193,6 @@ static PyMethodDef functions[] = {
     {"start_plain", mpp_start_plain, METH_VARARGS, "Start an operation on plain tensors: group/operands.py."},
     {"last_call", mpp_last_call, METH_NOARGS, "The last call of this process, or None."},
     {"wait_for", mpp_wait_for, METH_O, "Wait for a Work for a while; whether it is complete, and all is well."},
-    {"view", view, METH_O, "The address and the dimensions of a tensor that C can read, else None."},
     {NULL, NULL, 0, NULL},
 };
 

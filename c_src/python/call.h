@@ -109,7 +109,6 @@ extern const mpp_entries *mpp_engine;
  * tensors plain: until then another kind of tensor may be the reason. The first of several is kept. */
 int mpp_refuse(const call *c, const char *kind, const char *format, ...);
 static inline const char *mpp_put_of(const call *c, const tensor_args *s) { return s == &c->out ? "output" : "input"; }
-int mpp_view(PyObject *tensor, dl_tensor *view);
 int mpp_make_tensor_args(tensor_args *s, Py_ssize_t tensors);
 int mpp_make_lists(call *c, int in, int out); /* of what the operation reads, and writes */
 void mpp_forget(call *c);                     /* all that is not borrowed */

@@ -36,7 +36,7 @@ int mpp_refuse(const call *c, const char *kind, const char *format, ...) {
 
 /* ---- tensors ---- */
 
-int mpp_view(PyObject *tensor, dl_tensor *view) {
+static int view_of(PyObject *tensor, dl_tensor *view) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(tensor_types); i++)
         if (exchange && (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i))
             return exchange->view(tensor, view) ? (PyErr_Clear(), 0) : 1;
@@ -150,7 +150,7 @@ static int read_plain(call *c, PyObject *plain, tensor_args *s, int i, operand *
 static int read_tensor(call *c, PyObject *object, tensor_args *s, int i, operand *o) {
     dl_tensor view;
     if ((PyObject *)Py_TYPE(object) == bridge_state.plain) return read_plain(c, object, s, i, o);
-    if (!is_on(c, Py_None) || !mpp_view(object, &view) || view.device_type != DL_CPU) return 0;
+    if (!is_on(c, Py_None) || !view_of(object, &view) || view.device_type != DL_CPU) return 0;
     o->type = info_of(&view);
     if (!o->type || !o->type->dtype || !is_of_its_dtype(object, &view, o->type)) return 0;
     if (!count_elements(&view, &o->count)) return 0;
@@ -339,7 +339,7 @@ static int know_dtypes(PyObject *samples) {
     PyObject *sample, *info;
     for (Py_ssize_t at = 0; PyDict_Next(samples, &at, &sample, &info);) {
         dl_tensor view;
-        dtype_info *known = mpp_view(sample, &view) ? info_of(&view) : NULL, read = {0};
+        dtype_info *known = view_of(sample, &view) ? info_of(&view) : NULL, read = {0};
         Py_ssize_t size;
         if (!PyArg_ParseTuple(info, "Onipp", &read.dtype, &size, &read.code, &read.is_float, &read.is_complex))
             return 0;

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import torchmpi_plugin  # noqa: F401 - registers the backend
-from torchmpi_plugin import _bridge
 from torchmpi_plugin.cli.bench.front_end import EmptyGroup
 from torchmpi_plugin.cli.bench.measure import used
 from torchmpi_plugin.engine import profiling
@@ -64,7 +63,6 @@ def synchronous_parts(group: Any, empty: dist.ProcessGroup, tensor: torch.Tensor
         "dist.all_reduce, through C": through(False, lambda: dist.all_reduce(tensor)),
         "group.allreduce, through Python": through(True, lambda: group.allreduce([tensor], options)),
         "group.allreduce, through C": through(False, lambda: group.allreduce([tensor], options)),
-        "of that: the tensor's address": lambda: _bridge.view(tensor),
         "is_neg()": tensor.is_neg,
         "asyncOp": lambda: options.asyncOp,
         "reduceOp and its number": lambda: hash(options.reduceOp),
