@@ -36,14 +36,11 @@ class Server:
 
     async def serve(self, seconds: float) -> None:
         """Until it is over, or not all have come in time."""
-        deadline = asyncio.get_running_loop().call_later(seconds, self._too_late)
-        await self.over.wait()
-        deadline.cancel()
+        over = asyncio.ensure_future(self.over.wait())
+        await asyncio.wait([over], timeout=seconds)
+        if self.started:
+            await over
         self.listener.close()
-
-    def _too_late(self) -> None:
-        if not self.started:
-            self.over.set()
 
     async def _welcome(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -14,7 +14,6 @@ import hmac
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
-from functools import partial
 
 from . import processes
 from .calling import CALLER, CHALLENGE_BYTES, LISTENER, PROOF_BYTES, proof
@@ -50,50 +49,43 @@ class Listener:
         processes.allow_connections(self._limit)
         self._welcome = welcome
         self._callers: dict[socket.socket, asyncio.Task[None]] = {}  # who have proved nothing, the oldest first
-        self._welcomed: set[asyncio.Task[None]] = set()  # the loop itself would let go of them
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would let go of them
         self._listening = socket.create_server((address, 0), backlog=1024)
         self._listening.setblocking(False)
-        self._is_open = True
         self.port = int(self._listening.getsockname()[1])
-        self._listen()
+        self._accepting = self._begin(self._accept())
 
     def close(self) -> None:
         """Everybody has come: nobody else can, from now on."""
-        if self._is_open:
-            self._is_open = False
+        if self._listening.fileno() >= 0:
+            self._accepting.cancel()
             self._loop.remove_reader(self._listening)
             self._listening.close()
             for caller in list(self._callers):
                 self._turn_away(caller)
 
-    def _listen(self) -> None:
-        if self._is_open:
-            self._loop.add_reader(self._listening, self._accept)
+    def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listening.accept()
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                self._make_room()
-            return
-        connection.setblocking(False)
-        caller = self._loop.create_task(self._hear(connection))
-        self._callers[connection] = caller
-        caller.add_done_callback(partial(self._heard, connection))
-        if len(self._callers) > self._limit:
-            self._turn_away(next(iter(self._callers)))
-
-    def _make_room(self) -> None:
-        """No descriptor is free. The loop must not spin on a listener that stays ready."""
-        if self._callers:
-            self._turn_away(next(iter(self._callers)))
-        else:
-            self._loop.remove_reader(self._listening)
-            self._loop.call_later(_PAUSE_SECONDS, self._listen)
+    async def _accept(self) -> None:
+        while True:
+            await asyncio.sleep(0)  # for those who were accepted to be heard
+            try:
+                connection, _ = await self._loop.sock_accept(self._listening)
+            except OSError as error:
+                if error.errno in _NO_ROOM and self._callers:
+                    self._turn_away(next(iter(self._callers)))
+                elif error.errno in _NO_ROOM:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            self._callers[connection] = self._begin(self._hear(connection))
+            if len(self._callers) > self._limit:
+                self._turn_away(next(iter(self._callers)))
 
     async def _hear(self, connection: socket.socket) -> None:
-        """Returns where the caller knows the secret."""
         deadline = self._loop.call_later(_CALLER_SECONDS, self._turn_away, connection)
         try:
             challenge = secrets.token_bytes(CHALLENGE_BYTES)
@@ -106,8 +98,13 @@ class Listener:
             # Before it has the proof: it does not call again then, and strangers must not push it out.
             del self._callers[connection]
             await self._loop.sock_sendall(connection, proof(self._secret, LISTENER, called, challenges))
+        except OSError:
+            self._callers.pop(connection, None)
+            connection.close()
+            return
         finally:
             deadline.cancel()
+        await self._welcome(connection)
 
     async def _receive(self, connection: socket.socket, length: int) -> bytes:
         """Exactly so many bytes: what comes after them is not ours to read."""
@@ -118,15 +115,6 @@ class Listener:
                 raise ConnectionError("gone")
             data += piece
         return data
-
-    def _heard(self, connection: socket.socket, caller: asyncio.Task[None]) -> None:
-        self._callers.pop(connection, None)
-        if caller.cancelled() or caller.exception() is not None:
-            connection.close()
-        else:
-            task = self._loop.create_task(self._welcome(connection))
-            self._welcomed.add(task)
-            task.add_done_callback(self._welcomed.discard)
 
     def _turn_away(self, connection: socket.socket) -> None:
         """At once, for the sake of its descriptor, which whoever comes next may get: the loop must not look at it."""
