@@ -36,6 +36,6 @@ def open_share(pid: int, offered: Share) -> int:
     # to another file, or to none. MPI's copies between processes go by these numbers too.
     found = os.stat(path) if os.path.exists(path) else None
     if found is None or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
-        reason = "not the file of that rank: its container has process numbers of its own, with which MPI may crash, too"
+        reason = "not the file of that rank: its container has process numbers of its own, with which MPI may crash too"
         raise FileNotFoundError(errno.ENOENT, reason, path)
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
