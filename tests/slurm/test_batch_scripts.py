@@ -48,9 +48,8 @@ def train(slurm: Cluster) -> str:
 
 @pytest.fixture
 def environment(installation: Installation) -> dict[str, str]:
-    kept = installation.full_environment()
     return {
-        **kept,
+        **installation.full_environment(),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "MPI_TYPE": "pmix" if installation.vendor == "Open MPI" else "pmi2",
         # Slurm's nodes share a kernel, so UCX takes them for one and uses shared memory between them.
@@ -103,9 +102,7 @@ def test_a_failure_under_srun(slurm: Cluster, train: str, environment: dict[str,
 def test_requeue(slurm: Cluster, train: str, environment: dict[str, str], launcher: str) -> None:
     """A rank fails in the first start; Slurm starts the job again, some 30 s later, and that comes to its end."""
     words = [train, "fail first"]
-    environment = {**environment, "LAUNCHER": launcher}
-    if launcher == "mpirun" and os.geteuid() == 0:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment |= {"LAUNCHER": launcher, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     code, output = slurm.submit(SCRIPTS / "slurm-requeue.sh", words, environment, 3 * SECONDS)
     assert code == 0, output
     assert "ArithmeticError: the first start fails" in output, output
