@@ -224,7 +224,7 @@ int64_t mpp_inline_ns(mpp_inline_rule *rule, mpp_inline *group, size_t bytes, co
 int mpp_group_describe(uintptr_t group, const char *about);
 void mpp_group_hide(uintptr_t group);
 int mpp_group_statistics(uintptr_t group, uint64_t *figures, int64_t *late);
-int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal);
+int mpp_status_start(int listening, const char *about, int stacks, int stack_signal);
 void mpp_status_stop(void);
 enum { MPP_REQUEST = 256 };
 uint64_t mpp_status_wanted(char *request);

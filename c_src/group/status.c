@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "engine/activity.h"
@@ -241,34 +240,21 @@ static void *answer_forever(void *unused) {
     }
 }
 
-static int listen_at(const char *path) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path) return -1;
-    strcpy(address.sun_path, path);
-    int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (listening < 0) return -1;
-    if (bind(listening, (struct sockaddr *)&address, sizeof address) || listen(listening, 16))
-        return close(listening), -1;
-    return listening;
-}
-
-/* Answers on a socket with this path, which is not there yet; `stacks`: the file that faulthandler writes to on
- * `stack_signal`, or -1. 0: nobody will answer. */
-int mpp_status_start(const char *path, const char *about, int stacks, int stack_signal) {
+/* Answers who connects to this socket, and owns it; `stacks`: the file that faulthandler writes to on `stack_signal`,
+ * or -1. 0: nobody will answer, and the socket is still the caller's. */
+int mpp_status_start(int listening, const char *about, int stacks, int stack_signal) {
     sigset_t all, before;
     status.about = strdup(about);
+    if (!status.about) return 0;
     status.stacks = stacks;
     status.stack_signal = stack_signal;
-    status.listening = status.about ? listen_at(path) : -1;
-    if (status.listening < 0) return 0;
+    status.listening = listening;
     sigfillset(&all); /* the user's handlers are for the user's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&status.thread, NULL, answer_forever, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!error) return 1;
-    close(status.listening);
-    status.listening = -1;
-    return 0;
+    if (error) status.listening = -1;
+    return !error;
 }
 
 void mpp_status_stop(void) {

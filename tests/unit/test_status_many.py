@@ -35,9 +35,8 @@ for rank in range(size):
     if os.fork() == 0:
         about = {"job": "7", "world_rank": rank, "world_size": size, "node_rank": 0, "host": "h", "pid": os.getpid(),
                  "program": "train.py", "attempt": "0", "since": time.time()}
-        path = files.socket_of("7", rank)
-        with files.address_of(path) as address:
-            assert lib.mpp_status_start(os.fsencode(address), json.dumps(about)[1:-1].encode(), -1, 34)
+        listening = files.listen_at(files.socket_of("7", rank)).detach()
+        assert lib.mpp_status_start(listening, json.dumps(about)[1:-1].encode(), -1, 34)
         group = lib.mpp_group_new(0, rank, size, 0, 1, 1)
         assert lib.mpp_group_describe(group, json.dumps({"name": "g", "ranks": list(range(size))})[1:-1].encode())
         print(rank, flush=True)
@@ -154,13 +153,12 @@ def test_a_socket_of_a_process_that_cannot_be_seen(directory: Path) -> None:
 
 
 LATE = """
-import json, os, threading
+import json, threading
 from torchmpi_plugin import _shim_int
 from torchmpi_plugin.status import asking, files
 lib, ffi = _shim_int.lib, _shim_int.ffi
-path = files.socket_of("7-abcd", 0)
-with files.address_of(path) as address:
-    assert lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
+listening = files.listen_at(files.socket_of("7-abcd", 0)).detach()
+assert lib.mpp_status_start(listening, b'"a": 1', -1, 34)
 def asks():
     told.append(asking.ask(files.all_sockets(), "dump", 20.0))
 def asked():
@@ -191,8 +189,7 @@ CLOSED = """
 import os
 from torchmpi_plugin import _shim_int
 from torchmpi_plugin.status import files
-with files.address_of(files.socket_of("7-abcd", 0)) as address:
-    assert _shim_int.lib.mpp_status_start(os.fsencode(address), b'"a": 1', -1, 34)
+assert _shim_int.lib.mpp_status_start(files.listen_at(files.socket_of("7-abcd", 0)).detach(), b'"a": 1', -1, 34)
 os.closerange(3, 1000)
 _shim_int.lib.mpp_status_stop()
 """

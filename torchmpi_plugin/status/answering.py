@@ -50,17 +50,17 @@ def start(rank: int, size: int, node_rank: int, secret: str) -> None:
         "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         "since": time.time(),
     }
+    members = json.dumps(about)[1:-1].encode()
     try:
         path = files.socket_of(job, rank)
-        with files.address_of(path) as address:
-            members = json.dumps(about)[1:-1].encode()
-            listens = lib.mpp_status_start(os.fsencode(address), members, _stacks_file(), STACK_SIGNAL)
-        if not listens:
-            raise OSError(f"nobody can listen at {path}")
+        with files.listen_at(path) as listening:
+            if not lib.mpp_status_start(listening.fileno(), members, _stacks_file(), STACK_SIGNAL):
+                raise MemoryError("no memory for a thread that answers")
+            listening.detach()
         _path = path
         _stop_at_exit()
     except Exception as error:
-        log.info("mpiplus: mpiplus status will not find this process: %s", error)
+        log.info("mpiplus: mpiplus status will not find this process in %s: %s", files.directory(), error)
 
 
 def stop() -> None:

@@ -110,6 +110,16 @@ def socket_of(job: str, rank: int) -> Path:
     return path
 
 
+def listen_at(path: Path) -> socket.socket:
+    """A socket with this path; OSError: there can be none."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.setblocking(True)  # whatever the program's default is
+    with address_of(path) as address:
+        listening.bind(address)
+    listening.listen(16)
+    return listening
+
+
 @contextlib.contextmanager
 def address_of(path: Path) -> Iterator[str]:
     """Return what to bind or connect to for a socket with this path, which the kernel may find too long.
