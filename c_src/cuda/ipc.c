@@ -227,16 +227,17 @@ static int send_around(const copier *c, uint64_t *word, cuda_address at, cuda_ad
     return mpp_left_device(error);
 }
 
-/* The process's number. Behind it on the device is room for those of others. It stays to the end of the process. */
+/* The process's number. Behind it on the device is room for those of others. It stays to the end of the process; what
+ * cannot be shown or written is not tried again. */
 const mpp_exported *mpp_own_sample(const copier *c, uint64_t *word) {
-    mpp_exported made = {.is_there = 0}, **sample = &c->device->sample;
+    mpp_exported **sample = &c->device->sample;
     cuda_address at;
-    if (*sample || mpp_enter_device(c->device)) return *sample;
-    int error = mpp_left_device(mpp_cuda.alloc(&at, DRIVERS_UNIT));
-    if (!error) error = mpp_export(c, at, &made);
-    *word = made.process;
-    if (!error && !send_around(c, word, at, 0) && (*sample = malloc(sizeof made))) **sample = made;
-    return *sample;
+    if (!*sample && !mpp_enter_device(c->device) && !mpp_left_device(mpp_cuda.alloc(&at, DRIVERS_UNIT)) &&
+        (*sample = calloc(1, sizeof **sample)) && !mpp_export(c, at, *sample)) {
+        *word = (*sample)->process;
+        (*sample)->is_there = !send_around(c, word, at, 0);
+    }
+    return *sample && (*sample)->is_there ? *sample : NULL;
 }
 
 int mpp_reads_right(const copier *c, mpp_imports *imports, const mpp_exported *theirs, uint64_t *word) {

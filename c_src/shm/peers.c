@@ -107,7 +107,7 @@ void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
         const mpp_exported *theirs = exported_by(s, c, r, c->rank), *sample = &exports_of(s, c, r)->sample;
         int is_tried = place >= MPP_ON_BUS && theirs->is_there && sample->is_there && c->peers[r].state == UNKNOWN;
         uintptr_t address;
-        if (r == c->rank || !is_tried || !c->registered->sample) continue;
+        if (r == c->rank || !is_tried || !exports_of(s, c, c->rank)->sample.is_there) continue;
         mpp_imports *imports = c->peers[r].imports = mpp_hold_imports(c->registered, theirs->process);
         int is_readable = imports && !mpp_import(imports, theirs, &address);
         s->bus->is_busy[MPP_UP] = 1;
