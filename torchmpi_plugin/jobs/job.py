@@ -107,8 +107,8 @@ class SpareNodes:
         self._answers = answers
         self._chosen: list[str] = []
 
-    def choose(self) -> list[str]:
-        """The nodes of the next attempt.
+    def choose(self) -> dict[str, Any]:
+        """The nodes of the next attempt, in the words of its description.
 
         Raises:
             NotEnoughError: there are too few.
@@ -119,11 +119,8 @@ class SpareNodes:
                 f"the job needs {counted(self._least, 'node')} (--nnodes), and there are {len(self._names)}: {left}"
             )
         self._chosen = self._names[: self._most]
-        return self._chosen
-
-    def as_option(self, nodes: Sequence[str]) -> str:
-        """As ``--hosts`` has them."""
-        return ",".join(f"{name}:{self._ranks}" for name in nodes)
+        hosts = ",".join(f"{name}:{self._ranks}" for name in self._chosen)
+        return {"hosts": hosts, "hostfile": None, "nnodes": len(self._chosen)}
 
     def leave_out_lost(self, ending: Ending) -> list[str]:
         """Those of the last attempt on which no rank could be reached, and which still do not answer."""
@@ -200,8 +197,7 @@ class Attempts:
         limits = [limit for limit in (self._left(), self.attempt_timeout) if limit is not None]
         changes: dict[str, Any] = {"timeout": min(limits, default=None), "attempt": self._number}
         if self.nodes:
-            chosen = self.nodes.choose()
-            changes |= {"hosts": self.nodes.as_option(chosen), "hostfile": None, "nnodes": len(chosen)}
+            changes |= self.nodes.choose()
         return self.start(replace(self.spec, **changes))
 
     def _left(self) -> float | None:
