@@ -174,7 +174,6 @@ def mpiplus_run(made: Hosts, vendor: str, *words: object) -> list[str]:
 @contextlib.contextmanager
 def following(command: Sequence[str], environment: dict[str, str], directory: Path) -> Iterator[subprocess.Popen]:
     """A job in a directory, which prints into its file ``output``. Some launchers never notice that a node is gone."""
-    environment = {**environment, "PRTE_MCA_prte_tmpdir_base": str(directory)}  # as tests/jobs/conftest.py says
     with (directory / "output").open("wb") as output:
         job = subprocess.Popen(
             command, env=environment, cwd=directory, stdout=output, stderr=output, start_new_session=True

@@ -8,8 +8,6 @@ from mpi_installations import Installation
 
 
 @pytest.fixture
-def job(installation: Installation, tmp_path, monkeypatch) -> Job:
+def job(installation: Installation, tmp_path) -> Job:
     """Runs scripts under an MPI; each test's files are in a directory of its own."""
-    # Open MPI too: what an mpirun that is killed has left would end a later one that gets the same process number.
-    monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", str(tmp_path))
     return Job(installation, tmp_path)
