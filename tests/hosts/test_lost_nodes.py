@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -29,8 +30,10 @@ def gone_within(made: Hosts, name: str, seconds: float, program: str = "") -> No
         time.sleep(0.5)
         space = made._space(name)
         listed = subprocess.run(["ip", "netns", "pids", space], check=True, capture_output=True, text=True).stdout
-        lines = [Path(f"/proc/{pid}/cmdline") for pid in listed.split()]
-        commands = [line.read_text().split("\0") for line in lines if line.exists()]
+        commands = []
+        for pid in listed.split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                commands.append(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         left = [command for command in commands if not program or command[1:2] == [program]]
     assert not left, left
 
