@@ -166,7 +166,6 @@ BAD: dict[str, tuple[Make, type[Exception] | tuple[type[Exception], ...]]] = {
     "jagged": (lambda tensor: torch.nested.nested_tensor([tensor], layout=torch.jagged), NotImplementedError),
     "csr": (lambda tensor: tensor.reshape(1, -1).to_sparse_csr(), NotImplementedError),
     "mkldnn": (lambda tensor: tensor.to_mkldnn(), NotImplementedError),
-    "meta": (lambda tensor: tensor.to("meta"), ValueError),
     "freed": (freed, RuntimeError),
     "freed, with an offset": (freed_part, RuntimeError),
     "uninitialized": (lambda tensor: torch.nn.UninitializedParameter(), ValueError),

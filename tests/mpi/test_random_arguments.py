@@ -60,7 +60,7 @@ def among(*things: Any) -> Draw:
 
 
 NOT_A_TENSOR = (None, 3, 2.5, "x", b"x", [1.0], (), {}, np.ones(4), object(), torch.float32, ones)
-STRANGE_TENSORS = (torch.ones(4, device="meta"), torch.ones(4).to_mkldnn())
+STRANGE_TENSORS = (torch.ones(4).to_mkldnn(), torch.eye(4).to_sparse_csr())
 TENSOR = among(*NOT_A_TENSOR, *STRANGE_TENSORS)
 RANK = among(RANKS, RANKS + 7, -2, 1 << 40, -(1 << 70), "0", 1.5, [0], object())
 OPERATION = among("sum", 7, object(), [dist.ReduceOp.SUM], torch.add, dist.ReduceOp.BAND, dist.ReduceOp.BXOR)

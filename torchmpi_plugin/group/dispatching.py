@@ -1,4 +1,4 @@
-"""Tensors without memory of their own: subclasses that wrap others, and what torch.func hands to a function.
+"""Tensors without memory of their own: subclasses that wrap others, what torch.func hands to a function, and on meta.
 
 A backend in C++ is called through torch's dispatcher, which takes such tensors apart on the way: each kind by its own
 rule, or with its own error where it has none. A group in Python is called past the dispatcher. So where a method finds
@@ -58,8 +58,10 @@ class _Returning(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A tensor that only pretends to be one enters a mode of its own, which torch would put below this one.
-        if torch_internals.are_fake(types) or not self._is_ours(func, args):
+        # A tensor that only pretends to be one enters a mode of its own, which torch would put below this one. On meta
+        # there is a kernel, which does nothing.
+        is_meta = all(tensor.is_meta for tensor in _tensors_in(args))
+        if torch_internals.are_fake(types) or is_meta or not self._is_ours(func, args):
             return func(*args, **(kwargs or {}))
         if types:
             return NotImplemented  # a subclass comes first, and calls this again with what it wraps

@@ -33,6 +33,10 @@ class ArgumentTypeError(TypeError, RuntimeError):
     """A wrong dtype: a TypeError, and what other backends raise."""
 
 
+class NoDeviceError(ArgumentError, WithoutMemoryError):
+    """A meta tensor: torch's dispatcher has kernels for those, which move nothing."""
+
+
 class NotDenseError(ArgumentError, NotImplementedError):
     """A tensor that is no plain array of numbers: a wrong argument; torch's dispatcher calls it not implemented."""
 
@@ -46,7 +50,7 @@ def check(tensor: Any, operation: str, sparse: bool = False) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentTypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
     if not tensor.is_cpu and not device.is_cuda(tensor):
-        raise ArgumentError(
+        raise (NoDeviceError if tensor.is_meta else ArgumentError)(
             f"{operation}: mpiplus moves CPU and CUDA tensors; this one is on {tensor.device}. Move it with .cpu(), or "
             f"use a backend for {tensor.device.type}"
         )
