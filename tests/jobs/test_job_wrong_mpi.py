@@ -87,6 +87,18 @@ def test_without_mpi4py(job: Job) -> None:
     outcome.failed("RuntimeError: mpi4py is not installed, through which .* -m pip install mpi4py")
 
 
+def test_containers_of_their_own(job: Job) -> None:
+    """No rank may read another one's memory. MPICH's collectives do not notice: an error comes before wrong sums."""
+    here, words = job.installation, ["-Ur", sys.executable, "-c", PROGRAM]
+    outcome = job.start(launch_command(here.mpiexec, here.vendor, 3, words, "unshare"), None)
+    if "unshare failed" in outcome.output:
+        pytest.skip("no user namespaces here")
+    if job.installation.vendor == "Open MPI":
+        outcome.says(r"no shared memory .*Permission", "sum 3.0").succeeded(3)
+    else:
+        outcome.failed("brought other bytes than ranks .* set MPIR_CVAR_CH4_CMA_ENABLE=0")
+
+
 def test_debians_mpich(tmp_path: Path) -> None:
     """The real one, with a wheel of mpi4py that knows nothing of it."""
     mpiexec = shutil.which("mpiexec.mpich")

@@ -101,6 +101,8 @@ class Communicator:
             if is_shared:
                 first = firsts[self.place.node_rank]
                 is_shared = all(steps.take(lambda: self._map(everybody[first].process.pid, offers[first])))
+            if not is_shared and self.node_count < len(nodes):
+                steps.try_mpi()
             steps.take(lambda: self._attach(is_shared, choice))
         except BaseException as error:
             # A Ctrl-C is this rank's alone.

@@ -17,6 +17,11 @@ T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
 _LATE_SECONDS = 1.0  # for the other ranks that wait to say so
+_LONG = 40_000  # bytes: MPICH copies messages of more than 16 KiB out of the sender's memory
+_CURE = (
+    ": it may not read the memory of the node's other processes, and does not tell. Start them in one container, or, "
+    "with MPICH, set MPIR_CVAR_CH4_CMA_ENABLE=0; see 'Small /dev/shm in containers' in docs/sharp-bits.md"
+)
 
 
 class Steps:
@@ -83,6 +88,26 @@ class Steps:
                 failure
             )
         return [result for _, result in results]
+
+    def try_mpi(self) -> None:
+        """Compare what MPI's own collectives bring with what was sent.
+
+        Where MPICH 5.0 may not read the memory of the other processes of a node, as in containers of their own, only
+        its messages fail: its collectives report success, and leave what was in the buffer.
+
+        Raises:
+            DistBackendError: it is something else, on some rank.
+        """
+        sent = [bytes([1 + rank % 255]) * _LONG for rank in range(self.comm.Get_size())]
+        brought = self._all_gather(sent[self.comm.Get_rank()])
+
+        def compare() -> None:
+            if wrong := [rank for rank, data in enumerate(brought) if data != sent[rank]]:
+                raise DistBackendError(
+                    f"MPI's own collective brought other bytes than {describe_ranks(wrong)} sent{_CURE}"
+                )
+
+        self.take(compare)
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
         look_at = time.monotonic() + _LOOK_EVERY

@@ -33,9 +33,8 @@ def open_share(pid: int, offered: Share) -> int:
     """
     path = f"/proc/{pid}/fd/{offered.descriptor}"
     # One node by name need not mean one table of processes: containers may each have their own, where the path leads
-    # to another file, or to none. MPI's copies between processes go by these numbers too.
-    found = os.stat(path) if os.path.exists(path) else None
-    if found is None or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
-        reason = "not the file of that rank: its container has process numbers of its own, with which MPI may crash too"
-        raise FileNotFoundError(errno.ENOENT, reason, path)
+    # to another file, or to none.
+    status = os.stat(path)
+    if (status.st_dev, status.st_ino) != (offered.device, offered.inode):
+        raise FileNotFoundError(errno.ENOENT, "a file of another process", path)
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
