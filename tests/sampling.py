@@ -144,7 +144,7 @@ def _installation(item: pytest.Item) -> Any:
 def _is_in_every_change(item: pytest.Item) -> bool:
     """Where coverage is measured: what the others leave out is more than the gate leaves room for."""
     marked = item.get_closest_marker("every_change") is not None
-    return marked and getattr(_installation(item), "vendor", "") == "Open MPI"
+    return marked and getattr(_installation(item), "vendor", "") in ("", "Open MPI")
 
 
 def _is_anothers(item: pytest.Item) -> bool:
@@ -162,8 +162,9 @@ def _of_the_session(items: list[pytest.Item]) -> set[str]:
     """What this run leaves out of the tests that take long, of those that start jobs, and of those that compute."""
     jobs = [item for item in items if item.nodeid.startswith(STARTING_JOBS)]
     others = {item.nodeid for item in jobs if _is_anothers(item)}
-    slow = [item.nodeid for item in items if item.get_closest_marker("slow") and not _is_in_every_change(item)]
-    computing = [item.nodeid for item in items if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
+    rest = [item for item in items if not _is_in_every_change(item)]
+    slow = [item.nodeid for item in rest if item.get_closest_marker("slow")]
+    computing = [item.nodeid for item in rest if item.nodeid.startswith(COMPUTING) and item.nodeid not in slow]
     chosen = [*share("slow tests", slow), *share("tests that compute", computing)]
     many = _of_many_cases([item for item in items if item.nodeid not in others])
     return others | many | {*slow, *computing} - {*chosen}
