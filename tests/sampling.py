@@ -142,7 +142,7 @@ def _installation(item: pytest.Item) -> Any:
 
 
 def _is_in_every_change(item: pytest.Item) -> bool:
-    """Where coverage is measured: what the others leave out is more than the gate leaves room for."""
+    """Where coverage is measured, as what the others leave out is more than the gate leaves room for; or no MPI is."""
     marked = item.get_closest_marker("every_change") is not None
     return marked and getattr(_installation(item), "vendor", "") in ("", "Open MPI")
 

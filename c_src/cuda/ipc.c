@@ -228,16 +228,22 @@ static int send_around(const copier *c, uint64_t *word, cuda_address at, cuda_ad
 }
 
 /* The process's number. Behind it on the device is room for those of others. It stays to the end of the process; what
- * cannot be shown or written is not tried again. */
-const mpp_exported *mpp_own_sample(const copier *c, uint64_t *word) {
-    mpp_exported **sample = &c->device->sample;
+ * cannot be shown or written is not tried again. NULL: no memory. */
+static mpp_exported *new_sample(const copier *c, uint64_t *word) {
     cuda_address at;
-    if (!*sample && !mpp_enter_device(c->device) && !mpp_left_device(mpp_cuda.alloc(&at, DRIVERS_UNIT)) &&
-        (*sample = calloc(1, sizeof **sample)) && !mpp_export(c, at, *sample)) {
-        *word = (*sample)->process;
-        (*sample)->is_there = !send_around(c, word, at, 0);
+    if (mpp_enter_device(c->device) || mpp_left_device(mpp_cuda.alloc(&at, DRIVERS_UNIT))) return NULL;
+    mpp_exported *made = calloc(1, sizeof *made);
+    if (made && !mpp_export(c, at, made)) {
+        *word = made->process;
+        made->is_there = !send_around(c, word, at, 0);
     }
-    return *sample && (*sample)->is_there ? *sample : NULL;
+    return made;
+}
+
+const mpp_exported *mpp_own_sample(const copier *c, uint64_t *word) {
+    cuda_device *device = c->device;
+    if (!device->sample) device->sample = new_sample(c, word);
+    return device->sample && device->sample->is_there ? device->sample : NULL;
 }
 
 int mpp_reads_right(const copier *c, mpp_imports *imports, const mpp_exported *theirs, uint64_t *word) {

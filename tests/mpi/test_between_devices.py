@@ -209,7 +209,9 @@ def test_long_tensors_of_a_usual_group(driver: Driver, new_group, world) -> None
         tensor = on_device(driver, torch.full((count,), float(world.rank)))
         dist.broadcast(tensor, 1, group=process_group)
         assert tensor.unique().tolist() == [1]
-        assert world.rank == 1 or ("MemcpyHtoDAsync" in driver.calls()) != (count > 1 << 16 and number > 0)
+        calls, is_read = driver.calls(), count > 1 << 16 and number > 0
+        assert world.rank == 1 or ("MemcpyHtoDAsync" in calls) != is_read, (count, number)
+        assert number == 0 or ("MemcpyDtoDAsync" in calls) == (is_read and world.rank != 1), (count, number)
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -217,7 +219,6 @@ def test_memory_that_is_freed(again: bool, driver: Driver, new_group, world) -> 
     """It is closed some calls later, whether other memory comes to lie there, which is not taken for it, or none."""
     group = new_pair(new_group, world)
     before = driver.lib.fake_live(OPENED)
-
     tensors = [] if again else [long_tensor(driver, number, 1) for number in range(12)]
     for number in range(12):
         tensor = long_tensor(driver, number, 1) if again else tensors[number]

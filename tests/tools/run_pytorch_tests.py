@@ -291,7 +291,7 @@ def revision_of(checkout: Path | None) -> str:
         done.stdout.strip()
         or "some files, at the commits and of the releases in the table;\n"
         "what is shortened or rewritten has no tests that need a GPU, or has the CPU in a GPU's place, which some\n"
-        "of its tests then fail of, on both; those of `fsdp/` ran in one job of 2 ranks, under Open MPI"
+        "of its tests then fail of, on both; most of `fsdp/`, and what of `tensor/` is rewritten, in one job of 2 ranks"
     )
 
 

@@ -11,6 +11,7 @@ The server listens until all ranks have come. It ends when the last one has gone
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import socket
@@ -36,10 +37,10 @@ class Server:
 
     async def serve(self, seconds: float) -> None:
         """Until it is over, or not all have come in time."""
-        over = asyncio.ensure_future(self.over.wait())
-        await asyncio.wait([over], timeout=seconds)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.over.wait(), seconds)
         if self.started:
-            await over
+            await self.over.wait()
         self.listener.close()
 
     async def _welcome(self, connection: socket.socket) -> None:
