@@ -7,16 +7,16 @@ that the state forbids raises ``RuntimeError``; whatever goes wrong between rank
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch.distributed import DistBackendError
 
+from .names import log
+
 __all__ = ["DistBackendError", "RankFailedError"]
 
-log = logging.getLogger("torchmpi_plugin")
 T = TypeVar("T")
 
 

@@ -1,8 +1,11 @@
-"""Names of things. Imports nothing: ``import torch`` runs through it."""
+"""Names of things, and where messages go. Imports nothing of weight: ``import torch`` runs through it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+
+log = logging.getLogger("torchmpi_plugin")
 
 #: What users ask torch for.
 BACKEND = "mpiplus"

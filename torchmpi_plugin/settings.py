@@ -7,16 +7,13 @@ A value is looked up when a world or a group is made, not at import: a program m
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .names import BACKEND
-
-log = logging.getLogger("torchmpi_plugin")
+from .names import BACKEND, log
 
 PREFIX = "MPIPLUS_"
 T = TypeVar("T")

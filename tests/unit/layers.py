@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     GROUND: (),
     "node": ("settings",),
     "launchers": ("flavours", "names", "settings", "node"),
-    "tensors": ("operations", "settings", "torch_internals", "node"),
+    "tensors": ("names", "operations", "settings", "torch_internals", "node"),
     "mpi": ("errors", "flavours", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
@@ -54,7 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "jobs": ("names", "settings", "node", "launchers"),
     "dist": ("errors", "names", "node", "launchers"),
-    "launch": ("errors", "node", "launchers", "mpi", "jobs", "dist"),
+    "launch": ("errors", "names", "node", "launchers", "mpi", "jobs", "dist"),
     "integrations": ("names", "settings", "launchers", "api"),
     "cli": (
         *("flavours", "names", "operations", "options", "seconds", "settings"),

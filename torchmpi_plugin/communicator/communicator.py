@@ -6,7 +6,6 @@ Everything in here happens while a group is made or freed; operations use only `
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from .. import settings
 from ..errors import DistBackendError
 from ..mpi import runtime
-from ..names import counted
+from ..names import counted, log
 from ..node import node, processes, shared_files
 from ..node.shared_files import Share
 from . import tuning
@@ -23,8 +22,6 @@ from .choice import Choice, GroupConfig, choose, disagreement
 from .shared_memory import SLOTS, Footprint, Segment, attach, create_file, of_group, segment_size
 from .sharing import PRIVATE, SHORT_SLOT, TAGS, Tags
 from .steps import Steps
-
-log = logging.getLogger("torchmpi_plugin")
 
 
 class Member(NamedTuple):

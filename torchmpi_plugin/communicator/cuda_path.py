@@ -6,7 +6,6 @@ is made; subgroups are parts of it.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..mpi import cuda_aware, runtime
+from ..names import log
 from .steps import Steps
-
-log = logging.getLogger("torchmpi_plugin")
 
 _PROBE_SECONDS = 30.0
 _PROBE_TAG = 1

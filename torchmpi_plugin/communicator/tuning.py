@@ -8,17 +8,14 @@ groups on several nodes are warned, and go by the usual rule.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..names import counted
+from ..names import counted, log
 from .choice import SELECTION
-
-log = logging.getLogger("torchmpi_plugin")
 
 FORMAT, VERSION = "mpiplus tuning", 3
 _HINT = f"write one with `mpiplus bench --tune`, or unset {settings.TUNING.name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import weakref
@@ -13,13 +12,11 @@ from .. import settings
 from .._bridge import Call
 from ..engine.work import PendingWork, in_words
 from ..errors import DistBackendError, RankFailedError, attempt
-from ..names import NOT_ARRIVED, describe_ranks
+from ..names import NOT_ARRIVED, describe_ranks, log
 from ..node import processes
 from ..node.processes import Process
 from ..store.checkin import CheckIn, Report
 from . import comparison, monitor
-
-log = logging.getLogger("torchmpi_plugin")
 
 #: A wait is reported to the other ranks after this share of its time, and at the latest after so many seconds.
 _REPORT_SHARE, _REPORT_AFTER = 0.25, 2.0

@@ -9,7 +9,6 @@ own, and writes it as torch does: under the same variables, to the same files, f
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import threading
@@ -24,12 +23,10 @@ import torch
 from .. import operations, torch_internals
 from .._bridge import Call
 from ..engine import engine
-from ..names import describe_ranks
+from ..names import describe_ranks, log
 from ..status import files
 from ..timeline.rows import ROW, Kinds
 from .frames import line_of
-
-log = logging.getLogger("torchmpi_plugin")
 
 #: The version of torch's format that this writes.
 _FORMAT = "2.10"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -11,10 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ..launchers import variables as launchers
+from ..names import log
 from . import members
 from .queries import get_local_rank
-
-log = logging.getLogger("torchmpi_plugin")
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GPU, _CPU = ("gpu", "cuda"), ("cpu",)

@@ -11,7 +11,6 @@ and enters that in the registry (c_src/python/bridge.c), with no instruction in 
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from typing import Any, Protocol
 
 from .. import _bridge
 from ..mpi import runtime
-
-log = logging.getLogger("torchmpi_plugin")
+from ..names import log
 
 PENDING, DONE, FAILED, ABORTED = _bridge.PENDING, _bridge.DONE, _bridge.FAILED, _bridge.ABORTED
 _REPORTED = _bridge.REPORTED  # added to the state where the background thread completes the operation too

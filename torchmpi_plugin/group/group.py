@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,14 +21,12 @@ from ..engine.work import CoalescedWork, PendingWork, Work
 from ..errors import DistBackendError, RankFailedError, attempt
 from ..mpi import failures as mpi_failures
 from ..mpi import runtime
-from ..names import BACKEND
+from ..names import BACKEND, log
 from ..store.checkin import CheckIn
 from ..tensors.arguments import check_timeout
 from ..tensors.device import types as device_types
 from . import failures
 from .registration import Registration
-
-log = logging.getLogger("torchmpi_plugin")
 
 
 @dataclass

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-log = logging.getLogger("torchmpi_plugin")
+from ..names import log
 
 NAMES = ("data", "pipeline", "model")
 

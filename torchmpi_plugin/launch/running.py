@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from torch.distributed.constants import default_pg_timeout
 from ..dist import members, queries
 from ..dist.starting import initialize_dist
 from ..launchers import variables as launchers
+from ..names import log
 from .parallel import init_parallelism
 
-log = logging.getLogger("torchmpi_plugin")
 P = ParamSpec("P")
 T = TypeVar("T")
 

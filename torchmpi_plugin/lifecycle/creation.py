@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 from .. import settings, torch_internals
@@ -15,13 +14,12 @@ from ..diagnosis import comparison, flight_recorder
 from ..group import statistics, world
 from ..group.process_group import ProcessGroupMPI
 from ..mpi import runtime
+from ..names import log
 from ..options import Options
 from ..options import among as options_among
 from ..status import answering
 from ..timeline import recording
 from . import bootstrap, rendezvous, shutdown
-
-log = logging.getLogger("torchmpi_plugin")
 
 
 def _base_of_subgroup(options: Options | None, size: int) -> Any:

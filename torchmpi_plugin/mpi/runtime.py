@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 import math
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from .. import settings
 from ..flavours import Flavour, flavour_of
 from ..launchers import variables as launchers
+from ..names import log
 from ..node import processes
 from ..tensors.dtypes import MPI_DATATYPES, MPI_OPERATIONS
 from . import library as mpi_library
@@ -26,8 +26,6 @@ from . import pmi
 
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
-
-log = logging.getLogger("torchmpi_plugin")
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ import faulthandler
 import functools
 import hashlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -18,9 +17,8 @@ from pathlib import Path
 
 from .. import settings
 from ..engine import engine
+from ..names import log
 from . import files
-
-log = logging.getLogger("torchmpi_plugin")
 
 #: Of the signals for applications one that is hardly in use: faulthandler writes the stacks on it.
 STACK_SIGNAL = signal.SIGRTMAX - 3

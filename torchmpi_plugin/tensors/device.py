@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import cuda
 
+from ..names import log
+
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
-
-log = logging.getLogger("torchmpi_plugin")
 
 #: The driver's library, looked up when the first CUDA tensor is communicated.
 DRIVER = "libcuda.so.1"

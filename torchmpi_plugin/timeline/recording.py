@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import mmap
 import os
 import time
@@ -22,13 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _bridge, operations, settings
 from ..engine import engine
 from ..errors import attempt
-from ..names import describe_ranks
+from ..names import describe_ranks, log
 from ..tensors.dtypes import OPERATIONS
 from . import rows
 from .clocks import appears, key, measure
 from .rows import PLACES, ROW, STEP, Kinds
-
-log = logging.getLogger("torchmpi_plugin")
 
 #: As in c_src/python/timeline.c: from there on the sum is divided by the number of ranks, or the number is torch's.
 _AVERAGES, _OF_PYTHON = 64, 128
