@@ -78,7 +78,6 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Vendor and version."""
         return f"{self.vendor} {self.version}"
 
     @property
@@ -88,5 +87,4 @@ class Library:
 
     @property
     def major(self) -> int:
-        """The first number of its version."""
         return int(self.version.partition(".")[0])

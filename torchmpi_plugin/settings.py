@@ -57,11 +57,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def replaced(text: str) -> tuple[str, ...]:
-    """The names of backends in a list with commas.
-
-    Raises:
-        ValueError: what can be no name of a backend, or our own.
-    """
+    """The names of backends in a list with commas; a ValueError for what can be no name of a backend, or our own."""
     names = _names(text.lower())
     if BACKEND in names or not all(name.isidentifier() for name in names):
         raise ValueError
@@ -69,11 +65,7 @@ def replaced(text: str) -> tuple[str, ...]:
 
 
 def integrations(text: str) -> tuple[str, ...]:
-    """The frameworks in a list with commas.
-
-    Raises:
-        ValueError: another name, with all that there are.
-    """
+    """The frameworks in a list with commas; a ValueError for another name, with all that there are."""
     names = _names(text)
     if wrong := [name for name in names if name not in FRAMEWORKS]:
         raise ValueError(f"there is no integration with {wrong[0]!r}, only with {', '.join(FRAMEWORKS)}")
@@ -234,11 +226,7 @@ DEVELOPMENT = (f"{PREFIX}TEST_", f"{PREFIX}CI_")
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Look at all of :data:`SETTINGS`, before anybody waits for this rank.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
+    """Look at all of :data:`SETTINGS`, before anybody waits for this rank; a ValueError for what is not allowed."""
     problems = []
     for setting in (*SETTINGS, *DEPRECATED):
         try:
@@ -265,7 +253,6 @@ def unknown(environment: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def known() -> frozenset[str]:
-    """All names of the tables above."""
     return frozenset({setting.name for setting in (*SETTINGS, *DEPRECATED)} | {*INTERNAL, *BUILD})
 
 

@@ -68,7 +68,6 @@ def group_of_operator(group: Any) -> Any:
 
 
 def is_group(argument: Any) -> bool:
-    """Return whether an operator's argument is a process group."""
     import torch
 
     return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())

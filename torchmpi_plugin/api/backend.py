@@ -81,7 +81,6 @@ class _Backend:
 
     @property
     def group(self) -> ProcessGroupMPI:
-        """The group that does the work."""
         found = self._find()
         if found is None:
             raise DistBackendError("the mpiplus group of this backend is destroyed; make a new group")

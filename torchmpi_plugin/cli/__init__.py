@@ -29,7 +29,6 @@ class LazyGroup(click.Group):
     """A group that finds its subcommands in ``SUBCOMMANDS``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all subcommands, in alphabetical order."""
         return sorted(SUBCOMMANDS)
 
     def resolve_command(
@@ -55,7 +54,6 @@ class LazyGroup(click.Group):
             raise click.ClickException(f"what was to be written has no room: {error}") from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one subcommand, or None for an unknown name."""
         return getattr(import_module(SUBCOMMANDS[cmd_name]), cmd_name) if cmd_name in SUBCOMMANDS else None
 
 

@@ -37,7 +37,6 @@ class Tuning:
     medians_us: Sequence[dict[str, Any]]  # each operation and size with both times in microseconds
 
     def text(self) -> str:
-        """The content of the file."""
         # A line for each row: people read it.
         rows = ",\n".join(f"    {json.dumps(row)}" for row in self.medians_us)
         head = {"format": FORMAT, "version": VERSION, **asdict(self), "medians_us": []}

@@ -159,7 +159,6 @@ class Diagnosis:
     # ---- when its time is up ----
 
     def timed_out(self, work: PendingWork) -> Exception:
-        """The error of an operation whose time is up."""
         group = self._group
         text = (
             f"{work} timed out on rank {group.rank()} after {work.elapsed():.1f} s (the timeout is {work.seconds:g} s)"

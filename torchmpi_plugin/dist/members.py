@@ -16,11 +16,7 @@ from ..launchers.variables import number
 
 
 def find_root(rank: int, ranks: list[int]) -> int:
-    """The member that ``rank`` means; 0, every helper's default, is the first where 0 is no member.
-
-    Raises:
-        ValueError: no such member.
-    """
+    """The member that ``rank`` means; 0, every helper's default, is the first where 0 is none. Else a ValueError."""
     if rank in ranks:
         return rank
     if rank == 0:

@@ -79,11 +79,7 @@ class Engine:
         self._stopping = False
 
     def check_thread(self, doing: str) -> None:
-        """Below ``MPI_THREAD_SERIALIZED``, refuse what leads to MPI calls on another thread than MPI's own.
-
-        Raises:
-            RuntimeError: this is another thread.
-        """
+        """Below ``MPI_THREAD_SERIALIZED``, a RuntimeError for what leads to MPI calls on a thread that is not MPI's."""
         if self.only_thread is not None and self.only_thread != threading.get_ident():
             raise RuntimeError(f"{doing}: {ONE_THREAD}")
 
@@ -271,7 +267,6 @@ def start() -> Engine:
 
 
 def running() -> Engine | None:
-    """The engine, if there is one."""
     return None if runtime.forked else _engine
 
 

@@ -90,11 +90,7 @@ class Work(dist.Work):
         return True
 
     def _check_process(self, doing: str) -> None:
-        """A forked child must not ask: it would take what is sent to its parent, or wait for a lock for ever.
-
-        Raises:
-            RuntimeError: this is one.
-        """
+        """A RuntimeError in a forked child: it would take what is sent to its parent, or wait for a lock for ever."""
         if runtime.forked:
             runtime.refuse_in_forked_child(f"{doing} of {self}")
 
@@ -112,15 +108,12 @@ class Work(dist.Work):
         return engine.start().poll(cast(engine.Pending, self))
 
     def is_success(self) -> bool:
-        """Return whether the operation is over and went well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Return why the operation failed, if it has."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """The result tensors; waits for them."""
         self.wait()
         return self._tensors
 
@@ -341,11 +334,9 @@ class CoalescedWork(Work):
         return all([work.is_completed() for work in self._works])
 
     def exception(self) -> Exception | None:
-        """The first failure, if any."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of all result tensors."""
         tensors = self._tensors
         together = torch.futures.collect_all([work.get_future() for work in self._works])
 

@@ -184,11 +184,7 @@ def _described(value: Any) -> str:
 
 
 def read(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-    """The arguments of a call, in the method's first form.
-
-    Raises:
-        TypeError: they fit none of its forms.
-    """
+    """The arguments of a call, in the method's first form; a TypeError where they fit none of its forms."""
     method = FORMS[name]
     for form in method.forms:
         try:

@@ -304,7 +304,6 @@ class Group(dist.ProcessGroup):
         self._abort_hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Forget a hook; no matter if there is none."""
         self._abort_hooks.pop(hook_id, None)
 
     def run_abort_hooks(self) -> None:

@@ -48,7 +48,6 @@ class Record(NamedTuple):
 
     @staticmethod
     def decoded(row: torch.Tensor) -> Record:
-        """Decode a rank's message."""
         found: Record = pickle.loads(bytes(row.tolist()))
         return found
 

@@ -242,7 +242,6 @@ def _deregister(group: Group, registration: Registration) -> None:
 def _signal(
     group: Group, registration: Registration, method: Any, peer: int, kind: int, is_async: bool, opts: Any
 ) -> Work:
-    """Send one, or wait for one."""
     operands = group, None, peer, 0, kind, registration.handle, is_async, opts
     work: Work = _bridge.start_plain(method, operands, None, registration, None, 1)
     if not work.finished:

@@ -32,11 +32,7 @@ class Integration:
 
 
 def function_with(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
-    """A function of a module or class that takes these parameters, in this order.
-
-    Raises:
-        ChangedError: there is none.
-    """
+    """A function of a module or class that takes these parameters, in this order; a ChangedError: there is none."""
     found = getattr(owner, name, None)
     if not inspect.isfunction(found) or tuple(inspect.signature(found).parameters) != parameters:
         raise ChangedError(f"{owner.__name__}.{name}({', '.join(parameters)})")

@@ -108,11 +108,7 @@ class SpareNodes:
         self._chosen: list[str] = []
 
     def choose(self) -> dict[str, Any]:
-        """The nodes of the next attempt, in the words of its description.
-
-        Raises:
-            NotEnoughError: there are too few.
-        """
+        """The nodes of the next attempt, in the words of its description; a NotEnoughError: there are too few."""
         if len(self._names) < self._least:
             left = ", ".join(self._names) or "none"
             raise NotEnoughError(

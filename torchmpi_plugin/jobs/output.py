@@ -67,7 +67,6 @@ class Writer:
         return self.waiting > (_LOW_BYTES if was_full else _FULL_BYTES)
 
     def check(self) -> None:
-        """Raise the error, if any, that writing has ended with."""
         if self._error is not None:
             raise self._error
 
@@ -174,7 +173,6 @@ class Terminal:
         self._unfinished: int | None = None
 
     def show(self, rank: int, data: bytes) -> None:
-        """Have written what a rank has printed."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
         lines = _LINE.findall(decoder.decode(data))
         if lines:

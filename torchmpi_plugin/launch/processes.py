@@ -262,7 +262,6 @@ def _leave(code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Receive the function, and run it."""
     try:
         _receive().run()
     except BaseException as error:

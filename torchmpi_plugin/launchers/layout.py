@@ -33,11 +33,7 @@ class Layout(NamedTuple):
 
 
 def parse_nodes(text: str) -> list[Node]:
-    """Split ``h1:2,h2:2`` or ``h1,h2``.
-
-    Raises:
-        ValueError: an empty name, or a number of ranks that is none.
-    """
+    """Split ``h1:2,h2:2`` or ``h1,h2``; a ValueError for an empty name, or a number of ranks that is none."""
     named = []
     for part in text.split(","):
         name, colon, slots = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")
@@ -74,11 +70,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Node]:
 
 
 def named_nodes(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> list[Node]:
-    """The nodes that the user names on the command line or in a hostfile; none: that is left to others.
-
-    Raises:
-        ValueError: what is named cannot be read.
-    """
+    """The nodes that the user names, by option or hostfile; none: left to others. A ValueError: they cannot be read."""
     return parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
 
 
@@ -121,11 +113,7 @@ def lay_out(
     hostfile: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Layout:
-    """Decide how many ranks go where.
-
-    Raises:
-        ValueError: the numbers do not go together.
-    """
+    """Decide how many ranks go where; a ValueError where the numbers do not go together."""
     if hosts and hostfile:
         raise ValueError("give the nodes on the command line or in a hostfile, not both")
     named = named_nodes(hosts, hostfile)

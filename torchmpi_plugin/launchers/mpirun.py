@@ -42,11 +42,7 @@ class Launcher:
 
 
 def probe_library() -> Library:
-    """Ask a process of its own which MPI library mpi4py loads.
-
-    Raises:
-        LauncherError: none, and what to do.
-    """
+    """Ask a process of its own which MPI library mpi4py loads; a LauncherError if it is none, and what to do."""
     try:
         answer = subprocess.run(
             python_command(_PROBE), check=False, capture_output=True, text=True, timeout=_PROBE_SECONDS

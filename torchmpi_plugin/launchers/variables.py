@@ -153,11 +153,7 @@ def misfit(library: Library, environment: Mapping[str, str] = os.environ) -> Lau
 
 
 def check_fit(library: Library) -> None:
-    """Refuse a launcher of another MPI while Python can still say so.
-
-    Raises:
-        RuntimeError: launcher and library do not belong together.
-    """
+    """A RuntimeError for a launcher that does not belong to the MPI library, while Python can still say so."""
     launch = misfit(library)
     if launch is not None:
         raise RuntimeError(explain_misfit(launch, library))

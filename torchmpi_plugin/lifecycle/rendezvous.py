@@ -80,11 +80,6 @@ class Given(NamedTuple):
 
 
 def _given(url: str, environment: Mapping[str, str], ranks: bool = True) -> Given:
-    """Read it.
-
-    Raises:
-        ValueError: no number, a number that cannot be, or a name that nobody knows.
-    """
     arguments = dict(parse_qsl(urlparse(url).query))
 
     def number(name: str, lowest: int, highest: float = math.inf) -> int | None:

@@ -122,7 +122,6 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:
-        """The argument of sys.exit."""
         given = vars(self)["given"] if "given" in vars(self) else (self.args[0] if self.args else None)
         try:
             sys._getframe(1)

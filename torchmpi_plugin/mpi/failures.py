@@ -43,11 +43,7 @@ def supported(comm: Any) -> bool:
 
 
 def revoke(comm: Any) -> None:
-    """Wake whoever waits on ``comm``, everywhere.
-
-    Raises:
-        NotImplementedError: the MPI has no ULFM.
-    """
+    """Wake whoever waits on ``comm``, everywhere; a NotImplementedError where the MPI has no ULFM."""
     if not comm:
         return
     try:

@@ -78,7 +78,6 @@ def refuse_without_mpi(doing: str) -> None:
 
 
 def flavour() -> Flavour:
-    """Find the flavour of the library that mpi4py loaded."""
     return flavour_of(str(mpi_library.load().Get_library_version()))
 
 
@@ -149,11 +148,7 @@ def library_name(mpi: Any) -> str:
 
 
 def mpi() -> Any:
-    """``mpi4py.MPI``, initialised.
-
-    Raises:
-        RuntimeError: no MPI library, or a forked child.
-    """
+    """``mpi4py.MPI``, initialised; a RuntimeError: no MPI library, or a forked child."""
     refuse_in_forked_child("MPI is wanted")
     return _started()
 

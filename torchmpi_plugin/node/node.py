@@ -94,7 +94,6 @@ def free_port() -> int:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a node's name means this machine."""
     own = socket.gethostname()
     return name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 

@@ -62,7 +62,6 @@ def start(rank: int, size: int, node_rank: int, secret: str) -> None:
 
 
 def stop() -> None:
-    """No more answers."""
     global _path  # noqa: PLW0603
     if _path is not None:
         engine.start().lib.mpp_status_stop()

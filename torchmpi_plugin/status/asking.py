@@ -49,11 +49,7 @@ class Told:
 
 
 def ask(sockets: Sequence[RankSocket], request: str, seconds: float) -> dict[int, str]:
-    """Ask ranks of this node at the same time.
-
-    Returns:
-        The answers, by rank, of those that have answered to the end.
-    """
+    """Ask ranks of this node at the same time; the answers, by rank, of those that have answered to the end."""
     return asyncio.run(_ask(sockets, request, seconds)) if sockets else {}
 
 
@@ -122,7 +118,6 @@ def _here(asked: RankSocket, answers: dict[int, str]) -> Told:
 
 
 def _understood(told: Told) -> Rank:
-    """From what was told of a rank's status."""
     if not told.text:
         return Rank(told.rank, problem=told.problem)
     parsed = _parsed(told.text)

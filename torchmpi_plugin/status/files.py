@@ -31,7 +31,6 @@ class RankSocket(NamedTuple):
 
 
 def directory() -> Path:
-    """Return where the sockets are."""
     return Path(os.environ.get(settings.STATUS_DIRECTORY) or _ROOT / f"mpiplus-{os.geteuid()}")
 
 

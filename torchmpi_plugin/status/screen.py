@@ -53,7 +53,6 @@ def _waited_for(ranks: Sequence[Rank]) -> dict[tuple[str, int], list[tuple[int, 
 
 
 def screen_of(ranks: Sequence[Rank], before: Sequence[Rank], seconds: float, recent: bool = False) -> str:
-    """All about one job."""
     name = next((rank.answer["job"] for rank in ranks if rank.answer), "?")
     lines = [job_line(name, ranks)]
     if attention := attention_of(ranks):

@@ -103,7 +103,6 @@ class CheckIn:
         return [r for r in everybody if r not in present]
 
     def arrive(self, what: str, value: str) -> None:
-        """Say that this rank has come."""
         self.store.set(self._key(what, self.rank), value)
 
     def gone(self, doing: str) -> DistBackendError | None:

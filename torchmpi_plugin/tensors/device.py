@@ -92,7 +92,6 @@ def code_of(error: BaseException) -> int:
 
 
 def error_text(lib: Lib, ffi: FFI, code: int) -> str:
-    """The driver's own words for an error code."""
     text = ffi.new("char[]", 512)
     lib.mpp_cuda_error_text(code, text, 512)
     return str(ffi.string(text).decode(errors="replace"))

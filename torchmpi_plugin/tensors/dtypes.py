@@ -31,11 +31,7 @@ def kind_of(op: Any) -> Any:
 
 
 def premul_factor(op: Any) -> float:
-    """The factor of a PREMUL_SUM: a number, or a tensor of one element.
-
-    Raises:
-        ValueError: a tensor of several elements.
-    """
+    """The factor of a PREMUL_SUM: a number, or a tensor of one element. A ValueError: it has several."""
     factor = op.__getstate__()[1]
     if isinstance(factor, torch.Tensor):
         if factor.numel() != 1:

@@ -130,18 +130,13 @@ def _answer(comm: Any, tag: int) -> None:
 
 
 def _move(comm: Any, rank: int, tag: int, number: int, receives: bool) -> int:
-    """Send a number, or receive one."""
     buffer = array("q", [number])
     _transfer(comm, rank, tag, buffer, receives)
     return buffer[0]
 
 
 def _transfer(comm: Any, rank: int, tag: int, buffer: Any, receives: bool) -> None:
-    """Send what is in the buffer, or receive into it.
-
-    Raises:
-        TimeoutError: the other rank is not there any more.
-    """
+    """Send what is in the buffer, or receive into it; a TimeoutError: the other rank is not there any more."""
     until = time.monotonic() + _LOST_SECONDS
 
     def check() -> None:

@@ -91,7 +91,6 @@ def in_directory(directory: Path) -> Job:
 
 
 def of(recorded: Sequence[Recorded]) -> Job:
-    """The job of these ranks."""
     recorded = sorted(recorded, key=lambda each: int(each.about["rank"]))
     job = Job([each.about for each in recorded], reached=recorded[0].reached)
     groups: dict[Any, int] = {}

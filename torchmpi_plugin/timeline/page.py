@@ -28,7 +28,6 @@ _BANDWIDTH = "Bytes of a call by seconds while it moves: median by size"
 
 
 def write(job: Job, path: Path) -> None:
-    """Write the page."""
     ranks = len(job.ranks)
     common = _common_steps(job)
     titles = (*_TITLES, _STEPS if len(common) else _NO_STEPS, f"{_BANDWIDTH}<br>{_reached_in_words(job)}")

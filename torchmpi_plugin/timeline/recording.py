@@ -82,7 +82,6 @@ class Recording:
             lib.mpp_call_returns(1)
 
     def say(self, line: dict[str, Any]) -> None:
-        """One more line of text."""
         self._lines.write(f"{json.dumps(line)}\n")
 
     def _kind_of(self, code: CodeType | None, line: int, subject: Any, name: str, dtype: Any, op: int) -> int:

@@ -127,7 +127,6 @@ def pack(text: Path) -> bytes:
 
 
 def unpack(packed: bytes, text: Path) -> None:
-    """Write both files."""
     lines, _, ring = zlib.decompress(packed).partition(b"\0")
     text.write_bytes(lines)
     text.with_suffix(".calls").write_bytes(ring)

@@ -39,7 +39,6 @@ while os.getppid() == parent:
 
 
 def parse_names(_: click.Context | None, __: click.Parameter | None, value: str | None) -> list[str]:
-    """Split a list at its commas."""
     return [name.strip() for name in (value or "").split(",") if name.strip()]
 
 
@@ -80,7 +79,6 @@ def parse_sizes(_: click.Context | None, __: click.Parameter | None, value: str 
 
 
 def parse_plot(_: click.Context | None, __: click.Parameter | None, value: Path | None) -> Path | None:
-    """Refuse a file whose ending says no format."""
     if value is not None and value.suffix not in _PLOTS:
         raise click.BadParameter(f"the name must end in {', '.join(_PLOTS)}: {value}")
     return value

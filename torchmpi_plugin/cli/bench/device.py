@@ -25,7 +25,6 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """True where tensors are in host memory."""
         return self.kind == "cpu"
 
     def tensor(self, count: int, dtype: torch.dtype) -> Tensor:

@@ -53,11 +53,7 @@ class Files:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write a picture: for each operation on data its times and bandwidths against the size.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a picture: for each operation on data its times and bandwidths against the size."""
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys((row.operation, row.dtype) for row in report.rows if row.size))
@@ -77,11 +73,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def draw_training(rows: Sequence[Trainings], facts: Mapping[str, str | int], path: Path) -> None:
-    """Write a picture: for each way to train a bar for a step alone, and one for a step on each backend.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a picture: for each way to train a bar for a step alone, and one for a step on each backend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_INCHES[0], 1.5 + 0.6 * len(rows)), layout="constrained")

@@ -89,7 +89,6 @@ class AloneGroup(EmptyGroup):
 
     @torch.no_grad()
     def recv(self, tensors: list[Tensor], *_: Any) -> dist.Work:
-        """Write zeros."""
         for tensor in tensors:
             tensor.zero_()
         return self._complete

@@ -20,11 +20,7 @@ _SMALL, _LARGE = 8, 16 * 1024**2
 
 
 def measure_link(session: Session, repeats: int, block_seconds: float) -> Link | None:
-    """Measure messages of rank 0 and the first rank of another node, or rank 1 where all are on one.
-
-    Returns:
-        The same on every rank; None for one rank.
-    """
+    """Measure messages of rank 0 and the first rank of another node, else rank 1; None, on all ranks, for one rank."""
     if session.size == 1:
         return None
     nodes = session.nodes
@@ -50,11 +46,7 @@ def measure_link(session: Session, repeats: int, block_seconds: float) -> Link |
 
 
 def measure_bus(session: Session, repeats: int, block_seconds: float) -> Bus | None:
-    """Measure copies between pinned memory and the device, which all ranks make at once.
-
-    Returns:
-        The same on every rank; None where tensors are in host memory.
-    """
+    """Measure copies to the device and back, of all ranks at once; None where tensors are in host memory."""
     if session.device.is_cpu:
         return None
     timings = take_turns(_copies(session.device), repeats, block_seconds, session)

@@ -33,7 +33,6 @@ class Turns(dict[str, list[float]]):
 
     @property
     def median(self) -> float:
-        """The median time per call, in seconds."""
         return statistics.median(self["seconds"])
 
     def medians(self) -> dict[str, float]:

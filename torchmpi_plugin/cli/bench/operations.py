@@ -71,11 +71,7 @@ class Case:
 
 
 def raw_message(tensor: Tensor) -> list[object]:
-    """Return a tensor's memory with its datatype, the form that mpi4py reads fastest.
-
-    Raises:
-        TypeError: this MPI has no datatype for the tensor's.
-    """
+    """Return a tensor's memory with its datatype, as mpi4py reads it fastest; a TypeError if MPI has none for it."""
     bfloat16 = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL)
     datatype = {torch.float32: MPI.FLOAT, torch.bfloat16: bfloat16}[tensor.dtype]
     if datatype == MPI.DATATYPE_NULL:

@@ -31,11 +31,7 @@ _SIZE = re.compile(r"(\d+) ?([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes that ``text`` names.
-
-    Raises:
-        ValueError: ``text`` is no size, or it is zero.
-    """
+    """Return the number of bytes that ``text`` names; a ValueError if it is no size, or zero."""
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if size == 0:
@@ -113,7 +109,6 @@ class Row:
         return self.us[contestant] - self.us[RAW] if known else None
 
     def to_json(self, contestants: Sequence[str]) -> dict[str, Any]:
-        """Return the row with its ratios and differences as plain data."""
         return {
             "operation": self.operation,
             "dtype": self.dtype or None,
@@ -140,7 +135,6 @@ class Overlap:
         return 100 * self.wait_us / self.sync_us
 
     def to_json(self) -> dict[str, Any]:
-        """Return the times and the percentage as plain data."""
         return {**asdict(self), "percent": self.percent}
 
 
@@ -158,7 +152,6 @@ class Limit:
         return self.size / self.exchange_us / 1000
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
         return {**asdict(self), "gb_per_s": self.gb_per_s}
 
     def told(self, where: str, one_way: str = "") -> str:
@@ -221,7 +214,6 @@ class Report:
         return list(dict.fromkeys(lines))
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that is printed, and every single turn, as plain data."""
         return {
             "facts": self.facts,
             "settings": self.settings,

@@ -70,7 +70,6 @@ class Session:
         _finish(self.comm.Ibarrier())
 
     def settle(self) -> None:
-        """Wait for this rank's device, where it has one."""
         self.device.settle()
 
     def slowest(self, seconds: float) -> float:

@@ -37,7 +37,6 @@ _PTRACE_SCOPES = {"1": "of children only", "2": "by administrators only", "3": "
 
 
 def versions() -> dict[str, str]:
-    """The versions of what takes part."""
     found = {"mpiplus": _version("torchmpi-plugin"), "torch": _torch(), "mpi4py": _version("mpi4py")}
     missing = [name for name in ("_shim_int", "_shim_ptr") if find_spec(f"torchmpi_plugin.{name}") is None]
     if missing:

@@ -158,11 +158,7 @@ def _start(argv: list[str], counts: tuple[int | None, int | None, int | None], g
 
 
 def spec_of(argv: list[str], numbers: Numbers, given: Mapping[str, Any]) -> JobSpec:
-    """Describe the job by its options.
-
-    Raises:
-        click.UsageError: they contradict each other.
-    """
+    """Describe the job by its options; a UsageError where they contradict each other."""
     from ...jobs.spec import JobSpec
 
     env = {name.upper(): given[name] for name in ("master_addr", "master_port")}
@@ -284,11 +280,7 @@ def ineffective(given: Mapping[str, Any]) -> list[str]:
 def count_ranks(
     nproc: int | None, per_node: int | None, nnodes: int | None, hosts: str | None, hostfile: str | None
 ) -> Numbers:
-    """Return the number of ranks that the options ask for.
-
-    Raises:
-        click.UsageError: they do not say, or contradict each other.
-    """
+    """The number of ranks that the options ask for; a UsageError where they do not say, or contradict each other."""
     if nproc is not None and per_node is not None:
         raise click.UsageError("-n and --nproc-per-node exclude each other")
     if per_node is not None:

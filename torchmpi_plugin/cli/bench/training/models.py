@@ -79,12 +79,10 @@ class _Elsewhere(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inner: Tensor) -> Tensor:
-        """Return the same."""
         return inner.view_as(inner)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Sleep, and return the same."""
         time.sleep(SLEEP)
         return gradients[0]
 

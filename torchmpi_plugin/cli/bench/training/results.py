@@ -64,7 +64,6 @@ class Trained:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures, and every turn, as plain data."""
         turns = {"step": self.step, "alone": self.alone, **({"all_reduce": self.all_reduce} if self.all_reduce else {})}
         return {
             **{f"{name}_{what}": found for name, one in turns.items() for what, found in one.medians().items()},
@@ -111,7 +110,6 @@ class Row:
         return {f"{first}/{other}": speed[first] / speed[other] for other, first in comparisons(list(self.trained))}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as plain data."""
         return {
             "way": self.way,
             "model": self.model,
@@ -143,7 +141,6 @@ def _told(losses: Sequence[float]) -> str:
 
 
 def print_rows(console: Console, rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """Print all rows as one table, with what its columns mean, and the notes."""
     console.print("\ntraining, medians of the turns, times of the slowest rank")
     pairs = list(rows[0].ratios()) if rows else []
     if rows:

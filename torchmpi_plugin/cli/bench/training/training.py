@@ -84,11 +84,7 @@ def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torc
 def _measure(
     session: Session, alone_group: dist.ProcessGroup, way: Way, task: Task, dtype: str, repeats: int, seconds: float
 ) -> Row:
-    """Train one network in one way on all backends in turns.
-
-    Raises:
-        click.ClickException, RefusedError: see :func:`_check`.
-    """
+    """Train one network in one way on all backends in turns; raises what :func:`_check` does."""
     silent = filter(None, map(session.why_no_messages, session.groups if way.sends else ()))
     if way.most_ranks and session.size > way.most_ranks:
         raise RefusedError(f"{session.size} ranks are more than its {way.most_ranks} layers")

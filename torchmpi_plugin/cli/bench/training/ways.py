@@ -268,11 +268,7 @@ WAYS = (
 
 
 def choose(names: Sequence[str]) -> list[Way]:
-    """Return these ways; for no name, and for "all", all of them.
-
-    Raises:
-        click.BadParameter: there is no such way.
-    """
+    """Return these ways; for no name, and for "all", all of them. A BadParameter: there is no such way."""
     known = {way.name: way for way in WAYS}
     if not names or list(names) == ["all"]:
         return list(WAYS)
