@@ -257,11 +257,7 @@ def known() -> frozenset[str]:
 
 
 def unshared() -> str:
-    """The variable and value by which the user forbids shared memory; empty if none does.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
+    """The variable and value by which the user forbids shared memory, or empty; a ValueError for another value."""
     if not SHM.value():
         return f"{SHM.name}=0"
     return f"{COLLECTIVES.name}={MPI_ONLY}" if COLLECTIVES.value() == MPI_ONLY else ""

@@ -112,11 +112,7 @@ class _Backend:
         _open.discard(self)
 
     def split(self, store: dist.Store, ranks: list[int], opts: Any) -> Any:
-        """A backend of some of the ranks, made by these alone; called by torch's ``split_group``.
-
-        Raises:
-            NotImplementedError: this rank is not among them.
-        """
+        """A backend of some of the ranks, made by these alone, for torch's ``split_group``; raises on others."""
         part = splitting.part(self.group, store, ranks, opts.group_name or "split", opts._timeout)
         if part is None:  # torch 2.15 crashes where a backend in Python gives it no backend
             raise NotImplementedError(

@@ -44,11 +44,7 @@ class Tuning:
 
 
 def read(path: Path) -> Tuning:
-    """Return the content of a file.
-
-    Raises:
-        ValueError: it cannot be read, or is not such a file, or one of another version.
-    """
+    """Return the content of a file; a ValueError: it cannot be read, is no such file, or of another version."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

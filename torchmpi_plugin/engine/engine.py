@@ -250,11 +250,7 @@ _lock = threading.Lock()
 
 
 def start() -> Engine:
-    """The engine, started if need be.
-
-    Raises:
-        RuntimeError: this is a forked child, in which nothing may step an operation of its parent's.
-    """
+    """The engine, started if need be; a RuntimeError in a forked child, which may step nothing of its parent's."""
     global _engine  # noqa: PLW0603
     if runtime.forked:
         runtime.refuse_in_forked_child("an operation of mpiplus")

@@ -121,12 +121,7 @@ def _extra_seconds(group: Group) -> float:
 
 
 def reduction(group: Group, dtype: torch.dtype, op: Any, operation: str) -> Any:
-    """The C description of a reduction.
-
-    Raises:
-        TypeError: a dtype that cannot be reduced.
-        ValueError: an operation that makes no sense for it.
-    """
+    """The C description of a reduction; a TypeError: the dtype has none, a ValueError: that makes no sense for it."""
     kind = kind_of(op)
     code, operation_code = DTYPES.get(dtype), OPERATIONS.get(kind)
     if code is None or operation_code is None:

@@ -48,11 +48,7 @@ class Writer:
         return self._given - self._written
 
     def write(self, stream: TextIO, text: str) -> None:
-        """Have text written.
-
-        Raises:
-            OSError: the reader of what came before has gone away.
-        """
+        """Have text written; an OSError: the reader of what came before has gone away."""
         self.check()
         if not self.is_patient and self.waiting > _DROP_BYTES:
             self.unread += len(text)

@@ -49,11 +49,7 @@ class JobSpec:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The number of ranks on each node.
-
-        Raises:
-            ValueError: the numbers do not go together, or several ranks would write to one file.
-        """
+        """Ranks on each node; a ValueError: the numbers do not go together, or ranks would write to one file."""
         if self.nproc < 1 or (self.nnodes is not None and self.nnodes < 1):
             raise ValueError("a job has at least one rank and one node")
         layout = lay_out(self.nproc, self.nnodes, self.hosts, self.hostfile)

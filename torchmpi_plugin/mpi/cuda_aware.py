@@ -63,11 +63,7 @@ def detect(library: ctypes.CDLL, version: str, environment: Mapping[str, str]) -
 
 
 def asked_for(option: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the user's choice of :data:`settings.CUDA_PATHS`, and where that was made.
-
-    Raises:
-        ValueError: a value of the variable that is not allowed.
-    """
+    """Return the user's choice of :data:`settings.CUDA_PATHS`, and where that was made; a ValueError: it is none."""
     value, place = (option, "Options(cuda=...)") if option else (settings.CUDA.value(environment), settings.CUDA.name)
     return value, place if value != "auto" else ""
 

@@ -57,11 +57,7 @@ def revoke(comm: Any) -> None:
 
 
 def without_the_dead(comm: Any, timeout: timedelta) -> Any:
-    """``MPI_Comm_shrink``, which has no deadline of its own.
-
-    Raises:
-        DistBackendError: the other survivors did not come in time, or MPI failed.
-    """
+    """``MPI_Comm_shrink``, with a deadline; a DistBackendError: other survivors did not come in time, or MPI failed."""
     try:
         return runtime.within(timeout.total_seconds(), comm.Shrink)
     except TimeoutError:

@@ -269,11 +269,7 @@ def within(seconds: float, call: Callable[[], T], look: Callable[[], Exception |
 
 @functools.cache
 def shim() -> Shim:
-    """Load the shim for this MPI's kind of handle and tell it the MPI's constants.
-
-    Raises:
-        RuntimeError: the shim and the library that mpi4py loaded do not fit.
-    """
+    """Load the shim for this MPI's kind of handle, and tell it MPI's constants; a RuntimeError: the two do not fit."""
     return _load_shim(mpi())
 
 

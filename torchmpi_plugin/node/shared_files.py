@@ -26,11 +26,7 @@ def share(descriptor: int, length: int) -> Share:
 
 
 def open_share(pid: int, offered: Share) -> int:
-    """A descriptor of the file that another process has open.
-
-    Raises:
-        OSError: it cannot be seen, or may not be opened, from here.
-    """
+    """A descriptor of the file that another process has open; an OSError where it cannot be seen or opened."""
     path = f"/proc/{pid}/fd/{offered.descriptor}"
     # One node by name need not mean one table of processes: containers may each have their own, where the path leads
     # to another file, or to none.

@@ -35,11 +35,7 @@ def directory() -> Path:
 
 
 def make_directory() -> Path:
-    """The directory, made if need be, and safe.
-
-    Raises:
-        OSError: it cannot be made, or others could have put something there.
-    """
+    """The directory, made if need be; an OSError: it cannot be made, or others could have put something there."""
     path = directory()
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -48,12 +44,7 @@ def make_directory() -> Path:
 
 
 def check(path: Path) -> None:
-    """See that only this user can have put something there.
-
-    Raises:
-        PermissionError: others could.
-        FileNotFoundError: there is no such directory.
-    """
+    """A PermissionError where others could have put something there, a FileNotFoundError where it is not."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(f"{path} is no directory of this user's alone (mode 0700)")
@@ -65,11 +56,7 @@ def state_of(process: int) -> str:
 
 
 def all_sockets() -> list[RankSocket]:
-    """Of all ranks, by job and rank. Those that nobody listens to any more are removed.
-
-    Raises:
-        PermissionError: others could have put something there.
-    """
+    """Of all ranks, by job and rank; those that nobody listens to are removed. A PermissionError: see :func:`check`."""
     path = directory()
     try:
         check(path)
@@ -99,11 +86,7 @@ def _is_listened_to(path: Path) -> bool:
 
 
 def socket_of(job: str, rank: int) -> Path:
-    """The path for this process, where nothing is.
-
-    Raises:
-        OSError: the directory cannot be made, or is not safe.
-    """
+    """The path for this process, where nothing is; an OSError: the directory cannot be made, or is not safe."""
     path = make_directory() / f"{job}.{rank}.{os.getpid()}.sock"
     path.unlink(missing_ok=True)
     return path

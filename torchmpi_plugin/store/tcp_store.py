@@ -121,11 +121,7 @@ class Members:
         return comm
 
     def introduce(self, rank: int) -> list[_Process]:
-        """Return who they are, with this one as ``rank``.
-
-        Raises:
-            DistBackendError: ranks that do not come or were given twice.
-        """
+        """Return who they are, this one as ``rank``; a DistBackendError: some do not come, or were given twice."""
         hostname = socket.gethostname()
         words = self.all_gather([*protocol.this(hostname), rank, node.identity(), os.getpid()])
         if different := protocol.disagreement([protocol.Build(*of_rank[:3]) for of_rank in words]):

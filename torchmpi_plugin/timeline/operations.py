@@ -74,12 +74,7 @@ _ARROW_NS = 10_000
 
 
 def in_directory(directory: Path) -> Job:
-    """The latest job whose ranks have recorded there.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: their files are damaged.
-    """
+    """The latest job whose ranks have recorded there; a FileNotFoundError: none has, a ValueError: it is damaged."""
     jobs = rows.jobs_in(directory)
     if not jobs:
         raise FileNotFoundError(f"{directory} has no calls of ranks that ran with MPIPLUS_TIMELINE={directory}")

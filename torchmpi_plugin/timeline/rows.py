@@ -112,11 +112,7 @@ def parse(lines: str, rows: np.ndarray[Any, Any]) -> Recorded:
 
 
 def answered(text: str) -> Recorded:
-    """Parse the answer of a running rank: see ``diagnosis/flight_recorder.py``.
-
-    Raises:
-        ValueError: it has no rows, or was cut off.
-    """
+    """Parse the answer of a running rank (``flight_recorder.last_operations``); a ValueError if it was cut off."""
     lines, _, last = text.strip().rpartition("\n")
     return parse(lines, np.array([tuple(row) for row in json.loads(last)["rows"]], ROW))
 
@@ -151,10 +147,6 @@ def jobs_in(directory: Path) -> dict[str, list[Path]]:
 
 
 def read(path: Path) -> Recorded:
-    """The rank whose text file this is.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """The rank whose text file this is; an OSError or a ValueError: it cannot be read."""
     ring = path.with_suffix(".calls").read_bytes()
     return parse(path.read_text(), np.frombuffer(ring[: len(ring) // ROW.itemsize * ROW.itemsize], ROW))

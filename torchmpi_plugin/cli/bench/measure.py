@@ -74,11 +74,7 @@ def calls_per_block(call: Call, block_seconds: float, ranks: Ranks) -> int:
 
 
 def take_turns(contestants: Mapping[str, Call], repeats: int, block_seconds: float, ranks: Ranks) -> dict[str, Turns]:
-    """Time contestants in turns, of which each round begins with another one.
-
-    Returns:
-        The turns of each contestant, under its name; the same on every rank.
-    """
+    """Time contestants in turns, each round beginning with another one; the turns by name, the same on every rank."""
     calls = {name: calls_per_block(call, block_seconds, ranks) for name, call in contestants.items()}
     turns = {name: Turns({what: [] for what in ("seconds", *used())}) for name in contestants}
     names = list(contestants)
