@@ -96,8 +96,7 @@ def _probe(comm: Any, device: torch.device) -> str:
     received = torch.full_like(sent, -1)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # MPI knows no streams
-    length = sent.numel() * sent.element_size()
-    buffers = [mpi.buffer.fromaddress(tensor.data_ptr(), length) for tensor in (received, sent)]
+    buffers = [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes) for tensor in (received, sent)]
     try:
         requests = [comm.Isend([buffers[1], mpi.BYTE], right, _PROBE_TAG)]
         until = time.monotonic() + _PROBE_SECONDS

@@ -89,11 +89,6 @@ def compute_and_broadcast(fn: Callable[[], T], rank: int = 0, group: dist.Proces
     return _share(doing, fn, groups.find_root(rank, members.ranks), members)
 
 
-def _check_size(world_size: int | None, size: int) -> None:
-    if world_size not in (None, 1, size):
-        raise ValueError(f"world_size is {world_size}, but the group has {counted(size, 'rank')}; leave it out")
-
-
 def _gather(doing: str, attempt: Attempt, root: int, members: groups.Members) -> list[Any] | None:
     messages = dict(zip(members.ranks, gather(attempt.message, members, root), strict=True))
     others = [rank for rank in members.ranks if rank != root] if members.rank == root else []
@@ -132,7 +127,9 @@ def gather_from_all_ranks(
     doing = "gather_from_all_ranks"
     members = groups.find(group, doing)
     try:
-        _check_size(world_size, members.size)
+        if world_size not in (None, 1, members.size):
+            size = counted(members.size, "rank")
+            raise ValueError(f"world_size is {world_size}, but the group has {size}; leave it out")
         root = groups.find_root(rank, members.ranks)
     except ValueError as error:
         # Ranks whose arguments are right wait for this one.

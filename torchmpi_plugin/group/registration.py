@@ -13,7 +13,7 @@ from ..engine import engine
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..node.shared_files import Share
-from ..tensors import allocation, arguments
+from ..tensors import allocation
 
 if TYPE_CHECKING:
     from ..node.processes import Process
@@ -89,7 +89,7 @@ class Registration:
         self.peers: list[Peer] = []
         self.takes_messages = True
         self.works: weakref.WeakSet[Any] = weakref.WeakSet()
-        length = arguments.bytes_of(tensor)
+        length = tensor.nbytes
         self.closed = True
         self.handle: int = self._lib.mpp_window_new(group, number, tensor.data_ptr(), length, counters.data_ptr())
         if not self.handle:

@@ -22,7 +22,7 @@ from .launcher_process import SECONDS as _LAUNCHER_SECONDS
 from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into
 from .outcome import Ending, RankRecord
-from .output import Terminal, Writer, without_torchs_prefix
+from .output import Terminal, without_torchs_prefix
 from .signals import ENDING, FORWARDED, caught
 from .spec import JobSpec
 from .stderr import Tracebacks
@@ -75,6 +75,7 @@ class JobMonitor:
         self._spec, self._layout = spec, spec.layout
         self._tells_of_deaths = tells_of_deaths(spec.mpi_args)
         self._terminals = dict(zip((STDOUT, STDERR), terminals, strict=True))
+        self._writers = {terminal.writer for terminal in terminals}
         self._secret = secrets.token_hex(16)
         self._channels: set[Channel] = set()
         self._members: dict[int, Member] = {}
@@ -116,7 +117,7 @@ class JobMonitor:
         finally:
             await self._process.close()
             self.ending.noise = self._process.noise
-            for writer in self._writers():
+            for writer in self._writers:
                 writer.close()
 
     def _look(self) -> None:
@@ -134,7 +135,7 @@ class JobMonitor:
         has_ended = self._given_up or (self._process.is_quiet and all_gone)
         if has_ended and self._all_written():
             self._over.set_result(None)
-        elif has_ended or self._held or any(writer.waiting for writer in self._writers()):
+        elif has_ended or self._held or any(writer.waiting for writer in self._writers):
             self._look_again.set(_WRITING_SECONDS)
 
     # ---- the supervisors ----
@@ -262,15 +263,11 @@ class JobMonitor:
         if self._tracebacks.holding:
             self._name_others.set(_OTHERS_SECONDS)
 
-    def _writers(self) -> set[Writer]:
-        return {terminal.writer for terminal in self._terminals.values()}
-
     def _look_at_the_reader(self) -> None:
         """Have the ranks wait for who reads their output, as in a pipe; not once the job is being ended."""
-        writers = self._writers()
-        for writer in writers:
+        for writer in self._writers:
             writer.check()
-        held = not self._closing and any(writer.is_full(self._held) for writer in writers)
+        held = not self._closing and any(writer.is_full(self._held) for writer in self._writers)
         if held != self._held:
             self._held = held
             for member in self._members.values():
@@ -284,9 +281,9 @@ class JobMonitor:
             self._say_who_else(at_once=True)
             for terminal in self._terminals.values():
                 terminal.finish()
-        self.ending.unread = sum(writer.unread + writer.waiting for writer in self._writers())
+        self.ending.unread = sum(writer.unread + writer.waiting for writer in self._writers)
         is_patient = not self._closing or now < max(self._read_until, self._ended_at + _READER_SECONDS)
-        return not is_patient or not any(writer.waiting for writer in self._writers())
+        return not is_patient or not any(writer.waiting for writer in self._writers)
 
     # ---- ends ----
 
@@ -325,7 +322,7 @@ class JobMonitor:
         """From now on the job ends, and nobody waits for a reader of its output longer than that takes."""
         self._closing = True
         self._read_until = min(self._read_until, self._loop.time() + self._spec.grace)
-        for writer in self._writers():
+        for writer in self._writers:
             writer.is_patient = False
 
     def _fail(self, text: str) -> None:

@@ -74,11 +74,6 @@ def named_nodes(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> l
     return parse_nodes(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
 
 
-def allocation(environment: Mapping[str, str]) -> str:
-    """Find the batch system whose allocation this is, or an empty text."""
-    return next((batch.name for batch in BATCH_SYSTEMS if environment.get(batch.mark)), "")
-
-
 def _listed(variable: str, environment: Mapping[str, str]) -> list[str]:
     """The words in a file that a variable names."""
     try:
@@ -118,15 +113,15 @@ def lay_out(
         raise ValueError("give the nodes on the command line or in a hostfile, not both")
     named = named_nodes(hosts, hostfile)
     ranks = nproc * (nnodes or 1)
-    batch = allocation(environment)
+    is_allocation = any(environment.get(batch.mark) for batch in BATCH_SYSTEMS)
     if named:
         spread = _spread(named, nproc, nnodes)
         here = len(spread) == 1 and node.is_local(spread[0][0])
         return Layout(ranks, nproc if nnodes else None, nnodes, spread, len(spread) == 1, here)
-    if nnodes and nnodes > 1 and not batch:
+    if nnodes and nnodes > 1 and not is_allocation:
         raise ValueError(f"{nnodes} nodes, but which? Name them (--hosts h1,h2), or run inside a batch allocation")
-    one_node = not batch or environment.get("SLURM_JOB_NUM_NODES") == "1" or nnodes == 1
-    return Layout(ranks, nproc if nnodes else None, nnodes, (), one_node, not batch)
+    one_node = not is_allocation or environment.get("SLURM_JOB_NUM_NODES") == "1" or nnodes == 1
+    return Layout(ranks, nproc if nnodes else None, nnodes, (), one_node, not is_allocation)
 
 
 def _spread(named: Sequence[Node], nproc: int, nnodes: int | None) -> list[tuple[str, int]]:

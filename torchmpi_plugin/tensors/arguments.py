@@ -125,11 +125,6 @@ def all_of(finishes: Sequence[Finish]) -> Finish:
     return finish_all
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
-    """The length of a contiguous tensor in memory."""
-    return tensor.numel() * tensor.element_size()
-
-
 #: Addresses and lengths in bytes, one of each per rank; a rank with length 0 is left out.
 Blocks = tuple[list[int], list[int]]
 
@@ -137,7 +132,7 @@ Blocks = tuple[list[int], list[int]]
 def blocks_of(tensors: Sequence[torch.Tensor | None]) -> Blocks:
     """Contiguous tensors, one per rank; None where there is none."""
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    return addresses, [0 if tensor is None else bytes_of(tensor) for tensor in tensors]
+    return addresses, [0 if tensor is None else tensor.nbytes for tensor in tensors]
 
 
 def check_peer(peer: int, size: int, operation: str) -> int:

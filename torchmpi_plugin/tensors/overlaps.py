@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .arguments import Finish, all_of, bytes_of, writable
+from .arguments import Finish, all_of, writable
 
 #: The first byte of a tensor's elements, and the one after the last; gaps lie within.
 Span = tuple[int, int]
@@ -30,7 +30,7 @@ def span_of(tensor: torch.Tensor) -> Span:
     """Of no length where there are no elements."""
     begin = tensor.data_ptr()
     if not tensor.numel() or tensor.is_contiguous():
-        return begin, begin + bytes_of(tensor)
+        return begin, begin + tensor.nbytes
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
 

@@ -159,4 +159,3 @@ class Task:
 CNN = Task("CNN", convolutional_network, _images, samples=16, learning_rate=0.05)
 TRANSFORMER = Task("transformer", Transformer, _text, samples=4, learning_rate=0.1)
 SLEEPER = Task("sleeper", Sleeper, _numbers, samples=1, learning_rate=1e-7)
-TASKS = (CNN, TRANSFORMER, SLEEPER)
