@@ -59,6 +59,7 @@ NEEDS = (
     Need(f"{C10D}:Work.boxed", OLDEST, "torch.ops.c10d on a group of mpiplus; tensors without memory"),
     Need(f"{C10D}:_resolve_process_group", OLDEST, "functional collectives that C++ cannot carry out"),
     Need(f"{C10D}:_register_work", OLDEST, "functional collectives that C++ cannot carry out"),
+    Need(f"{C10D}:_allow_inflight_collective_as_graph_input", OLDEST, "compiled code that waits for earlier calls"),
     Need("torch.autograd.profiler:profile._parse_kineto_results", OLDEST, "events in another backend's name"),
     Need("torch._C._profiler:_RecordFunctionFast", OLDEST, "events of torch's profiler with sizes"),
     Need(f"{C10D}:ReduceOp.__getstate__", OLDEST, "the factor of PREMUL_SUM"),

@@ -246,11 +246,17 @@ static calls_object *calls_of(PyObject *self) { /* a new reference; NULL, withou
     return NULL;
 }
 
-static int is_special(const calls_object *g) {
-    PyObject *profiled = bridge_state.is_ready ? PyObject_CallNoArgs(bridge_state.is_profiled) : NULL;
-    int is_plain = profiled == Py_False && !g->python_only && is_unset(g->broken) && is_unset(g->coalescing) &&
-                   PyList_Size(g->extensions) == 0;
-    Py_XDECREF(profiled);
+static int is_false(PyObject *function) {
+    PyObject *answer = PyObject_CallNoArgs(function);
+    Py_XDECREF(answer); /* True and False are never freed */
+    return answer == Py_False;
+}
+
+static int is_special(const call *c) {
+    const calls_object *g = c->group;
+    int is_plain = bridge_state.is_ready && is_false(bridge_state.is_profiled) &&
+                   (c->sync || is_false(bridge_state.is_registering)) && !g->python_only && is_unset(g->broken) &&
+                   is_unset(g->coalescing) && PyList_Size(g->extensions) == 0;
     if (!is_plain) PyErr_Clear();
     return !is_plain;
 }
@@ -303,7 +309,7 @@ static PyObject *follow(const call *c, PyObject *work) {
 }
 
 static PyObject *run(call *c) {
-    c->is_special = c->is_special || is_special(c->group) || (c->device && c->device != Py_None);
+    c->is_special = c->is_special || is_special(c) || (c->device && c->device != Py_None);
     if (!c->is_special) return start(c);
     PyObject *said = prepare(c);
     PyObject *work = said ? follow(c, start(c)) : NULL;

@@ -154,11 +154,12 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     unsigned long long address;
     PyObject *capsule, *types, *samples, *operations;
     mpp_bridge_state told = bridge_state;
-    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOO!O!OO!O!OOOOO)", &address, &capsule, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "KOO!O!O!(OOOOOOO!O!OO!O!OOOOO)", &address, &capsule, &PyTuple_Type, &types,
                           &PyDict_Type, &samples, &PyDict_Type, &operations, &told.work, &told.pending, &told.lock,
-                          &told.is_profiled, &told.modes, &PyDict_Type, &told.recorder, &PyDict_Type, &told.registry,
-                          &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type, &told.front_end, &told.plain,
-                          &told.prepare, &told.follow, &told.premul_factor, &told.reduction))
+                          &told.is_profiled, &told.is_registering, &told.modes, &PyDict_Type, &told.recorder,
+                          &PyDict_Type, &told.registry, &told.watch, &PyTuple_Type, &told.not_the_users, &PyTuple_Type,
+                          &told.front_end, &told.plain, &told.prepare, &told.follow, &told.premul_factor,
+                          &told.reduction))
         return NULL;
     const mpp_entries *entries = (const mpp_entries *)(uintptr_t)address;
     if (entries->size != sizeof *entries)

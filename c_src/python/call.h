@@ -140,7 +140,7 @@ int mpp_lists_are_apart(const mpp_tensors *read, const mpp_tensors *written);
 /* What the bridge was told of Python's side (bridge_module.c); all zero before. */
 typedef struct {
     PyObject *calls, *call, *method, *plain, *work, *pending, *lock; /* types */
-    PyObject *is_profiled;                                           /* of this thread: a function */
+    PyObject *is_profiled, *is_registering;                          /* of this thread, of all: functions */
     PyObject *modes;               /* how many TorchDispatchModes it has entered: a function */
     PyObject *recorder, *registry; /* dictionaries: of a module, and the engine's */
     PyObject *last;                /* of all groups' calls the record of the last */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -91,6 +92,25 @@ def test_a_work_from_an_operator_outlives_its_call(group, world) -> None:
     for work, tensor in zip(works, tensors, strict=True):
         finished(work)
         assert tensor.unique().tolist() == [1.0]
+
+
+def test_wait_tensor_waits_for_calls_before_compiled_code(channel, group, world) -> None:
+    """Rank 0 begins two on one storage, and the others only after that; who waits for a Work leaves the other one."""
+    count = torch._C._distributed_c10d._get_work_registry_size
+    tensor, before = torch.full((2, 1 << 16), world.rank + 1.0), count()
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        if world.rank:
+            channel.Barrier()
+        works = [dist.all_reduce(row, group=group, async_op=True) for row in tensor]
+        if not world.rank:
+            assert count() == before + 2
+            channel.Barrier()
+    works[0].wait()
+    torch.ops._c10d_functional.wait_tensor(tensor)
+    assert tensor.unique().tolist() == [world.size * (world.size + 1) / 2] and count() <= before
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    while count() > before:  # not kept for ever, though taken out by whichever thread completes it
+        time.sleep(0.001)
 
 
 def test_other_groups_keep_their_operators(gloo, group, world) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import operations, torch_internals, torch_operators
+from ..group import work_registry
 from ..group.forms import FORMS
 from ..group.process_group import ProcessGroupMPI
 from ..tensors.arguments import ArgumentError
@@ -55,31 +56,6 @@ class _Issued(threading.local):
 issued = _Issued()
 
 
-class _Holder(dist.ProcessGroup):
-    """Gives Works to C++.
-
-    C++ keeps the C++ half of an object alone. What a process group in Python returns to it is held whole, so each Work
-    takes that way: as that of a barrier which there is not.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0, 1)  # type: ignore[call-arg]
-        self._handed = threading.local()
-
-    def barrier(self, opts: Any) -> Any:
-        """Called by C++, in :meth:`hold`."""
-        return self._handed.work
-
-    def hold(self, work: Any) -> Any:
-        """A Work of C++'s that keeps one of ours, and asks it."""
-        self._handed.work = work
-        try:
-            return dist.ProcessGroup.barrier(self, dist.distributed_c10d.BarrierOptions())
-        finally:
-            del self._handed.work
-
-
-_holder = functools.cache(_Holder)
 #: Of the ranks that still take part in DDP's ``join()``: begun in the forward pass, waited for in the backward pass.
 _SET_FORWARD_WORK = f"{torch_internals.C10D}:Reducer._set_forward_pass_work_handle"
 
@@ -89,7 +65,7 @@ def _held_by(take: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(take)
     def take_held(reducer: Any, work: Any, *how: Any) -> None:
-        take(reducer, work if type(work) is dist.Work else _holder().hold(work), *how)
+        take(reducer, work if type(work) is dist.Work else work_registry.hold(work), *how)
 
     return take_held
 
@@ -157,7 +133,7 @@ def _put(namespace: str, operator: str, ours: Callable[..., Any]) -> None:
 
 
 def _carry_out(operator: str, schema: Any, _: Any, group: ProcessGroupMPI, *arguments: Any) -> Any:
-    held = _holder().hold(issued.note(_begin(group, operator, schema, arguments))).boxed()
+    held = work_registry.hold(issued.note(_begin(group, operator, schema, arguments))).boxed()
     return (arguments[0], held) if len(schema.returns) > 1 else held
 
 
@@ -183,12 +159,12 @@ def _all_gather_out(_schema: Any, torchs: Callable[[], Any], *_: Any) -> Any:
 
 
 def _batch_p2p(_schema: Any, _torchs: Any, group: ProcessGroupMPI, *arguments: Any) -> list[torch.Tensor]:
-    results, register = [], torch_internals.find(f"{torch_internals.C10D}:_register_work")
+    results = []
     for name, peer, tag, tensor in zip(*arguments[:4], strict=True):
         sends = name == "isend"
         work = (group.send if sends else group.recv)([tensor], peer, tag)
         result = tensor.new_empty(0) if sends else tensor
-        register(result, _holder().hold(work))  # which wait_tensor of the result waits for
+        work_registry.register(result, work_registry.hold(work))  # which wait_tensor of the result waits for
         results.append(result)
     return results
 

@@ -31,7 +31,7 @@ from ..engine import engine, profiling
 from ..engine.work import PendingWork, Work
 from ..mpi import runtime
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
-from . import coalesced, forms, registration, splitting, starting, statistics, windows
+from . import coalesced, forms, registration, splitting, starting, statistics, windows, work_registry
 from .group import Group
 from .operands import METHODS, Method, Plain
 
@@ -56,7 +56,8 @@ def _connect(started: engine.Engine) -> None:
         if dtype != torch.complex32  # torch warns of it
     }
     objects = (
-        *(Work, PendingWork, threading.RLock, profiling.wanted, forms.modes, vars(flight_recorder)),
+        *(Work, PendingWork, threading.RLock),
+        *(profiling.wanted, work_registry.wanted, forms.modes, vars(flight_recorder)),
         *(started._registry, started.watch, frames.NOT_THE_USERS),
         *(_front_end(), Plain, starting.prepare, starting.follow, premul_factor, starting.reduction),
     )

@@ -1,8 +1,8 @@
 """Python's part in a call before it begins, and in its Work.
 
 C reads, counts, records and starts every call, and makes its Work (c_src/python/bridge.c). It asks :func:`prepare`
-where the group or the thread is special: it collects calls, is out of step, has got more time, is profiled;
-and where tensors are on a device.
+where the group or the thread is special: it collects calls, is out of step, has got more time, is profiled,
+puts what it begins into torch's registry; and where tensors are on a device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..errors import DistBackendError
 from ..mpi import runtime
 from ..tensors import arguments, device
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, kind_of, premul_factor
+from . import work_registry
 from .device_reductions import halves_of, stage
 from .group import Group
 
@@ -95,6 +96,8 @@ def follow(group: Group, operation: str, work: Work, tensors: list[torch.Tensor]
         _extra_seconds(group)  # forgets those that are over
     if profiling.events:
         profiling.end(work)
+    if not work.finished and work_registry.wanted():
+        work_registry.enter(work, tensors)
     if calls.coalescing is not None:
         calls.coalescing.append((work, [] if operation == "send" else tensors))
 
