@@ -46,6 +46,9 @@ class Group:
     def failure_of(self, call: Any) -> Exception:
         return DistBackendError("failed in C")
 
+    def why_aborted(self) -> str:
+        return "was aborted"
+
     def gave_up(self, call: Any) -> None:
         pass
 

@@ -286,7 +286,7 @@ class PendingWork(Work):
 
     def abandon_aborted(self) -> None:
         """The group was aborted while this waited."""
-        if self._abandon(DistBackendError(f"{self}: the group was aborted")):
+        if self._abandon(DistBackendError(f"{self}: {self.group.why_aborted()}")):
             self.resolve()
 
     def check_deadline(self) -> None:

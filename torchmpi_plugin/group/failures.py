@@ -50,7 +50,7 @@ def failure_of(group: Any, work: PendingWork) -> Exception:
         name, where = work.call.operation, first[0] - 1 if first[0] else group.rank()
         return DistBackendError(f"{name}: {device.error_text(lib, ffi, code[0])} on rank {where} ({particulars})")
     if failure == lib.MPP_FAILURE_CANCELLED:
-        return work.if_cancelled or DistBackendError(f"{particulars}: {group._calls.broken or 'cancelled'}")
+        return work.if_cancelled or DistBackendError(f"{particulars}: {group.why_aborted()}")
     return _failure_in_mpi(group, work, particulars, code[0])
 
 

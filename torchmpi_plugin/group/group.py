@@ -259,6 +259,11 @@ class Group(dist.ProcessGroup):
             if flight_recorder.current is not None:
                 flight_recorder.current.write_after_failure()
 
+    def why_aborted(self) -> str:
+        """What is said of calls that waited when the group was aborted: what had failed before, if that is known."""
+        after = "" if self._failure is None else f"; before that: {self._failure}"
+        return f"{self._calls.broken or 'the group was aborted'}{after}"
+
     def get_error(self) -> Any:
         """c10d's ErrorType of the last failure: SUCCESS, TIMEOUT, REMOTE_ERROR (a rank died) or COMM_ERROR."""
         kinds = torch_internals.find(f"{torch_internals.C10D}:ErrorType")
@@ -364,5 +369,5 @@ class Group(dist.ProcessGroup):
         """Free everybody who waits in this group on this rank; no operation can follow."""
         runtime.refuse_in_forked_child("abort")
         self.run_abort_hooks()
-        self._calls.broken = f"{self.label} was aborted"
+        self._calls.broken = self._calls.broken or f"{self.label} was aborted"
         self._lib.mpp_group_abort(self._handle)
