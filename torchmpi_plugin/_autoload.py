@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import forks as forks
 from . import settings, torch_internals
 from .names import BACKEND
 

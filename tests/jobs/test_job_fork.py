@@ -49,6 +49,26 @@ def test_a_child_with_a_world_of_its_own(job: Job) -> None:
     job.start(job.installation.command(2, ["-c", OWN_WORLD]), None).succeeded(2)
 
 
+MPI_BEFORE = """
+import os, torch.distributed as dist
+from mpi4py import MPI
+if not (child := os.fork()):
+    try:
+        dist.init_process_group("mpiplus")
+    except RuntimeError as error:
+        os._exit(7 if "forked from an MPI rank" in str(error) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+dist.init_process_group("mpiplus")
+print(f"[{dist.get_rank()}] end")
+"""
+
+
+@pytest.mark.fresh("children of a process that was not forked itself")
+def test_a_child_of_a_rank_that_has_only_mpi(job: Job) -> None:
+    """It is no rank either, though nothing of mpiplus was there when it was forked."""
+    job.start(job.installation.command(2, ["-c", MPI_BEFORE]), None).succeeded(2)
+
+
 @pytest.mark.fresh("children of a process that was not forked itself")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_come_to_init(job: Job, method: str) -> None:

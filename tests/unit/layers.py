@@ -21,7 +21,7 @@ _NAME = PACKAGE.name
 GROUND, ENTRY = "the ground", "the entry"
 LOOSE = {
     GROUND: (
-        *("names", "errors", "flavours", "operations", "options", "protocol", "seconds", "settings"),
+        *("names", "errors", "flavours", "forks", "operations", "options", "protocol", "seconds", "settings"),
         *("torch_internals", "torch_operators"),
     ),
     ENTRY: ("__init__", "_autoload"),
@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "node": ("settings",),
     "launchers": ("flavours", "names", "settings", "node"),
     "tensors": ("names", "operations", "settings", "torch_internals", "node"),
-    "mpi": ("errors", "flavours", "names", "settings", "node", "launchers", "tensors"),
+    "mpi": ("errors", "flavours", "forks", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
     "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
     "engine": ("names", "errors", "operations", "torch_internals", "tensors", "mpi"),
@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("flavours", "names", "operations", "options", "seconds", "settings"),
         *("node", "launchers", "mpi", "communicator", "timeline", "jobs"),
     ),
-    ENTRY: ("errors", "names", "options", "settings", "torch_internals", "api"),
+    ENTRY: ("errors", "forks", "names", "options", "settings", "torch_internals", "api"),
 }
 
 #: The folders of c_src, bottom first: a file may include and call what is in its own folder or in one before it.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .. import settings
+from .. import forks, settings
 from ..flavours import Flavour, flavour_of
 from ..launchers import variables as launchers
 from ..names import log
@@ -45,14 +45,13 @@ we_finalize = False
 #: The shim's functions, once they are loaded.
 _lib: Lib | None = None
 
-#: True in a process forked from one in which MPI runs: MPI must not be touched there.
-forked = False
+#: As :mod:`forks` has it.
+forked = forks.forked
 
 
 def _after_fork_in_child() -> None:
     global forked  # noqa: PLW0603
-    module = sys.modules.get("mpi4py.MPI")
-    forked = forked or (module is not None and module.Is_initialized() and not module.Is_finalized())
+    forked = forks.forked
     if forked and _lib is not None:
         _lib.mpp_note_fork()
 
