@@ -50,15 +50,9 @@ def segment_size(lib: Lib, places: Sequence[Place], here: int, choice: Choice = 
 
 
 class Segment:
-    """A file without a name in /dev/shm, mapped by all ranks of a node; or memory that only this process has.
+    """A file without a name in /dev/shm, mapped by all ranks of a node; descriptor -1: memory of this process alone.
 
-    C maps it: Python's mmap keeps a descriptor of its own open as long as the memory.
-
-    Args:
-        descriptor: of the file; -1: memory of this process's own.
-
-    Raises:
-        OSError: it cannot be mapped.
+    C maps it: Python's mmap keeps a descriptor of its own open as long as the memory. An OSError if that fails.
     """
 
     def __init__(self, lib: Lib, ffi: FFI, descriptor: int, size: int) -> None:

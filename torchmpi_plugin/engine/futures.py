@@ -102,11 +102,7 @@ def is_typed(tensors: Tensors) -> bool:
 
 
 class TypedFuture:
-    """The two ends of one that C++ can read.
-
-    Attributes:
-        future: resolves to the tensors, or to a RuntimeError with the failure's text.
-    """
+    """The two ends of one that C++ can read; ``future`` becomes the tensors, or a RuntimeError of the same text."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._done: futures.Future[int] = futures.Future()

@@ -27,11 +27,7 @@ Tensors = list[torch.Tensor]
 def _each(
     group: Group, method: str, calls: Sequence[tuple[Any, ...]], memories: Sequence[Memory], bound: bool = False
 ) -> list[Work]:
-    """A method's calls, with the memory of their results where that is settled.
-
-    Args:
-        bound: a group with hooks of torch's runs them for each.
-    """
+    """A method's calls, with the memory of results where that is settled; if ``bound``, with torch's hooks for each."""
     one = METHODS[method]
     if not memories:
         return [getattr(group, method)(*call) if bound else one.first_form(group, *call) for call in calls]

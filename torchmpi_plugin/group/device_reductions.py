@@ -63,10 +63,8 @@ def suits(tensor: torch.Tensor, nbytes: int, how: Any, longest_staged: int | Non
     """Return whether a reduction of ``nbytes`` on this rank is done here rather than staged. All ranks find the same.
 
     What torch has no kernels for, or none that agree with mpiplus's own arithmetic, is staged; and so is PREMUL_SUM:
-    each rank has its own factor, which the one that combines the blocks does not know.
-
-    Args:
-        longest_staged: bytes that are staged all the same, as the group has chosen (choice.SELECTION); None: all are.
+    each rank has its own factor, which the one that combines the blocks does not know. Up to ``longest_staged`` bytes
+    are staged all the same, as the group has chosen (choice.SELECTION); None: all are.
     """
     if tensor.is_cpu or longest_staged is None or nbytes <= longest_staged or how.has_premul:
         return False
@@ -87,10 +85,8 @@ def combine(
     """Reduce equally long tensors elementwise, in their order; ``target`` may be one of them.
 
     With mpiplus's own arithmetic (``mpp_reduce`` of arith/reduce.h): narrow floats are computed in float32 and rounded
-    once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero.
-
-    Args:
-        spaces: of :func:`spaces_for`; none: they are made now.
+    once, integers wrap, NaN wins in MIN and MAX, averages of integers are truncated toward zero. The spaces are of
+    :func:`spaces_for`, and made now where there are none.
     """
     spaces = spaces or spaces_for(target, len(sources))
     if target.dtype in _COMPLEX:  # sums of parts

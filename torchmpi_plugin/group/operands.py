@@ -237,11 +237,7 @@ def _copied(buffer: torch.Tensor, others: Tensors, operation: str, finish: Finis
 
 
 def _joined(group: Group, tensors: Tensors, op: Any) -> torch.Tensor:
-    """The tensors of a rank reduced to one, still to be reduced with those of others. AVG divides by the ranks only.
-
-    Raises:
-        TypeError, ValueError: they are not alike, or not in host memory.
-    """
+    """The tensors of a rank reduced to one, still to be reduced with those of others. AVG divides by the ranks only."""
     _check_alike(tensors, tensors[0], "all_reduce")
     if not tensors[0].is_cpu:
         raise ArgumentError(f"all_reduce: mpiplus takes one CUDA tensor per rank, not {len(tensors)}")

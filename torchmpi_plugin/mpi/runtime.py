@@ -118,10 +118,8 @@ _CUT_OFF = "A call of MPI's has not come back: a rank's node may be cut off"
 def ending(doing: str, seconds: float, why: str = _CUT_OFF, early: Lib | None = None) -> Iterator[None]:
     """Within, this process ends with the reason if it is not over in time: for calls of MPI's that do not come back.
 
-    Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before.
-
-    Args:
-        early: the shim's functions, before MPI is there; then the wait is reported as well.
+    Only one at a time counts, the outermost. Whatever has a deadline of its own raises at that, well before. ``early``
+    are the shim's functions, before MPI is there; then the wait is reported as well.
     """
     lib = early or shim().lib
     began = _begin_deadline(lib, doing, seconds, why, has_word=early is not None)

@@ -44,7 +44,7 @@ def make_directory() -> Path:
 
 
 def check(path: Path) -> None:
-    """A PermissionError where others could have put something there, a FileNotFoundError where it is not."""
+    """A PermissionError where others could have put something there, a FileNotFoundError without a directory."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(f"{path} is no directory of this user's alone (mode 0700)")
