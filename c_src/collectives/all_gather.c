@@ -13,7 +13,7 @@ static void pack_blocks(shm_op *s, char *payload) {
     mpp_channel *c = mpp_channel_of(s);
     size_t begin = (size_t)c->topology->first[c->topology->here];
     for (int r = 0; r < c->size; r++)
-        memcpy(payload + (begin + (size_t)r) * s->call.bytes, mpp_slot_of(c, r, s->first), s->call.bytes);
+        memcpy(payload + (begin + (size_t)r) * s->call.bytes, mpp_slot_at(s, r, 0), s->call.bytes);
 }
 
 static void span_of_blocks(const shm_op *s, int first_node, int end_node, size_t *offset, size_t *length) {
@@ -24,7 +24,7 @@ static void span_of_blocks(const shm_op *s, int first_node, int end_node, size_t
 
 static void read_table(shm_op *s, uint64_t chunk) {
     const mpp_topology *t = mpp_topology_of(s);
-    const char *table = mpp_slot_of(mpp_channel_of(s), 0, s->first);
+    const char *table = mpp_slot_at(s, 0, 0);
     for (int r = 0; r < s->op.group->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         if (length) memcpy(mpp_out_block_at(s, r, 0), table + (size_t)number_of(t, r) * s->call.bytes, length);
@@ -63,16 +63,14 @@ static void send_blocks(shm_op *s, uint64_t chunk) {
 }
 
 static void read_blocks_internode(shm_op *s, uint64_t chunk) {
-    mpp_channel *c = mpp_channel_of(s);
-    const mpp_topology *t = c->topology;
+    const mpp_topology *t = mpp_topology_of(s);
     size_t offset = chunk * s->chunk_bytes;
     for (int r = 0; r < s->op.group->size; r++) {
         size_t length = mpp_chunk_length(s, s->lengths[r], chunk);
         char *out = length ? mpp_out_block_at(s, r, offset) : NULL;
         if (!length || out == mpp_in_at(s, offset)) continue;
         int is_here = t->node_of[r] == t->here;
-        if (!is_long(s))
-            memcpy(out, is_here ? mpp_slot_of(c, t->place_of[r], s->first + chunk) : recv_block(s, chunk, r), length);
+        if (!is_long(s)) memcpy(out, is_here ? mpp_slot_at(s, t->place_of[r], chunk) : recv_block(s, chunk, r), length);
         else if (is_here) memcpy(out, mpp_in_at(s, offset), length);
     }
 }
@@ -98,11 +96,6 @@ static int between_nodes(shm_op *s) {
 
 /* ---- on a node ---- */
 
-static void write_own_block(shm_op *s, uint64_t chunk, char *slot) {
-    size_t length = mpp_chunk_length(s, s->lengths[s->op.group->rank], chunk);
-    if (length) mpp_to_slot(s, slot, mpp_in_at(s, mpp_chunk_begin(s, chunk)), length);
-}
-
 static void pull_blocks(shm_op *s) {
     int own = s->op.group->rank;
     for (int r = 0; r < s->op.group->size; r++) {
@@ -127,7 +120,7 @@ static void read_blocks(shm_op *s, uint64_t chunk) {
 
 static int over_shm(shm_op *s, const mpp_operands *o) {
     uintptr_t shown = o->output_sizes[s->op.group->rank] ? o->input : 0;
-    s->write = write_own_block;
+    s->write = mpp_write_plain;
     s->read = read_blocks;
     s->pull = pull_blocks;
     mpp_offer(s, &shown, NULL, s->bytes, o->output_sizes);

@@ -4,13 +4,20 @@
 #include "collectives/collective.h"
 #include "internode/pipeline.h"
 
+/* On its node. */
+static char *root_slot(const shm_op *s, uint64_t chunk) {
+    const mpp_topology *t = s->op.group->channel->topology;
+    return mpp_slot_at(s, t ? t->place_of[s->root] : s->root, chunk);
+}
+
+static void read_from_root(shm_op *s, uint64_t chunk) {
+    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    if (length) mpp_from_slot(s, mpp_out_at(s, mpp_chunk_begin(s, chunk)), root_slot(s, chunk), length);
+}
+
 /* ---- between nodes ---- */
 
 static int root_node(const shm_op *s) { return mpp_topology_of(s)->node_of[s->root]; }
-
-static char *root_slot(const shm_op *s, uint64_t chunk) {
-    return mpp_slot_of(mpp_channel_of(s), mpp_topology_of(s)->place_of[s->root], s->first + chunk);
-}
 
 /* Where a chunk in the pipeline is sent from here, or received here. */
 static char *broadcast_place(const shm_op *s, uint64_t chunk) {
@@ -64,11 +71,6 @@ static void exchange_pieces(shm_op *s, uint64_t chunk) {
     }
 }
 
-static void read_from_root_here(shm_op *s, uint64_t chunk) {
-    size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    memcpy(mpp_out_at(s, chunk * s->chunk_bytes), root_slot(s, chunk), length);
-}
-
 static int between_nodes(shm_op *s) {
     static const mpp_route piggybacked = {
         .pack = pack_from_root, .span = span_of_root, .merge = mpp_merge_by_copy, .unpack = mpp_unpack_by_copy};
@@ -87,16 +89,11 @@ static int between_nodes(shm_op *s) {
     size_t message = mpp_long_message(s, s->bytes / pieces);
     s->chunk_bytes = mpp_internode_chunk(s, s->bytes, pieces * (message ? message : MPP_EAGER));
     if (mpp_goes_directly(s)) s->write = NULL;
-    else if (reads) s->read = root_node(s) == mpp_topology_of(s)->here ? read_from_root_here : mpp_read_from_leaders;
+    else if (reads) s->read = root_node(s) == mpp_topology_of(s)->here ? read_from_root : mpp_read_from_leaders;
     return mpp_use_pipeline(s, &pipelined);
 }
 
 /* ---- on a node ---- */
-
-static void read_from_root(shm_op *s, uint64_t chunk) {
-    size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) mpp_from_slot(s, mpp_out_at(s, mpp_chunk_begin(s, chunk)), mpp_slot_at(s, s->root, chunk), length);
-}
 
 static void pull_from_root(shm_op *s) {
     uintptr_t from = mpp_peer_address(s, s->root);

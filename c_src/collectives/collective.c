@@ -83,13 +83,13 @@ void mpp_leave_bus(shm_op *s) {
 }
 
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot) {
-    size_t length = mpp_chunk_length(s, s->bytes, chunk);
+    size_t length = mpp_chunk_length(s, s->lengths ? s->lengths[s->op.group->rank] : s->bytes, chunk);
     if (length) mpp_to_slot(s, slot, mpp_in_at(s, mpp_chunk_begin(s, chunk)), length);
 }
 
 /* ---- by MPI ---- */
 
-uintptr_t mpp_start_by_mpi(const mpp_operands *o, int kind, const mpp_ways *ways) {
+static uintptr_t start_by_mpi(const mpp_operands *o, int kind, const mpp_ways *ways) {
     mpp_group *g = (mpp_group *)o->of;
     mpi_collective *c = mpp_new_collective(g, kind, ways->issue, o->staging);
     if (!c) return mpp_no_collective(c, g);
@@ -134,5 +134,5 @@ int mpp_issue_reduction(mpi_collective *c) {
 
 uintptr_t mpp_start_collective(const mpp_operands *o, int kind, const mpp_ways *ways) {
     mpp_note_operands(o, kind);
-    return (mpp_goes_over_shm(o, kind) ? start_over_shm : mpp_start_by_mpi)(o, kind, ways);
+    return (mpp_goes_over_shm(o, kind) ? start_over_shm : start_by_mpi)(o, kind, ways);
 }

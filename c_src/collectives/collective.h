@@ -19,14 +19,13 @@ typedef struct {
  * a device directly does not, nor, in some groups on several nodes, what is long (mpp_group_limit). */
 int mpp_goes_over_shm(const mpp_operands *o, int kind);
 uintptr_t mpp_start_collective(const mpp_operands *o, int kind, const mpp_ways *ways);
-uintptr_t mpp_start_by_mpi(const mpp_operands *o, int kind, const mpp_ways *ways);
 /* Notes the call; first of all. */
 void mpp_note_operands(const mpp_operands *o, int kind);
 /* A CUDA tensor goes through memory of the rank's own instead of registered slots. */
 void mpp_leave_bus(shm_op *s);
 /* An all_gather as an exchange, which all ranks must call alike. */
 uintptr_t mpp_exchange_to_gather(const mpp_operands *o);
-/* Of one tensor a chunk after the other. */
+/* Of one tensor, which may be this rank's block, a chunk after the other. */
 void mpp_write_plain(shm_op *s, uint64_t chunk, char *slot);
 /* Reductions of one tensor by MPI, in calls of at most `limit` bytes; whether there is memory. */
 int mpp_reduce_in_calls(mpi_collective *c, const mpp_operands *o, size_t limit);

@@ -101,9 +101,9 @@ static void find_imbalance(shm_op *s, mpp_channel *c) {
     s->theirs = (mpp_call){.kind = MPP_EXCHANGE, .root = -1, .has_lengths = 1};
     if (!lengths_fit(c)) return;
     for (int to = 0; to < c->size; to++) {
-        const size_t *expected = (const size_t *)mpp_slot_of(c, to, s->first) + c->size;
+        const size_t *expected = (const size_t *)mpp_slot_at(s, to, 0) + c->size;
         for (int from = 0; from < c->size; from++) {
-            size_t sent = ((const size_t *)mpp_slot_of(c, from, s->first))[to];
+            size_t sent = ((const size_t *)mpp_slot_at(s, from, 0))[to];
             if (from == to || sent == expected[from]) continue;
             s->theirs.root = to;
             s->theirs.bytes = sent;

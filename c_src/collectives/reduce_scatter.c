@@ -15,7 +15,7 @@ static void write_all_blocks(shm_op *s, uint64_t chunk, char *slot) {
 
 static void read_own_block(shm_op *s, uint64_t chunk) {
     int me = s->op.group->rank;
-    const char *sums = mpp_slot_of(mpp_channel_of(s), 0, s->first + chunk);
+    const char *sums = mpp_slot_at(s, 0, chunk);
     if (s->lengths[me]) memcpy(mpp_out_at(s, 0), sums + (size_t)me * s->call.bytes, s->lengths[me]);
 }
 

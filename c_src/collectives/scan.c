@@ -26,14 +26,9 @@ static int by_mpi(mpi_collective *c, const mpp_operands *o) {
     return mpp_reduce_in_calls(c, o, mpp_staged_limit());
 }
 
-static uintptr_t start(const mpp_operands *o, int kind) {
-    static const mpp_ways ways = {
-        .over_shm = over_shm, .by_mpi = by_mpi, .issue = mpp_issue_reduction, .finish = mpp_finish_reduction};
-    const mpp_channel *c = ((mpp_group *)o->of)->channel;
-    if (!c || !c->topology) return mpp_start_collective(o, kind, &ways);
-    mpp_note_operands(o, kind);
-    return mpp_start_by_mpi(o, kind, &ways);
-}
+static const mpp_ways ways = {
+    .over_shm = over_shm, .by_mpi = by_mpi, .issue = mpp_issue_reduction, .finish = mpp_finish_reduction};
 
-uintptr_t mpp_scan(const mpp_operands *o) { return start(o, MPP_SCAN); }
-uintptr_t mpp_exscan(const mpp_operands *o) { return start(o, MPP_EXSCAN); }
+uintptr_t mpp_scan(const mpp_operands *o) { return mpp_start_collective(o, MPP_SCAN, &ways); }
+
+uintptr_t mpp_exscan(const mpp_operands *o) { return mpp_start_collective(o, MPP_EXSCAN, &ways); }

@@ -118,25 +118,23 @@ void mpp_merge_by_copy(shm_op *s, char *payload, const char *theirs, size_t offs
     memcpy(payload + offset, theirs, length);
 }
 
-void mpp_unpack_by_copy(shm_op *s, char *payload) {
-    memcpy(mpp_slot_of(mpp_channel_of(s), 0, s->first), payload, s->payload);
-}
+void mpp_unpack_by_copy(shm_op *s, char *payload) { memcpy(mpp_slot_at(s, 0, 0), payload, s->payload); }
 
 /* ---- where a rank finds received data ---- */
 
 void mpp_read_from_first(shm_op *s, uint64_t chunk) {
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    if (length) memcpy(mpp_out_at(s, 0), mpp_slot_of(mpp_channel_of(s), 0, s->first), length);
+    if (length) memcpy(mpp_out_at(s, 0), mpp_slot_at(s, 0, 0), length);
 }
 
 void mpp_read_from_leaders(shm_op *s, uint64_t chunk) {
-    mpp_channel *c = mpp_channel_of(s);
+    const mpp_topology *t = mpp_topology_of(s);
     size_t length = mpp_chunk_length(s, s->bytes, chunk);
-    for (int leader = 0; leader < c->topology->leaders_per_node; leader++) {
-        mpp_stretch part = mpp_piece_of_leader(c->topology, length, leader, 0, 1);
+    for (int leader = 0; leader < t->leaders_per_node; leader++) {
+        mpp_stretch part = mpp_piece_of_leader(t, length, leader, 0, 1);
         if (part.length)
-            memcpy(mpp_out_at(s, chunk * s->chunk_bytes) + part.begin,
-                   mpp_slot_of(c, leader, s->first + chunk) + part.begin, part.length);
+            memcpy(mpp_out_at(s, chunk * s->chunk_bytes) + part.begin, mpp_slot_at(s, leader, chunk) + part.begin,
+                   part.length);
     }
 }
 

@@ -30,8 +30,7 @@ static inline mpp_pipeline_slot *mpp_pipeline_slot_of(const shm_op *s, uint64_t 
 }
 
 static inline char *mpp_own_slot(const shm_op *s, uint64_t chunk) {
-    mpp_channel *c = mpp_channel_of(s);
-    return mpp_slot_of(c, c->rank, s->first + chunk);
+    return mpp_slot_at(s, mpp_channel_of(s)->rank, chunk);
 }
 
 /* No other rank on this node reads the data, so they travel from and to the user's memory, or where that is staged: a

@@ -28,7 +28,7 @@ int mpp_is_direct(const shm_op *s) { return mpp_goes_directly(s) && !(s->lengths
 
 /* Of a rank here. */
 static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t offset) {
-    if (!mpp_is_direct(s)) return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk) + offset;
+    if (!mpp_is_direct(s)) return mpp_slot_at(s, rank, chunk) + offset;
     if (!s->lengths) return mpp_in_at(s, chunk * s->chunk_bytes) + offset;
     int of_block = mpp_first_in_slot(s, chunk) + (int)(offset / s->chunk_bytes);
     return mpp_in_block_at(s, of_block, mpp_piece_number(s, chunk) * s->chunk_bytes);
@@ -36,7 +36,7 @@ static const char *elements_at(const shm_op *s, int rank, uint64_t chunk, size_t
 
 char *mpp_results_at(const shm_op *s, int rank, uint64_t chunk) {
     if (mpp_is_direct(s) && mpp_is_wanted(s)) return mpp_out_at(s, chunk * s->chunk_bytes);
-    return mpp_slot_of(mpp_channel_of(s), rank, s->first + chunk);
+    return mpp_slot_at(s, rank, chunk);
 }
 
 /* Notes where the elements of the ranks here lie. */

@@ -45,6 +45,7 @@ mpp_channel *mpp_channel_new(mpp_group *g, uintptr_t segment, int slots, size_t 
     c->recv_buffer = c->slots + (size_t)c->size * (size_t)slots * slot_bytes;
     c->recv_buffer_bytes = recv_buffer_bytes(g->size, slots, slot_bytes);
     for (int limit = 0; limit < MPP_LIMITS; limit++) c->limits[limit] = INT64_MAX;
+    if (topology) c->limits[MPP_SCAN] = c->limits[MPP_EXSCAN] = -1; /* which have no way of our own between nodes */
     mpp_prepare_oom_placeholder(c, g);
     return c;
 }

@@ -243,11 +243,7 @@ static inline size_t mpp_chunk_length(const shm_op *s, size_t total, uint64_t ch
     return total - begin < room ? total - begin : room;
 }
 
-static inline char *mpp_slot_of(mpp_channel *c, int rank, uint64_t number) {
-    return c->slots + ((size_t)rank * (size_t)c->ring + (size_t)(number % (uint64_t)c->ring)) * c->slot_bytes;
-}
-
-/* The same of an operation's chunk, which may be in a wide one. */
+/* Of a rank here, which may be a wide one. */
 static inline char *mpp_slot_at(const shm_op *s, int rank, uint64_t chunk) {
     mpp_channel *c = s->op.group->channel;
     size_t place = (size_t)rank * (size_t)c->ring + (size_t)((s->first + chunk) % (uint64_t)c->ring);
