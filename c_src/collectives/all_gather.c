@@ -99,8 +99,8 @@ static int between_nodes(shm_op *s) {
 static void pull_blocks(shm_op *s) {
     int own = s->op.group->rank;
     for (int r = 0; r < s->op.group->size; r++) {
-        uintptr_t from = !s->lengths[r] ? 0 : r == own ? (uintptr_t)s->in : mpp_peer_address(s, r);
-        if (from) mpp_copy_in_device(s->bus, MPP_UP, s->out_list[r], from, s->lengths[r]);
+        if (r == own) mpp_copy_in_device(s->bus, MPP_UP, s->out_list[r], (uintptr_t)s->in, s->lengths[r]);
+        else mpp_pull_from(s, r, 0, s->out_list[r], s->lengths[r]);
     }
 }
 

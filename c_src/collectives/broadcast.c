@@ -95,10 +95,7 @@ static int between_nodes(shm_op *s) {
 
 /* ---- on a node ---- */
 
-static void pull_from_root(shm_op *s) {
-    uintptr_t from = mpp_peer_address(s, s->root);
-    if (from) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)s->out, from, s->bytes);
-}
+static void pull_from_root(shm_op *s) { mpp_pull_from(s, s->root, 0, (uintptr_t)s->out, s->bytes); }
 
 static int over_shm(shm_op *s, const mpp_operands *o) {
     int is_root = s->op.group->rank == s->root;

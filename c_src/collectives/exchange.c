@@ -75,9 +75,7 @@ static void pull_from_all(shm_op *s) {
     mpp_channel *c = s->op.group->channel;
     for (int i = 1; i < c->size; i++) {
         int from = (c->rank + i) % c->size;
-        size_t length = s->lengths[c->size + from];
-        uintptr_t block = length ? mpp_peer_address(s, from) : 0;
-        if (block) mpp_copy_in_device(s->bus, MPP_UP, s->out_list[from], block, length);
+        mpp_pull_from(s, from, 0, s->out_list[from], s->lengths[c->size + from]);
     }
 }
 

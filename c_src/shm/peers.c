@@ -116,12 +116,13 @@ void mpp_look_for_peers(shm_op *s, mpp_channel *c) {
     }
 }
 
-uintptr_t mpp_peer_address(shm_op *s, int rank) {
-    mpp_channel *c = s->op.group->channel;
-    uintptr_t address = 0;
+void mpp_pull_from(shm_op *s, int rank, size_t offset, uintptr_t to, size_t bytes) {
+    const mpp_channel *c = s->op.group->channel;
+    uintptr_t address;
+    if (!bytes) return;
     int error = mpp_import(c->peers[rank].imports, exported_by(s, c, rank, c->rank), &address);
-    if (error && !s->bus->error) s->bus->error = error;
-    return error ? 0 : address;
+    if (!error) mpp_copy_in_device(s->bus, MPP_UP, to, address + offset, bytes);
+    else if (!s->bus->error) s->bus->error = error;
 }
 
 int mpp_has_pulled(shm_op *s) { return s->done && mpp_bus_has_come_to(s->bus, &s->op, MPP_UP, 0, 1); }
@@ -171,11 +172,8 @@ static mpp_stretch block_of(const shm_op *s, int rank) {
 
 static void pull_stretch(shm_op *s, mpp_stretch mine) {
     const mpp_channel *c = s->op.group->channel;
-    for (int r = 0; mine.length && r < c->size; r++) {
-        uintptr_t theirs = r == c->rank ? 0 : mpp_peer_address(s, r);
-        if (theirs)
-            mpp_copy_in_device(s->bus, MPP_UP, s->received + (size_t)r * mine.length, theirs + mine.begin, mine.length);
-    }
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank) mpp_pull_from(s, r, mine.begin, s->received + (size_t)r * mine.length, mine.length);
 }
 
 static void pull_parts(shm_op *s) { pull_stretch(s, block_of(s, s->op.group->rank)); }
@@ -186,8 +184,7 @@ static void pull_results(shm_op *s) {
     const mpp_channel *c = s->op.group->channel;
     for (int r = 0; r < c->size; r++) {
         mpp_stretch block = block_of(s, r);
-        uintptr_t theirs = r == c->rank || !block.length ? 0 : mpp_peer_address(s, r);
-        if (theirs) mpp_copy_in_device(s->bus, MPP_UP, (uintptr_t)s->out + block.begin, theirs, block.length);
+        if (r != c->rank) mpp_pull_from(s, r, 0, (uintptr_t)s->out + block.begin, block.length);
     }
 }
 

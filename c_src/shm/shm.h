@@ -284,9 +284,8 @@ int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t byte
 void mpp_look_for_peers(shm_op *s, mpp_channel *c);
 /* What this rank shows, for the others in the segment. */
 void mpp_write_exports(const shm_op *s, const mpp_channel *c);
-/* Where what another one does is for this one, for copies on the bus; 0: it cannot be had, and the operation will fail.
- */
-uintptr_t mpp_peer_address(shm_op *s, int rank);
+/* Begins to copy so many bytes from what another one shows this one; where that cannot be had, the operation fails. */
+void mpp_pull_from(shm_op *s, int rank, size_t offset, uintptr_t to, size_t bytes);
 /* In place of mpp_bus_load and mpp_bus_store. */
 int mpp_has_pulled(shm_op *s);
 int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
