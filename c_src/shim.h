@@ -190,17 +190,12 @@ uintptr_t mpp_unclaimed(void);
 /* Asynchronous calls that move their data themselves: inline_progress.c. */
 enum mpp_inline_mode { MPP_INLINE_NEVER = 0, MPP_INLINE_AUTO = 1, MPP_INLINE_ALWAYS = 2 };
 
-/* What the cores of this node have been used for; zero but for the share at first. */
-typedef struct mpp_core_load {
+/* Who moves the data of this process's asynchronous calls; and what its cores have been used for, zero at first. */
+typedef struct mpp_inline_rule {
+    int mode;               /* enum mpp_inline_mode */
     double share;           /* of the node's cores, this rank's: they divided by its ranks */
     int64_t at, used, idle; /* when last looked at, and what had been counted by then, in ns */
     int taken;              /* no core is left for a background thread */
-} mpp_core_load;
-
-/* Who moves the data of this process's asynchronous calls. */
-typedef struct mpp_inline_rule {
-    int mode; /* enum mpp_inline_mode */
-    mpp_core_load load;
 } mpp_inline_rule;
 
 /* Each in ns; asked only when a window is over, but for `now`. */
@@ -216,7 +211,6 @@ typedef struct mpp_inline {
 } mpp_inline;
 
 void mpp_set_inline(int mode, double share);
-int64_t mpp_inline_try(mpp_inline *group, size_t bytes);
 void mpp_inline_note(mpp_inline *group, int is_complete);
 int64_t mpp_inline_ns(mpp_inline_rule *rule, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks);
 

@@ -114,7 +114,6 @@ int mpp_progress_all(void) {
         if (previous) previous->next = next;
         else mpp_progress.active = next;
         if (mpp_progress.active_tail == op) mpp_progress.active_tail = previous;
-        mpp_progress.count--;
         advances++;
         mpp_complete(op, state);
     }

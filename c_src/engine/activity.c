@@ -156,7 +156,7 @@ void mpp_note_hand_over(mpp_op *op) {
 }
 
 static void forget_missing(mpp_activity *a) {
-    for (int r = 0; a->has_missing && r < a->size; r++)
+    for (int r = 0; a->has_missing && r < a->group->size; r++)
         atomic_store_explicit(&a->of_rank[r].missing, 0, memory_order_relaxed);
     a->has_missing = 0;
 }
@@ -168,7 +168,7 @@ void mpp_note_arrival(mpp_op *op, int rank, int64_t came) {
         r->last_came = came;
         r->last = rank;
     }
-    if (!a || rank == a->rank) return;
+    if (!a || rank == a->group->rank) return;
     add_waiting(&a->of_rank[rank].late, op->begun, came);
     add_waiting(&a->waited, op->begun, came);
     forget_missing(a);
@@ -195,8 +195,8 @@ void mpp_note_missing(mpp_op *active, int64_t now) {
         if (!a || a->looked == now || !op->arrived || mpp_is_closed(op->group)) continue;
         a->looked = now; /* for whom its later operations wait is seen when their turn comes */
         forget_missing(a);
-        for (int r = 0; r < a->size; r++) {
-            if (r == a->rank || op->arrived(op, r) != 0) continue;
+        for (int r = 0; r < a->group->size; r++) {
+            if (r == a->group->rank || op->arrived(op, r) != 0) continue;
             atomic_store_explicit(&a->of_rank[r].missing, 1, memory_order_relaxed);
             a->has_missing = 1;
             add_waiting(&a->of_rank[r].late, op->begun, now);

@@ -23,7 +23,7 @@ typedef struct {
 struct mpp_activity {
     mpp_activity *next; /* under the lock of status.c, as `about` and the life of all this */
     char *about;        /* members of a JSON object: its name and its ranks */
-    int rank, size;
+    const mpp_group *group;
     _Atomic uint64_t calls[MPP_CALL_KINDS], bytes[MPP_CALL_KINDS], hand_overs[MPP_CALL_KINDS];
     _Atomic int kind, peer;       /* of the last call; peer: a rank or root, -1: none */
     _Atomic uint64_t length;      /* of its data, in bytes */
@@ -33,7 +33,6 @@ struct mpp_activity {
     mpp_waiting waited;                   /* in these, for the last rank */
     int has_missing;
     int64_t looked;
-    const _Atomic int64_t *active; /* the group's */
     struct {
         mpp_waiting late;     /* for this rank */
         _Atomic char missing; /* it was waited for at the last look */

@@ -30,11 +30,11 @@ static void *progress_thread(void *unused) {
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; pauses would last 50 us longer otherwise */
     while (!atomic_load(&mpp_progress.stopping)) {
         mpp_lock();
-        if (mpp_progress.count == 0 && !mpp_progress.tended && ++quiet > LIGHT_PAUSES) {
+        if (!mpp_progress.active && !mpp_progress.tended && ++quiet > LIGHT_PAUSES) {
             sleep_until_work();
             quiet = 0;
         }
-        int empty = mpp_progress.count == 0, others = atomic_load(&mpp_progress.waiters) > 0;
+        int empty = !mpp_progress.active, others = atomic_load(&mpp_progress.waiters) > 0;
         int worked = empty || others ? 0 : mpp_progress_all();
         int64_t now = now_ns();
         if (!others && now - looked > LOOK_NS) mpp_note_missing(mpp_progress.active, looked = now);

@@ -21,28 +21,28 @@ static const double NS_PER_BYTE = 1.5;
 /* Python runs no signal handler, Ctrl-C's for instance, before the call returns. */
 enum { MOST_NS = 50000000 };
 
-static mpp_inline_rule rule = {.mode = MPP_INLINE_AUTO, .load = {.share = 1.0}};
+static mpp_inline_rule rule = {.mode = MPP_INLINE_AUTO, .share = 1.0};
 
 void mpp_set_inline(int mode, double share) {
     rule.mode = mode;
-    rule.load.share = share;
+    rule.share = share;
 }
 
 /* Whether no core is left for a background thread, as of the last whole window: looks again once the next is over.
  * What is `used` is CPU time of this process but for its progress thread. */
-static int cores_are_taken(mpp_core_load *l, const mpp_inline_clocks *clocks) {
-    int64_t now = clocks->now(), wall = now - l->at;
-    if (l->at && wall < WINDOW_NS) return l->taken;
+static int cores_are_taken(mpp_inline_rule *r, const mpp_inline_clocks *clocks) {
+    int64_t now = clocks->now(), wall = now - r->at;
+    if (r->at && wall < WINDOW_NS) return r->taken;
     int64_t used = clocks->process() - clocks->background(), idle = clocks->idle();
-    if (l->at) {
-        double own = (double)(used - l->used) / (double)wall, spare = (double)(idle - l->idle) / (double)wall;
-        double enough = l->share > 1 ? l->share - 0.5 : 0.75 * l->share;
-        l->taken = own >= enough || (idle >= 0 && l->idle >= 0 && spare < 0.5 && own >= 0.5);
+    if (r->at) {
+        double own = (double)(used - r->used) / (double)wall, spare = (double)(idle - r->idle) / (double)wall;
+        double enough = r->share > 1 ? r->share - 0.5 : 0.75 * r->share;
+        r->taken = own >= enough || (idle >= 0 && r->idle >= 0 && spare < 0.5 && own >= 0.5);
     }
-    l->at = now;
-    l->used = used;
-    l->idle = idle;
-    return l->taken;
+    r->at = now;
+    r->used = used;
+    r->idle = idle;
+    return r->taken;
 }
 
 /* ns; of all cores together, since the machine started. -1: the kernel does not say. Opened each time: a program may
@@ -57,23 +57,19 @@ static int64_t idle_ns(void) {
     return got > 0 && sscanf(text, "%lf %lf", &up, &idle) == 2 ? (int64_t)(idle * 1e9) : -1;
 }
 
-/* How long this call may poll, after those before it were complete in time or not. The more often the others did not
- * come or the data took longer, the rarer it is tried. */
-int64_t mpp_inline_try(mpp_inline *group, size_t bytes) {
-    if (group->skip) return group->skip--, 0;
-    double ns = MPP_INLINE_STALL_NS + NS_PER_BYTE * (double)bytes;
-    return ns < MOST_NS ? (int64_t)ns : MOST_NS;
-}
-
 void mpp_inline_note(mpp_inline *group, int is_complete) {
     if (is_complete) group->misses = 0;
     else if (group->misses < MOST_MISSES) group->misses++;
     group->skip = (1u << group->misses) - 1 - (group->misses > 0);
 }
 
+/* How long this call may poll, after those before it were complete in time or not. The more often the others did not
+ * come or the data took longer, the rarer it is tried. */
 int64_t mpp_inline_ns(mpp_inline_rule *r, mpp_inline *group, size_t bytes, const mpp_inline_clocks *clocks) {
-    if (r->mode == MPP_INLINE_NEVER || (r->mode == MPP_INLINE_AUTO && !cores_are_taken(&r->load, clocks))) return 0;
-    return mpp_inline_try(group, bytes);
+    if (r->mode == MPP_INLINE_NEVER || (r->mode == MPP_INLINE_AUTO && !cores_are_taken(r, clocks))) return 0;
+    if (group->skip) return group->skip--, 0;
+    double ns = MPP_INLINE_STALL_NS + NS_PER_BYTE * (double)bytes;
+    return ns < MOST_NS ? (int64_t)ns : MOST_NS;
 }
 
 static int64_t process_ns(void) { return clock_ns(CLOCK_PROCESS_CPUTIME_ID); }

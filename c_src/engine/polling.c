@@ -110,7 +110,6 @@ static uintptr_t start(mpp_op *op, int64_t wait_ns) {
     }
     if (state == MPP_PENDING) {
         mpp_push(&mpp_progress.active, &mpp_progress.active_tail, op);
-        mpp_progress.count++;
         if (atomic_load(&op->group->aborted) && op->cancel) op->cancel(op); /* mpp_group_abort came before */
         if (wait_ns == 0) at_once_ns = inline_ns(op);
         if (wait_ns <= 0 && !at_once_ns) {
@@ -153,7 +152,6 @@ void mpp_begin(mpp_op *op) {
         return;
     }
     mpp_push(&mpp_progress.active, &mpp_progress.active_tail, op);
-    mpp_progress.count++;
     mpp_wake_progress();
 }
 
@@ -248,7 +246,8 @@ uintptr_t mpp_next_completed(int64_t timeout_ns) {
 
 int64_t mpp_active_count(void) {
     mpp_lock();
-    int64_t count = mpp_progress.count;
+    int64_t count = 0;
+    for (const mpp_op *op = mpp_progress.active; op; op = op->next) count++;
     mpp_unlock();
     return count;
 }

@@ -14,7 +14,6 @@ typedef struct {
     mpp_op *active, *active_tail;
     mpp_op *done, *done_tail;
     int done_count;
-    int64_t count;        /* active operations */
     int tended;           /* who waits in Python, for whom the progress thread looks into MPI */
     int all_idle;         /* all of those that the last mpp_progress_all left pending */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */

@@ -43,9 +43,7 @@ int mpp_group_describe(uintptr_t handle, const char *about) {
     if (g->activity) return 1;
     mpp_activity *a = calloc(1, sizeof *a + (size_t)g->size * sizeof *a->of_rank);
     if (!a) return 0;
-    a->rank = g->rank;
-    a->size = g->size;
-    a->active = &g->active;
+    a->group = g;
     a->about = strdup(about);
     if (!a->about) return free(a), 0;
     pthread_mutex_lock(&status.lock);
@@ -80,7 +78,7 @@ int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     }
     figures[3 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
     figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)NOW(a->waited.ns);
-    for (int r = 0; r < a->size; r++) late[r] = NOW(a->of_rank[r].late.ns);
+    for (int r = 0; r < a->group->size; r++) late[r] = NOW(a->of_rank[r].late.ns);
     return 1;
 }
 
@@ -97,24 +95,25 @@ static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     }
     int64_t begun = NOW(a->begun), ended = NOW(a->ended);
     int under_way = NOW(a->under_way);
-    fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->rank,
-            a->size, (unsigned long long)calls, (unsigned long long)bytes, (unsigned long long)(calls - messages));
+    fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->group->rank,
+            a->group->size, (unsigned long long)calls, (unsigned long long)bytes,
+            (unsigned long long)(calls - messages));
     fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", mpp_call_names[NOW(a->kind)],
             NOW(a->peer), (unsigned long long)NOW(a->length), under_way ? "true" : "false");
-    fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(a->active) & (MPP_CLOSED - 1)));
+    fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(&a->group->active) & (MPP_CLOSED - 1)));
     fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
             ended ? seconds(now - ended) : -1.0);
     fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls_of(a, now)),
             seconds(NOW(a->waited.ns)));
     const char *comma = "";
-    for (int r = 0; r < a->size; r++) {
+    for (int r = 0; r < a->group->size; r++) {
         if (!NOW(a->of_rank[r].missing)) continue;
         fprintf(out, "%s%d", comma, r);
         comma = ",";
     }
     fputs("],\"late\":{", out);
     comma = "";
-    for (int r = 0; r < a->size; r++) {
+    for (int r = 0; r < a->group->size; r++) {
         int64_t late = NOW(a->of_rank[r].late.ns);
         if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
         if (late) comma = ",";

@@ -30,7 +30,7 @@ class Clocks:
         self.asked = dict.fromkeys(self.NAMES, 0)
         self._callbacks = {name: shim.ffi.callback("int64_t(void)", partial(self._ask, name)) for name in self.NAMES}
         self._clocks = shim.ffi.new("mpp_inline_clocks *", self._callbacks)
-        self._rule = shim.ffi.new("mpp_inline_rule *", {"mode": mode, "load": {"share": share}})
+        self._rule = shim.ffi.new("mpp_inline_rule *", {"mode": mode, "share": share})
         self.group = shim.ffi.new("mpp_inline *")
 
     def _ask(self, name: str) -> int:
@@ -42,8 +42,8 @@ class Clocks:
         for name, part in {"now": 1.0, **cores}.items():
             self.values[name] += int(part * windows * WINDOW)
 
-    def call(self) -> bool:
-        return bool(self.lib.mpp_inline_ns(self._rule, self.group, MIB, self._clocks))
+    def call(self, size: int = MIB) -> int:
+        return self.lib.mpp_inline_ns(self._rule, self.group, size, self._clocks)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_cores(shim, share: float, cores: int, own: float, others: float | None,
     clocks.tells_idle = others is not None
     for windows, expected in ((1, False), (1, is_taken), (7, is_taken)):  # the first look knows nothing
         clocks.pass_by(windows, process=own, idle=max(0.0, cores - own - (others or 0)))
-        assert clocks.call() == expected
+        assert bool(clocks.call()) == expected
 
 
 def test_a_call_never_holds_up_a_signal_for_long(shim) -> None:
     """As long as a synchronous call waits in C before Python looks for Ctrl-C."""
-    group = shim.ffi.new("mpp_inline *")
-    limits = [shim.lib.mpp_inline_try(group, size) for size in (31 * MIB, 1 << 30, 1 << 50, (1 << 64) - 1)]
+    clocks = Clocks(shim, shim.lib.MPP_INLINE_ALWAYS)
+    limits = [clocks.call(size) for size in (31 * MIB, 1 << 30, 1 << 50, (1 << 64) - 1)]
     assert limits == [1_000_000 + 3 * 31 * MIB // 2, *[SLICE_NS] * 3]
 
 
@@ -85,7 +85,7 @@ def test_auto_follows_the_load(shim) -> None:
     for busy in (1.0, 1.0, 0.1, 0.1, 1.0):
         for _ in range(5):
             clocks.pass_by(0.2, process=busy, idle=1 - busy)
-            polls.append(clocks.call())
+            polls.append(bool(clocks.call()))
     assert polls == [False] * 4 + [True] * 10 + [False] * 10 + [True]
     assert clocks.asked == {"now": 26, "process": 6, "background": 6, "idle": 6}
 
@@ -96,7 +96,7 @@ def test_the_background_is_no_computation(shim, background: float, is_taken: boo
     clocks = Clocks(shim, shim.lib.MPP_INLINE_AUTO)
     clocks.call()
     clocks.pass_by(1, process=1.0, background=background)
-    assert clocks.call() == is_taken
+    assert bool(clocks.call()) == is_taken
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_the_background_is_no_computation(shim, background: float, is_taken: boo
 )
 def test_others_that_do_not_come_in_time(shim, is_complete, polled: list[int]) -> None:
     """A pipeline's stage, a straggler, a slow wire: which of 1,000 calls poll, each complete in time as told."""
-    group, found = shim.ffi.new("mpp_inline *"), []
+    clocks, found = Clocks(shim, shim.lib.MPP_INLINE_ALWAYS), []
     for number in range(1000):
-        if shim.lib.mpp_inline_try(group, MIB):
+        if clocks.call():
             found.append(number)
-            shim.lib.mpp_inline_note(group, is_complete(number))
+            shim.lib.mpp_inline_note(clocks.group, is_complete(number))
     assert found == polled
