@@ -17,6 +17,8 @@ typedef struct {
 
 enum {
     CUDA_OK = 0,
+    CUDA_OUT_OF_MEMORY = 2,
+    CUDA_BAD_DEVICE = 101,
     CUDA_NOT_READY = 600,
     CUDA_CAPTURED = 900,          /* not of a stream whose work goes into a graph */
     CUDA_RELAXED = 2,             /* a thread's mode: it does no harm to graphs that are captured meanwhile */

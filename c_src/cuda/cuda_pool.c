@@ -5,7 +5,7 @@
 
 #include "shim.h"
 
-enum { OUT_OF_MEMORY = 2, MAX_DEVICES = 128, BAD_DEVICE = 101, ORDERS = 48, SMALLEST = 16 /* 64 KiB */ };
+enum { FIRST_CAPACITY = 16, MAX_DEVICES = 128, ORDERS = 48, SMALLEST = 16 /* 64 KiB */ };
 enum { NESTED = 8 }; /* a call, a wait, a step, what that does: each may be on another device */
 
 /* Pinned memory is taken from everybody else on the machine: more than this is given back. */
@@ -23,10 +23,20 @@ static struct {
     size_t idle_bytes;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+int mpp_has_room(void **list, int count, int *capacity, size_t size) {
+    int more = *capacity ? 2 * *capacity : FIRST_CAPACITY;
+    if (count < *capacity) return 1;
+    void *longer = realloc(*list, (size_t)more * size);
+    if (!longer) return 0;
+    *list = longer;
+    *capacity = more;
+    return 1;
+}
+
 /* ---- devices ---- */
 
 static int find_device(int ordinal, cuda_device **found) {
-    if (ordinal < 0 || ordinal >= MAX_DEVICES) return BAD_DEVICE;
+    if (ordinal < 0 || ordinal >= MAX_DEVICES) return CUDA_BAD_DEVICE;
     cuda_device *d = *found = &pool.devices[ordinal];
     if (d->context) return CUDA_OK; /* not written again: other threads read it, without the lock */
     cuda_context context;
@@ -80,7 +90,7 @@ static int new_copier(cuda_device *device, copier **made) {
     int error = mpp_enter_device(device);
     if (error) return error;
     copier *c = calloc(1, sizeof *c);
-    if (!c) return mpp_left_device(OUT_OF_MEMORY);
+    if (!c) return mpp_left_device(CUDA_OUT_OF_MEMORY);
     c->device = device;
     error = mpp_cuda.stream_create(&c->load, CUDA_STREAM_NON_BLOCKING);
     for (int i = 0; i < MPP_SLOTS && !error; i++) {

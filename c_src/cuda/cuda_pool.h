@@ -24,6 +24,9 @@ struct copier {
     cuda_event loaded[MPP_SLOTS], stored[MPP_SLOTS];
 };
 
+/* Makes a list of `count` entries longer where it is full; 0: there is no memory. */
+int mpp_has_room(void **list, int count, int *capacity, size_t size);
+
 /* All return a CUresult. */
 int mpp_get_copier(int ordinal, copier **found);
 int mpp_second_stream(copier *c);

@@ -12,10 +12,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "engine/engine.h"
 #include "engine/pause.h"
 
 /* Of what the driver gives out to other processes, bytes; how long a sample is waited for, under the engine's lock. */
-enum { OUT_OF_MEMORY = 2, FIRST_CAPACITY = 16, DRIVERS_UNIT = 2 << 20, SAMPLE_NS = 1000000000 };
+enum { DRIVERS_UNIT = 2 << 20, SAMPLE_NS = 1000000000 };
 
 typedef struct {
     cuda_address base;
@@ -31,16 +32,6 @@ static struct {
     unsigned looked_at;
     uint64_t freed, process;
 } exports = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static int has_room(void **list, int count, int *capacity, size_t size) {
-    if (count < *capacity) return 1;
-    int more = *capacity ? 2 * *capacity : FIRST_CAPACITY;
-    void *longer = realloc(*list, (size_t)more * size);
-    if (!longer) return 0;
-    *list = longer;
-    *capacity = more;
-    return 1;
-}
 
 static int number_of(cuda_address base, uint64_t *allocation) {
     return mpp_cuda.pointer_attribute(allocation, CUDA_BUFFER_ID, base);
@@ -67,7 +58,8 @@ static int find_export(cuda_address base, const export **found) {
         *found = &exports.list[i];
         if ((*found)->base == base && (*found)->allocation == allocation) return CUDA_OK;
     }
-    if (!has_room((void **)&exports.list, exports.count, &exports.capacity, sizeof(export))) return OUT_OF_MEMORY;
+    if (!mpp_has_room((void **)&exports.list, exports.count, &exports.capacity, sizeof(export)))
+        return CUDA_OUT_OF_MEMORY;
     export *made = &exports.list[exports.count++];
     *made = (export){.base = base, .allocation = allocation};
     made->refused = mpp_cuda.ipc_handle(&made->handle, base);
@@ -147,8 +139,8 @@ static int import_in_context(mpp_imports *imports, const mpp_exported *exported,
         if (imports->list[i].allocation == exported->allocation) return CUDA_OK;
     }
     close_what_was_at(imports, exported);
-    if (!has_room((void **)&imports->list, imports->count, &imports->capacity, sizeof *imports->list))
-        return OUT_OF_MEMORY;
+    if (!mpp_has_room((void **)&imports->list, imports->count, &imports->capacity, sizeof *imports->list))
+        return CUDA_OUT_OF_MEMORY;
     cuda_address at;
     int error = mpp_cuda.ipc_open(&at, exported->handle, CUDA_LAZY_PEER_ACCESS);
     if (error && imports->count && !imports->readers) { /* so much may be open that there is no room for it */
@@ -195,20 +187,14 @@ void mpp_count_readers(mpp_imports *imports, int more) {
     pthread_mutex_unlock(&imported.lock);
 }
 
-static void forget(mpp_imports *imports) {
-    mpp_imports **at = &imported.first;
-    while (*at != imports) at = &(*at)->next;
-    *at = imports->next;
-    free(imports->list);
-    free(imports);
-}
-
 void mpp_let_go_of_imports(mpp_imports *imports) {
     pthread_mutex_lock(&imported.lock);
     if (--imports->holders == 0 && !imports->readers && !mpp_enter_device(imports->device)) {
         close_what_was_at(imports, NULL);
         mpp_leave_device();
-        forget(imports);
+        MPP_TAKE_OUT(imported.first, next, imports);
+        free(imports->list);
+        free(imports);
     }
     pthread_mutex_unlock(&imported.lock);
 }

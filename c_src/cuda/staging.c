@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { OUT_OF_MEMORY = 2, SHORT = 1 << 16 };
+enum { SHORT = 1 << 16 };
 
 /* Bytes of one slot, of all lanes together. Large enough for a bus to be busy with, small enough that several fit
  * into the processor's cache. */
@@ -49,7 +49,7 @@ static int check_capture(mpp_staging *t) {
 /* The operation that takes this staging, in this call, starts after what has been queued on the user's stream. */
 uintptr_t mpp_stage(int device, uintptr_t stream, int path, int *error) {
     mpp_staging *t = calloc(1, sizeof *t);
-    *error = OUT_OF_MEMORY;
+    *error = CUDA_OUT_OF_MEMORY;
     if (t) {
         t->owned = (mpp_owned){release, enter_to_wait, mpp_leave_device};
         t->direct = path == MPP_PATH_DIRECT;
@@ -79,15 +79,9 @@ void mpp_staging_free(mpp_staging *t) {
 
 int mpp_add_lane(mpp_op *op, uintptr_t device, size_t bytes, int direction) {
     mpp_staging *t = op->staging;
-    if (t->lane_count == t->lane_capacity) {
-        int capacity = t->lane_capacity ? 2 * t->lane_capacity : 4;
-        mpp_lane *lanes = realloc(t->lanes, (size_t)capacity * sizeof *lanes);
-        if (!lanes) {
-            note(t, OUT_OF_MEMORY);
-            return 0;
-        }
-        t->lanes = lanes;
-        t->lane_capacity = capacity;
+    if (!mpp_has_room((void **)&t->lanes, t->lane_count, &t->lane_capacity, sizeof *t->lanes)) {
+        note(t, CUDA_OUT_OF_MEMORY);
+        return 0;
     }
     t->lanes[t->lane_count] = (mpp_lane){device, bytes, direction};
     if (bytes > t->longest) t->longest = bytes;
@@ -166,7 +160,7 @@ static void choose_pieces(mpp_staging *t, size_t piece) {
 
 static int get_slots(mpp_staging *t) {
     t->where = calloc(t->slots * (size_t)t->lane_count + 1, sizeof *t->where);
-    if (!t->where) return OUT_OF_MEMORY;
+    if (!t->where) return CUDA_OUT_OF_MEMORY;
     for (int i = 0; i < t->lane_count; i++) {
         t->slot_bytes += length_in(t, &t->lanes[i], 0);
         if (t->direct || t->on_bus) t->where[i] = t->lanes[i].device;

@@ -16,7 +16,7 @@
 #include "engine/activity.h"
 #include "shm/shm.h"
 
-enum { UNKNOWN, READABLE, CLOSED, OUT_OF_MEMORY = 2 };
+enum { UNKNOWN, READABLE, CLOSED };
 
 struct mpp_peer {
     _Atomic int state;
@@ -43,7 +43,7 @@ static int shows_blocks(const shm_op *s) { return s->in_list != NULL; }
 static int show(shm_op *s, const uintptr_t *blocks, const size_t *lengths) {
     const mpp_group *g = s->op.group;
     mpp_exported *all = calloc(lengths ? (size_t)g->size : 1, sizeof *all), last = {0};
-    int error = all ? CUDA_OK : OUT_OF_MEMORY;
+    int error = all ? CUDA_OK : CUDA_OUT_OF_MEMORY;
     for (int r = 0; r < (lengths ? g->size : 1) && !error; r++) {
         if (lengths ? !lengths[r] || r == g->rank : !blocks[r]) continue;
         error = mpp_export(s->bus->copier, blocks[r], &last);
