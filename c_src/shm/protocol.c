@@ -312,15 +312,12 @@ static int step_oom_placeholder(mpp_op *op) {
 }
 
 void mpp_prepare_oom_placeholder(mpp_channel *c, mpp_group *g) {
-    c->oom_placeholder.op.ours = 1;
-    c->oom_placeholder.op.group = g;
-    c->oom_placeholder.op.step = step_oom_placeholder;
-    c->oom_placeholder.op.arrived = arrived;
-    c->oom_placeholder.op.in_short = 1;
-    c->oom_placeholder.op.source = -1;
-    c->oom_placeholder.chunk_bytes = c->slot_bytes;
-    c->oom_placeholder.batches = c->oom_placeholder.widening = 1;
-    c->oom_placeholder.wait_for = -1;
+    c->oom_placeholder = (shm_op){
+        .op = {.group = g, .step = step_oom_placeholder, .arrived = arrived, .source = -1, .ours = 1, .in_short = 1},
+        .chunk_bytes = c->slot_bytes,
+        .batches = 1,
+        .widening = 1,
+        .wait_for = -1};
     mpp_sign(&c->oom_placeholder, MPP_NO_MEMORY, -1, 0);
 }
 
