@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import forks as forks
-from . import settings, torch_internals
+from . import forks, settings, torch_internals  # noqa: F401 - forks is to be imported with torch
 from .names import BACKEND
 
 

@@ -50,7 +50,7 @@ def answer(program: str, **environment: str) -> dict:
 def test_import_torch_starts_and_loads_nothing() -> None:
     with_plugin, without = answer(IMPORT), answer(IMPORT, **OFF)
     assert with_plugin["registered"] and not without["registered"]
-    ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "names", "settings", "torch_internals")]
+    ours = [f"torchmpi_plugin.{name}" for name in ("_autoload", "forks", "names", "settings", "torch_internals")]
     assert with_plugin["ours"] == ["torchmpi_plugin", *ours]
     assert not with_plugin["libraries"]
     for what in ("others", "python threads", "helper of timeouts", "threads"):
