@@ -24,10 +24,9 @@ enum mpp_dtype { MPP_DTYPES(MPP_NUMBER_OF) MPP_DTYPE_COUNT };
 enum mpp_redop { MPP_REDOPS(MPP_NUMBER_OF) MPP_REDOP_COUNT };
 
 typedef struct mpp_reduction {
-    int32_t dtype;      /* enum mpp_dtype */
-    int32_t op;         /* enum mpp_redop */
-    int32_t has_premul; /* multiply each source by premul first */
-    int32_t reserved;
+    int32_t dtype;         /* enum mpp_dtype */
+    int32_t op;            /* enum mpp_redop */
+    int32_t has_premul;    /* multiply each source by premul first */
     double premul;         /* cast to the computing type before use */
     int64_t divisor;       /* >= 1; 1: none.  Integers truncate toward zero */
     const double *factors; /* one for each source in place of premul; NULL: premul for all */

@@ -19,10 +19,11 @@ mpp_interned interned;
 
 /* ---- what is noted of a call ---- */
 
+static PyObject *or_none(PyObject *object) { return object ? object : Py_None; }
+
 /* Borrowed: what a Work has of these. */
-static PyObject *opts_of(const call *c) { return c->opts ? c->opts : Py_None; }
 static PyObject *results_of(const call *c) { return c->results ? c->results : c->out.tensors; }
-static PyObject *kept_of(const call *c) { return c->keep ? c->keep : c->in.tensors ? c->in.tensors : Py_None; }
+static PyObject *kept_of(const call *c) { return or_none(c->keep ? c->keep : c->in.tensors); }
 
 /* Where the group compares calls in detail: the other exchange, or other numbers of as many bytes, are another call. 0,
  * with an exception: no memory. */
@@ -79,7 +80,7 @@ static void count(call *c, call_object *record) {
 
 PyObject *mpp_last_call(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return shared(bridge_state.last ? bridge_state.last : Py_None);
+    return shared(or_none(bridge_state.last));
 }
 
 /* For the flight recorder: also of a call that goes on with its Work who has called it; NULL: it is complete. */
@@ -133,7 +134,7 @@ static int announce_second_half(const call *c) {
 /* What engine/work.py says that every PendingWork has. */
 static int describe(PyObject *work, const call *c, call_object *record, PyObject *handle) {
     return set(work, interned.handle, shared(handle)) && set(work, interned.group, shared(c->self)) &&
-           set(work, interned.call, shared((PyObject *)record)) && set(work, interned.opts, shared(opts_of(c))) &&
+           set(work, interned.call, shared((PyObject *)record)) && set(work, interned.opts, shared(or_none(c->opts))) &&
            set(work, interned.tensors, shared(results_of(c))) && set(work, interned.keep, shared(kept_of(c))) &&
            set(work, interned.lock, PyObject_CallNoArgs(bridge_state.lock)) &&
            (!c->finish || set(work, interned.finish, shared(c->finish))) &&
@@ -271,8 +272,6 @@ static int has_modes(void) {
 }
 
 /* ---- calls of which Python is told: prepare() and follow() of group/starting.py ---- */
-
-static PyObject *or_none(PyObject *object) { return object ? object : Py_None; }
 
 static PyObject *unless_none(PyObject *given) { return given == Py_None ? NULL : given; }
 

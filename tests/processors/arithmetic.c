@@ -71,7 +71,7 @@ static void reductions(int dtype, int op) {
     }
     for (int scaled = 0; scaled < (dtype == MPP_BOOL ? 1 : 4); scaled++)
         for (int n = 1; n <= SOURCES; n++) {
-            mpp_reduction r = {dtype, op, scaled & 1, 0, -2.5, scaled & 2 ? 300 : 1, NULL};
+            mpp_reduction r = {dtype, op, scaled & 1, -2.5, scaled & 2 ? 300 : 1, NULL};
             mpp_reduce(&r, out + 1, sources, n, COUNT);
             printf("%d %d %d %d %016llx", dtype, op, scaled, n,
                    (unsigned long long)digest(out + 1, bytes, wide_float(dtype)));
@@ -86,7 +86,7 @@ static void conversions(int dtype) {
     static const float near[] = {0x1p-24f, 0x1p-16f, 0x1p-9f, 0x1p-7f, 240, 448, 65504, 57344};
     static uint32_t wide[PATTERNS];
     static uint16_t narrow[PATTERNS];
-    const mpp_reduction r = {dtype, MPP_SUM, 0, 0, 0, 1, NULL};
+    const mpp_reduction r = {dtype, MPP_SUM, 0, 0, 1, NULL};
     size_t size = mpp_dtype_size(dtype), codes = size == 1 ? 256 : CODES;
     for (size_t i = 0; i < codes; i++) {
         if (size == 1) ((uint8_t *)narrow)[i] = (uint8_t)i;

@@ -98,7 +98,7 @@ int main(void)
     for (int isa = 0; isa < 3; isa++)
         for (int i = 0; i < MPP_DTYPE_COUNT * MPP_REDOP_COUNT * 20 && mpp_kernel_select(isas[isa]); i++) {
             int scaled = i % 4, dtype = i / 20 % MPP_DTYPE_COUNT, op = i / 20 / MPP_DTYPE_COUNT;
-            mpp_reduction r = {dtype, op, scaled & 1, 0, scaled == 1 ? -1e30 : -2.5, scaled & 2 ? 300 : 1, NULL};
+            mpp_reduction r = {dtype, op, scaled & 1, scaled == 1 ? -1e30 : -2.5, scaled & 2 ? 300 : 1, NULL};
             if (mpp_reduction_supported(dtype, op))
                 for (int nsrc = 1; nsrc <= 4; nsrc++)
                     try_one(&r, nsrc, counts[i / 4 % 5]);
