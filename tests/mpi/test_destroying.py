@@ -78,5 +78,5 @@ def test_a_thread_that_waits_for_who_does_not_come(how: str, channel) -> None:
     channel.Barrier()
     if dist.get_rank() or how != "destroy":
         dist.destroy_process_group(group)
-    assert [error for error in errors if "aborted" not in str(error)] == []
+    assert [error for error in errors if not str(error).endswith(("was aborted", "is destroyed"))] == []
     assert len(errors) == (dist.get_rank() == 0), "the waiter was not freed"
