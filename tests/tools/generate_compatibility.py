@@ -33,6 +33,7 @@ MPIS = (
     "mpich==4.1.*",
     "mpich==4.0.*",
     "mpich==3.4.*",
+    "impi-rt==2021.18.*",
     "impi-rt==2021.13.*",
 )
 SECONDS = 120
