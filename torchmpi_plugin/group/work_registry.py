@@ -58,7 +58,7 @@ def hold(work: Any) -> Any:
 
 #: How many operations on a storage, by its address, are in the registry and not complete.
 _under_way: Counter[int] = Counter()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may complete operations
 
 
 def enter(work: Work, tensors: list[torch.Tensor]) -> None:
@@ -66,8 +66,8 @@ def enter(work: Work, tensors: list[torch.Tensor]) -> None:
     held = hold(work)
     with _lock:
         for tensor in tensors:
-            register(tensor, held)
             _under_way[tensor.untyped_storage().data_ptr()] += 1
+            register(tensor, held)
     work.later_future().add_done_callback(lambda _: _leave(work, tensors))
 
 
