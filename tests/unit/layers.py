@@ -35,8 +35,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "tensors": ("names", "operations", "settings", "torch_internals", "node"),
     "mpi": ("errors", "flavours", "forks", "names", "settings", "node", "launchers", "tensors"),
     "store": ("errors", "names", "protocol", "node", "launchers", "mpi"),
-    "communicator": ("errors", "names", "protocol", "settings", "node", "mpi", "store"),
-    "engine": ("names", "errors", "operations", "torch_internals", "tensors", "mpi"),
+    "communicator": ("errors", "forks", "names", "protocol", "settings", "node", "mpi", "store"),
+    "engine": ("names", "errors", "forks", "operations", "torch_internals", "tensors", "mpi"),
     "timeline": ("errors", "names", "operations", "settings", "tensors", "mpi", "engine"),
     "status": ("names", "seconds", "settings", "node", "engine", "timeline"),
     "diagnosis": (
@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("node", "tensors", "store", "engine", "timeline", "status"),
     ),
     "group": (
-        *("errors", "names", "operations", "settings", "torch_internals"),
+        *("errors", "forks", "names", "operations", "settings", "torch_internals"),
         *("node", "tensors", "mpi", "store", "communicator", "engine", "timeline", "diagnosis"),
     ),
     "api": (GROUND, "tensors", "mpi", "group"),

@@ -112,7 +112,7 @@ class _Backend:
         _open.discard(self)
 
     def split(self, store: dist.Store, ranks: list[int], opts: Any) -> Any:
-        """A backend of some of the ranks, made by these alone, for torch's ``split_group``; raises on others."""
+        """A backend of some of the ranks, for torch's ``split_group``; a NotImplementedError on the others."""
         part = splitting.part(self.group, store, ranks, opts.group_name or "split", opts._timeout)
         if part is None:  # torch 2.15 crashes where a backend in Python gives it no backend
             raise NotImplementedError(

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .. import settings
+from .. import forks, settings
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..names import counted, log
@@ -262,7 +262,8 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        if self.freed and self.handle and runtime and not runtime.forked:  # no module is left at Python's very end
+        # No module is left at Python's very end.
+        if self.freed and self.handle and runtime and forks and not forks.forked:
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:

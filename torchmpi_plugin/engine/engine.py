@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .. import _bridge
+from .. import _bridge, forks
 from ..mpi import runtime
 from ..names import log
 
@@ -252,7 +252,7 @@ _lock = threading.Lock()
 def start() -> Engine:
     """The engine, started if need be; a RuntimeError in a forked child, which may step nothing of its parent's."""
     global _engine  # noqa: PLW0603
-    if runtime.forked:
+    if forks.forked:
         runtime.refuse_in_forked_child("an operation of mpiplus")
     if _engine is not None:
         return _engine
@@ -263,7 +263,7 @@ def start() -> Engine:
 
 
 def running() -> Engine | None:
-    return None if runtime.forked else _engine
+    return None if forks.forked else _engine
 
 
 #: For operations that are pending at an end, the program's, a group's or a window's: set by ``MPIPLUS_EXIT_GRACE`` when

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from .. import _bridge
+from .. import _bridge, forks
 from ..errors import DistBackendError, attempt
 from ..mpi import runtime
 from ..tensors import device
@@ -91,7 +91,7 @@ class Work(dist.Work):
 
     def _check_process(self, doing: str) -> None:
         """A RuntimeError in a forked child: it would take what is sent to its parent, or wait for a lock for ever."""
-        if runtime.forked:
+        if forks.forked:
             runtime.refuse_in_forked_child(f"{doing} of {self}")
 
     def synchronize(self) -> None:
@@ -108,12 +108,15 @@ class Work(dist.Work):
         return engine.start().poll(cast(engine.Pending, self))
 
     def is_success(self) -> bool:
+        """Return whether the operation is over and went well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
+        """Return why the operation failed, if it has."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
+        """The result tensors; waits for them."""
         self.wait()
         return self._tensors
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import torch_internals
+from .. import forks, torch_internals
 from .._bridge import Call, Calls
 from ..communicator import cuda_path
 from ..communicator.communicator import Communicator
@@ -188,7 +188,7 @@ class Group(dist.ProcessGroup):
     @property
     def supports_shrinking(self) -> bool:
         """True if ``torch.distributed.shrink_group`` works: it needs torch 2.15 and an MPI with ULFM."""
-        if not torch_internals.has_python_backends() or runtime.forked:
+        if not torch_internals.has_python_backends() or forks.forked:
             return False
         return mpi_failures.supported(self.communicator.comm)
 
@@ -309,6 +309,7 @@ class Group(dist.ProcessGroup):
         self._abort_hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:
+        """Forget a hook; no matter if there is none."""
         self._abort_hooks.pop(hook_id, None)
 
     def run_abort_hooks(self) -> None:
@@ -356,7 +357,7 @@ class Group(dist.ProcessGroup):
 
     def leave(self) -> None:
         """At the end of the program: nobody need wait for this rank any longer."""
-        if not self.closed and self._size > 1 and not self._left and not runtime.forked:
+        if not self.closed and self._size > 1 and not self._left and not forks.forked:
             self._left = True
             self.checkin.leave(self._calls.sequence)
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from .. import _bridge, operations, torch_internals
+from .. import _bridge, forks, operations, torch_internals
 from ..diagnosis import flight_recorder, frames
 from ..engine import engine, profiling
 from ..engine.work import PendingWork, Work
@@ -129,7 +129,7 @@ class ProcessGroupMPI(Group):
         What does not complete within the exit grace fails, and at once what a thread waits for; what MPI has begun of
         it is left for the end of the process.
         """
-        if runtime.forked:
+        if forks.forked:
             return
         self._engine.check_thread(f"destroying {self.label}")
         is_leaving = not self._left and not self.closed

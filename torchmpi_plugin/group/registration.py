@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .. import forks
 from ..engine import engine
 from ..errors import DistBackendError
 from ..mpi import runtime
@@ -123,7 +124,7 @@ class Registration:
         return self.closed
 
     def __del__(self) -> None:
-        if self.closed and self.handle and runtime and not runtime.forked:  # as in Communicator
+        if self.closed and self.handle and runtime and forks and not forks.forked:  # as in Communicator
             self._lib.mpp_window_release(self.handle)
 
 

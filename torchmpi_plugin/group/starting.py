@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _bridge, torch_internals
+from .. import _bridge, forks, torch_internals
 from ..engine import profiling
 from ..engine.work import Work
 from ..errors import DistBackendError
@@ -32,7 +32,7 @@ _CURES = {
 
 def begin(group: Group, operation: str) -> None:
     """Check that an operation may start here and now."""
-    if runtime.forked:
+    if forks.forked:
         runtime.refuse_in_forked_child(f"{operation} of {group.label}")
     if group._calls.broken is not None:
         cure = next((cure for end, cure in _CURES.items() if end in group._calls.broken), "make a new group")

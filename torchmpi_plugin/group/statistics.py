@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _bridge, settings
+from .. import _bridge, forks, settings
 from ..diagnosis import monitor
 from ..engine import engine
 from ..errors import attempt
-from ..mpi import runtime
 from ..names import counted, describe_ranks
 from ..timeline import recording
 from .group import Group
@@ -104,7 +103,7 @@ def _collect(group: Group) -> None:
 def _count_no_more(handle: int) -> None:
     """Remember a group's figures, once."""
     ranks = _counted.pop(handle, None)
-    if ranks is None or runtime.forked:
+    if ranks is None or forks.forked:
         return
     engine.start().lib.mpp_group_hide(handle)
     found = _figures(handle, ranks)

@@ -33,19 +33,11 @@ class _Holder(dist.ProcessGroup):
 
     def __init__(self) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]
-        self._handed = threading.local()
+        self.handed = threading.local()
 
     def barrier(self, opts: Any) -> Any:
-        """Called by C++, in :meth:`hold`."""
-        return self._handed.work
-
-    def hold(self, work: Any) -> Any:
-        """A Work of C++'s that keeps one of ours, and asks it."""
-        self._handed.work = work
-        try:
-            return dist.ProcessGroup.barrier(self, dist.distributed_c10d.BarrierOptions())
-        finally:
-            del self._handed.work
+        """Called by C++, in :func:`hold`."""
+        return self.handed.work
 
 
 _holder = functools.cache(_Holder)
@@ -53,7 +45,12 @@ _holder = functools.cache(_Holder)
 
 def hold(work: Any) -> Any:
     """A Work of C++'s that keeps one of ours, and asks it."""
-    return _holder().hold(work)
+    holder = _holder()
+    holder.handed.work = work
+    try:
+        return dist.ProcessGroup.barrier(holder, dist.distributed_c10d.BarrierOptions())
+    finally:
+        del holder.handed.work
 
 
 #: How many operations on a storage, by its address, are in the registry and not complete.

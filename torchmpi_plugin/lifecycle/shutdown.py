@@ -16,7 +16,7 @@ import time
 from types import TracebackType
 from typing import Any, NoReturn
 
-from .. import settings
+from .. import forks, settings
 from ..diagnosis import frames, monitor
 from ..engine import engine
 from ..errors import DistBackendError
@@ -75,7 +75,7 @@ def watch_for_uncaught_exceptions() -> Any:
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global _uncaught  # noqa: PLW0603
         _uncaught = True
-        if not runtime.forked:
+        if not forks.forked:
             leaving.tell(1)
         shown = frames.of_uncaught(value)
         previous(kind, value.with_traceback(shown), shown)  # Python's own goes by that of the exception
@@ -93,9 +93,9 @@ def _finalize_key() -> int:
 
 def _mpi_is_finalized(*_: Any) -> None:
     """The program does so itself: nothing of a group may call MPI from here on."""
-    if not _done and not runtime.forked and (ours := engine.running()) is not None:
+    if not _done and not forks.forked and (ours := engine.running()) is not None:
         _end_job_if_busy(ours)
-    for group in [] if _done or runtime.forked else world.remembered():
+    for group in [] if _done or forks.forked else world.remembered():
         group._calls.broken = group._calls.broken or f"{group.label} {starting.FINALIZED}"
         group.communicator.may_be_sent_to, group.user_communicator = True, None
 
@@ -178,7 +178,7 @@ def _aborts() -> bool:
 
 
 def _abort_after_exception() -> None:
-    if not _aborts() or not _uncaught or runtime.forked or runtime.mpi().Is_finalized():
+    if not _aborts() or not _uncaught or forks.forked or runtime.mpi().Is_finalized():
         return
     if runtime.mpi().COMM_WORLD.Get_size() > 1:
         abort_job("an uncaught exception (above)")
@@ -187,7 +187,7 @@ def _abort_after_exception() -> None:
 def at_exit() -> None:
     """Once, where MPI was used: see the top of this file."""
     global _done  # noqa: PLW0603
-    if runtime.forked or _done or not install.cache_info().currsize:
+    if forks.forked or _done or not install.cache_info().currsize:
         return
     _done = True
     ours = engine.running()

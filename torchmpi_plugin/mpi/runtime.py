@@ -45,14 +45,9 @@ we_finalize = False
 #: The shim's functions, once they are loaded.
 _lib: Lib | None = None
 
-#: As :mod:`forks` has it.
-forked = forks.forked
-
 
 def _after_fork_in_child() -> None:
-    global forked  # noqa: PLW0603
-    forked = forks.forked
-    if forked and _lib is not None:
+    if forks.forked and _lib is not None:  # that module's hook comes first, as it was registered first
         _lib.mpp_note_fork()
 
 
@@ -61,7 +56,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def refuse_in_forked_child(doing: str) -> None:
     """Raise a RuntimeError there: MPI knows one process, and takes what a child says for the parent's word."""
-    if forked:
+    if forks.forked:
         raise RuntimeError(
             f"{doing} in a process forked from an MPI rank: MPI does not survive a fork. Communicate in the parent "
             f"only, or start workers with the spawn method"
