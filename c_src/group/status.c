@@ -252,8 +252,11 @@ int mpp_status_start(int listening, const char *about, int stacks, int stack_sig
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&status.thread, NULL, answer_forever, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) status.listening = -1;
-    return !error;
+    if (!error) return 1;
+    free(status.about);
+    status.about = NULL;
+    status.listening = -1;
+    return 0;
 }
 
 void mpp_status_stop(void) {
