@@ -82,7 +82,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("test_c10d_logger.py", "test_exception_logger", "the name: the log says `mpiplus`"),
     ("test_pg_wrapper.py", "debug_mode$", "gloo's wrapper raises in the call: a mismatch is told in `wait()`"),
     ("test_pg_wrapper.py", "", "the test makes a group of gloo's class beside the world"),
-    ("test_dist2.py", "test_remote_group_merge", "groups of mpiplus cannot be merged; an error says so"),
 )
 #: Or a release.
 COMMIT = r"[0-9a-f]{40}\b|\d+\.\d+\.\d+\b"

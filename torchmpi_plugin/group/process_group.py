@@ -119,6 +119,7 @@ class ProcessGroupMPI(Group):
     allocate_tensor = windows.allocate_tensor
     supports_tensor_alloc = windows.supports_tensor_alloc
     split_group = splitting.split_group
+    merge_remote_group = splitting.merge_remote_group
     shrink = splitting.shrink
 
     # ---- the end of a group ----
@@ -171,8 +172,6 @@ class ProcessGroupMPI(Group):
 
 #: Where a group has no backend in C++ to say so itself, these end in words from inside torch.
 _OF_BACKENDS = () if torch_internals.has_python_backends() else splitting.LEFT_TO_BACKENDS
-#: With this one it would answer None.
-_OF_BACKENDS += ("merge_remote_group",)
 for _name, _what in {**vars(dist.ProcessGroup), **vars(torch_internals.backend_class())}.items():
     if _name in _OF_BACKENDS or not (isinstance(_what, type) or hasattr(ProcessGroupMPI, _name)):
         _refusal = splitting.refusal(_name)

@@ -1,19 +1,22 @@
-"""Groups made of a group's own ranks: torch's ``split_group`` and ``shrink_group``."""
+"""Groups made of others: torch's ``split_group``, ``shrink_group`` and ``merge_remote_group``."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from ..communicator import membership
 from ..diagnosis import comparison, monitor
 from ..errors import DistBackendError
 from ..mpi import failures, runtime
+from ..store.checkin import CheckIn
 from ..tensors.arguments import ArgumentError, check_timeout
 from . import world
 from .group import Group
@@ -46,13 +49,17 @@ def part(group: Group, store: dist.Store, ranks: list[int], name: str, timeout: 
 
 
 def _make_part(group: Group, base: Any, store: dist.Store, ranks: list[int], name: str, timeout: timedelta) -> Any:
-    rank, config = ranks.index(group.rank()), group.communicator.config  # what its options asked for, as torch has it
-    ranks_in_world = [group._global_ranks[rank] for rank in ranks]
-    look = functools.partial(world.gone, ranks_in_world)
-    comm, checkin = membership.create(
-        *(base, store, name, rank, ranks_in_world, timeout, comparison.wanted(), config, look)
-    )
-    made = group.plain_type(comm, checkin, store, name, ranks_in_world, timeout)
+    rank, ranks_in_world = ranks.index(group.rank()), [group.global_rank(rank) for rank in ranks]
+    return _make(group, base, store, rank, ranks_in_world, name, timeout)
+
+
+def _make(
+    group: Group, base: Any, store: dist.Store, rank: int, ranks: list[int], name: str, timeout: timedelta
+) -> Any:
+    config = group.communicator.config  # what its options asked for, as torch has it
+    look = functools.partial(world.gone, ranks)
+    comm, checkin = membership.create(base, store, name, rank, ranks, timeout, comparison.wanted(), config, look)
+    made = group.plain_type(comm, checkin, store, name, ranks, timeout)
     made.known_as = group.known_as
     world.remember(made, name)
     if group.attach is not None:
@@ -74,6 +81,45 @@ def split_group(
     made = part(group, dist.PrefixStore(f"{name}/", group._store), new_ranks, name, timeout)
     if made is not None:
         made.setGroupDesc(group_desc or f"{group.group_desc}:split:{group._splits}")
+    return made
+
+
+def merge_remote_group(
+    group: Group,
+    store: dist.Store,
+    size: int,
+    timeout: timedelta = default_pg_timeout,
+    group_name: str | None = None,
+    group_desc: str | None = None,
+) -> Any:
+    """A new group of ``size`` processes of this job, each of which calls this on a group of its own.
+
+    Args:
+        store: the same for all. It counts who comes, which gives the ranks, as with torch's backends.
+        timeout: how long to wait for the others, and the new group's.
+
+    Raises:
+        ValueError: less than one process; a process that comes twice; a timeout that cannot be.
+        DistBackendError: processes that do not come in time, or that another mpirun has started.
+    """
+    doing = f"merging {group.label}"
+    runtime.refuse_without_mpi(doing)
+    check_timeout(doing, timeout)
+    if size < 1:
+        raise ArgumentError(f"{doing}: the size must be 1 or more, not {size}")
+    assert world.checkin is not None
+    turn, rank = divmod(store.add(f"mpiplus/merging {size}", 1) - 1, size)
+    store = dist.PrefixStore(f"merged {size} {turn}/", store)
+    checkin = CheckIn(store, "merge", rank, size)
+    mine = [world.checkin.name, group.global_rank(group.rank()), group_name or f"{group.group_name}:merge"]
+    jobs, ranks, names = zip(*map(json.loads, checkin.gather("member", json.dumps(mine), timeout, doing)), strict=True)
+    if len({*jobs}) > 1:
+        raise DistBackendError(f"{doing}: its {size} processes are of {len({*jobs})} MPI jobs, not of one")
+    if len({*ranks}) < size:
+        raise ArgumentError(f"{doing}: its processes are ranks {[*ranks]} of the world; each may come once")
+    made = _make(group, world.base(), store, rank, [*ranks], names[0], timeout)
+    checkin.forget("member")  # all have read it: they were needed to make the group
+    made.setGroupDesc(group_desc or f"{group.group_desc}:merge")
     return made
 
 

@@ -71,7 +71,7 @@ class CheckIn:
 
     def __init__(self, store: Store, name: str, rank: int, size: int, look: Look | None = None) -> None:
         self.store = store
-        self._prefix = f"mpiplus/{name}"
+        self.name = name
         self.rank = rank
         self.size = size
         self._look = look
@@ -89,7 +89,7 @@ class CheckIn:
         return other
 
     def _key(self, *parts: object) -> str:
-        return "/".join((self._prefix, *map(str, parts)))
+        return "/".join(("mpiplus", self.name, *map(str, parts)))
 
     def _present(self, what: str, ranks: list[int]) -> list[int]:
         with contextlib.suppress(RuntimeError):
