@@ -66,7 +66,7 @@ class Library:
     vendor: str  # as mpi4py names its maker
     version: str
     text: str  # its own description
-    abi: str  # the kind of mpi4py's extension: openmpi, mpich or mpiabi; empty if it was built for one MPI
+    abi: str  # openmpi, mpich or mpiabi (the standard's); empty where mpi4py was built for one MPI of another ABI
     path: str  # the library's file; empty where it cannot be told
     extension: str  # mpi4py's extension module
     pmix: bool = False  # whether ranks of the MPICH family can be started over PMIx, as by Open MPI's mpirun

