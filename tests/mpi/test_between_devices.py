@@ -177,7 +177,11 @@ def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch)
 
     if world.rank == 1:
         monkeypatch.setattr(device_reductions, "combine", fail)
+    else:
+        dist.barrier()  # rank 1 comes first: a call that finds all there may reach the second half itself, and fails there
     works = [dist.all_reduce(long_tensor(driver, 1), group=group.process_group, async_op=True) for _ in range(2)]
+    if world.rank == 1:
+        dist.barrier()
     dist.barrier()  # on a busy machine another rank begins its second one so much later
     is_behind.set()
     for work, words in zip(works, ("none left" if world.rank == 1 else "OUT_OF_MEMORY.* on rank 1", ""), strict=True):
