@@ -178,7 +178,7 @@ def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch)
     if world.rank == 1:
         monkeypatch.setattr(device_reductions, "combine", fail)
     else:
-        dist.barrier()  # rank 1 comes first: a call that finds all there may reach the second half itself, and fails there
+        dist.barrier()  # rank 1 begins first: a call that finds the others there may fail by itself
     works = [dist.all_reduce(long_tensor(driver, 1), group=group.process_group, async_op=True) for _ in range(2)]
     if world.rank == 1:
         dist.barrier()

@@ -101,13 +101,6 @@ def test_the_future_has_the_lists_that_gloos_has(gloo, group, world) -> None:
     torch.testing.assert_close(values[1], values[0])
 
 
-@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "merge_remote_group"), reason="this torch has no such method")
-def test_merging_groups_is_refused(group) -> None:
-    """torch's own method returns None."""
-    with pytest.raises(NotImplementedError, match="merge_remote_group"):
-        group.merge_remote_group(dist.HashStore(), 2, timedelta(seconds=1))
-
-
 @pytest.mark.mpi(min_size=2)
 def test_a_timeout_of_the_call_is_kept(new_group, world, channel) -> None:
     """Given by position, where c10d's options have it; the others do not come."""
