@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -194,14 +195,15 @@ def test_a_future_asked_for_while_a_failure_is_told(when: str) -> None:
 def test_a_future_is_resolved_where_telling_fails() -> None:
     case = Case(torch.float32)
     case.get_future()
-
-    def fails(error: Exception, timed_out: bool = False) -> None:
-        raise KeyboardInterrupt
-
-    case.group.failed = fails
+    case.group.failed = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         case.deadline()
     assert "timed out" in case.outcome()
+
+
+def test_a_work_may_outlive_the_modules_at_pythons_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_module, "engine", None)
+    Case(torch.float32).work.__del__()
 
 
 def test_the_time_for_several_operations_is_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +222,11 @@ def test_the_time_for_several_operations_is_for_all_of_them(monkeypatch: pytest.
     assert given[0] == 5.0 and sum(given[1:]) < 1
 
 
-ERROR = RankFailedError("rank 1 has ended", ranks=[1])
-
-
 @pytest.mark.parametrize("has_devices", [False, True])
 def test_whoever_waits_in_python(has_devices: bool) -> None:
     future = Future()
     future.has_devices = has_devices
-    future.fail(ERROR)
+    future.fail(RankFailedError("rank 1 has ended", ranks=[1]))
     assert future.done()
     with pytest.raises(RankFailedError, match="rank 1 has ended"):
         future.wait()

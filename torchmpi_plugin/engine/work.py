@@ -206,8 +206,8 @@ class PendingWork(Work):
         return (own if own > 0 else self.call.limit) + self.call.extension
 
     def __del__(self) -> None:
-        # Never while pending: then the engine's registry still refers to it. At Python's end a module is empty.
-        running = engine.running() if callable(engine.running) else None
+        # Never while pending: then the engine's registry still refers to it. At Python's end a module is empty or None.
+        running = engine.running() if engine and callable(engine.running) else None
         if running is not None and self.handle and self.finished and not self.abandoned:
             running.lib.mpp_release(self.handle)
             if self._first_handle:
