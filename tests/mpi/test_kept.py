@@ -36,7 +36,7 @@ def a_mode() -> Any:
 
 #: What a call is made in.
 AROUND: dict[str, Callable[[], Any]] = {"": nullcontext, "a mode": a_mode, "the profiler": torch.profiler.profile}
-SOON = patient(1)
+SOON = patient(5)
 #: Over gloo as well: it registers the Work of a send with a tensor that nobody can wait for.
 KEPT_BY_TORCH = {"isend, irecv"}
 needs_operators = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def kept_by(calls: dict[str, Callable[[], Any]]) -> list[str]:
         before = others_than(())
         known = {id(tensor) for tensor in before}
         call()
-        give_up = time.monotonic() + SOON  # for the background, which may hold a Work a little longer
+        give_up = time.monotonic() + SOON  # the background may hold one that was polled for a second
         while (left := [tuple(tensor.shape) for tensor in others_than(known)]) and time.monotonic() < give_up:
             time.sleep(0.01)
         if left:
