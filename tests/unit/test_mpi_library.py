@@ -59,8 +59,11 @@ def test_a_file_that_is_no_library() -> None:
         mpi_library.open_alias("libmpi.so.12", __file__)
 
 
-def test_the_library_beside_the_launcher_is_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where only the bin directory of an MPI is on the path."""
+@pytest.mark.parametrize("extension", ["MPI.mpich.cpython-311.so", "MPI.cpython-311.so"])
+def test_the_library_beside_the_launcher_is_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extension: str
+) -> None:
+    """Where only the bin directory of an MPI is on the path. An mpi4py that was built for one MPI is linked to it."""
     for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"):
         monkeypatch.delenv(name, raising=False)
     file = "lib64/libmpi.so.12"
@@ -68,8 +71,11 @@ def test_the_library_beside_the_launcher_is_the_cure(monkeypatch: pytest.MonkeyP
         (tmp_path / directory).mkdir()
     (tmp_path / "bin" / "mpiexec").touch(0o755)
     (tmp_path / file).touch()
+    (tmp_path / extension).touch()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert f"export MPI4PY_LIBMPI={tmp_path / file}." in mpi_library._not_found(["cannot load MPI library"])
+    monkeypatch.setattr("mpi4py.__path__", [str(tmp_path)])
+    cure = f"LD_LIBRARY_PATH={tmp_path / 'lib64'}." if "mpich" not in extension else f"MPI4PY_LIBMPI={tmp_path / file}."
+    assert f"export {cure}" in mpi_library._not_found(["cannot load MPI library"])
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
