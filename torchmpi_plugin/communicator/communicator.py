@@ -262,8 +262,7 @@ class Communicator:
         return True
 
     def __del__(self) -> None:
-        # No module is left at Python's very end.
-        if self.freed and self.handle and runtime and forks and not forks.forked:
+        if self.freed and self.handle and forks and not forks.forked:  # no module is left at Python's very end
             self._lib.mpp_group_release(self.handle)
 
     def _has_unread_message(self) -> bool:

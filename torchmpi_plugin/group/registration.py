@@ -12,7 +12,6 @@ import torch
 from .. import forks
 from ..engine import engine
 from ..errors import DistBackendError
-from ..mpi import runtime
 from ..node.shared_files import Share
 from ..tensors import allocation
 
@@ -124,7 +123,7 @@ class Registration:
         return self.closed
 
     def __del__(self) -> None:
-        if self.closed and self.handle and runtime and forks and not forks.forked:  # as in Communicator
+        if self.closed and self.handle and forks and not forks.forked:  # as in Communicator
             self._lib.mpp_window_release(self.handle)
 
 

@@ -99,8 +99,8 @@ def merge_remote_group(
         timeout: how long to wait for the others, and the new group's.
 
     Raises:
-        ValueError: less than one process; a process that comes twice; a timeout that cannot be.
-        DistBackendError: processes that do not come in time, or that another mpirun has started.
+        ValueError: less than one process; a timeout that cannot be.
+        DistBackendError: processes that do not come in time, come twice, or that another mpirun has started.
     """
     doing = f"merging {group.label}"
     runtime.refuse_without_mpi(doing)
@@ -115,8 +115,6 @@ def merge_remote_group(
     jobs, ranks, names = zip(*map(json.loads, checkin.gather("member", json.dumps(mine), timeout, doing)), strict=True)
     if len({*jobs}) > 1:
         raise DistBackendError(f"{doing}: its {size} processes are of {len({*jobs})} MPI jobs, not of one")
-    if len({*ranks}) < size:
-        raise ArgumentError(f"{doing}: its processes are ranks {[*ranks]} of the world; each may come once")
     made = _make(group, world.base(), store, rank, [*ranks], names[0], timeout)
     checkin.forget("member")  # all have read it: they were needed to make the group
     made.setGroupDesc(group_desc or f"{group.group_desc}:merge")
