@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -36,7 +37,7 @@ def test_launchers_inside_a_slurm_allocation() -> None:
 
 
 def library(vendor: str, version: str, pmix: bool = False) -> Library:
-    return Library(vendor, version, f"{vendor} v{version}", "", "/opt/lib/libmpi.so", "", pmix)
+    return Library(vendor, version, f"{vendor} v{version}", "", "/opt/lib/libmpi.so", "MPI.mpich.abi3.so", pmix)
 
 
 MPICH_4, MPICH_5 = library("MPICH", "4.0.2"), library("MPICH", "5.0.2")
@@ -86,10 +87,9 @@ def test_what_may_work_is_not_refused(loaded: Library, environment: dict[str, st
 @pytest.mark.parametrize(
     ("environment", "cure"),
     [
-        (OPEN_MPIS_MPIRUN, "make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40"),
-        (HYDRA, "on Debian libmpich.so.12"),
+        (OPEN_MPIS_MPIRUN, "make mpi4py load the launcher's MPI (MPI4PY_LIBMPI=libmpi.so.40 of Open MPI"),
         (SRUN_PMIX, "another srun --mpi=... (pmix for Open MPI, pmi2 for MPICH"),
-        ({"PALS_SIZE": "5"}, "make mpi4py load the MPI of the launcher"),
+        ({"PALS_SIZE": "5"}, "(MPI4PY_LIBMPI="),
         ({"WORLD_SIZE": "2", "RANK": "1"}, "importing mpi4py.MPI does"),
     ],
 )
@@ -99,6 +99,8 @@ def test_the_error_names_launcher_library_and_cure(environment: dict[str, str], 
     text = explain_misfit(launch, MPICH_4)
     for words in (launch.launcher, f"started {launch.size} ranks", "MPICH 4.0.2 (/opt/lib/libmpi.so)", cure):
         assert words in text
+    built = explain_misfit(launch, dataclasses.replace(MPICH_4, extension="MPI.abi3.so"))
+    assert "LIBMPI" not in built and ("MPICC=mpicc pip install" in built) == ("LIBMPI" in cure)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -285,11 +285,7 @@ class Group(dist.ProcessGroup):
         super().register_pre_hook(hook_id, hook)  # type: ignore[misc]
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Call ``hook`` with torch's PostHookArgs after each operation of this group has been issued.
-
-        Raises:
-            RuntimeError: a torch before 2.15, which has no such hooks.
-        """
+        """The same with torch's PostHookArgs, after each operation has been issued."""
         self._want_hooks("register_post_hook")
         super().register_post_hook(hook_id, hook)  # type: ignore[misc]
 

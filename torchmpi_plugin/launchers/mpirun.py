@@ -152,7 +152,7 @@ def _chosen(chosen: str, library: Library) -> Launcher:
     if reason:
         raise LauncherError(
             f"{program} {reason}, but mpi4py loads {library.name} ({library.path}): the ranks would not find each "
-            f"other. Leave --launcher out, or make mpi4py load the other MPI (MPI4PY_LIBMPI names its file)."
+            f"other. Leave --launcher out, or {library.cure}."
         )
     return Launcher(program, *found, library)
 
@@ -162,8 +162,7 @@ def _none_fits(library: Library, rejected: Mapping[str, str]) -> str:
     return (
         f"no mpirun or mpiexec belongs to the MPI that mpi4py loads, {library.name} ({library.path}). "
         f"Found: {found or 'none on the PATH'}. Put that MPI's bin directory on the PATH (load its module), name its "
-        f"launcher with --launcher, or make mpi4py load the launcher's MPI (MPI4PY_LIBMPI=libmpi.so.40, "
-        f"libmpi.so.12, on Debian libmpich.so.12, or a full path)."
+        f"launcher with --launcher, or {library.cure}."
     )
 
 

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
     identity: tuple[str, ...] = ()  # what makes a process this rank of this job, beside the rank
     prefixes: tuple[str, ...] = ()  # of all variables that say something of the process or its node
     daemons: tuple[str, ...] = ()  # its processes on the nodes, if they serve one job only
-    cure: str = ""  # what to do where mpi4py has loaded another MPI
+    cure: str = ""  # what else helps where mpi4py has loaded another MPI
 
 
 _OF_HYDRA = Kind(
@@ -29,7 +29,6 @@ _OF_HYDRA = Kind(
     identity=("PMI_FD", "PMI_PORT"),
     prefixes=("PMI_", "HYDRA_"),
     daemons=("hydra_pmi_proxy", "hydra_pmi_prox", "pmi_proxy"),
-    cure="make mpi4py load MPICH (MPI4PY_LIBMPI=libmpi.so.12, on Debian libmpich.so.12, or its full path)",
 )
 SLURM = Kind(
     *("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
@@ -55,7 +54,6 @@ LAUNCHERS = (
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         prefixes=("OMPI_", "PRTE_"),
         daemons=("prted", "orted", "prterun"),
-        cure="make mpi4py load Open MPI (MPI4PY_LIBMPI=libmpi.so.40, or its full path)",
     ),
     _OF_HYDRA._replace(beside="MPI_LOCALRANKID"),
     Kind(

@@ -172,7 +172,7 @@ def explain_misfit(launch: Launch, library: Library) -> str:
     return (
         f"{started}, but {loaded}. The launcher and the library do not belong together. Start the job with the "
         f"mpirun/mpiexec of {library.name} (mpiplus run -n {launch.size} finds it), or "
-        f"{variables_of(launch).cure or 'make mpi4py load the MPI of the launcher (MPI4PY_LIBMPI names its file)'}."
+        f"{variables_of(launch).cure or library.cure}."
     )
 
 

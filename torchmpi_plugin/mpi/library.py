@@ -74,17 +74,13 @@ def _under_mpichs_name() -> bool:
 
 
 def _not_found(reasons: list[str]) -> str:
-    said = "; ".join(reasons if os.environ.get("MPI4PY_LIBMPI") else reasons[:1])
-    where = "LD_LIBRARY_PATH={0.parent}" if _is_linked() else "MPI4PY_LIBMPI={0}"
-    cures = [f"{program} has its library in {file}: export {where.format(file)}." for program, file in _beside()]
-    return f"mpiplus found no usable MPI library: mpi4py says: {said}. {cures[0] if cures else _INSTALL_HINT}"
-
-
-def _is_linked() -> bool:
-    """Return whether mpi4py was built for one MPI; its wheels have an extension for each ABI, and load any MPI."""
     import mpi4py
 
-    return not [*Path(mpi4py.__path__[0]).glob("MPI.*.*.so")]
+    said = "; ".join(reasons if os.environ.get("MPI4PY_LIBMPI") else reasons[:1])
+    of_a_wheel = [*Path(mpi4py.__path__[0]).glob("MPI.*.*.so")]  # an extension for each ABI, which load any MPI
+    where = "MPI4PY_LIBMPI={0}" if of_a_wheel else "LD_LIBRARY_PATH={0.parent}"
+    cures = [f"{program} has its library in {file}: export {where.format(file)}." for program, file in _beside()]
+    return f"mpiplus found no usable MPI library: mpi4py says: {said}. {cures[0] if cures else _INSTALL_HINT}"
 
 
 def _beside() -> Iterator[tuple[str, Path]]:
