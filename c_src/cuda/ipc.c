@@ -1,10 +1,10 @@
 /* Exported and imported allocations, which are kept: a handle is made once, and opened once by each process.
  *
  * Who frees an allocation does not say so: torch gives memory back to the driver when it runs out of it, or when it is
- * told to. The driver keeps it as long as another process has it open. So each export looks whether one of the earlier
- * ones is still there, and counts how often one was not; who imports closes all it has of a process whose count
- * differs, once nobody reads from it. The driver opens nothing where something that was freed is still open: that is
- * closed first, and nobody can be reading from it, as a tensor lives until all have read it. (So does UCX's cache.)
+ * told to. The driver keeps it as long as another process has it open. So each export looks whether one of the others
+ * is still there, a new one whether all are, and counts how often not; who imports closes all it has of a process whose
+ * count differs, once nobody reads from it. The driver opens nothing where something that was freed is still open:
+ * that is closed first, and nobody can be reading from it, as a tensor lives until all have read it. (As UCX's cache.)
  */
 #include "cuda/ipc.h"
 
@@ -42,12 +42,11 @@ static int is_freed(int i) {
     return number_of(exports.list[i].base, &allocation) || allocation != exports.list[i].allocation;
 }
 
-/* One at a time; all, where one has gone: they go together. */
-static void forget_freed(void) {
-    if (!exports.count || !is_freed((int)(exports.looked_at++ % (unsigned)exports.count))) return;
-    exports.freed++;
+static void forget_freed(void) { /* all, as they go together */
+    int before = exports.count;
     for (int i = exports.count - 1; i >= 0; i--)
         if (is_freed(i)) exports.list[i] = exports.list[--exports.count];
+    exports.freed += exports.count < before;
 }
 
 static int find_export(cuda_address base, const export **found) {
@@ -58,6 +57,7 @@ static int find_export(cuda_address base, const export **found) {
         *found = &exports.list[i];
         if ((*found)->base == base && (*found)->allocation == allocation) return CUDA_OK;
     }
+    forget_freed(); /* in a list that grows with each call, the one that is looked at may always be the same */
     if (!mpp_has_room((void **)&exports.list, exports.count, &exports.capacity, sizeof(export)))
         return CUDA_OUT_OF_MEMORY;
     export *made = &exports.list[exports.count++];
@@ -73,7 +73,7 @@ static int export_in_context(uintptr_t address, mpp_exported *exported) {
     const export *found;
     int error = mpp_cuda.address_range(&base, &bytes, address);
     if (error) return error;
-    forget_freed();
+    if (exports.count && is_freed((int)(exports.looked_at++ % (unsigned)exports.count))) forget_freed();
     error = find_export(base, &found);
     if (error || found->refused) return error ? error : found->refused;
     if (!exports.process) exports.process = (uint64_t)getpid() << 40 ^ (uint64_t)now_ns();
