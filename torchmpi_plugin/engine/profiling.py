@@ -169,12 +169,12 @@ def _rewrite(path: Path) -> None:
     text = path.read_text("utf-8") if path.stat().st_size <= _MOST_BYTES else ""
     if any(f'"{title}' in text for title in _titles):
         trace = json.loads(text)
-        if move(trace["traceEvents"]):
-            path.write_text(json.dumps(trace), "utf-8")
+        _complete(trace["traceEvents"])
+        path.write_text(json.dumps(trace), "utf-8")
 
 
-def move(events: list[Event]) -> int:
-    """Put our events that overlap others partly on tracks of their own, with what is said of the call; how many."""
+def _complete(events: list[Event]) -> None:
+    """Say in our events what is said of the call; put those that overlap others partly on tracks of their own."""
     threads = defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
@@ -190,7 +190,6 @@ def move(events: list[Event]) -> int:
             events.append({**track, "name": "thread_sort_index", "args": {"sort_index": _FIRST_TRACK + lane}})
         ends[lane] = _end(event)
         event["tid"] = _FIRST_TRACK + lane
-    return len(moved)
 
 
 def _end(event: Event) -> float:
@@ -198,7 +197,7 @@ def _end(event: Event) -> float:
 
 
 def _overlapping(thread: list[Event]) -> list[Event]:
-    """Those of ours on a thread that neither lie in others, or others in them, nor apart."""
+    """Return those of ours on a thread that neither lie in others, or others in them, nor apart."""
     thread.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     begins, found = [event["ts"] for event in thread], []
     open_ends: list[float] = []
