@@ -25,7 +25,7 @@ _REPORT_GRACE = 0.5
 #: Seconds between two looks at who has gone.
 _LOOK_EVERY = 1.0
 #: A rank that has left is given this long to end the job itself, with its own error and exit code.
-_LEAVING_GRACE = 3.0
+LEAVING_GRACE = 3.0
 #: So many ranks are asked what they do, and so many different calls are listed.
 _ENOUGH = 8
 #: So many of those who have come are asked whether they are still there.
@@ -132,7 +132,7 @@ class Diagnosis:
     def _may_end_the_job(self, leaving: set[int]) -> bool:
         """Return whether to wait a little: a rank on its way out may have failed, and say so better."""
         self._leaving = {rank: self._leaving.get(rank, time.monotonic()) for rank in leaving}
-        return any(time.monotonic() - noticed < _LEAVING_GRACE for noticed in self._leaving.values())
+        return any(time.monotonic() - noticed < LEAVING_GRACE for noticed in self._leaving.values())
 
     def _name(self, ranks: list[int]) -> str:
         names = []
