@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -89,7 +88,7 @@ class Library:
     @property
     def cure(self) -> str:
         """What to do where a launcher belongs to another MPI: mpi4py's wheels choose theirs, a build has one."""
-        if Path(self.extension).name.count(".") > 2:  # MPI.mpich.abi3.so: one of a wheel's
+        if self.abi in ("openmpi", "mpich"):  # which only a wheel's extensions have in their names
             files = "libmpi.so.40 of Open MPI, libmpi.so.12 of MPICH, on Debian libmpich.so.12, or a full path"
             return f"make mpi4py load the launcher's MPI (MPI4PY_LIBMPI={files})"
         build = "MPICC=mpicc pip install --force-reinstall --no-deps --no-cache-dir --no-binary mpi4py mpi4py"

@@ -52,5 +52,4 @@ def test_who_waits_leaves_the_core(world, name: str) -> None:
             time.sleep(SECONDS_LATE)
         measured.append(share_and_pauses(calls(rank, size)[name]))
     if rank == size - 1:
-        assert max(pauses for _, pauses in measured) >= FEWEST_PAUSES, measured
-        assert min(share for share, _ in measured) <= LARGEST_SHARE, measured
+        assert any(share <= LARGEST_SHARE and pauses >= FEWEST_PAUSES for share, pauses in measured), measured

@@ -20,7 +20,7 @@ from torchmpi_plugin.launchers.mpirun import Launcher, LauncherError, Library, f
 from torchmpi_plugin.node import node
 from torchmpi_plugin.node.node import Place, places
 
-OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "MPI.o.abi3.so")
+OPEN_MPI = Library("Open MPI", "5.0.11", "Open MPI v5.0.11", "openmpi", "/opt/ompi/lib/libmpi.so.40", "")
 MPICH = Library("MPICH", "5.0.2", "MPICH Version: 5.0.2", "mpich", "/opt/mpich/lib/libmpi.so.12", "")
 BATCH = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
 

@@ -174,7 +174,7 @@ def _rewrite(path: Path) -> None:
 
 
 def _complete(events: list[Event]) -> None:
-    """Say in our events what is said of the call; put those that overlap others partly on tracks of their own."""
+    """Put our events that overlap others partly on tracks of their own; in all of ours say what is said of the call."""
     threads = defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
@@ -197,7 +197,7 @@ def _end(event: Event) -> float:
 
 
 def _overlapping(thread: list[Event]) -> list[Event]:
-    """Return those of ours on a thread that neither lie in others, or others in them, nor apart."""
+    """Say in ours on a thread what is said of the call; return those that overlap others partly."""
     thread.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     begins, found = [event["ts"] for event in thread], []
     open_ends: list[float] = []
