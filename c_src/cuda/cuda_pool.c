@@ -181,6 +181,16 @@ void mpp_unregister_memory(cuda_device *device, void *memory) {
     if (!mpp_enter_device(device)) mpp_left_device(mpp_cuda.host_unregister(memory));
 }
 
+int mpp_cuda_registers(int ordinal, uintptr_t memory, size_t bytes) {
+    copier *c;
+    int error = mpp_get_copier(ordinal, &c);
+    if (error) return error;
+    error = mpp_register_memory(c, (void *)memory, bytes);
+    if (!error) mpp_unregister_memory(c->device, (void *)memory);
+    mpp_put_copier(c);
+    return error;
+}
+
 /* ---- the end ---- */
 
 /* Gives everything back that no operation uses. The devices' contexts are torch's as well, and stay to the end of the

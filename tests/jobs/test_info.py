@@ -18,9 +18,11 @@ def test_alone(job: Job) -> None:
 @pytest.mark.every_change
 def test_under_a_launcher(job: Job) -> None:
     """Rank 0 speaks for all, once."""
-    outcome = ended(job.start(job.installation.command(3, [*MPIPLUS_MODULE, "info"]), None), 0)
+    command = job.installation.command(3, [*MPIPLUS_MODULE, "info"])
+    outcome = ended(job.start(command, {"MPIPLUS_CUDA": "ipc"}), 0).says_not("Traceback")
     assert outcome.stdout.count("mpiplus info") == 1
-    outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "every pair of ranks can").says_not("Traceback")
+    outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "every pair of ranks can")
+    outcome.says("read from the other devices of the node .* MPIPLUS_CUDA says ipc")
 
 
 def test_what_a_group_costs(job: Job) -> None:

@@ -24,6 +24,7 @@ from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, in_flight
 
 import torchmpi_plugin
+from torchmpi_plugin.cli.info.worker import staging_on_node
 from torchmpi_plugin.group import starting
 from torchmpi_plugin.mpi import runtime
 
@@ -308,6 +309,7 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
     elif refused == "on no rank":
         runtime.shim().lib.mpp_cuda_release()
         driver.lib.fake_fail(b"MemHostAlloc", 0, 2)  # no pinned memory at all
+    assert ("pinned memory" in staging_on_node(runtime.mpi())) == is_refused  # what `mpiplus info` says
     with driver.on_stream(kernel_us=100):
         for name, count in itertools.product((*MOVES, *SUMS), (5, 70001, LONG)):
             if count == 5 and name in SUMS and refused == "on no rank":

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import cuda
 
-from ..names import log
+from ..names import CUDA_DRIVER, log
 
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
 
-#: The driver's library, looked up when the first CUDA tensor is communicated.
-DRIVER = "libcuda.so.1"
+#: Looked up when the first CUDA tensor is communicated.
+DRIVER = CUDA_DRIVER
 UNKNOWN_ERROR, STREAM_CAPTURED, _RELAXED = 999, 900, 2  # CUDA's own numbers
 
 

@@ -60,6 +60,8 @@ def _mpi_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         cuda = mpi["cuda"]
         yield "CUDA-aware", f"{_KNOWN[cuda['aware']]}: {cuda['why']}"
         yield "CUDA tensors", f"{cuda['path']}: {cuda['path_why']}"
+        if facts.get("cuda_on_node"):
+            yield "", facts["cuda_on_node"]
     elif "library" in facts:
         library = Library(**facts["library"])
         yield "MPI library", library.headline

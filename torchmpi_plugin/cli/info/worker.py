@@ -18,6 +18,7 @@ from ...flavours import Library
 from ...launchers.variables import check_fit
 from ...mpi import cuda_aware
 from ...mpi import library as mpi_library
+from ...names import CUDA_DRIVER
 from ...node import node
 from ...node.processes import python_command
 from . import machine
@@ -89,6 +90,9 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
         tell(phase="the exchange between all pairs of ranks")
         good = _meet(mpi, tell, pair_seconds, groups)
     tell(met=good)
+    if good and mpi.COMM_WORLD.Get_rank() == 0:
+        tell(phase="the test of the CUDA driver")
+        tell(cuda_on_node=staging_on_node(mpi))
     if good:
         tell(phase="MPI_Finalize")
         mpi.Finalize()
@@ -103,10 +107,13 @@ def _initialised(module: Any, library: Library) -> dict[str, Any]:
     levels = {getattr(module, f"THREAD_{name}"): name for name in _LEVELS}
     support = cuda_aware.support_of(module, os.environ)
     try:
-        direct, why = cuda_aware.path(support, *cuda_aware.asked_for(None, os.environ))
+        wanted, place = cuda_aware.asked_for(None, os.environ)
+        direct, why = cuda_aware.path(support, wanted, place)
     except ValueError as error:
-        direct, why = False, str(error)
+        wanted, direct, why = "", False, str(error)
     path = "handed to MPI, if a test at the start agrees" if direct else "staged through host memory"
+    if wanted == "ipc":
+        path = f"read from the other devices of the node where they can be, else {path}"
     return {
         "vendor": library.vendor,
         "version": library.version,
@@ -117,6 +124,29 @@ def _initialised(module: Any, library: Library) -> dict[str, Any]:
         "thread_level": f"MPI_THREAD_{levels[module.Query_thread()]}",
         "cuda": {"aware": support.aware, "why": support.why, "path": path, "path_why": why},
     }
+
+
+def staging_on_node(module: Any) -> str:
+    """How CUDA tensors are staged on this node, by the driver of its first device; empty: there is no driver."""
+    shim = mpi_library.import_shim(module)
+    lib, text = shim.lib, shim.ffi.new("char[]", 512)
+    if (failed := lib.mpp_cuda_load(CUDA_DRIVER.encode(), text, len(text))) < 0:
+        return ""
+    length = min(module.COMM_WORLD.Get_size() * shared_memory.SLOTS << 20, shared_memory.SEGMENT_LIMIT)
+    try:
+        if not failed:
+            descriptor = shared_memory.create_file(length)
+            segment = shared_memory.Segment(lib, shim.ffi, descriptor, length)
+            os.close(descriptor)
+            failed = lib.mpp_cuda_registers(0, segment.address, length)
+            lib.mpp_cuda_error_text(failed, text, len(text))
+            segment.close()
+        why = shim.ffi.string(text).decode(errors="replace")
+    except OSError as error:
+        failed, why = 1, f"/dev/shm: {error}"
+    if failed:
+        return f"on a node through pinned memory: the driver cannot have shared memory registered: {why}"
+    return "on a node the device copies to and from shared memory"
 
 
 def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:
