@@ -1,4 +1,4 @@
-"""`mpiplus bench` and the example on CUDA devices; without one they say so before they begin.
+"""`mpiplus bench`, the example and failing ranks on CUDA devices; without one the first two say so before they begin.
 
 On a GPU, which the ranks may share: python -m pytest tests/jobs -m gpu.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from job_runs import Job, Outcome
+from job_runs import SOON, Job, Outcome
 from launch_runs import MPIPLUS_MODULE, ended
 
 from torchmpi_plugin.cli.bench.training.ways import WAYS
@@ -24,6 +24,13 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 def run(job: Job, code: int, words: list, environment: dict | None = None) -> Outcome:
     return ended(job.start(job.installation.command(2, list(map(str, words))), environment), code)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("how", ["error", "killed"])
+def test_a_rank_that_fails(how: str, device: str, job: Job) -> None:
+    words = "[Ss]ignal" if how == "killed" else "device-side assert" if device == "cuda" else "out of bounds"
+    job.run(2, "device_faults.py", device, how).failed(words).within(SOON)
 
 
 @pytest.mark.parametrize("words", [BENCH, TRAIN], ids=["operations", "train"])

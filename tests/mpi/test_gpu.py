@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,19 +21,15 @@ from expected import REDUCE_OPS, difference, makes_sense
 from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, Started, resolve
-from test_training import alone, batch, make_model, my_part
+from test_training import on_gpu, own_gpu
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import _functional_collectives as functional
 
 from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.group import device_reductions, starting
 from torchmpi_plugin.mpi import runtime
 
-if torch.version.cuda is None:
-    WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
-else:
-    WHY_NOT = "" if torch.cuda.is_available() else "needs a GPU: torch.cuda.is_available() is False"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = on_gpu
 
 LONG_KERNEL = 200_000_000  # clock cycles, about 0.1 s
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.complex64)
@@ -41,9 +38,7 @@ SHAPES = ((), (0,), (5,), (3, 4), (70001,), (3_000_001,))
 
 @pytest.fixture(autouse=True)
 def device(world) -> torch.device:
-    place = world.process_group.communicator.place
-    torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
+    return own_gpu(world)
 
 
 def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -168,18 +163,6 @@ def test_a_tensor_that_the_user_drops(world) -> None:
         assert all(other.unique().tolist() == [-1] for other in others)
 
 
-def test_training(world) -> None:
-    model = DistributedDataParallel(make_model().cuda())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    for step in range(5):
-        inputs, labels = (my_part(part).cuda() for part in batch(step))
-        optimizer.zero_grad(set_to_none=False)
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-    for mine, wanted in zip(model.module.parameters(), alone().parameters(), strict=True):
-        torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("op_name", REDUCE_OPS)
 def test_kernels_of_reductions(op_name: str, world) -> None:
     """Those that reduce on the device give what they give on the host, where they are compared with a reference."""
@@ -193,6 +176,85 @@ def test_kernels_of_reductions(op_name: str, world) -> None:
         device_reductions.combine(sources, wanted, how)
         device_reductions.combine([source.cuda() for source in sources], found, how)
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_calls_that_disagree(world) -> None:
+    """Told on every rank, on whatever path, before anything is written; then the group works."""
+    kinds = (torch.int32, torch.float32)
+    for mine in (torch.ones(1 << 20, dtype=kinds[world.rank % 2]), torch.ones((1 << 20) + world.rank)):
+        tensor = mine.cuda()
+        with pytest.raises(dist.DistBackendError, match=r"the ranks disagree: rank .* calls all_reduce"):
+            dist.all_reduce(tensor)
+        assert tensor.unique().tolist() == [1]
+        dist.all_reduce(again := torch.ones(5, device="cuda"))
+        assert again.tolist() == [world.size] * 5
+
+
+def test_no_memory_on_one_rank(world) -> None:
+    """What a long reduction needs on the device, where it is done there: all ranks fail, or none; then all works."""
+    failed, tensor = False, torch.full((1 << 25,), world.rank + 1.0, device="cuda")
+    torch.cuda.empty_cache()
+    if world.rank == 0:
+        total = torch.cuda.get_device_properties(tensor.device).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 20)) / total)
+    try:
+        dist.all_reduce(tensor)
+    except (torch.OutOfMemoryError, dist.DistBackendError):
+        failed = True
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    dist.all_gather_object(everywhere := [None] * world.size, failed)
+    assert everywhere == [failed] * world.size
+    wanted = [world.rank + 1.0] if failed else [sum(range(1, world.size + 1))]
+    assert tensor.unique().tolist() == wanted
+
+
+def test_sync_batch_norm(world, device: torch.device) -> None:
+    """Of all ranks' samples, which torch has for devices only."""
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3, eps=0, affine=False)).to(device)
+    every = torch.arange(2.0 * world.size, device=device).repeat(3, 1).T
+    wanted = (every - every.mean(0)) / every.std(0, correction=0)
+    torch.testing.assert_close(layer(every[2 * world.rank :][:2]), wanted[2 * world.rank :][:2])
+
+
+def test_compiled(world, device: torch.device) -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+    assert program(torch.ones(5, device=device)).tolist() == [2.0 * world.size + 1] * 5
+
+
+def test_four_threads(world, device: torch.device, new_group) -> None:
+    """Each with a group and a stream of its own."""
+    made, right, total = [new_group(list(world.ranks)) for _ in range(4)], [], sum(range(1, world.size + 1))
+
+    def work(group: dist.ProcessGroup) -> None:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            for count in (1, 70_001, 1_000_003) * 5:
+                tensor = torch.full((count,), world.rank + 1.0, device=device)
+                dist.all_reduce(tensor, group=group)
+                right.append(tensor.unique().tolist() == [total])
+
+    threads = [threading.Thread(target=work, args=(group,)) for group in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 60
+
+
+def test_more_bytes_than_an_int_counts(world, device: torch.device) -> None:
+    tensor = torch.full((700_000_001,), world.rank + 1.0, device=device)
+    dist.all_reduce(tensor)
+    assert [tensor.min().item(), tensor.max().item()] == [sum(range(1, world.size + 1))] * 2
+
+
+def test_objects_with_tensors(world, device: torch.device) -> None:
+    found: list = [None] * world.size
+    dist.all_gather_object(found, {"rank": world.rank, "tensor": torch.full((3,), float(world.rank), device=device)})
+    assert [(each["rank"], each["tensor"].tolist()) for each in found] == [(r, [r] * 3) for r in range(world.size)]
 
 
 def test_capture_is_refused(world) -> None:

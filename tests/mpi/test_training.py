@@ -1,9 +1,11 @@
-"""Whole training steps: DistributedDataParallel, FSDP2 and DTensor give what one process gives."""
+"""Whole training steps: DistributedDataParallel, FSDP and DTensor give what one process gives."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +16,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+if torch.version.cuda is None:
+    WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
+else:
+    WHY_NOT = "" if torch.cuda.is_available() else "needs a GPU: torch.cuda.is_available() is False"
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 BATCH_PER_RANK, FEATURES, CLASSES, STEPS = 6, 8, 4, 5
+
+
+def own_gpu(world) -> torch.device:
+    """Which ranks may share; the current one from now on."""
+    place = world.process_group.communicator.place
+    torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=on_gpu)])
+def device(request, world) -> Iterator[torch.device]:
+    """Where all tensors of a test are."""
+    chosen = torch.device("cpu") if request.param == "cpu" else own_gpu(world)
+    with contextlib.nullcontext() if chosen.type == "cpu" else chosen:
+        yield chosen
 
 
 class Net(nn.Module):
@@ -40,8 +62,9 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole world's batch of one step, the same on every rank."""
     generator = torch.Generator().manual_seed(100 + step)
     rows = BATCH_PER_RANK * dist.get_world_size()
-    inputs = torch.randn(rows, FEATURES, generator=generator)
-    return inputs, torch.randint(0, CLASSES, (rows,), generator=generator)
+    inputs = torch.randn(rows, FEATURES, generator=generator, device="cpu")
+    labels = torch.randint(0, CLASSES, (rows,), generator=generator, device="cpu")
+    return inputs.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
 def my_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,8 +153,10 @@ def test_callbacks_that_wait_for_futures() -> None:
 @pytest.mark.parametrize("hook", ["ALLREDUCE", "FP16_COMPRESS"])
 @pytest.mark.filterwarnings("error:.*torch.jit")
 @pytest.mark.timeout(200)
-def test_hooks_that_c10d_has_in_cpp(hook: str, world, channel) -> None:
+def test_hooks_that_c10d_has_in_cpp(hook: str, device: torch.device, world, channel) -> None:
     """They read the future's value in C++; the parameters become those that gloo gives."""
+    if hook == "FP16_COMPRESS" and device.type == "cuda":
+        pytest.skip("a list of tensors on devices is no list to C++: docs/cuda.md")
 
     def trained(group: Any) -> nn.Module:
         model = DistributedDataParallel(make_model(), process_group=group)
@@ -169,12 +194,21 @@ def test_ddp_of_a_sparse_embedding() -> None:
     torch.testing.assert_close(gradient.to_dense(), expected)
 
 
+def test_fsdp1_equals_one_process(device: torch.device) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(make_model(), device_id=device, use_orig_params=True)
+    train(model, my_part)
+    with FullyShardedDataParallel.summon_full_params(model):
+        assert_same_parameters(model, alone(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("reshard", [True, False])
-def test_fsdp2_equals_one_process(reshard: bool) -> None:
+def test_fsdp2_equals_one_process(reshard: bool, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model = make_model()
     for layer in (model.embed, model.extra, model.out, model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
@@ -182,11 +216,11 @@ def test_fsdp2_equals_one_process(reshard: bool) -> None:
     assert_same_parameters(model, alone(), rtol=1e-4, atol=1e-5)
 
 
-def test_dtensor_redistributes() -> None:
+def test_dtensor_redistributes(device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     whole = torch.arange(77.0).reshape(7, 11)  # no size divides both
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
     for placement in (Shard(1), Replicate(), Shard(0), Shard(1)):

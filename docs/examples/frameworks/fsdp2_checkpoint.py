@@ -47,6 +47,9 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
 
 
 dist.init_process_group(BACKEND)
+if torch.cuda.is_available():  # fully_shard takes it then, so all else must be there
+    torch.cuda.set_device(dist.get_node_local_rank() % torch.cuda.device_count())
+    torch.set_default_device("cuda")
 directory = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
 dist.broadcast_object_list(directory)
 
