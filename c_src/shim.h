@@ -125,7 +125,7 @@ int mpp_cuda_load(const char *library, char *message, int length);
 void mpp_cuda_error_text(int code, char *text, int length);
 enum mpp_path { MPP_PATH_STAGED, MPP_PATH_DIRECT, MPP_PATH_PEERS };
 uintptr_t mpp_stage(int device, uintptr_t stream, int path, int *error);
-uintptr_t mpp_own_stream(int device); /* a new one, for good; 0: it cannot be had */
+uintptr_t mpp_own_stream(int device);                               /* a new one, for good; 0: it cannot be had */
 int mpp_cuda_registers(int device, uintptr_t memory, size_t bytes); /* a test; a CUresult */
 void mpp_set_stage_bytes(size_t bytes);
 size_t mpp_get_stage_bytes(void);
