@@ -21,10 +21,10 @@ The variables of mpiplus, and what else it reads and sets: a page to look things
 |---|---|---|---|
 {{rows}}
 
-- **When they are read.** `{settings.COLLECTIVES.name}`, `{settings.TUNING.name}`, `{settings.REPRODUCIBLE.name}`
-  and `{settings.WATCHDOG.name}` when a group is made, `{settings.INTEGRATIONS.name}` by
-  `import torch`, the others when the world is made, so a program may set them itself. An empty variable is one that is
-  not set.
+- **When they are read.** `{settings.COLLECTIVES.name}`, `{settings.TUNING.name}`, `{settings.REPRODUCIBLE.name}`,
+  `{settings.WIRE_DTYPE.name}` and `{settings.WATCHDOG.name}` when a group is made, `{settings.REPLACE.name}` and
+  `{settings.INTEGRATIONS.name}` by `import torch`, the others when the world is made, so a program may set them itself.
+  An empty variable is one that is not set.
 - **A wrong value** is a `ValueError` from `init_process_group`, or `new_group`, on the rank that has it. It names the
   variable, the value and what is allowed.
 - **A name that means nothing**, such as `{settings.CUDA.name}A`, is reported once, by rank 0, with the nearest right
