@@ -130,23 +130,22 @@ def staging_on_node(module: Any) -> str:
     """How CUDA tensors are staged on this node, by the driver of its first device; empty: there is no driver."""
     shim = mpi_library.import_shim(module)
     lib, text = shim.lib, shim.ffi.new("char[]", 512)
-    if (failed := lib.mpp_cuda_load(CUDA_DRIVER.encode(), text, len(text))) < 0:
-        return ""
+    if failed := lib.mpp_cuda_load(CUDA_DRIVER.encode(), text, len(text)):
+        return "" if failed < 0 else f"no device can be used: {shim.ffi.string(text).decode(errors='replace')}"
     length = min(module.COMM_WORLD.Get_size() * shared_memory.SLOTS << 20, shared_memory.SEGMENT_LIMIT)
     try:
-        if not failed:
-            descriptor = shared_memory.create_file(length)
-            segment = shared_memory.Segment(lib, shim.ffi, descriptor, length)
-            os.close(descriptor)
-            failed = lib.mpp_cuda_registers(0, segment.address, length)
-            lib.mpp_cuda_error_text(failed, text, len(text))
-            segment.close()
-        why = shim.ffi.string(text).decode(errors="replace")
+        descriptor = shared_memory.create_file(length)
+        segment = shared_memory.Segment(lib, shim.ffi, descriptor, length)
     except OSError as error:
-        failed, why = 1, f"/dev/shm: {error}"
-    if failed:
-        return f"on a node through pinned memory: the driver cannot have shared memory registered: {why}"
-    return "on a node the device copies to and from shared memory"
+        return f"on a node through pinned memory, as there is no shared memory: {error}"
+    code = lib.mpp_cuda_registers(0, segment.address, length)
+    segment.close()
+    os.close(descriptor)
+    if not code:
+        return "on a node the device copies to and from shared memory"
+    lib.mpp_cuda_error_text(code, text, len(text))
+    why = shim.ffi.string(text).decode(errors="replace")
+    return f"on a node through pinned memory, as the driver does not register shared memory: {why}"
 
 
 def _meet(module: Any, tell: Any, pair_seconds: float, groups: bool) -> bool:
