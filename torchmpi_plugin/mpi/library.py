@@ -76,7 +76,9 @@ def _under_mpichs_name() -> bool:
 def _not_found(reasons: list[str]) -> str:
     import mpi4py
 
-    said = "; ".join(reasons if os.environ.get("MPI4PY_LIBMPI") else reasons[:1])
+    absent = ("No such file or directory", "file too short")  # the latter of what a wheel has in place of a link
+    named = os.environ.get("MPI4PY_LIBMPI")
+    said = "; ".join(line for line in reasons if named or "libmpi" not in line or not line.endswith(absent))
     of_a_wheel = [*Path(mpi4py.__path__[0]).glob("MPI.*.*.so")]  # an extension for each ABI, which load any MPI
     where = "MPI4PY_LIBMPI={0}" if of_a_wheel else "LD_LIBRARY_PATH={0.parent}"
     cures = [f"{program} has its library in {file}: export {where.format(file)}." for program, file in _beside()]
@@ -93,10 +95,8 @@ def _beside() -> Iterator[tuple[str, Path]]:
 
 
 class _DlInfo(ctypes.Structure):
-    _fields_ = (
-        *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
-        *(("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)),
-    )
+    _in_file = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p))
+    _fields_ = (*_in_file, ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p))
 
 
 def _file_of(function: Any) -> str:
