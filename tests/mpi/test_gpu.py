@@ -21,7 +21,7 @@ from expected import REDUCE_OPS, difference, makes_sense
 from groups import Group
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
 from started import Failures, Operation, Started, resolve
-from test_training import on_gpu, own_gpu
+from test_training import needs_gpu, own_gpu
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 
@@ -29,7 +29,7 @@ from torchmpi_plugin.communicator import cuda_path
 from torchmpi_plugin.group import device_reductions, starting
 from torchmpi_plugin.mpi import runtime
 
-pytestmark = on_gpu
+pytestmark = needs_gpu
 
 LONG_KERNEL = 200_000_000  # clock cycles, about 0.1 s
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.complex64)

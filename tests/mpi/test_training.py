@@ -20,7 +20,7 @@ if torch.version.cuda is None:
     WHY_NOT = f"needs a GPU: torch {torch.__version__} is built without CUDA"
 else:
     WHY_NOT = "" if torch.cuda.is_available() else "needs a GPU: torch.cuda.is_available() is False"
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 BATCH_PER_RANK, FEATURES, CLASSES, STEPS = 6, 8, 4, 5
 
 
@@ -31,7 +31,7 @@ def own_gpu(world) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=needs_gpu)])
 def device(request, world) -> Iterator[torch.device]:
     """Where all tensors of a test are."""
     chosen = torch.device("cpu") if request.param == "cpu" else own_gpu(world)

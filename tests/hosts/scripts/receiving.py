@@ -80,7 +80,7 @@ for name, (call, arriving) in COLLECTIVES.items():
     dist.all_reduce(torch.ones(1 << 20), group=group)
     dist.barrier()
     group.set_timeout(timedelta(seconds=DEADLINE))
-    before = status("VmRSS")
+    before, of_files = status("VmRSS"), status("RssFile")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     work = call(group)
     if rank == 0 and how in ("aborted", "given-up"):
@@ -92,7 +92,8 @@ for name, (call, arriving) in COLLECTIVES.items():
         end = is_over(work)
     for _ in range(100):
         dist.barrier()  # what is still under way comes
-    os.write(1, f"{name} on rank {rank}: {status('VmHWM') - before} MiB, {end.splitlines()[0]}\n".encode())
+    more = status("VmHWM") - before - (status("RssFile") - of_files)  # of libraries: used now, or again
+    os.write(1, f"{name} on rank {rank}: {more} MiB, {end.splitlines()[0]}\n".encode())
 dist.barrier()
 os.write(1, f"end of rank {rank}\n".encode())
 if how in ("idle", "computing"):

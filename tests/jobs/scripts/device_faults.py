@@ -1,7 +1,4 @@
-"""The last rank fails before a long all_reduce on its device: in an operation of its own, or it is killed.
-
-Usage: device_faults.py cpu|cuda error|killed
-"""
+"""The last rank fails before a long all_reduce on its device: device_faults.py cpu|cuda error|killed."""
 
 import os
 import signal
