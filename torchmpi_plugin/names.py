@@ -11,6 +11,7 @@ log = logging.getLogger("torchmpi_plugin")
 BACKEND = "mpiplus"
 #: Where pip installs it from, as long as its name is on no index and the repository has no public address.
 SOURCE = "a checkout of mpiplus"
+#: The library of CUDA's driver, loaded when the first CUDA tensor is communicated.
 CUDA_DRIVER = "libcuda.so.1"
 
 #: What an error says, at a deadline, of those that are to blame; mpiplus run says it again.

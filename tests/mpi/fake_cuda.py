@@ -249,15 +249,15 @@ def cuda_without_gpu(directory: Path) -> Iterator[Driver]:
     from torchmpi_plugin.tensors import device
 
     driver = DeviceTensor.driver = driver_in(directory)
-    before = device.cuda, device.DRIVER, device.devices_of, torch.cuda.get_device_capability
+    before = device.cuda, device.CUDA_DRIVER, device.devices_of, torch.cuda.get_device_capability
     torch.cuda.get_device_capability = lambda _: (9, 0)  # which the front end of broadcast asks for
-    device.cuda, device.DRIVER = torch_cuda(driver), str(driver.path)
+    device.cuda, device.CUDA_DRIVER = torch_cuda(driver), str(driver.path)
     real, device_reductions.cuda = device_reductions.cuda, device.cuda
     device.devices_of = lambda tensors: []  # this torch makes no future for devices that it does not know
     device._load(*runtime.shim())
     try:
         yield driver
     finally:
-        device.cuda, device.DRIVER, device.devices_of, torch.cuda.get_device_capability = before
+        device.cuda, device.CUDA_DRIVER, device.devices_of, torch.cuda.get_device_capability = before
         device_reductions.cuda = real
         driver.free_all()

@@ -27,8 +27,6 @@ from ..names import CUDA_DRIVER, log
 if TYPE_CHECKING:
     from .._shim import FFI, Lib
 
-#: Looked up when the first CUDA tensor is communicated.
-DRIVER = CUDA_DRIVER
 UNKNOWN_ERROR, STREAM_CAPTURED, _RELAXED = 999, 900, 2  # CUDA's own numbers
 
 
@@ -54,7 +52,7 @@ _loaded: list[Lib] = []
 @functools.cache
 def _load(lib: Lib, ffi: FFI) -> None:
     message = ffi.new("char[]", 512)
-    if lib.mpp_cuda_load(DRIVER.encode(), message, 512):
+    if lib.mpp_cuda_load(CUDA_DRIVER.encode(), message, 512):
         why = ffi.string(message).decode(errors="replace")
         raise RuntimeError(f"mpiplus cannot use CUDA tensors: {why}. Move them with .cpu()")
     _loaded.append(lib)
@@ -124,7 +122,7 @@ def _exchange_capture_mode(driver: str) -> Any:
 @contextmanager
 def on_own_stream(device: torch.device) -> Iterator[Any]:
     """For what mpiplus itself computes on a device, on any thread, which must not stand behind the user's kernels."""
-    exchange, mode = _exchange_capture_mode(DRIVER), ctypes.c_int(_RELAXED)
+    exchange, mode = _exchange_capture_mode(CUDA_DRIVER), ctypes.c_int(_RELAXED)
     exchange(ctypes.byref(mode))  # as mpp_enter_device
     try:
         # A stream alone would set the thread's device back to what it was: a context on cuda:0, for which nobody asked.

@@ -92,7 +92,7 @@ for name, (call, arriving) in COLLECTIVES.items():
         end = is_over(work)
     for _ in range(100):
         dist.barrier()  # what is still under way comes
-    more = status("VmHWM") - before - (status("RssFile") - of_files)  # of libraries: used now, or again
+    more = status("VmHWM") - before - max(0, status("RssFile") - of_files)  # of libraries: used now, or again
     os.write(1, f"{name} on rank {rank}: {more} MiB, {end.splitlines()[0]}\n".encode())
 dist.barrier()
 os.write(1, f"end of rank {rank}\n".encode())

@@ -80,9 +80,9 @@ def communicate(group: dist.ProcessGroup) -> None:
     say("thread end")
 
 
-def wait_for_ever(how: str = "") -> None:
+def wait_for_ever(leaves: bool = False) -> None:
     """The others: in a collective that the last rank does not come to."""
-    if how == "destroyed":  # of which they hear; on a busy machine its end may come long after
+    if leaves:  # its groups, of which they hear; on a busy machine its end may come long after
         diagnosis.LEAVING_GRACE = 20.0
     say("waits")
     dist.all_reduce(torch.ones(3))
@@ -95,7 +95,7 @@ def one_raises(how: str, seconds: str = "1800") -> None:
     check_works()
     dist.group.WORLD.set_timeout(timedelta(seconds=float(seconds)))
     if ME != LAST:
-        wait_for_ever(how)
+        wait_for_ever(how == "destroyed")
     works = []
     try:
         if how == "pending":
@@ -121,7 +121,7 @@ def one_exits(who: str, how: str) -> None:
     dist.init_process_group("mpiplus")
     check_works()
     if int(who) != ME:
-        wait_for_ever(how)
+        wait_for_ever(leaves=True)
     Path("fails").touch()
     if how == "destroyed":
         dist.destroy_process_group()

@@ -90,10 +90,10 @@ def _call_mpi(tell: Any, pair_seconds: float, groups: bool) -> bool:
         tell(phase="the exchange between all pairs of ranks")
         good = _meet(mpi, tell, pair_seconds, groups)
     tell(met=good)
-    if good and mpi.COMM_WORLD.Get_rank() == 0:
-        tell(phase="the test of the CUDA driver")
-        tell(cuda_on_node=staging_on_node(mpi))
     if good:
+        if mpi.COMM_WORLD.Get_rank() == 0:
+            tell(phase="the test of the CUDA driver")
+            tell(cuda_on_node=staging_on_node(mpi))
         tell(phase="MPI_Finalize")
         mpi.Finalize()
     return good
