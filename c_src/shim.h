@@ -37,9 +37,10 @@ enum mpp_call_kind {
     MPP_CALL_KINDS
 };
 
-/* Where a call's data is. Compared is whether MPI moves it and it is on a CUDA device; the last three are staged there,
- * in memory of the rank's own or in registered slots; of these the last could be read where they are. */
-enum mpp_place { MPP_ON_HOST, MPP_ON_DEVICE, MPP_STAGED, MPP_ON_BUS, MPP_BETWEEN_DEVICES };
+/* Where a call's data is. Compared is whether MPI moves it and it is on a CUDA device; the last four are staged there,
+ * in memory of the rank's own or in registered slots; of these the last two could be reduced, or moved where they lie,
+ * and the last one be read where it is. */
+enum mpp_place { MPP_ON_HOST, MPP_ON_DEVICE, MPP_STAGED, MPP_ON_BUS, MPP_TO_REDUCE, MPP_BETWEEN_DEVICES };
 
 /* What a rank called, for the error text of a mismatch. */
 typedef struct mpp_call {
@@ -170,7 +171,7 @@ typedef struct mpp_operands {
  * `wait_ns` polls once and returns an operation in any case, for what can be asked of it. */
 #define MPP_OPERATION(name) uintptr_t mpp_##name(const mpp_operands *o);
 #include "ops.def"
-int mpp_group_reads_devices(uintptr_t group); /* each rank's; so far as this one knows */
+int mpp_group_reach(uintptr_t group); /* enum mpp_place: how others' CUDA tensors come, so far as this rank knows */
 int mpp_is_left_to_reduce(uintptr_t first);
 uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging);
 

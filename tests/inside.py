@@ -53,9 +53,10 @@ def let_ranks_read_devices(group: Any) -> None:
     group._lib.mpp_group_limit(group._handle, group._lib.MPP_BUS, 0)
 
 
-def sum_between_devices(monkeypatch: Any) -> None:
-    """Also the shortest tensors, where ranks read each other's devices."""
-    monkeypatch.setitem(SELECTION, "cuda_sums", SELECTION["cuda_sums"]._replace(usual=0))
+def sum_on_devices(monkeypatch: Any) -> None:
+    """Also the shortest tensors, where ranks read each other's devices, or have slots that these reach."""
+    for row in ("cuda_sums", "cuda_slot_sums"):
+        monkeypatch.setitem(SELECTION, row, SELECTION[row]._replace(usual=0))
 
 
 def stage_no_reductions(monkeypatch: Any) -> None:

@@ -75,7 +75,7 @@ static void write_pieces(shm_op *s, uint64_t chunk, char *slot) {
     int end = mpp_end_in_slot(s, chunk);
     for (int r = mpp_first_in_slot(s, chunk); r < end; r++) {
         mpp_stretch block = mpp_block_in_slot(s, chunk, r);
-        if (block.length && (c->topology || s->bus || r != c->rank))
+        if (block.length && (c->topology || (s->bus && !s->half) || r != c->rank))
             mpp_to_slot(s, slot + block.begin, mpp_in_block_at(s, r, offset), block.length);
     }
 }
@@ -100,8 +100,8 @@ static int over_shm(shm_op *s, const mpp_operands *o) {
     s->write = write_pieces;
     s->read = read_piece_sum;
     if (own) {
-        mpp_reads_own_blocks(s, own->received);
-        mpp_offer(s, o->inputs, s->lengths, s->bytes, NULL); /* whoever has memory for them can read all ranks */
+        mpp_gets_own_blocks(s, own->received);
+        mpp_offer(s, o->inputs, s->lengths, s->bytes, NULL);
     } else if (s->bus) mpp_introduce(s, o->inputs, s->lengths);
     return 1;
 }

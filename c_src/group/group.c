@@ -104,7 +104,7 @@ void mpp_group_abort(uintptr_t handle) {
     mpp_lock();
     atomic_store(&g->aborted, 1);
     mpp_group_gave_up(handle);
-    if (g->channel) mpp_peers_abort(g->channel);
+    if (g->channel) mpp_abort_second(g->channel);
     mpp_cancel_all(g);
     mpp_wake_sleepers();
     mpp_unlock();

@@ -66,8 +66,19 @@ void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64
     int readable = 1;
     if (!can_take_part(s, c) || !is_worth_it(c, bytes) || show(s, blocks, lengths)) return;
     for (int r = 0; r < c->size; r++)
-        if (wanted ? wanted[r] > 0 : r == s->root) readable &= is_readable(c, r);
+        if (wanted ? wanted[r] > 0 : s->element || r == s->root) readable &= is_readable(c, r);
     if (readable) s->place = MPP_BETWEEN_DEVICES;
+}
+
+void mpp_show(shm_op *s, uintptr_t block) {
+    int error = show(s, &block, NULL);
+    if (error && !s->bus->error) s->bus->error = error;
+}
+
+int mpp_reads_all(const mpp_channel *c) {
+    int readable = 1;
+    for (int r = 0; r < c->size; r++) readable &= is_readable(c, r);
+    return readable;
 }
 
 /* ---- under the lock ---- */
@@ -155,79 +166,7 @@ void mpp_peers_end(shm_op *s, mpp_channel *c, int state) {
     if (state == MPP_DONE || mpp_has_pulled(s)) count_readers(c, -1);
 }
 
-/* ---- sums: each rank gets its block of all, reduces it on its device, and shows the result ---- */
-
-int mpp_group_reads_devices(uintptr_t group) {
-    const mpp_channel *c = ((const mpp_group *)group)->channel;
-    int readable = c && c->registered;
-    for (int r = 0; readable && r < c->size; r++) readable = is_readable(c, r);
-    return readable;
-}
-
-static mpp_stretch block_of(const shm_op *s, int rank) {
-    size_t begin = s->block * (size_t)rank;
-    if (begin >= s->bytes) return (mpp_stretch){0, 0};
-    return (mpp_stretch){begin, s->bytes - begin < s->block ? s->bytes - begin : s->block};
-}
-
-static void pull_stretch(shm_op *s, mpp_stretch mine) {
-    const mpp_channel *c = s->op.group->channel;
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank) mpp_pull_from(s, r, mine.begin, s->received + (size_t)r * mine.length, mine.length);
-}
-
-static void pull_parts(shm_op *s) { pull_stretch(s, block_of(s, s->op.group->rank)); }
-
-static void pull_own_blocks(shm_op *s) { pull_stretch(s, (mpp_stretch){0, s->lengths[s->op.group->rank]}); }
-
-static void pull_results(shm_op *s) {
-    const mpp_channel *c = s->op.group->channel;
-    for (int r = 0; r < c->size; r++) {
-        mpp_stretch block = block_of(s, r);
-        if (r != c->rank) mpp_pull_from(s, r, 0, (uintptr_t)s->out + block.begin, block.length);
-    }
-}
-
-void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own) {
-    s->second = second;
-    s->block = second->block = block;
-    s->received = own->received;
-    s->pull = pull_parts;
-    second->received = own->result;
-    second->pull = s->root < 0 || s->root == s->op.group->rank ? pull_results : NULL;
-    second->out = s->out;
-    second->bytes = s->bytes;
-    second->checked = second->between_devices = 1;
-    second->chunks = 0; /* it takes numbers once the calls have been compared */
-}
-
-void mpp_reads_own_blocks(shm_op *s, uintptr_t received) {
-    s->received = received;
-    s->pull = pull_own_blocks;
-}
-
-void mpp_drop_second(shm_op *s, mpp_channel *c) {
-    if (c->head == s->second) mpp_drop_head(c);
-}
-
-int mpp_is_left_to_reduce(uintptr_t first) { return ((const shm_op *)first)->between_devices; }
-
-uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging) {
-    shm_op *s = ((shm_op *)first)->second;
-    ((shm_op *)first)->second = NULL;
-    s->op.staging = s->bus = (mpp_staging *)staging;
-    s->op.idle = 0;
-    mpp_stage_on_bus(&s->op);
-    int error = show(s, &s->received, NULL);
-    if (error && !s->bus->error) s->bus->error = error;
-    return mpp_not_owned_yet(mpp_start(&s->op, 0));
-}
-
 void mpp_peers_leave(mpp_channel *c) { atomic_store_explicit(&c->counters[c->rank].has_left, 1, memory_order_release); }
-
-void mpp_peers_abort(mpp_channel *c) {
-    if (c->head && c->head->between_devices && !c->head->bus) mpp_drop_head(c);
-}
 
 void mpp_peers_close(mpp_channel *c) {
     for (int r = 0; c->registered && r < c->size; r++)

@@ -66,49 +66,9 @@ static int may_read(shm_op *s, mpp_channel *c, uint64_t number) {
     return atomic_load_explicit(&c->counters[s->wait_for].in, memory_order_acquire) > number;
 }
 
-/* Of how many ranks' blocks one slot carries a piece in a reduce-scatter: of all, as long as each gets a cache line. */
-int mpp_ranks_per_slot(const mpp_channel *c) {
-    size_t most = c->slot_bytes / CACHE_LINE;
-    int ranks = c->topology ? c->topology->first[c->topology->count] : c->size;
-    return (size_t)ranks < most ? ranks : (int)most;
-}
-
-size_t mpp_piece_bytes(const mpp_channel *c) {
-    return c->slot_bytes / (size_t)mpp_ranks_per_slot(c) / CACHE_LINE * CACHE_LINE;
-}
-
-int mpp_first_in_slot(const shm_op *s, uint64_t chunk) {
-    return (int)(chunk % s->batches) * mpp_ranks_per_slot(s->op.group->channel);
-}
-
-int mpp_end_in_slot(const shm_op *s, uint64_t chunk) {
-    int first = mpp_first_in_slot(s, chunk), width = mpp_ranks_per_slot(s->op.group->channel),
-        ranks = s->op.group->size;
-    return ranks - first < width ? ranks : first + width;
-}
-
-mpp_stretch mpp_piece_in_slot(const shm_op *s, uint64_t chunk, int place, int per_slot, size_t bytes) {
-    place -= (int)(chunk % s->batches) * per_slot;
-    if (place < 0 || place >= per_slot) return (mpp_stretch){0, 0};
-    return (mpp_stretch){(size_t)place * mpp_chunk_room(s, mpp_piece_number(s, chunk)),
-                         mpp_chunk_length(s, bytes, mpp_piece_number(s, chunk))};
-}
-
-mpp_stretch mpp_block_in_slot(const shm_op *s, uint64_t chunk, int rank) {
-    return mpp_piece_in_slot(s, chunk, rank, mpp_ranks_per_slot(s->op.group->channel), s->lengths[rank]);
-}
-
 /* Where in its buffers an operation is once it is done with this many chunks. */
 static size_t offset_after(const shm_op *s, uint64_t chunks) {
     return (s->batches > 1 ? chunks / s->batches : chunks) * s->chunk_bytes;
-}
-
-/* The part of a chunk of `length` bytes that `rank` reduces; whole cache lines, so that no two ranks
- * write to one line. */
-size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank) {
-    size_t lines = (length + CACHE_LINE - 1) / CACHE_LINE;
-    size_t begin = lines * (size_t)rank / (size_t)c->size * CACHE_LINE;
-    return begin < length ? begin : length;
 }
 
 static void reduce_part(shm_op *s, mpp_channel *c) {
@@ -232,6 +192,11 @@ static int move(shm_op *s, mpp_channel *c) {
     return s->done == s->chunks ? MPP_DONE : state;
 }
 
+/* When the first half is over: the second one goes unless it is wanted. */
+static void drop_second(shm_op *s, mpp_channel *c) {
+    if (c->head == s->second) mpp_drop_head(c);
+}
+
 static int is_aborted(const mpp_op *op) { return atomic_load_explicit(&op->group->aborted, memory_order_relaxed); }
 
 static int overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
@@ -279,7 +244,7 @@ static int step(mpp_op *op) {
     if (state == MPP_PENDING) return state;
     if (s->between_devices) mpp_peers_end(s, c, state);
     mpp_drop_head(c);
-    if (s->second && !(state == MPP_DONE && s->between_devices)) mpp_drop_second(s, c);
+    if (s->second && !(state == MPP_DONE && s->half)) drop_second(s, c);
     return state;
 }
 
@@ -345,7 +310,7 @@ static void discard_lists(mpp_op *op) {
     free(s->lengths);
     if (!s->second) return;
     mpp_lock(); /* the first half may be over, and nobody has begun the second one */
-    mpp_drop_second(s, op->group->channel);
+    drop_second(s, op->group->channel);
     mpp_unlock();
     mpp_discard(&s->second->op);
 }

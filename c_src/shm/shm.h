@@ -74,6 +74,8 @@ typedef struct {
     void (*free)(mpp_internode_state *);
 } mpp_internode;
 
+enum { MPP_FIRST_HALF = 1, MPP_SECOND_HALF };
+
 struct shm_op {
     mpp_op op;
     shm_op *later;
@@ -97,8 +99,9 @@ struct shm_op {
     uint64_t loading, storing; /* chunks that it has been told to copy, like `written` and `done` */
     void (*pull)(shm_op *);    /* reads all from others' devices; NULL: this rank wants nothing */
     int between_devices;       /* that is how it goes */
-    shm_op *second;            /* of a sum between devices: stands behind this one until it is begun */
-    size_t block;              /* of the same: bytes that each rank reduces, the last ones less */
+    int half;                  /* of a sum on the devices: which; 0: it is none */
+    shm_op *second;            /* of the same: stands behind this one until it is begun */
+    size_t block;              /* bytes that each rank reduces, the last ones less */
     uintptr_t received;        /* and where the others' of this rank's come; of a second half: what has become of it */
     int carries; /* of an exchange: its data goes through the slots; known, and alike, once the calls are compared */
     size_t chunk_bytes;
@@ -208,6 +211,9 @@ int mpp_ask_early(shm_op *s, mpp_channel *c);
 
 /* ---- protocol.c ---- */
 
+shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
+void mpp_take_place(shm_op *s);
+uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);
 /* What this rank calls where it has no memory for a call. */
 void mpp_prepare_oom_placeholder(mpp_channel *c, mpp_group *g);
 /* Under the lock: the operation fails as a rank here has that is not through with all chunks before `end`. */
@@ -277,7 +283,8 @@ int mpp_peers_new(mpp_channel *c); /* whether there is memory for them */
 /* Shows the others tensors that none will read here, as long as it is not known who can read whose. As of mpp_offer. */
 void mpp_introduce(shm_op *s, const uintptr_t *blocks, const size_t *lengths);
 /* Before a call of `bytes`, as all ranks know them, is signed: each of the others may read its block, or, if `lengths`
- * is NULL, the only one, unless that is at 0; and this rank wants so many bytes from each; NULL: some of the root. */
+ * is NULL, the only one, unless that is at 0; and this rank wants so many bytes from each; NULL: some of the root, or
+ * of a sum of all. */
 void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64_t bytes, const size_t *wanted);
 /* All ranks have called the same: whether they could read each other's devices. If not, those that can be are found. */
 int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes);
@@ -291,18 +298,25 @@ int mpp_has_pulled(shm_op *s);
 int mpp_pull(shm_op *s, mpp_channel *c, int (*may_read)(shm_op *, mpp_channel *, uint64_t));
 /* Under the lock, of an operation that goes so: it is done, or has failed. */
 void mpp_peers_end(shm_op *s, mpp_channel *c, int state);
-/* Of a sum: each rank reduces a block of so many bytes, for the root, or for all (-1). The second half, of
- * mpp_new_agreement(), takes its place in the order with the first one. */
-void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own);
-/* Of a reduce_scatter: there is no second half. */
-void mpp_reads_own_blocks(shm_op *s, uintptr_t received);
-/* Under the lock, when the first half is over: the second one goes unless it is wanted. */
-void mpp_drop_second(shm_op *s, mpp_channel *c);
+/* Of one that has just been made, on the bus: its one tensor. */
+void mpp_show(shm_op *s, uintptr_t block);
+/* Whether this rank knows that it can read those of all others. */
+int mpp_reads_all(const mpp_channel *c);
 /* This rank does not wait for those who read its tensors any more. */
 void mpp_peers_leave(mpp_channel *c);
-/* Under the lock, of a group that is aborted: a second half that nobody has begun goes. */
-void mpp_peers_abort(mpp_channel *c);
 void mpp_peers_close(mpp_channel *c);
+
+/* ---- halves.c: sums that are reduced on the devices ---- */
+
+/* Before the call is signed: this rank can reduce a block of so many bytes, for the root, or for all (-1). The second
+ * half, of mpp_new_agreement(), takes its place in the order with the first one. */
+void mpp_in_halves(shm_op *s, shm_op *second, size_t block, const mpp_block *own);
+/* Of a reduce_scatter: there is no second half. */
+void mpp_gets_own_blocks(shm_op *s, uintptr_t received);
+/* All ranks can, and have made the same call, of so many chunks: how many it takes, and its second half, if any. */
+uint64_t mpp_plan_halves(shm_op *s, uint64_t chunks, uint64_t *of_second);
+/* Under the lock, of a group that is aborted: a second half that nobody has begun goes. */
+void mpp_abort_second(mpp_channel *c);
 
 /* From the user's memory, wherever it is, to a slot, and back. */
 static inline void mpp_to_slot(shm_op *s, char *slot, const char *from, size_t bytes) {
@@ -318,6 +332,10 @@ typedef struct {
     size_t begin, length;
 } mpp_stretch;
 
+/* ---- slots.c ---- */
+
+/* Of so many bytes, where the first chunk takes fewer of them than the others. */
+uint64_t mpp_chunk_count(uint64_t bytes, size_t first, size_t others);
 /* Of a reduce_scatter, one slot carries a piece of the blocks of some ranks, each in its own stretch of chunk_bytes.
  * With more ranks than cache lines in a slot those are a batch of all, and the next batches come in the next chunks.
  */
@@ -331,7 +349,3 @@ static inline uint64_t mpp_piece_number(const shm_op *s, uint64_t chunk) { retur
 size_t mpp_part_begin(const mpp_channel *c, size_t length, int rank);
 size_t mpp_piece_bytes(const mpp_channel *c);
 int mpp_ranks_per_slot(const mpp_channel *c);
-
-shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging);
-void mpp_take_place(shm_op *s);
-uintptr_t mpp_enqueue_shm(shm_op *s, int64_t wait_ns);

@@ -118,39 +118,37 @@ static void plan_exchange(shm_op *s, mpp_channel *c) {
     s->carries = 1;
 }
 
-static uint64_t chunks_of(uint64_t bytes, size_t first, size_t others) {
-    return bytes > first ? (bytes - first - 1) / others + 2 : 1;
-}
-
-/* If a rank has its data on the bus: longer chunks, and parts of sums where they lie; two chunks and no data if all can
- * read each other's devices. Everybody decides alike. */
+/* If a rank has its data on the bus: longer chunks, and parts of sums where they lie, unless all can reduce them on
+ * their devices; two chunks and no data if all can read each other's devices. Everybody decides alike. */
 static void plan_bus(shm_op *s, mpp_channel *c) {
-    int on_bus = 0, staged = 0;
+    int most = MPP_ON_HOST, least = MPP_BETWEEN_DEVICES, staged = 0;
     for (int r = 0; r < c->size && c->wide; r++) {
-        on_bus |= mpp_call_of(s, c, r)->place >= MPP_ON_BUS;
-        staged |= mpp_call_of(s, c, r)->place == MPP_STAGED;
+        int place = mpp_call_of(s, c, r)->place;
+        if (place > most) most = place;
+        if (place < least) least = place;
+        staged |= place == MPP_STAGED;
     }
-    if (!on_bus || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
-    uint64_t bytes = s->call.kind == MPP_EXCHANGE ? s->chunks * s->chunk_bytes : s->call.bytes, chunks = 2;
-    if (mpp_all_between_devices(s, c, bytes)) {
-        s->wait_for = -1;
-        s->two_phase = 0;
-        s->between_devices = 1;
-    } else {
+    if (most < MPP_ON_BUS || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
+    uint64_t bytes = s->call.kind == MPP_EXCHANGE ? s->chunks * s->chunk_bytes : s->call.bytes;
+    uint64_t chunks = 2, of_second = 0;
+    s->between_devices = mpp_all_between_devices(s, c, bytes);
+    if (!s->between_devices) {
         mpp_look_for_peers(s, c);
-        if (s->read_reduced) {
-            s->two_phase = 1;
-            if (s->read) s->read = s->read_reduced;
-        }
-        if (staged || s->batches > 1) return; /* pieces that are staged have chunks of the one length */
-        chunks = chunks_of(bytes, s->chunk_bytes, s->chunk_bytes * c->widening);
-        s->widening = c->widening;
+        /* Pieces that are staged have chunks of the one length. */
+        if (!staged && s->batches == 1) s->widening = c->widening;
+        chunks = s->widening > 1 ? mpp_chunk_count(bytes, s->chunk_bytes, s->chunk_bytes * s->widening) : s->chunks;
+    }
+    if (s->element && least >= MPP_TO_REDUCE) chunks = mpp_plan_halves(s, chunks, &of_second);
+    else if (s->between_devices) s->wait_for = -1;
+    else if (s->read_reduced) {
+        s->two_phase = 1;
+        if (s->read) s->read = s->read_reduced;
     }
     take_numbers(s, c, chunks);
     s->chunks = chunks;
-    if (!s->second || !s->between_devices) return;
-    take_numbers(s->second, c, 2);
-    s->second->chunks = 2;
+    if (!of_second) return;
+    take_numbers(s->second, c, of_second);
+    s->second->chunks = of_second;
 }
 
 static void take_factors(shm_op *s, mpp_channel *c) {

@@ -66,14 +66,15 @@ def test_operations_on_what_passes_for_a_device(job: Job) -> None:
 
 @pytest.mark.slow
 def test_tuning_on_what_passes_for_a_device(job: Job) -> None:
-    """Of what ranks of a node read from each other's devices; other rows that the file has for such jobs stay."""
+    """Of sums in slots, and what ranks of a node read from each other's devices; other rows that the file has stay."""
     words = ("bench", "--quick", "--device", "cuda", "--sizes", "8,64K", "--repeats", 1, "--tune", "out.json")
-    ended(job.run(2, "posing_device.py", *words), 1).says("MPI gets no CUDA tensors .*set MPIPLUS_CUDA=ipc")
+    ended(job.run(1, "posing_device.py", *words), 1).says("of two and more ranks, unless MPI gets CUDA tensors")
+    ended(job.run(2, "posing_device.py", *words), 0).says("of CUDA tensors in shared memory: cuda_slot_sums by_process")
     for _ in range(2):
         outcome = ended(job.run(2, "posing_device.py", *words, environment={"MPIPLUS_CUDA": "ipc"}), 0)
         outcome.says("of CUDA tensors on a node: cuda_copies shared_memory.* cuda_sums shared_memory")
         found = json.loads((job.directory / "out.json").read_text())
-        assert {"cuda_copies", "cuda_sums"} <= found["limits"].keys() <= {"cuda_copies", "cuda_sums", "phases"}
+        assert {"cuda_copies", "cuda_sums", "cuda_slot_sums"} == found["limits"].keys() - {"phases"}
         (job.directory / "out.json").write_text(json.dumps(found | {"limits": found["limits"] | {"phases": 8}}))
     assert found["limits"]["phases"] == 8
 

@@ -31,7 +31,8 @@ def test_what_a_group_costs(job: Job) -> None:
     shared, asked = {"MPIPLUS_COLLECTIVES": "auto"}, {"MPIPLUS_COLLECTIVES": "mpi"}
     group = json.loads(ended(job.start(command, shared), 0).stdout)["group"]
     (place,) = group["nodes"]
-    assert [*group["selection"]] == ["cuda_copies", "cuda_sums", "cuda_reductions"]  # two ranks of a node: one phase
+    rows = ["cuda_copies", "cuda_sums", "cuda_slot_sums", "cuda_reductions"]  # two ranks of a node: one phase
+    assert [*group["selection"]] == rows
     assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
     assert 0 < place["rank_bytes"] < 4 << 10
     assert place["rank_bytes_later"] == 0

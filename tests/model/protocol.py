@@ -30,7 +30,8 @@ class Call(NamedTuple):
         oom: there is no memory for it.
         bus: this rank's device copies to the slots: chunks are longer from the second one on, here of two.
         peers: besides it can read the tensors of the others where they are, and they its.
-        halves: if all can, what each has reduced is read by the others in a second half.
+        halves: if all can, each reduces what it reads, and what comes of it is read by the others in a second half; if
+            all are peers there, else in the slots.
         withdrawn: its first chunk cannot come from the device, and this rank says that it makes no call.
     """
 
@@ -68,6 +69,7 @@ class Op:
     planned: int = 0
     in_parts: bool = False
     between_devices: bool = False
+    is_half: bool = False  # of a call that is made in two
     is_second: bool = False  # stands behind its first half, which has no chunks for it before all have called the same
 
     @property
@@ -76,17 +78,19 @@ class Op:
 
     @property
     def two_phase(self) -> bool:
-        return (self.call.two_phase or self.in_parts) and not self.between_devices
+        return (self.call.two_phase or self.in_parts) and not self.between_devices and not self.is_half
 
     def writes(self, rank: int) -> bool:
         return self.call.kind in ("all_reduce", "reduce", "exchange") or (self.call.kind == "broadcast" and rank == 0)
 
     def reads(self, rank: int) -> bool:
+        if self.is_half and not self.is_second:
+            return True
         reading = {"all_reduce": True, "exchange": True, "broadcast": rank != 0, "reduce": rank == 0}
         return reading.get(self.call.kind, False)
 
     def wait_for(self, rank: int) -> int:
-        if self.between_devices:
+        if self.between_devices or (self.is_half and not self.is_second):
             return -1
         if self.call.kind == "broadcast":
             return 0
@@ -151,7 +155,7 @@ def may_read(s: Op, c: Channel, number: int) -> Access:
 
 def reduce_part(s: Op, c: Channel, number: int) -> Access:
     for r in range(c.size):
-        yield "read", r, c.slot(number), (s.position, s.reduced), False
+        yield "read", r, c.slot(number), (s.position, s.is_second, s.reduced), False
     yield "reduced in place", c.slot(number)
 
 
@@ -160,7 +164,7 @@ def write(s: Op, c: Channel, number: int) -> Access:
     if s.between_devices and s.written:
         yield from pull(s, c)
     elif s.writes(c.rank) and not s.call.withdrawn:
-        yield "write", c.slot(number), (s.position, s.written)
+        yield "write", c.slot(number), (s.position, s.is_second, s.written)
     if s.call.peers and not s.written:
         yield "write", c.tensor, (s.position, tensor_of(s))
 
@@ -185,7 +189,7 @@ def read(s: Op, c: Channel, number: int) -> Access:
         return
     for r in [0] if s.call.kind == "broadcast" else range(c.size):
         if r != c.rank or s.two_phase:
-            yield "read", r, c.slot(number), (s.position, s.done), s.two_phase
+            yield "read", r, c.slot(number), (s.position, s.is_second, s.done), s.two_phase
 
 
 def advance(s: Op, c: Channel) -> Access:
@@ -267,23 +271,24 @@ def plan_exchange(s: Op, c: Channel) -> Access:
 
 
 def plan_bus(s: Op, c: Channel) -> Access:
-    on_bus, peers = False, True
+    on_bus, peers, halves = False, True, True
     for r in range(c.size):
         call = yield "signature", r, c.slot(s.first), s.position
         on_bus |= call.bus
         peers &= call.peers
-    if peers:
-        s.between_devices = True
-        take_numbers(s, c, 2)
-        s.planned = 2
-        if s.call.halves:
-            take_numbers(c.queue[1], c, 2)
-            c.queue[1].planned = 2
-    elif on_bus:
-        s.in_parts = s.call.kind in ("all_reduce", "reduce")
-        shorter = 1 + s.chunks // 2
-        take_numbers(s, c, shorter)
-        s.planned = shorter
+        halves &= call.halves
+    if not on_bus:
+        return
+    s.between_devices, s.is_half = peers, halves
+    s.in_parts = s.call.kind in ("all_reduce", "reduce")
+    chunks = 2 if peers else 1 + s.chunks // 2
+    take_numbers(s, c, chunks)
+    s.planned = chunks
+    if halves:
+        second = c.queue[1]
+        second.between_devices = peers
+        take_numbers(second, c, 2)
+        second.planned = 2
 
 
 def move(s: Op, c: Channel) -> Access:
@@ -304,7 +309,7 @@ def step(s: Op, c: Channel) -> Access:
         state = yield from move(s, c)
     if state == PENDING:
         return
-    goes_on = s.call.halves and not s.is_second and s.between_devices and state == DONE
+    goes_on = s.is_half and not s.is_second and state == DONE
     if s.between_devices and state == DONE and not goes_on:
         yield "write", c.tensor, (s.position, "the user's")
     c.queue.pop(0)
@@ -344,7 +349,7 @@ def mpp_enqueue_shm(s: Op, c: Channel) -> None:
     c.next += s.chunks
     c.queue.append(s)
     if s.call.halves and not s.is_second:
-        mpp_enqueue_shm(Op(s.position, s.call, checked=True, between_devices=True, is_second=True), c)
+        mpp_enqueue_shm(Op(s.position, s.call, checked=True, is_half=True, is_second=True), c)
 
 
 def start(c: Channel, call: Call) -> None:

@@ -27,8 +27,11 @@ FLAT_3_BUS, BROADCAST_3_BUS = FLAT_3._replace(bus=True), Call("broadcast", 3, bu
 EXCHANGE_3_BUS, REDUCE_BUS = EXCHANGE_3._replace(bus=True), REDUCE._replace(bus=True)
 PEERS = [call._replace(bus=True, peers=True) for call in (Call("broadcast", 3), EXCHANGE_3)]
 HALVES = FLAT_3._replace(bus=True, peers=True, halves=True)
+IN_SLOTS = [call._replace(bus=True, halves=True) for call in (FLAT_3, REDUCE, TWO_PHASE_3)]
 CALLS = (FLAT, FLAT_2, TWO_PHASE_2, BROADCAST, REDUCE, BARRIER, OOM)
-WITHDRAWN = [call._replace(withdrawn=True) for call in (FLAT_3, TWO_PHASE_3, BROADCAST, EXCHANGE_3, *PEERS, HALVES)]
+WITHDRAWN = [
+    call._replace(withdrawn=True) for call in (FLAT_3, TWO_PHASE_3, BROADCAST, EXCHANGE_3, *PEERS, HALVES, *IN_SLOTS)
+]
 
 # What was read of these when protocol.py was last compared with it.
 COMPARED = {
@@ -42,10 +45,10 @@ COMPARED = {
     "mpp_check_calls": "8833297aa2ff",
     "take_numbers": "f83bb7553324",
     "plan_exchange": "274c8cada704",
-    "plan_bus": "98d314a33fc0",
+    "plan_bus": "ca6fef8dd6af",
     "pass_over": "181547dfd32a",
     "move": "32dfabbf88eb",
-    "step": "da96f8c1cc4e",
+    "step": "349f711562bb",
     "step_oom_placeholder": "8b32ee27028c",
     "mpp_shm_out_of_memory": "96d91017c868",
     "mpp_enqueue_shm": "c5446268ee41",
@@ -110,15 +113,21 @@ def test_two_ranks(seed: int) -> None:
         Explorer(protocol, programs, dice.choice([1, 2, 3]), dice.choice([1, 2, 3])).run_all()
 
 
-@pytest.mark.parametrize("mine", [FLAT_3_BUS, BROADCAST_3_BUS, REDUCE_BUS, EXCHANGE_3_BUS, *PEERS, HALVES], ids=str)
+ON_BUS = [FLAT_3_BUS, BROADCAST_3_BUS, REDUCE_BUS, EXCHANGE_3_BUS, *PEERS, HALVES, *IN_SLOTS]
+
+
+@pytest.mark.parametrize("mine", ON_BUS, ids=str)
 @pytest.mark.parametrize("ring", [1, 2])
 def test_a_rank_on_the_bus(mine: Call, ring: int) -> None:
     """Which reads the others' devices if all can; the other one is and can, or not; what follows is in flight already,
     or disagrees."""
-    other = mine._replace(peers=False, halves=False) if mine.peers else mine._replace(bus=False)
-    for theirs, after in itertools.product((mine, other), (FLAT_2, BARRIER, OOM, mine)):
+    is_offered = mine.peers or mine.halves
+    others = [mine._replace(peers=False, halves=False) if is_offered else mine._replace(bus=False)]
+    if mine is HALVES:
+        others.append(IN_SLOTS[0])
+    for theirs, after in itertools.product((mine, *others), (FLAT_2, BARRIER, OOM, mine)):
         Explorer(protocol, [[mine, after, FLAT], [theirs, FLAT_2, FLAT]], ring, 2).run_all()
-        if mine.peers:
+        if is_offered:
             Explorer(protocol, [[mine, after, mine], [theirs, after, theirs]], ring, 2).run_all()
     Explorer(protocol, [[mine, mine if mine.peers else FLAT]] * 3, ring, 1).run_all()
 
@@ -182,6 +191,8 @@ REVEALING = [
     ([[HALVES, FLAT]] * 2, 2),
     ([[HALVES._replace(two_phase=True), FLAT]] * 2, 1),
     ([[HALVES, FLAT], [HALVES._replace(peers=False, halves=False), FLAT]], 1),
+    ([[IN_SLOTS[1], FLAT]] * 2, 2),
+    ([[IN_SLOTS[0], FLAT], [HALVES._replace(peers=False, halves=False), FLAT]], 1),
     ([PEERS, [call._replace(peers=False) for call in PEERS]], 1),
 ]
 

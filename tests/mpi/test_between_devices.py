@@ -26,8 +26,11 @@ from torchmpi_plugin.mpi import runtime
 
 MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
 COUNT = 70_001
+LENGTHS = {torch.float32: 4 * COUNT, torch.bfloat16: 40 * COUNT, torch.int8: 40 * COUNT, torch.bool: 4 * COUNT}
 OPENED = 4  # of fake_live
 IPC = cuda_path.Path(False, "asked for", ipc=True)
+STAGED = cuda_path.Path(False, "usual")
+BOTH = pytest.mark.parametrize("path", (IPC, STAGED), ids=("read there", "in slots"))
 REFUSED = {
     "on no rank": None,
     "a handle on one rank": (0, b"IpcGetMemHandle"),
@@ -42,8 +45,8 @@ def on_few_ranks(world) -> None:
         pytest.skip("on 2 and 3 ranks that share slots")
 
 
-def new_pair(new_group: Any, world: Any, seconds: float = 60) -> Group:
-    with cuda_path.taking(IPC):
+def new_pair(new_group: Any, world: Any, seconds: float = 60, path: cuda_path.Path = IPC) -> Group:
+    with cuda_path.taking(path):
         made = new_group(list(world.ranks), timeout=timedelta(seconds=patient(seconds)))
     inside.let_ranks_read_devices(made)
     return Group("between devices", made, world.ranks, world.rank)
@@ -84,21 +87,27 @@ def test_moves(refused: str, driver: Driver, new_group, world) -> None:
 
 @pytest.mark.parametrize("name", ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter"))
 @pytest.mark.parametrize("op_name", TABLE["all_reduce"].op_names)
-def test_sums(op_name: str, name: str, driver: Driver, new_group, world, monkeypatch) -> None:
-    """Reduced on the devices, of all dtypes that are, and in all modes; none is copied by way of the host."""
-    inside.sum_between_devices(monkeypatch)
-    failures, group, operation = Failures(), new_pair(new_group, world), TABLE[name]
+@BOTH
+def test_sums(path: cuda_path.Path, op_name: str, name: str, driver: Driver, new_group, world, monkeypatch) -> None:
+    """Reduced on the devices, of all dtypes that are, and in all modes; what is read there never comes to the host."""
+    combine, combined = device_reductions.combine, []
+    monkeypatch.setattr(device_reductions, "combine", lambda *given: (combined.append(1), combine(*given)))
+    inside.sum_on_devices(monkeypatch)
+    failures, group, operation = Failures(), new_pair(new_group, world, path=path), TABLE[name]
     with driver.on_stream(kernel_us=100):
         try_reading(driver, group)
-        for mode, dtype in itertools.product(operation.modes, (torch.float32, torch.bfloat16, torch.int8, torch.bool)):
-            case = DeviceCase(group, dtype, (4 * COUNT,), mode=mode, op_name=op_name)
+        for mode, (dtype, count) in itertools.product(operation.modes, LENGTHS.items()):
+            case = DeviceCase(group, dtype, (count,), mode=mode, op_name=op_name)
             if makes_sense(dtype, op_name):
                 driver.calls()
+                combined.clear()
                 failures.run(operation, case)
                 copies = driver.calls()
-                gets_no_result = name == "reduce" and case.rank != case.root
-                is_right = ("MemcpyHtoDAsync" not in copies) == (op_name != "PREMUL_SUM" or gets_no_result)
-                assert is_right or not copies, (str(case), copies)
+                is_there, gets_no_result = op_name != "PREMUL_SUM", name == "reduce" and case.rank != case.root
+                assert bool(combined) == is_there or not copies, (str(case), copies)
+                if path is IPC:
+                    is_right = ("MemcpyHtoDAsync" not in copies) == (is_there or gets_no_result)
+                    assert is_right or not copies, (str(case), copies)
     failures.report()
 
 
@@ -106,10 +115,11 @@ def long_tensor(driver: Driver, value: float, rows: int = 4) -> torch.Tensor:
     return on_device(driver, torch.full((rows * COUNT,), float(value)))
 
 
-def test_sums_in_flight(driver: Driver, new_group, world, monkeypatch) -> None:
+@BOTH
+def test_sums_in_flight(path: cuda_path.Path, driver: Driver, new_group, world, monkeypatch) -> None:
     """Among other calls, in two groups, in another order on each rank, the last first; while a graph is captured."""
-    inside.sum_between_devices(monkeypatch)
-    pair = [new_pair(new_group, world) for _ in range(2)]
+    inside.sum_on_devices(monkeypatch)
+    pair = [new_pair(new_group, world, path=path) for _ in range(2)]
     for group in pair:
         try_reading(driver, group)
     begun = []
@@ -128,11 +138,11 @@ def test_sums_in_flight(driver: Driver, new_group, world, monkeypatch) -> None:
             assert tensor.unique().tolist() == [value]
 
 
-def test_what_cannot_be(driver: Driver, new_group, world, monkeypatch) -> None:
+@BOTH
+def test_what_cannot_be(path: cuda_path.Path, driver: Driver, new_group, world, monkeypatch) -> None:
     """On the host on one rank, another operation, or no memory for it: right, or told on every rank, and it goes on."""
-    inside.sum_between_devices(monkeypatch)
-    group = new_pair(new_group, world)
-    try_reading(driver, group)
+    inside.sum_on_devices(monkeypatch)
+    group = new_pair(new_group, world, path=path)
     for number in range(2):
         tensor = torch.ones(4 * COUNT) if world.rank == number else long_tensor(driver, 1)
         dist.all_reduce(tensor, group=group.process_group)
@@ -149,6 +159,8 @@ def test_what_cannot_be(driver: Driver, new_group, world, monkeypatch) -> None:
         op = dist.ReduceOp.MAX if world.rank == number else dist.ReduceOp.SUM
         with pytest.raises(dist.DistBackendError, match="disagree"):
             dist.all_reduce(long_tensor(driver, 1), op, group=group.process_group)
+    dist.all_reduce(tensor := long_tensor(driver, 1), group=group.process_group)  # by now all have slots on the bus
+    assert tensor.unique().tolist() == [world.size]
     with monkeypatch.context() as patch:
         if world.rank == 1:
             patch.setattr(device_reductions, "spaces_for", without_memory)
@@ -158,17 +170,18 @@ def test_what_cannot_be(driver: Driver, new_group, world, monkeypatch) -> None:
     tensor = long_tensor(driver, 1)
     driver.calls()
     dist.all_reduce(tensor, group=group.process_group)
-    assert tensor.unique().tolist() == [world.size] and "MemcpyHtoDAsync" not in driver.calls()
+    assert tensor.unique().tolist() == [world.size] and (path is STAGED or "MemcpyHtoDAsync" not in driver.calls())
 
 
 def without_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("none left")
 
 
-def test_a_second_half_that_fails(driver: Driver, new_group, world, monkeypatch) -> None:
+@BOTH
+def test_a_second_half_that_fails(path: cuda_path.Path, driver: Driver, new_group, world, monkeypatch) -> None:
     """All are told; what has been begun behind it is not left under way."""
-    inside.sum_between_devices(monkeypatch)
-    group, lib = new_pair(new_group, world), runtime.shim().lib
+    inside.sum_on_devices(monkeypatch)
+    group, lib = new_pair(new_group, world, path=path), runtime.shim().lib
     try_reading(driver, group)
     dist.barrier()
     active, is_behind = lib.mpp_active_count(), threading.Event()

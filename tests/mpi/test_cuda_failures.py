@@ -21,7 +21,7 @@ from patience import patient
 from placements import A_NODE_EACH, group_placed
 from sampling import share
 from test_between_devices import COUNT as LONGER
-from test_between_devices import new_pair, try_reading
+from test_between_devices import IPC, STAGED, new_pair, try_reading
 
 from torchmpi_plugin.mpi import runtime
 from torchmpi_plugin.tensors import device
@@ -107,6 +107,10 @@ BETWEEN = list(
 )
 
 
+SUMS = ("all_reduce", "reduce_scatter_tensor")
+IN_SLOTS = list(itertools.product(("in slots",), SUMS, (12 * LONGER,), (*CALLS[4:], "CtxPushCurrent"), range(6)))
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("placement", "name", "count", "call", "after"),
@@ -114,6 +118,7 @@ BETWEEN = list(
         *share("faults of the driver", WALK),
         *share("faults of the driver elsewhere", ELSEWHERE),
         *share("faults between devices", BETWEEN),
+        *share("faults of sums on devices", IN_SLOTS),
     ],
 )
 def test_walk_of_failures(
@@ -123,9 +128,9 @@ def test_walk_of_failures(
 
     Where rank 1 had not come to send anything, the group goes on. Behind an illegal address all calls fail.
     """
-    if placement == "between devices":
-        inside.sum_between_devices(monkeypatch)
-        group = new_pair(new_group, world)
+    if placement in ("between devices", "in slots"):
+        inside.sum_on_devices(monkeypatch)
+        group = new_pair(new_group, world, path=STAGED if placement == "in slots" else IPC)
         try_reading(driver, group)
         group = group.process_group
     else:
@@ -141,7 +146,7 @@ def test_walk_of_failures(
     }
     driver.drain()
     dist.barrier()
-    if placement != "between devices":
+    if placement not in ("between devices", "in slots"):
         runtime.shim().lib.mpp_cuda_release()
     error_code = (OUT_OF_MEMORY, ILLEGAL_ADDRESS)[after % 2]
     if world.rank == 1:

@@ -96,12 +96,13 @@ def test_every_operation(operation: Operation, all_groups) -> None:
     failures.report()
 
 
-def test_between_devices(world, new_group, monkeypatch) -> None:
-    """Ranks on one device, or on devices that reach each other; where memory is freed, other memory comes to lie."""
+@pytest.mark.parametrize("is_read_there", [True, False])
+def test_between_devices(is_read_there: bool, world, new_group, monkeypatch) -> None:
+    """Ranks on one device, or on devices that reach each other, or their slots; what is freed has other tensors."""
     if world.size == 1 or world.process_group.communicator.node_count > 1 or "MPIPLUS_COLLECTIVES" in os.environ:
         pytest.skip("between ranks of one node that share slots")
-    inside.sum_between_devices(monkeypatch)
-    with cuda_path.taking(cuda_path.Path(False, "asked for", ipc=True)):
+    inside.sum_on_devices(monkeypatch)
+    with cuda_path.taking(cuda_path.Path(False, "asked for", ipc=is_read_there)):
         made = new_group(list(world.ranks))
     inside.let_ranks_read_devices(made)
     failures, group, lib = Failures(), Group("between devices", made, world.ranks, world.rank), runtime.shim().lib
@@ -112,8 +113,9 @@ def test_between_devices(world, new_group, monkeypatch) -> None:
         if count > 1 << 20:
             torch.cuda.empty_cache()
     failures.report()
+    reach = lib.MPP_BETWEEN_DEVICES if is_read_there else lib.MPP_ON_BUS
     why_not = f"the driver lets no rank read another one's device: {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
-    assert lib.mpp_group_reads_devices(made._handle), why_not
+    assert lib.mpp_group_reach(made._handle) == reach, why_not
 
 
 def test_sparse_all_reduce(world) -> None:

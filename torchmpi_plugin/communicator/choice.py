@@ -17,6 +17,7 @@ MOST_NODES = 16
 #: Where a row of the table counts: in which groups, or for which tensors.
 BETWEEN_NODES, ON_A_NODE = "between nodes", "on a node"
 CUDA, CUDA_ON_A_NODE = "of CUDA tensors that MPI gets", "of CUDA tensors on a node"
+CUDA_IN_SLOTS = "of CUDA tensors in shared memory"
 _NO_LIMIT = (1 << 63) - 1
 
 
@@ -56,6 +57,7 @@ SELECTION = {
     "phases": Row(ON_A_NODE, "one_phase", "two_phases", "all_reduce", ("MPP_ONE_PHASE",), 8 << 10, 3),
     "cuda_copies": Row(CUDA_ON_A_NODE, "shared_memory", "between_devices", "broadcast", ("MPP_BUS",), 256 << 10),
     "cuda_sums": Row(CUDA_ON_A_NODE, "shared_memory", "between_devices", "all_reduce", (), 1 << 20),
+    "cuda_slot_sums": Row(CUDA_IN_SLOTS, "by_processors", "on_devices", "all_reduce", (), 4 << 20),
     "cuda_reductions": Row(CUDA, "staged", "on_device", "all_reduce", (), 2 << 20),
 }
 

@@ -1,4 +1,4 @@
-"""Reductions of CUDA tensors that stay on their devices: MPI exchanges blocks, torch's kernels combine them.
+"""Reductions of CUDA tensors on their devices: the ranks exchange blocks, and torch's kernels combine them.
 
 MPI's own reductions are not used for this: Open MPI crashes in nonblocking ones of device memory, and none knows
 bfloat16. Instead, as in Rabenseifner's all-reduce ("Optimization of Collective Reduction Operations", 2004): the tensor
@@ -180,8 +180,8 @@ class _Reduction:
         first = ffi.new("mpp_exchange_operands *", (*lists.values(), lengths, count, self._kind, later_tag))
         return "exchange_to_reduce", first, self._second_half(share), (self, lists, lengths)
 
-    def between_devices(self, start: str) -> Halves:
-        """Read the blocks from the others' devices, later the results.
+    def on_node(self, start: str) -> Halves:
+        """Get the blocks from the others' devices, or from slots, later the results.
 
         C does without a second half where a rank cannot, or has its tensor elsewhere: then the first one has reduced.
         """
@@ -243,17 +243,18 @@ def halves_of(
     """
     if not how or start not in ("allreduce", "reduce_to", "reduce_scatter"):
         return None
-    reads = not group._direct and bool(group._lib.mpp_group_reads_devices(group._handle))
+    lib = group._lib
     how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", how)[0])
     counts = lengths[: group.size()]
     nbytes = (sum(counts) if counts else elements) * output.dtype.itemsize
-    limit = group.communicator.choice.limit("cuda_sums" if reads else "cuda_reductions")
-    if not (reads or group._direct) or not suits(output, nbytes, how, limit):
+    on_node = {lib.MPP_BETWEEN_DEVICES: "cuda_sums", lib.MPP_ON_BUS: "cuda_slot_sums"}
+    row = "cuda_reductions" if group._direct else on_node.get(lib.mpp_group_reach(group._handle))
+    if not row or not suits(output, nbytes, how, group.communicator.choice.limit(row)):
         return None
     try:
         reduction = _Reduction(group, root, counts, how, keep)
-        return reduction.between_devices(start) if reads else reduction.by_messages()
+        return reduction.by_messages() if group._direct else reduction.on_node(start)
     except torch.OutOfMemoryError:
-        if not reads:
+        if group._direct:
             raise
-        return None  # it goes through shared memory
+        return None  # processors reduce it, in shared memory

@@ -105,7 +105,7 @@ def _saying_what_is_wrong() -> Iterator[None]:
     is_flag=False,
     flag_value=_TUNING_FILE,
     help="Instead, measure MPI's collectives between nodes against mpiplus's, one phase against two on a node, or with "
-    f"--device cuda copies between devices, and write there which to take, for MPIPLUS_TUNING ({_TUNING_FILE}).",
+    f"--device cuda what a path has two ways for, and write there which to take, for MPIPLUS_TUNING ({_TUNING_FILE}).",
 )
 @click.option(
     "--device",

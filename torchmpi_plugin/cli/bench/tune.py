@@ -27,10 +27,14 @@ from .results import Row
 
 
 def table(nodes: Sequence[str], device: str = "cpu") -> dict[str, choice.Row]:
-    """Return the rows to measure with tensors there, in a group that has its ranks on these nodes."""
+    """Return the rows to measure with tensors there, in a group that has its ranks on these nodes.
+
+    Of CUDA tensors not before the world is made, which has one path for them.
+    """
     where = choice.BETWEEN_NODES if len(set(nodes)) > 1 else choice.ON_A_NODE
     if device != "cpu":
-        where = choice.CUDA_ON_A_NODE if settings.CUDA.value() == "ipc" else choice.CUDA
+        ways = {"direct": choice.CUDA, "ipc": choice.CUDA_ON_A_NODE, "staged": choice.CUDA_IN_SLOTS}
+        where = ways[cuda_path.current.name]
     rows = {name: row for name, row in SELECTION.items() if row.where == where and row.counts(len(set(nodes)))}
     return {name: row for name, row in rows.items() if len(nodes) >= row.ranks}
 
@@ -43,9 +47,7 @@ def contestants(rows: dict[str, choice.Row]) -> tuple[str, str]:
 
 def why_not(nodes: Sequence[str], device: str) -> str:
     """Return why there is nothing to compare; empty if there is something."""
-    if not table(nodes, device):
-        if device != "cpu":
-            return f"--tune --device {device} compares on one node, and of two and more ranks"
+    if device == "cpu" and not table(nodes):
         return (
             "--tune compares collectives between nodes, or of three and more ranks on one: start it on those that it "
             "is for, as in mpirun --host node1:2,node2:2 -n 4 mpiplus bench --tune"
@@ -59,17 +61,17 @@ def new_groups(device: Device) -> dict[str, dist.ProcessGroup]:
     """Make a group of all ranks for each of the two ways, by a tuning file that knows no other.
 
     Raises:
-        click.ClickException: mpiplus has no shared memory on a node, so both would be MPI's, or MPI gets no tensors of
-            that device.
+        click.ClickException: mpiplus has no shared memory on a node, so both would be MPI's, or tensors of that device
+            go one way only.
     """
     dist.init_process_group("mpiplus", init_method="mpi://", pg_options=Options(collectives="mpi"))
     world: Any = dist.group.WORLD
     nodes = [str(world.communicator.node_of(rank)) for rank in range(world.size())]
     rows = table(nodes, device.kind)
-    if any(row.where == choice.CUDA for row in rows.values()) and not cuda_path.current.direct:
+    if not rows:
         raise click.ClickException(
-            f"--tune --device {device.kind}: MPI gets no CUDA tensors ({cuda_path.current.why}). To compare shared "
-            f"memory with copies between the devices of a node, set {settings.CUDA.name}=ipc"
+            f"--tune --device {device.kind} compares on one node, and of two and more ranks, unless MPI gets CUDA "
+            f"tensors ({cuda_path.current.why})"
         )
     groups = by_way(rows, nodes)
     if not all(group.communicator.choice.own for group in groups.values()):
