@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from groups import only_up_to
 from sampling import count as in_full_or
+
+import torchmpi_plugin
+from torchmpi_plugin.mpi import runtime
 
 pytestmark = only_up_to(3)
 CYCLES = in_full_or(500, 40)
@@ -55,6 +60,17 @@ def test_new_group_and_destroy_leave_nothing_behind(channel) -> None:
     cycle(CYCLES)
     assert next_communicator(channel) - number < 10, "communicators are not freed"
     assert resident_bytes() - memory < MIB + CYCLES * PER_CYCLE
+
+
+def test_a_communicator_that_cannot_be_freed(new_group, caplog) -> None:
+    """As one of get_comm() on which a library has something that fails then: that is said, and the group ends."""
+    group = new_group(None)
+    mpi, given = runtime.mpi(), torchmpi_plugin.get_comm(group)
+    group.user_communicator = Mock(Free=Mock(side_effect=mpi.Exception(mpi.ERR_OTHER)))
+    with caplog.at_level(logging.WARNING, "torchmpi_plugin"):
+        group.shutdown()
+    assert "get_comm() gave of group" in caplog.text and group.user_communicator is None
+    given.Free()
 
 
 def test_groups_keep_no_descriptors(new_group) -> None:

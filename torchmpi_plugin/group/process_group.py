@@ -30,6 +30,7 @@ from ..diagnosis import flight_recorder, frames
 from ..engine import engine, profiling
 from ..engine.work import PendingWork, Work
 from ..mpi import runtime
+from ..names import log
 from ..tensors.dtypes import AVG, DTYPES, OPERATIONS, PREMUL_SUM, premul_factor
 from . import coalesced, forms, registration, splitting, starting, statistics, windows, work_registry
 from .group import Group
@@ -152,10 +153,13 @@ class ProcessGroupMPI(Group):
         with self.diagnosis.lock:
             freed = not self.second_halves and self.communicator.free()
         if freed and self.user_communicator is not None:
-            with runtime.exclusive():
-                if self.user_communicator:  # not null: the user has not freed it
-                    self.user_communicator.Free()
-            self.user_communicator = None
+            users, self.user_communicator = self.user_communicator, None
+            try:
+                with runtime.exclusive():
+                    if users:  # not null: the user has not freed it
+                        users.Free()
+            except runtime.mpi().Exception as error:  # as an attribute on it has it, which a library put there
+                log.warning("mpiplus: the communicator that get_comm() gave of %s stays: %s", self.label, error)
 
     def _close_windows(self) -> None:
         closing, self.registrations = self.registrations, []
