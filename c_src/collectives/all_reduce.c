@@ -75,8 +75,8 @@ static void read_sum(shm_op *s, uint64_t chunk) {
     mpp_reduce(&s->how, mpp_out_at(s, offset), c->sources, c->size, mpp_chunk_length(s, s->bytes, chunk) / s->element);
 }
 
-/* A rank that has what it takes offers it; else the ranks find out whether they could. Where those whose devices can be
- * read reduce there, in place, this is the first half: `received` of `own` has what the others have of this rank's
+/* A rank that has what it takes offers it; else the ranks find out whether they could. Where all do, and reduce on
+ * their devices, in place, this is the first half: `received` of `own` has what the others have of this rank's
  * block, one after the other by rank, this one's left out but not its place; and the second one, mpp_second_half,
  * shares `result`, what came of it. */
 static int offer(shm_op *s, const mpp_block *own) {

@@ -140,13 +140,15 @@ uint64_t mpp_plan_halves(shm_op *s, uint64_t chunks, uint64_t *of_second) {
     s->half = MPP_FIRST_HALF;
     s->two_phase = 0;
     s->wait_for = -1;
-    if (s->second) plan_second(s, s->second);
-    s->read = s->second ? receive_parts : receive_own_blocks;
-    *of_second = s->second ? chunks : 0;
-    if (!s->second || s->between_devices) return chunks;
+    s->read = receive_own_blocks;
+    if (!s->second) return chunks;
+    plan_second(s, s->second);
+    *of_second = chunks;
+    if (s->between_devices) return chunks;
     s->write = write_blocks;
+    s->read = receive_parts;
     *of_second = mpp_chunk_count(s->block, s->chunk_bytes, s->chunk_bytes * s->widening);
-    return 1 + (s->block - 1) / place + 1;
+    return mpp_chunk_count(s->block, 0, place);
 }
 
 void mpp_abort_second(mpp_channel *c) {

@@ -30,7 +30,7 @@ int mpp_peers_new(mpp_channel *c) {
 
 static int is_readable(const mpp_channel *c, int rank) { return rank == c->rank || c->peers[rank].state == READABLE; }
 
-static int is_worth_it(const mpp_channel *c, uint64_t bytes) { return bytes > (uint64_t)c->limits[MPP_BUS]; }
+int mpp_is_worth_reading(const mpp_channel *c, uint64_t bytes) { return bytes > (uint64_t)c->limits[MPP_BUS]; }
 
 static int can_take_part(const shm_op *s, const mpp_channel *c) {
     return s->bus && s->bus->shows_memory && s->bus->copier->device == c->registered;
@@ -64,7 +64,7 @@ void mpp_introduce(shm_op *s, const uintptr_t *blocks, const size_t *lengths) {
 void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64_t bytes, const size_t *wanted) {
     const mpp_channel *c = s->op.group->channel;
     int readable = 1;
-    if (!can_take_part(s, c) || !is_worth_it(c, bytes) || show(s, blocks, lengths)) return;
+    if (!can_take_part(s, c) || !mpp_is_worth_reading(c, bytes) || show(s, blocks, lengths)) return;
     for (int r = 0; r < c->size; r++)
         if (wanted ? wanted[r] > 0 : s->element || r == s->root) readable &= is_readable(c, r);
     if (readable) s->place = MPP_BETWEEN_DEVICES;
@@ -103,13 +103,6 @@ void mpp_write_exports(const shm_op *s, const mpp_channel *c) {
     s->bus->is_busy[MPP_UP] = !c->registered->sample; /* should its copies take too long to wait for */
     const mpp_exported *sample = mpp_own_sample(s->bus->copier, &mine->word);
     if (sample) mine->sample = *sample;
-}
-
-int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes) {
-    if (!is_worth_it(c, bytes)) return 0;
-    for (int r = 0; r < c->size; r++)
-        if (mpp_call_of(s, c, r)->place != MPP_BETWEEN_DEVICES) return 0;
-    return 1;
 }
 
 void mpp_look_for_peers(shm_op *s, mpp_channel *c) {

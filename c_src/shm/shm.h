@@ -286,8 +286,9 @@ void mpp_introduce(shm_op *s, const uintptr_t *blocks, const size_t *lengths);
  * is NULL, the only one, unless that is at 0; and this rank wants so many bytes from each; NULL: some of the root, or
  * of a sum of all. */
 void mpp_offer(shm_op *s, const uintptr_t *blocks, const size_t *lengths, uint64_t bytes, const size_t *wanted);
-/* All ranks have called the same: whether they could read each other's devices. If not, those that can be are found. */
-int mpp_all_between_devices(const shm_op *s, const mpp_channel *c, uint64_t bytes);
+/* By its length: whether a tensor is read where it is, if that can be. */
+int mpp_is_worth_reading(const mpp_channel *c, uint64_t bytes);
+/* All ranks have called the same, and some could not: finds out whose devices this one can read. */
 void mpp_look_for_peers(shm_op *s, mpp_channel *c);
 /* What this rank shows, for the others in the segment. */
 void mpp_write_exports(const shm_op *s, const mpp_channel *c);

@@ -131,7 +131,7 @@ static void plan_bus(shm_op *s, mpp_channel *c) {
     if (most < MPP_ON_BUS || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
     uint64_t bytes = s->call.kind == MPP_EXCHANGE ? s->chunks * s->chunk_bytes : s->call.bytes;
     uint64_t chunks = 2, of_second = 0;
-    s->between_devices = mpp_all_between_devices(s, c, bytes);
+    s->between_devices = least == MPP_BETWEEN_DEVICES && mpp_is_worth_reading(c, bytes);
     if (!s->between_devices) {
         mpp_look_for_peers(s, c);
         /* Pieces that are staged have chunks of the one length. */

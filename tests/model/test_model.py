@@ -45,7 +45,7 @@ COMPARED = {
     "mpp_check_calls": "8833297aa2ff",
     "take_numbers": "f83bb7553324",
     "plan_exchange": "274c8cada704",
-    "plan_bus": "ca6fef8dd6af",
+    "plan_bus": "847e89b2a26c",
     "pass_over": "181547dfd32a",
     "move": "32dfabbf88eb",
     "step": "349f711562bb",

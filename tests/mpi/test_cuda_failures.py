@@ -107,7 +107,7 @@ BETWEEN = list(
 )
 
 
-SUMS = ("all_reduce", "reduce_scatter_tensor")
+PATHS, SUMS = {"between devices": IPC, "in slots": STAGED}, ("all_reduce", "reduce_scatter_tensor")
 IN_SLOTS = list(itertools.product(("in slots",), SUMS, (12 * LONGER,), (*CALLS[4:], "CtxPushCurrent"), range(6)))
 
 
@@ -128,9 +128,9 @@ def test_walk_of_failures(
 
     Where rank 1 had not come to send anything, the group goes on. Behind an illegal address all calls fail.
     """
-    if placement in ("between devices", "in slots"):
+    if placement in PATHS:
         inside.sum_on_devices(monkeypatch)
-        group = new_pair(new_group, world, path=STAGED if placement == "in slots" else IPC)
+        group = new_pair(new_group, world, path=PATHS[placement])
         try_reading(driver, group)
         group = group.process_group
     else:
@@ -146,7 +146,7 @@ def test_walk_of_failures(
     }
     driver.drain()
     dist.barrier()
-    if placement not in ("between devices", "in slots"):
+    if placement not in PATHS:
         runtime.shim().lib.mpp_cuda_release()
     error_code = (OUT_OF_MEMORY, ILLEGAL_ADDRESS)[after % 2]
     if world.rank == 1:

@@ -247,8 +247,8 @@ def halves_of(
     how = group._ffi.new("mpp_reduction *", group._ffi.cast("mpp_reduction *", how)[0])
     counts = lengths[: group.size()]
     nbytes = (sum(counts) if counts else elements) * output.dtype.itemsize
-    on_node = {lib.MPP_BETWEEN_DEVICES: "cuda_sums", lib.MPP_ON_BUS: "cuda_slot_sums"}
-    row = "cuda_reductions" if group._direct else on_node.get(lib.mpp_group_reach(group._handle))
+    rows = {lib.MPP_BETWEEN_DEVICES: "cuda_sums", lib.MPP_ON_BUS: "cuda_slot_sums"}
+    row = "cuda_reductions" if group._direct else rows.get(lib.mpp_group_reach(group._handle))
     if not row or not suits(output, nbytes, how, group.communicator.choice.limit(row)):
         return None
     try:
