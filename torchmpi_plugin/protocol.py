@@ -6,6 +6,7 @@ shared memory (counters, slots), and over the store. CONTRIBUTING.md says when t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Build(NamedTuple):
         return f"mpiplus {self.version} ({number})"
 
 
+@functools.cache  # the version is read from a file
 def this(node: str) -> Build:
     """This rank's, which is on ``node``."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 from . import runtime
 
 _POLL_SECONDS = 0.0002
+#: Before the first pause: the shortest is of 50 us and more, as long as a message of TCP takes, and a step of a group
+#: that is made takes several messages.
+_AWAKE_SECONDS = 0.001
 _FAREWELL_TAG = 0
 #: Requests that were given up, with the buffers that MPI may still use.
 _kept: list[Any] = []
@@ -18,12 +22,9 @@ _kept: list[Any] = []
 Check = Callable[[], None]
 
 
-def wait(request: Any, buffers: tuple[Any, ...], check: Check, awake_seconds: float = 0.0) -> None:
-    """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then.
-
-    For so long it takes no pauses: of the least length they are of 50 us and more, as long as a message of TCP takes.
-    """
-    pause_at = time.monotonic() + awake_seconds
+def wait(request: Any, buffers: tuple[Any, ...], check: Check) -> None:
+    """Until ``request`` is complete, or ``check`` raises; MPI keeps the buffers then."""
+    pause_at = time.monotonic() + _AWAKE_SECONDS
     try:
         while True:
             with runtime.exclusive():
@@ -32,6 +33,8 @@ def wait(request: Any, buffers: tuple[Any, ...], check: Check, awake_seconds: fl
             check()
             if time.monotonic() > pause_at:
                 time.sleep(_POLL_SECONDS)
+            else:
+                os.sched_yield()
     except BaseException:
         _kept.append((request, buffers))
         raise

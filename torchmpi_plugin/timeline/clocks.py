@@ -17,8 +17,8 @@ from ..mpi import nonblocking, runtime
 _ROUNDS, _ENOUGH_NS, _SECONDS, _MOST_SECONDS = 100, (20_000, 50_000), 0.5, 2.0
 #: Two clocks gain less than a part of so many on each other, which counts little in so many ns.
 _DRIFT, _AT_ONCE_NS = 10_000, 50_000_000
-#: For so long a message is awaited without pauses, which would count as its time; and until it is given up.
-_AWAKE_SECONDS, _LOST_SECONDS = 0.001, 3.0
+#: For so long a message is awaited.
+_LOST_SECONDS = 3.0
 _POLL_SECONDS = 0.005
 _END = 0
 #: Of plain messages: bytes, of each size so many there and back; no further size after so long.
@@ -145,4 +145,4 @@ def _transfer(comm: Any, rank: int, tag: int, buffer: Any, receives: bool) -> No
 
     with runtime.exclusive():
         request = (comm.Irecv if receives else comm.Isend)([buffer, runtime.mpi().BYTE], rank, tag)
-    nonblocking.wait(request, (buffer,), check, _AWAKE_SECONDS)
+    nonblocking.wait(request, (buffer,), check)
