@@ -201,32 +201,25 @@ static void discard_spare(mpp_op *op) { free(((mpp_listener *)op)->spare); }
 
 static int is_over(const mpp_listener *l) { return atomic_load(&l->op.state) != MPP_PENDING; }
 
-/* By one that is over, if any: under the lock, as any thread may ask whether it has failed. */
-static void replace_listener(mpp_group *g, mpp_listener *by) {
-    mpp_lock();
-    mpp_listener *old = g->listener;
-    g->listener = by;
-    mpp_unlock();
-    if (old) mpp_discard(&old->op);
-}
-
-/* From now on what others send to this window is taken; 0 if that could be begun. */
+/* From now on what others send to this window is taken; 0 if that could be begun. Threads may do so at once. */
 int mpp_window_listen(uintptr_t window) {
     mpp_window *w = (mpp_window *)window;
     mpp_group *g = w->group;
-    mpp_lock();
-    w->listens = g->listener && !is_over(g->listener);
-    if (w->listens) g->listener->users++;
-    mpp_unlock();
-    if (w->listens) return 0;
-    mpp_listener *l = mpp_new_op(sizeof *l, g, listen_step, 0);
+    mpp_listener *l = mpp_new_op(sizeof *l, g, listen_step, 0), *unused = l;
     if (!l) return -1;
     mpp_no_longer_active(&l->op); /* which counts whatever goes on */
     l->op.discard = discard_spare;
-    l->users = 1;
-    replace_listener(g, l);
+    mpp_lock();
+    int is_new = !g->listener || is_over(g->listener);
+    if (is_new) {
+        unused = g->listener;
+        g->listener = l;
+    }
+    g->listener->users++;
     w->listens = 1;
-    mpp_start(&l->op, 0);
+    mpp_unlock();
+    if (unused) mpp_discard(&unused->op);
+    if (is_new) mpp_start(&l->op, 0);
     return 0;
 }
 
@@ -244,7 +237,11 @@ int mpp_windows_end(mpp_group *g) {
     if (g->windows) return -1;
     if (!g->listener) return 0;
     if (mpp_state_of((uintptr_t)g->listener) == MPP_PENDING) return -1;
-    replace_listener(g, NULL);
+    mpp_lock(); /* any thread may ask whether it has failed */
+    mpp_listener *old = g->listener;
+    g->listener = NULL;
+    mpp_unlock();
+    mpp_discard(&old->op);
     return 0;
 }
 
