@@ -8,6 +8,8 @@ limit costs nothing where it ends nothing. ``MPIPLUS_TEST_RERUNS`` is how often 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ RERUNS = int(os.environ.get("MPIPLUS_TEST_RERUNS", "0"))
 
 def patient(seconds: float) -> float:
     return seconds * FACTOR
+
+
+def wait_until(is_so: Callable[[], object], seconds: float, told: object = "in vain", pause: float = 0.01) -> None:
+    """It is so within these seconds, or an assertion fails with what is to be told, which may be a function."""
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, told() if callable(told) else told
+        time.sleep(pause)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,10 +9,11 @@ import select
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from patience import wait_until
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-dev-shm-usage")
@@ -80,11 +81,7 @@ class Page:
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def until(self, script: str) -> None:
-        end = time.monotonic() + self._seconds
-        while not self.run(script):
-            if time.monotonic() > end:
-                raise TimeoutError(f"never true: {script}")
-            time.sleep(0.05)
+        wait_until(lambda: self.run(script), self._seconds, f"never true: {script}", 0.05)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from code_blocks import PAGES, ROOT
+from plain_python import module_of
 
 import torchmpi_plugin
 from torchmpi_plugin import dist, integrations, launch, settings
@@ -106,12 +105,7 @@ def test_links_from_the_top_lead_to_files() -> None:
 
 def tool(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "tests" / "tools")
-    specification = importlib.util.spec_from_file_location(name, ROOT / "tests" / "tools" / f"{name}.py")
-    assert specification is not None and specification.loader is not None
-    script = importlib.util.module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, name, script)
-    specification.loader.exec_module(script)
-    return script
+    return module_of(ROOT / "tests" / "tools" / f"{name}.py")
 
 
 @pytest.mark.parametrize("name", ["generate_settings", "generate_command_line", "loggp"])

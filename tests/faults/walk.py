@@ -27,7 +27,7 @@ from cases import Case
 from failures import ALLOCATION, KINDS, ME, MOST, TIMEOUT, Faults, counts, notes, outcome_of, problem, problems, works
 from making import walk_groups
 from one_sided import WINDOW
-from operation_table import BARRIER, MOVEMENT, OPERATIONS, REDUCTION
+from operation_table import BARRIER, MOVEMENT, REDUCTION, of_kind
 from sampling import FULL, share
 from sampling import dice as seeded
 from started import Operation, run_case
@@ -37,14 +37,7 @@ WITH_MORE_CALLS = ("monitored_barrier", "recv_any_source", "irecv_any_source", "
 IN_ALL_MODES = ("all_reduce", "all_to_all")
 #: Where an operation waits for its Work, and the call polls first.
 BY_CALLER = "wait, moved by the caller"
-ROWS = [
-    *(
-        operation
-        for operation in OPERATIONS
-        if operation.kind in (MOVEMENT, REDUCTION, BARRIER) and operation.name not in WITH_MORE_CALLS
-    ),
-    WINDOW,
-]
+ROWS = [row for row in of_kind(MOVEMENT, REDUCTION, BARRIER) if row.name not in WITH_MORE_CALLS] + [WINDOW]
 #: A change walks every other one, so that it takes half as long.
 WALKED = share("operations in which each call fails", ROWS, 2)
 

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from patience import patient
+from patience import patient, wait_until
 
 import fork_server
 
@@ -192,13 +191,6 @@ class Waiting:
         assert self.client.stdout.readline() == words + "\n"
 
 
-def soon(what: Any, seconds: float = 20) -> bool:
-    until = time.monotonic() + seconds
-    while not (true := what()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return bool(true)
-
-
 @pytest.fixture
 def waiting(server: fork_server.Server) -> Iterator[Waiting]:
     process = Waiting(server)
@@ -225,17 +217,17 @@ def test_a_signal_for_the_group_reaches_the_ranks_children(server: fork_server.S
     """Launchers send it to the group that they have made of each rank."""
     program = "import os, subprocess, time; print(os.getpid(), flush=True); subprocess.run(['sleep', '1000'])"
     process = Waiting(server, program)
-    assert soon(lambda: psutil.Process(process.rank).children())
+    wait_until(lambda: psutil.Process(process.rank).children(), 20)
     (child,) = psutil.Process(process.rank).children()
     os.killpg(process.client.pid, signal.SIGTERM)
     assert ended(process.client)[0] == -signal.SIGTERM
-    assert soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 20)
 
 
 def test_a_client_that_is_killed(waiting: Waiting) -> None:
     waiting.client.kill()
     assert ended(waiting.client)[0] == -signal.SIGKILL
-    assert soon(lambda: not psutil.pid_exists(waiting.rank))
+    wait_until(lambda: not psutil.pid_exists(waiting.rank), 20)
 
 
 # ---- servers and templates ----
@@ -253,5 +245,5 @@ def test_a_template_that_is_killed(server: fork_server.Server) -> None:
     template_of(waiting).kill()
     code, _, told = ended(waiting.client)
     assert code == 70 and "fork server: it has ended" in told
-    assert soon(lambda: not psutil.pid_exists(waiting.rank))
+    wait_until(lambda: not psutil.pid_exists(waiting.rank), 20)
     assert is_forked(server.python)

@@ -48,9 +48,7 @@ def test_as_on_gloo(launchers: Launchers, script: str) -> None:
     name, *arguments = script.split()
     path = EXAMPLES / f"{name}.py"
     ours = launchers.mpirun(path, *(["mpiplus", *arguments] if arguments else []))
-    ours.came_to_an_end().says_not("Traceback", "leaves .* as it is")
-    if ours.code != 0:
-        ours.problem("the example failed")
+    ours.ended().says_not("Traceback", "leaves .* as it is")
     first, last, rest = result(ours, "mpiplus")
     assert last < first, "it learns nothing"
     # Its exit code does not count: processes with gloo's threads may end with abort(), without mpiplus too.

@@ -36,9 +36,8 @@ def numbers(outcome: Outcome, backend: str) -> list[float]:
 @pytest.mark.timeout(600)
 def test_feature_as_on_gloo(launchers: Launchers, feature: str) -> None:
     script, *arguments = FEATURES[feature]
-    ours = launchers.mpirun(SCRIPTS / f"{script}.py", *arguments, "mpiplus").came_to_an_end()
-    if ours.says_not("Traceback", "leaves .* as it is").code != 0:
-        ours.problem("it failed")
+    ours = launchers.mpirun(SCRIPTS / f"{script}.py", *arguments, "mpiplus").ended()
+    ours.says_not("Traceback", "leaves .* as it is")
     # Its exit code does not count: processes with gloo's threads may end with abort(), without mpiplus too.
     gloo = launchers.torchrun(SCRIPTS / f"{script}.py", *arguments, "gloo")
     assert numbers(ours, "mpiplus") == pytest.approx(numbers(gloo, "gloo"), rel=1e-3)

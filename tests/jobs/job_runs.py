@@ -38,7 +38,7 @@ CRASH = re.compile(r"Traceback|Exception ignored|Segmentation|Fatal Python error
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended, and when: after ``seconds``, at ``ended`` on the clock of files.
+    """How a job ended, and when: after ``seconds``, at ``ended_at`` on the clock of files.
 
     ``code`` is None where it had to be stopped at its limit.
     """
@@ -49,7 +49,7 @@ class Outcome:
     stderr: str
     survivors: list[str]
     seconds: float
-    ended: float
+    ended_at: float
 
     @property
     def output(self) -> str:
@@ -80,7 +80,7 @@ class Outcome:
         """It took no longer; from the moment that a rank touched ``since``, where starting up is not meant."""
         if since is not None and not since.exists():
             self.problem(f"no rank came to touch {since.name}")
-        took = self.seconds if since is None else self.ended - since.stat().st_mtime
+        took = self.seconds if since is None else self.ended_at - since.stat().st_mtime
         if took > seconds:
             self.problem(f"it took {took:.1f} s, which is more than {seconds:g} s")
         return self
@@ -93,11 +93,16 @@ class Outcome:
             self.problem(f"processes outlived the job: {self.survivors}")
         return self
 
+    def ended(self, code: int = 0) -> Outcome:
+        """By itself, with this exit code, and with all its processes."""
+        self.came_to_an_end()
+        if self.code != code:
+            self.problem(f"not exit code {code}")
+        return self
+
     def succeeded(self, ranks: int) -> Outcome:
         """Exit code 0, every rank came to its end, and nothing went wrong after that."""
-        self.came_to_an_end()
-        if self.code != 0:
-            self.problem("the job failed")
+        self.ended()
         missing = [rank for rank in range(ranks) if f"[{rank}] end\n" not in self.stdout]
         if missing:
             self.problem(f"these ranks did not come to their end: {missing}")
@@ -203,10 +208,10 @@ def run_process(
             start_new_session=True,
         )
         code = _wait(launcher, seconds, mark, stderr, alone)
-    ended = time.time()
+    ended_at = time.time()
     survivors = _sweep(mark, grace)
     stdout_text, stderr_text = (path.read_text(errors="replace") for path in outputs)
-    return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors, ended - started, ended)
+    return Outcome(" ".join(command), code, stdout_text, stderr_text, survivors, ended_at - started, ended_at)
 
 
 def _wait(launcher: subprocess.Popen, seconds: float, mark: str, stderr: BinaryIO, alone: float | None) -> int | None:

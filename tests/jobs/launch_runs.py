@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import fork_server
+import network
 from job_runs import SCRIPTS, Job, Outcome
+from patience import wait_until
 
 #: The command beside this Python; as a module it would import from the working directory.
 MPIPLUS = str(Path(sys.executable).with_name("mpiplus"))
@@ -34,26 +35,9 @@ def launch(
 
 @contextlib.contextmanager
 def running(job: Job, is_ready: Callable[[], bool], *words: object) -> Iterator[subprocess.Popen[bytes]]:
-    """``mpiplus words``, once it is ready; what it prints is in the file ``log``."""
-    log = job.directory / "log"
-    with log.open("wb") as output:
-        command, environment = [MPIPLUS, *map(str, words)], job.installation.full_environment()
-        process = subprocess.Popen(command, env=environment, cwd=job.directory, stdout=output, stderr=output)
-        try:
-            until = time.monotonic() + 60
-            while not is_ready():
-                assert time.monotonic() < until and process.poll() is None, log.read_text()
-                time.sleep(0.05)
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-
-
-def ended(outcome: Outcome, code: int) -> Outcome:
-    """It ended by itself, with this exit code, and left nothing running."""
-    if outcome.code != code:
-        outcome.problem(f"not exit code {code}")
-    if outcome.survivors:
-        outcome.problem(f"processes outlived the job: {outcome.survivors}")
-    return outcome
+    """``mpiplus words``, once it is ready; what it prints is in the file ``output``."""
+    command, environment = [MPIPLUS, *map(str, words)], job.installation.full_environment()
+    with network.following(command, environment, job.directory) as process:
+        wait_until(lambda: is_ready() or process.poll() is not None, 60, (job.directory / "output").read_text, 0.05)
+        assert process.poll() is None, (job.directory / "output").read_text()
+        yield process

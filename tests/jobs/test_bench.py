@@ -6,7 +6,7 @@ import json
 
 import pytest
 from job_runs import Job, Outcome
-from launch_runs import MPIPLUS_MODULE, ended
+from launch_runs import MPIPLUS_MODULE
 
 CONTESTANTS = ["raw", "raw nonblocking", "mpiplus", "gloo", "front end"]
 OPERATIONS = 7
@@ -20,7 +20,7 @@ def bench(job: Job, *words: object, ranks: int = 2) -> Outcome:
 def test_quick(job: Job) -> None:
     """Everything, in numbers and in a picture."""
     pytest.importorskip("matplotlib", reason="the extra plot brings it")
-    outcome = ended(bench(job, "--quick", "--json", "out.json", "--plot", "out.png"), 0).says_not("Traceback")
+    outcome = bench(job, "--quick", "--json", "out.json", "--plot", "out.png").ended().says_not("Traceback")
     outcome.says("plain messages of MPI, rank 0 on .* and rank 1 on .* GB/s each way", "async overlap")
     assert outcome.stdout.count("mpiplus bench\n") == 1  # rank 0 speaks for all
     assert max(map(len, outcome.stdout.splitlines())) <= 132
@@ -41,7 +41,7 @@ def test_quick(job: Job) -> None:
 @pytest.mark.every_change
 def test_contestants_that_are_chosen(job: Job) -> None:
     words = ("--no-nonblocking", "--no-front-end", "--backends", "mpiplus", "--ops", "ping_pong", "--sizes", "8")
-    ended(bench(job, *words, "--repeats", 1, "--json", "out.json"), 0)
+    bench(job, *words, "--repeats", 1, "--json", "out.json").ended()
     found = json.loads((job.directory / "out.json").read_text())
     assert found["contestants"] == ["raw", "mpiplus"]
     assert [sorted(row["us"]) for row in found["operations"]] == [["mpiplus", "raw"]]
@@ -50,12 +50,12 @@ def test_contestants_that_are_chosen(job: Job) -> None:
 @pytest.mark.slow
 def test_beside_processes_that_compute(job: Job) -> None:
     words = ("--quick", "--busy", 2, "--no-raw", "--no-front-end", "--ops", "barrier", "--repeats", 1)
-    ended(bench(job, *words), 0).says("compute beside the ranks of each node: 2")
+    bench(job, *words).ended().says("compute beside the ranks of each node: 2")
 
 
 def test_one_rank_measures_what_is_left_without_communication(job: Job) -> None:
     words = ("--quick", "--ops", "all_reduce", "--sizes", "8", "--json", "out.json")
-    ended(bench(job, *words, ranks=1), 0).says("One process alone").says_not("Traceback", "plain messages")
+    bench(job, *words, ranks=1).ended().says("One process alone").says_not("Traceback", "plain messages")
     found = json.loads((job.directory / "out.json").read_text())
     assert found["point_to_point"] is None
     assert found["operations"][0]["bus_gb_per_s"]["mpiplus"] is None
@@ -63,14 +63,14 @@ def test_one_rank_measures_what_is_left_without_communication(job: Job) -> None:
 
 def test_a_directory_that_is_not_there(job: Job) -> None:
     """Rank 0 says so, once, before anything is measured."""
-    outcome = ended(bench(job, "--quick", "--json", "missing/out.json"), 1)
+    outcome = bench(job, "--quick", "--json", "missing/out.json").ended(1)
     outcome.says("Error: missing/out.json cannot be written: there is no directory missing").says_not("Traceback")
     assert outcome.output.count("Error: ") == 1
     outcome.says_not("plain messages")
 
 
 def test_tuning_what_has_one_way_only(job: Job) -> None:
-    outcome = ended(bench(job, "--quick", "--tune", "--ops", "barrier", ranks=3), 1)
+    outcome = bench(job, "--quick", "--tune", "--ops", "barrier", ranks=3).ended(1)
     outcome.says("Error: --tune compares all_reduce, of which --ops names none").says_not("Traceback", "plain messages")
     assert outcome.output.count("Error: ") == 1
     assert not (job.directory / "mpiplus-tuning.json").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from job_runs import SOON, Job, Outcome
-from launch_runs import MPIPLUS_MODULE, ended
+from launch_runs import MPIPLUS_MODULE
 
 from torchmpi_plugin.cli.bench.training.ways import WAYS
 
@@ -23,7 +23,7 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 def run(job: Job, code: int, words: list, environment: dict | None = None) -> Outcome:
-    return ended(job.start(job.installation.command(2, list(map(str, words))), environment), code)
+    return job.start(job.installation.command(2, list(map(str, words))), environment).ended(code)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=on_gpu)])
@@ -50,7 +50,7 @@ def test_operations_on_what_passes_for_a_device(job: Job) -> None:
     """Each path is a contestant, nccl is not on what ranks share, and gloo is not asked for messages."""
     words = ("bench", "--quick", "--device", "cuda", "--ops", "all_reduce,ping_pong", "--sizes", 64, "--repeats", 1)
     outcome = job.run(2, "posing_device.py", *words, "--json", "out.json")
-    ended(outcome, 0).says("the bus, all ranks at once", "nccl, which refuses that, is left out")
+    outcome.ended().says("the bus, all ranks at once", "nccl, which refuses that, is left out")
     outcome.says(r"  operation +dtype +size .* staged +ipc +gloo +end +GB/s").says_not("…")
     outcome.says("gloo has no ping_pong of float32: gloo sends no tensors on devices").says_not("Traceback")
     found = json.loads((job.directory / "out.json").read_text())
@@ -68,10 +68,10 @@ def test_operations_on_what_passes_for_a_device(job: Job) -> None:
 def test_tuning_on_what_passes_for_a_device(job: Job) -> None:
     """Of sums in slots, and what ranks of a node read from each other's devices; other rows that the file has stay."""
     words = ("bench", "--quick", "--device", "cuda", "--sizes", "8,64K", "--repeats", 1, "--tune", "out.json")
-    ended(job.run(1, "posing_device.py", *words), 1).says("of two and more ranks, unless MPI gets CUDA tensors")
-    ended(job.run(2, "posing_device.py", *words), 0).says("of CUDA tensors in shared memory: cuda_slot_sums by_process")
+    job.run(1, "posing_device.py", *words).ended(1).says("of two and more ranks, unless MPI gets CUDA tensors")
+    job.run(2, "posing_device.py", *words).ended().says("of CUDA tensors in shared memory: cuda_slot_sums by_process")
     for _ in range(2):
-        outcome = ended(job.run(2, "posing_device.py", *words, environment={"MPIPLUS_CUDA": "ipc"}), 0)
+        outcome = job.run(2, "posing_device.py", *words, environment={"MPIPLUS_CUDA": "ipc"}).ended()
         outcome.says("of CUDA tensors on a node: cuda_copies shared_memory.* cuda_sums shared_memory")
         found = json.loads((job.directory / "out.json").read_text())
         assert {"cuda_copies", "cuda_sums", "cuda_slot_sums"} == found["limits"].keys() - {"phases"}
@@ -82,7 +82,7 @@ def test_tuning_on_what_passes_for_a_device(job: Job) -> None:
 @pytest.mark.slow
 def test_training_on_what_passes_for_a_device(job: Job) -> None:
     words = ("bench", "--device", "cuda", *TRAIN[TRAIN.index("--train") :], "--quick", "--train=ddp,loaders,pipeline")
-    outcome = ended(job.run(2, "posing_device.py", *words, "--json", "out.json"), 0).says_not("Traceback")
+    outcome = job.run(2, "posing_device.py", *words, "--json", "out.json").ended().says_not("Traceback")
     outcome.says("pipeline, transformer of float32 is left out: gloo sends no tensors on devices")
     found = json.loads((job.directory / "out.json").read_text())
     assert {row["way"] for row in found["training"]} == {"ddp", "loaders"}

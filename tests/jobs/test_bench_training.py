@@ -8,7 +8,7 @@ import re
 
 import pytest
 from job_runs import Job, Outcome
-from launch_runs import MPIPLUS_MODULE, ended
+from launch_runs import MPIPLUS_MODULE
 
 from torchmpi_plugin.cli.bench.training.ways import WAYS
 
@@ -20,7 +20,7 @@ TURNS = {"seconds", "cpu_seconds", "voluntary", "involuntary"}
 def figures_of(job: Job, *options: str, ranks: int = 2) -> tuple[Outcome, dict]:
     file = job.directory / "figures.json"
     command = job.installation.command(ranks, [*MPIPLUS_MODULE, *TRAIN, *options, "--json", str(file)])
-    outcome = ended(job.start(command, None), 0).says_not("Traceback", "Warning")
+    outcome = job.start(command, None).ended().says_not("Traceback", "Warning")
     return outcome, json.loads(file.read_text())
 
 

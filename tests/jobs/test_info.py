@@ -6,11 +6,11 @@ import json
 
 import pytest
 from job_runs import SCRIPTS, Job, torchrun
-from launch_runs import MPIPLUS, MPIPLUS_MODULE, ended, mpiplus
+from launch_runs import MPIPLUS, MPIPLUS_MODULE, mpiplus
 
 
 def test_alone(job: Job) -> None:
-    outcome = ended(mpiplus(job, "info"), 0).says_not("Traceback", "PROBLEM")
+    outcome = mpiplus(job, "info").ended().says_not("Traceback", "PROBLEM")
     outcome.says("mpi4py +[0-9]", "MPI_THREAD_MULTIPLE", "CUDA-aware", "belongs to the library", "/dev/shm", "CMA")
     assert max(map(len, outcome.stdout.splitlines())) <= 132
 
@@ -19,7 +19,7 @@ def test_alone(job: Job) -> None:
 def test_under_a_launcher(job: Job) -> None:
     """Rank 0 speaks for all, once."""
     command = job.installation.command(3, [*MPIPLUS_MODULE, "info"])
-    outcome = ended(job.start(command, {"MPIPLUS_CUDA": "ipc"}), 0).says_not("Traceback")
+    outcome = job.start(command, {"MPIPLUS_CUDA": "ipc"}).ended().says_not("Traceback")
     assert outcome.stdout.count("mpiplus info") == 1
     outcome.says("started by", "3 ranks on 1 node", "ranks 0-2 on", "every pair of ranks can")
     outcome.says("read from the other devices of the node .* MPIPLUS_CUDA says ipc")
@@ -29,21 +29,21 @@ def test_what_a_group_costs(job: Job) -> None:
     """For the layout of the job that it is started in, and the way that its variables choose."""
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info", "--job", "--json"])
     shared, asked = {"MPIPLUS_COLLECTIVES": "auto"}, {"MPIPLUS_COLLECTIVES": "mpi"}
-    group = json.loads(ended(job.start(command, shared), 0).stdout)["group"]
+    group = json.loads(job.start(command, shared).ended().stdout)["group"]
     (place,) = group["nodes"]
     rows = ["cuda_copies", "cuda_sums", "cuda_slot_sums", "cuda_reductions"]  # two ranks of a node: one phase
     assert [*group["selection"]] == rows
     assert 512 << 10 < place["segment_bytes"] < place["free_bytes"]
     assert 0 < place["rank_bytes"] < 4 << 10
     assert place["rank_bytes_later"] == 0
-    found = json.loads(ended(job.start(command, asked), 0).stdout)
+    found = json.loads(job.start(command, asked).ended().stdout)
     assert found["group"] == {"path": "MPI's collectives", "selection": {}, "nodes": []}
 
 
 def test_what_a_group_costs_is_asked_of_the_job(job: Job) -> None:
-    ended(mpiplus(job, "info", "--job"), 0).says("note: .*one rank alone.*mpirun -n 4 mpiplus info --job")
+    mpiplus(job, "info", "--job").ended().says("note: .*one rank alone.*mpirun -n 4 mpiplus info --job")
     command = job.installation.command(2, [*MPIPLUS_MODULE, "info"])
-    ended(job.start(command, None), 0).says("every pair of ranks can").says_not("a group of all")
+    job.start(command, None).ended().says("every pair of ranks can").says_not("a group of all")
 
 
 def test_under_torchrun(job: Job) -> None:
@@ -53,7 +53,7 @@ def test_under_torchrun(job: Job) -> None:
     if job.installation.vendor == "Open MPI":
         outcome.failed("PROBLEM: torchrun started 2 ranks", "Open MPI takes only those of its own launcher")
     else:
-        ended(outcome, 0).says("note: torchrun started 2 ranks", "torchrun's ranks").says_not("belong together")
+        outcome.ended().says("note: torchrun started 2 ranks", "torchrun's ranks").says_not("belong together")
 
 
 def test_a_rank_that_does_not_talk(job: Job) -> None:
@@ -67,6 +67,6 @@ def test_a_rank_that_does_not_talk(job: Job) -> None:
 )
 def test_without_mpi(job: Job, words: str) -> None:
     environment = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "MPIPLUS_TEST_INSTALLATIONS": ""}  # has tracebacks of its own
-    outcome = ended(mpiplus(job, *words.split(), environment=environment), 1)
+    outcome = mpiplus(job, *words.split(), environment=environment).ended(1)
     outcome.says("no usable MPI library", "pip install|MPI4PY_LIBMPI=(?!/nowhere)").says_not("Traceback", r"\] hi")
     assert words != "info" or ("PROBLEM: " in outcome.output and "none that works" in outcome.output)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from job_runs import GRACE, SCRIPTS, SOON, Job
+from patience import wait_until
 
 SHARED = Path("/dev/shm")
 
@@ -40,7 +40,4 @@ def test_a_rank_that_vanishes(job: Job, where: str) -> None:
 def test_a_rank_that_is_killed_leaves_no_shared_memory(job: Job) -> None:
     before = set(SHARED.iterdir())
     job.run(2, "creation.py", "killed").failed("has made the file")
-    until = time.monotonic() + GRACE
-    while left := {file for file in SHARED.iterdir() if file.name.startswith("mpiplus")} - before:
-        assert time.monotonic() < until, f"left in memory: {left}"
-        time.sleep(0.1)
+    wait_until(lambda: {file for file in SHARED.iterdir() if file.name.startswith("mpiplus")} <= before, GRACE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
 from job_runs import Job
+from patience import wait_until
 
 PROGRAMS = Path(__file__).parents[1] / "soak" / "programs.py"
 #: From the death to the end of the job, also on a busy machine. What docs/usage.md calls "within seconds".
@@ -21,11 +21,7 @@ def segments() -> set[str]:
 def check_nothing_left(before: set[str]) -> None:
     """Other jobs of this machine have segments with a name too, for a moment each."""
     left = segments() - before
-    until = time.monotonic() + 10
-    while left and time.monotonic() < until:
-        time.sleep(0.2)
-        left &= segments()
-    assert left == set()
+    wait_until(lambda: not left.intersection(segments()), 10, f"of these are some left: {left}")
 
 
 @pytest.mark.parametrize("collectives", ["auto", "mpi-only"], ids=["shm", "mpi"])

@@ -75,20 +75,14 @@ def test_what_main_has_and_who_is_to_blame(job: Job, how: str) -> None:
         "-c": f'{python} -c "$(cat {script})" --lr 0.1',
         "stdin": f"{python} - --lr 0.1 < {script}",
     }[how]
-    outcome = run_process(["sh", "-c", command], job.installation.full_environment(), job.directory)
-    assert outcome.code == 0, outcome.output
+    outcome = run_process(["sh", "-c", command], job.installation.full_environment(), job.directory).ended()
     assert outcome.stdout.count("as expected") == 3
-    assert not outcome.survivors
 
 
 @pytest.mark.parametrize(("who", "how", "code"), [(0, "raise", 1), (2, "exit", 7), (1, "kill", 137)])
 def test_a_rank_that_fails(job: Job, who: int, how: str, code: int) -> None:
-    outcome = job.alone(SCRIPT, "one_fails", who, how, code).says("parent end").says_not("came out")
-    assert outcome.code == 0
-    assert not outcome.survivors
+    job.alone(SCRIPT, "one_fails", who, how, code).ended().says("parent end").says_not("came out")
 
 
 def test_ctrl_c_ends_all(job: Job) -> None:
-    outcome = job.alone(SCRIPT, "interrupted", job.directory).says("parent end")
-    assert outcome.code == 0
-    assert not outcome.survivors
+    job.alone(SCRIPT, "interrupted", job.directory).ended().says("parent end")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from job_runs import Job
-from launch_runs import MPIPLUS, ended, launch
+from launch_runs import MPIPLUS, launch
 from patience import patient
 
 pytestmark = pytest.mark.fresh("supervisors and daemons, which ranks find as their parents, are killed and stopped")
@@ -24,7 +24,7 @@ def last_line(outcome) -> str:
 
 def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
     """The others wait in a collective; the traceback stands once, and the last line says who, what and where."""
-    outcome = ended(launch(job, 3, "exits.py", "one_raises", "alone"), 1)
+    outcome = launch(job, 3, "exits.py", "one_raises", "alone").ended(1)
     what = r"ArithmeticError: this one is meant, at .*/exits.py:\d+ in \w+"
     line = rf"mpiplus run: rank 2 on node {HOST} failed first: .* \({what}\)"
     assert re.match(line, last_line(outcome)), outcome.output
@@ -34,7 +34,7 @@ def test_an_exception_on_one_rank_of_a_group(job: Job) -> None:
 
 def test_an_exit_code(job: Job) -> None:
     """It is no signal's; other codes are in other tests."""
-    outcome = ended(launch(job, 3, "launched.py", "exits", 137), 137)
+    outcome = launch(job, 3, "launched.py", "exits", 137).ended(137)
     assert "failed first: exit code 137; 2 other ranks were ended" in last_line(outcome)
     outcome.says(f"rank 2 on node {HOST}", r"\n    the last words\n")
 
@@ -42,7 +42,7 @@ def test_an_exit_code(job: Job) -> None:
 @pytest.mark.parametrize("how", ["kept", "exit"])
 def test_an_exit_code_that_others_fail_of(job: Job, how: str) -> None:
     """They wait for the rank, and hear from the store that it leaves, before its process has ended."""
-    outcome = ended(launch(job, 3, "exits.py", "one_exits", 2, how), 3)
+    outcome = launch(job, 3, "exits.py", "one_exits", 2, how).ended(3)
     assert f"rank 2 on node {platform.node()} failed first: exit code 3" in last_line(outcome), outcome.output
 
 
@@ -58,30 +58,30 @@ DEATHS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("how", DEATHS)
 def test_a_death(job: Job, how: str) -> None:
     ranks, code, said, *more = DEATHS[how]
-    outcome = ended(launch(job, ranks, "launched.py", "dies", how), code)
+    outcome = launch(job, ranks, "launched.py", "dies", how).ended(code)
     outcome.says(f"rank {ranks - 1} on node {HOST} {said}", *more)
 
 
 def test_a_launcher_that_is_killed(job: Job) -> None:
     """The ranks notice, and end."""
-    ended(launch(job, 2, "launched.py", "dies", "launcher"), -9)
+    launch(job, 2, "launched.py", "dies", "launcher").ended(-9)
 
 
 def test_the_grace_and_what_ranks_have_started(job: Job) -> None:
     """Ranks that ignore SIGTERM, and their children."""
     outcome = launch(job, 2, "launched.py", "leaves_a_child", options=("--grace", 0.5))
-    ended(outcome, 4).says("rank 1 on node .* failed first: exit code 4")
+    outcome.ended(4).says("rank 1 on node .* failed first: exit code 4")
 
 
 def test_the_time_limit(job: Job) -> None:
     outcome = launch(job, 2, "launched.py", "sleeps", options=("--timeout", patient(10)))  # to start in
-    ended(outcome, 124).says("the time limit has passed; ranks 0, 1 had not ended")
+    outcome.ended(124).says("the time limit has passed; ranks 0, 1 had not ended")
 
 
 def test_a_supervisor_that_is_stopped(job: Job) -> None:
     """It obeys no order. The job ends without it, and it is ended too."""
     outcome = launch(job, 2, "launched.py", "dies", "stopped", options=("--timeout", patient(12), "--grace", 1))
-    ended(outcome, 124).says(f"rank 1 on node {HOST} did not answer the order to end")
+    outcome.ended(124).says(f"rank 1 on node {HOST} did not answer the order to end")
 
 
 @pytest.mark.under_each
@@ -96,7 +96,7 @@ def test_survivors_go_on_where_the_user_asks_for_it(job: Job) -> None:
     by_vendor = "--enable-recovery" if job.installation.vendor == "Open MPI" else "-disable-auto-cleanup"
     option = "--with-ft ulfm" if job.installation.has_ulfm else by_vendor
     outcome = launch(job, 3, "launched.py", "one_goes_on", options=("--mpi-args", option))
-    ended(outcome, 0).says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on node .* was killed by SIGKILL")
+    outcome.ended().says(r"\[rank 0\] went on", r"\[rank 1\] went on", "rank 2 on node .* was killed by SIGKILL")
 
 
 def test_a_reader_that_does_not_read(job: Job) -> None:
@@ -116,5 +116,5 @@ def test_a_reader_that_does_not_read(job: Job) -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_signals_are_passed_on_once(job: Job, name: str) -> None:
     """The ranks handle it and end well, so all is well."""
-    outcome = ended(launch(job, 2, "launched.py", "signalled", name), 0)
+    outcome = launch(job, 2, "launched.py", "signalled", name).ended()
     outcome.says(rf"\[rank 0\] got {name} 1 time", rf"\[rank 1\] got {name} 1 time")

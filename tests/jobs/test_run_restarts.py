@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from job_runs import SCRIPTS, Job, Outcome, run_process
-from launch_runs import MPIPLUS, ended, launch, running
+from launch_runs import MPIPLUS, launch, running
 from patience import patient
 
 RESUME = Path(__file__).parents[2] / "docs/examples/resume.py"
@@ -26,7 +26,7 @@ KILLS_ITS_PARENT = pytest.param("supervisor", marks=pytest.mark.fresh("its paren
 @pytest.mark.parametrize("how", ["SIGKILL", KILLS_ITS_PARENT, "3"])
 def test_after_a_rank_has_failed(job: Job, how: str) -> None:
     """The second attempt comes to its end; each line says which attempt it is of, and what had failed is told."""
-    outcome = ended(restarted(job, how, 1), 0)
+    outcome = restarted(job, how, 1).ended()
     outcome.says(r"\[rank 0\] attempt 0 of 2", r"\[rank 0, restart 1\] attempt 1 of 2", "restart 1 of at most 2")
     outcome.says("mpiplus run: rank 1 on node .* failed first: ", r"\[rank 1, restart 1\] at the end")
     outcome.says_not("restart 2")
@@ -34,32 +34,32 @@ def test_after_a_rank_has_failed(job: Job, how: str) -> None:
 
 def test_the_last_restart(job: Job) -> None:
     """The code is that of the last attempt, and each attempt's failure is told."""
-    outcome = ended(restarted(job, "3", 9), 3)
+    outcome = restarted(job, "3", 9).ended(3)
     outcome.says("restart 1 of at most 2 in 1 s", "restart 2 of at most 2 in 2 s", "restart 2 was the last")
     assert outcome.stderr.count("rank 1 on node") >= 3, outcome.stderr
 
 
 def test_an_end_that_is_not_worth_it(job: Job) -> None:
     """Others are in tests/unit/test_job_attempts.py."""
-    ended(restarted(job, "3", 1, "--restart-on", "signal,4"), 3).says_not("restart 1")
+    restarted(job, "3", 1, "--restart-on", "signal,4").ended(3).says_not("restart 1")
 
 
 @pytest.mark.slow
 def test_an_attempt_that_takes_too_long(job: Job) -> None:
     """It is ended, and the next one comes; the limit of the whole ends it for good."""
-    outcome = ended(restarted(job, "sleeps", 1, "--attempt-timeout", patient(10), "--grace", 1), 0)
+    outcome = restarted(job, "sleeps", 1, "--attempt-timeout", patient(10), "--grace", 1).ended()
     outcome.says("the time limit has passed; rank", r"\[rank 1, restart 1\] at the end")
 
 
 @pytest.mark.slow
 def test_the_time_of_the_whole(job: Job) -> None:
     options = ("--timeout", 18, "--attempt-timeout", 10, "--grace", 1)  # the second attempt would need longer
-    ended(restarted(job, "sleeps", 9, *options), 124).says("restart 1 of at most 2").says_not("restart 2 of")
+    restarted(job, "sleeps", 9, *options).ended(124).says("restart 1 of at most 2").says_not("restart 2 of")
 
 
 def test_files_of_attempts(job: Job) -> None:
     options = ("--stdout", "{attempt}/{rank}.out", "--stderr", "{rank}.err")
-    ended(restarted(job, "SIGKILL", 1, *options), 0)
+    restarted(job, "SIGKILL", 1, *options).ended()
     assert "attempt 0 of 2" in (job.directory / "0/1.out").read_text()
     assert "attempt 1 of 2" in (job.directory / "1/1.out").read_text()
 
@@ -67,7 +67,7 @@ def test_files_of_attempts(job: Job) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("when", ["running", "between"])
 def test_signals_end_it_for_good(job: Job, number: int, code: int, when: str) -> None:
-    log = job.directory / "log"
+    log = job.directory / "output"
     words, is_ready = [SCRIPTS / "launched.py", "waits"], (job.directory / "waits-0-0").exists
     if when == "between":
         words, is_ready = ["-c", "false"], lambda: "restart 3 of at most 9 in 4 s" in log.read_text()
@@ -89,8 +89,8 @@ def resume(job: Job, ranks: int, *words: object, options: tuple[object, ...] = (
 
 @pytest.mark.slow
 def test_training_ends_with_the_same_losses(job: Job) -> None:
-    whole = ended(resume(job, 2, "--directory", "whole"), 0)
-    outcome = ended(resume(job, 2, "--directory", "cut", "--kill", 1, options=("--max-restarts", 1)), 0)
+    whole = resume(job, 2, "--directory", "whole").ended()
+    outcome = resume(job, 2, "--directory", "cut", "--kill", 1, options=("--max-restarts", 1)).ended()
     outcome.says("2 ranks begin at step 1[05]")
     assert len(losses(whole.stdout)) == 30
     assert losses(outcome.stdout) == losses(whole.stdout)
@@ -106,16 +106,16 @@ def test_torchruns_own_restarts(job: Job) -> None:
     if job.installation.vendor == "Open MPI":
         outcome.failed("were not started by MPI")
     else:
-        ended(outcome, 0).says("2 ranks begin at step 0", "2 ranks begin at step 1[05]")
+        outcome.ended().says("2 ranks begin at step 0", "2 ranks begin at step 1[05]")
         assert sorted(losses(outcome.stdout)) == list(range(1, 31))
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_half_written(job: Job) -> None:
-    ended(resume(job, 2, "--at", 12, "--kill", 1), 137)
+    resume(job, 2, "--at", 12, "--kill", 1).ended(137)
     os.makedirs(job.directory / "checkpoints/step-25")
     (job.directory / "checkpoints/step-25/__0_0.distcp").write_bytes(b"cut off")
-    ended(resume(job, 2), 0).says("2 ranks begin at step (5|10),")
+    resume(job, 2).ended().says("2 ranks begin at step (5|10),")
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_the_others_go_on(job: Job, how: tuple[str, ...]) -> None:
     """Without a restart, where MPI has ULFM: three ranks' training ends on two."""
     if not job.installation.has_ulfm:
         pytest.skip(f"{job.installation.name} has no ULFM")
-    whole = losses(ended(resume(job, 3, *how, "--directory", "whole"), 0).stdout)
+    whole = losses(resume(job, 3, *how, "--directory", "whole").ended().stdout)
     options = ("--mpi-args", "--with-ft ulfm")
-    outcome = ended(resume(job, 3, *how, "--survive", "--kill", 1, options=options), 0)
+    outcome = resume(job, 3, *how, "--survive", "--kill", 1, options=options).ended()
     outcome.says("goes on after .*rank 1 .*has ended", "2 ranks begin at step 1[05],").says_not("restart")
     check_alike(losses(outcome.stdout), whole)
 
@@ -142,7 +142,7 @@ def check_alike(found: dict[int, str], whole: dict[int, str]) -> None:
 @pytest.mark.slow
 def test_fsdp_goes_on_with_fewer_ranks(job: Job) -> None:
     """The shards of three ranks are read by two."""
-    whole = losses(ended(resume(job, 3, "--fsdp", "--directory", "whole"), 0).stdout)
-    cut = ended(resume(job, 3, "--fsdp", "--kill", 1), 137)
-    outcome = ended(resume(job, 2, "--fsdp"), 0).says("2 ranks begin at step 1[05],")
+    whole = losses(resume(job, 3, "--fsdp", "--directory", "whole").ended().stdout)
+    cut = resume(job, 3, "--fsdp", "--kill", 1).ended(137)
+    outcome = resume(job, 2, "--fsdp").ended().says("2 ranks begin at step 1[05],")
     check_alike({**losses(cut.stdout), **losses(outcome.stdout)}, whole)

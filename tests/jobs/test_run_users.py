@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from click.testing import CliRunner
 from job_runs import SCRIPTS, Job
-from launch_runs import ended, launch, mpiplus, running
+from launch_runs import launch, mpiplus, running
 
 from torchmpi_plugin.cli import main
 
@@ -16,7 +16,7 @@ from torchmpi_plugin.cli import main
 def test_the_users_own_master(job: Job) -> None:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23457"}
     outcome = launch(job, 2, "launched.py", "master", environment=environment)
-    ended(outcome, 0).says(r"\[rank 1\] master 127.0.0.1 23457").says_not("Exception raised from")
+    outcome.ended().says(r"\[rank 1\] master 127.0.0.1 23457").says_not("Exception raised from")
 
 
 @pytest.mark.every_change
@@ -24,27 +24,27 @@ def test_a_variable_chooses_the_backend(job: Job) -> None:
     """Also for a program that asks first what there is, and then what it has got."""
     for name in ("gloo", "mpi", "ccl"):
         environment = {"MPIPLUS_REPLACE": f"gloo,{name}"}
-        outcome = ended(launch(job, 2, "of_users.py", "meets", name, environment=environment), 0)
+        outcome = launch(job, 2, "of_users.py", "meets", name, environment=environment).ended()
         outcome.says(r"\[rank 0\] sum mpiplus \[2.0, 2.0\]", r"\[rank 1\] subgroup mpiplus gloo")
 
 
 def test_others_use_the_exported_address(job: Job) -> None:
     """As clients, and as those who listen there."""
-    outcome = ended(launch(job, 2, "of_users.py", "clients"), 0)
+    outcome = launch(job, 2, "of_users.py", "clients").ended()
     outcome.says(*(rf"\[rank {rank}\] {name} \[2.0, 2.0\]" for rank in (0, 1) for name in ("gloo", "mpiplus")))
 
 
 @pytest.mark.parametrize("replaced", ["", "gloo"])
 def test_torchs_checkpoint_process_saves(job: Job, replaced: str) -> None:
     environment = {"DCP_USE_PREFIX_STORE": "1", "MPIPLUS_REPLACE": replaced}  # not in torch's process
-    outcome = ended(launch(job, 2, "of_users.py", "checkpoints", environment=environment), 0)
+    outcome = launch(job, 2, "of_users.py", "checkpoints", environment=environment).ended()
     outcome.says(r"\[rank 0\] saved True", r"\[rank 1\] saved True")
 
 
 def test_ranks_in_a_batch_script_are_told_apart(job: Job) -> None:
     """By Slurm's variables, which are the script's own."""
     environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    outcome = ended(launch(job, 2, "of_users.py", "in_slurm", environment=environment), 0)
+    outcome = launch(job, 2, "of_users.py", "in_slurm", environment=environment).ended()
     outcome.says(r"\[rank 0\] slurm 0 0 None", r"\[rank 1\] slurm 1 1 None")
 
 
@@ -56,7 +56,7 @@ def interrupt(job: Job, words: Sequence[object], ready: str, number: int) -> tup
 
     with running(job, is_ready, "run", "-np", 2, *words) as process:
         process.send_signal(number)
-        return process.wait(60), (job.directory / "log").read_text()
+        return process.wait(60), (job.directory / "output").read_text()
 
 
 def test_ctrl_c_is_one_line(job: Job) -> None:
@@ -71,7 +71,7 @@ def test_ctrl_c_is_one_line(job: Job) -> None:
 
 @pytest.mark.fresh("PYTHONFAULTHANDLER is for the start of Python")
 def test_a_crash_shows_where_python_was(job: Job) -> None:
-    outcome = ended(launch(job, 2, "of_users.py", "crashes"), 139)
+    outcome = launch(job, 2, "of_users.py", "crashes").ended(139)
     outcome.says(r"of_users.py\", line \d+ in crashes", "rank 1 on node .* failed first: killed by SIGSEGV")
 
 
@@ -111,7 +111,7 @@ def test_words_that_help(words: tuple[str, ...], problem: str) -> None:
 def test_options_of_mpirun_and_torchrun(job: Job) -> None:
     words = ("--nproc-per-node", 2, "--nnodes", "1:1", "--standalone", "--node-rank", 0, "--world_size", 5)
     words = (*words, "--rdzv-backend", "c10d", "--rdzv_endpoint=localhost:0")
-    outcome = ended(mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello"), 0)
+    outcome = mpiplus(job, "run", *words, SCRIPTS / "launched.py", "hello").ended()
     outcome.says("--rdzv-backend has no effect", "--rdzv-endpoint has no effect", "--node-rank has no effect")
     outcome.says("--world-size 5 is ignored", r"\[rank 1\] hello 1 2 0")
 
@@ -120,4 +120,4 @@ def test_a_script_that_takes_itself_for_alone(job: Job) -> None:
     """mpirun does not set what it reads; `mpiplus run` does."""
     outcome = job.run(2, "of_users.py", "defaults")
     outcome.failed("world_size is 1, but MPI started 2 ranks", "mpiplus run -n 2")
-    ended(launch(job, 2, "of_users.py", "defaults"), 0)
+    launch(job, 2, "of_users.py", "defaults").ended()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from job_runs import SCRIPTS, Job
-from launch_runs import ended, mpiplus
+from launch_runs import mpiplus
 
 
 def test_figures_and_no_summary(job: Job) -> None:
@@ -32,5 +32,5 @@ def test_each_way_of_waiting_counts(job: Job) -> None:
 
 
 def test_mpiplus_run_summary(job: Job) -> None:
-    outcome = ended(mpiplus(job, "run", "-n", 3, "--summary", SCRIPTS / "counted.py"), 0)
+    outcome = mpiplus(job, "run", "-n", 3, "--summary", SCRIPTS / "counted.py").ended()
     assert re.search(r"\[rank 0\] mpiplus: rank 1 was waited for longest", outcome.stderr)

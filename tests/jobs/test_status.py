@@ -18,7 +18,7 @@ import network
 import pytest
 from job_runs import SCRIPTS, Job, torchrun
 from launch_runs import MPIPLUS
-from patience import patient
+from patience import patient, wait_until
 
 RANKS = 3
 
@@ -107,9 +107,7 @@ def test_a_rank_that_is_killed(job: Job) -> None:
     with running(job, command) as environment:
         (socket,) = (job.directory / "sockets").glob("*.1.*.sock")
         os.kill(int(socket.name.split(".")[2]), signal.SIGKILL)
-        until = time.monotonic() + 30
-        while len(status_json(environment).get("ranks", [])) not in ((RANKS,) if lets_go_on else (0,)):
-            assert time.monotonic() < until
+        wait_until(lambda: len(status_json(environment).get("ranks", [])) == RANKS * lets_go_on, 30)
         assert not socket.exists()
         if lets_go_on:
             told = status_json(environment)

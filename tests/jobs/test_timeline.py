@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import test_status
 from job_runs import SCRIPTS, Job
-from launch_runs import ended, launch, mpiplus
+from launch_runs import launch, mpiplus
 from trace_rules import SECONDS_LATE, Event, check, straggler
 
 
@@ -18,7 +18,7 @@ def test_a_straggler(job: Job, collectives: str) -> None:
     """DDP waits for rank 1, at the line of its backward(); and the ranks' files are gone."""
     script = straggler(job.directory)
     words = ("run", "-n", 3, "--timeline", "t.json", script)
-    outcome = ended(mpiplus(job, *words, environment={"MPIPLUS_COLLECTIVES": collectives}), 0)
+    outcome = mpiplus(job, *words, environment={"MPIPLUS_COLLECTIVES": collectives}).ended()
     assert "of 3 of 3 ranks" in outcome.stderr
     events = check(job.directory / "t.json")
     assert seconds(events, "waits for rank 1") > 0.5 * 2 * 4 * SECONDS_LATE
@@ -33,7 +33,7 @@ def test_a_straggler(job: Job, collectives: str) -> None:
 
 def test_messages_that_cross(job: Job) -> None:
     """Each arrow joins two calls of one length; and it is seen when a future was waited for."""
-    ended(launch(job, 2, "crossing.py", options=("--timeline", "t.json")), 0)
+    launch(job, 2, "crossing.py", options=("--timeline", "t.json")).ended()
     events = check(job.directory / "t.json")
     ends: dict[int, list[set[int]]] = {}
     for event in events:
@@ -60,7 +60,7 @@ def test_ranks_that_are_killed(job: Job) -> None:
 
 def test_a_rank_without_room(job: Job) -> None:
     """Its timeline is lost, and nobody else's."""
-    outcome = ended(launch(job, 2, "no_room_for_calls.py", options=("--timeline", "t.json")), 0)
+    outcome = launch(job, 2, "no_room_for_calls.py", options=("--timeline", "t.json")).ended()
     outcome.says("there will be no timeline of rank 1: .*No space left", "1 operation of 1 of 2 ranks")
     check(job.directory / "t.json")
 

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 import windows
 from patience import patient
+from placements import placed  # noqa: F401 - a fixture
 from rank_reports import RankReporter
+from started import Failures
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.mpi import runtime
@@ -157,6 +159,14 @@ def new_group(world) -> Iterator:
     yield make
     for group in made:
         dist.destroy_process_group(group)
+
+
+@pytest.fixture
+def failures() -> Iterator[Failures]:
+    """Of the cases that a test runs, told at its end."""
+    found = Failures()
+    yield found
+    found.report()
 
 
 @pytest.fixture(scope="session")

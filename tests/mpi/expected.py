@@ -1,12 +1,11 @@
-"""The results of reductions, computed with plain torch and numpy, and how to compare with them."""
+"""The results of reductions by the names that torch.distributed has for them, and how to compare with them."""
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
+import reductions
 import torch
 
 FLOAT_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
@@ -31,66 +30,11 @@ def makes_sense(dtype: torch.dtype, op_name: str) -> bool:
 
 def reduced(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
     """The reduction of one tensor per rank, in group rank order."""
-    dtype = tensors[0].dtype
-    if dtype.is_complex and op_name == "PRODUCT":  # the one that is not that of the parts
-        return functools.reduce(torch.mul, [tensor.to(torch.complex128) for tensor in tensors]).to(dtype)
-    if dtype.is_complex:
-        parts = [torch.view_as_real(tensor) for tensor in tensors]
-        return torch.view_as_complex(reduced(parts, op_name))
-    if dtype == torch.bool:
-        return _reduced_bools(tensors, op_name)
-    if dtype.is_floating_point:
-        return _reduced_floats(tensors, op_name)
-    return _reduced_integers(tensors, op_name)
-
-
-def _reduced_bools(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
-    trues = torch.stack([tensor.to(torch.uint8) for tensor in tensors]).sum(0)
-    if op_name in ("SUM", "MAX", "BOR"):
-        return trues > 0
-    if op_name in ("PRODUCT", "MIN", "BAND"):
-        return trues == len(tensors)
-    return trues % 2 == 1
-
-
-def _reduced_floats(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
-    """Accumulates in float32 (float64 for itself), as a balanced tree over the ranks, and rounds once."""
-    dtype = tensors[0].dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    values = [tensor.to(wide) for tensor in tensors]
-    if op_name == "PREMUL_SUM":
-        values = [value * PREMUL_FACTOR for value in values]
-    combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op_name, torch.add)
-    result = _tree(combine, values)
-    return (result / len(tensors) if op_name == "AVG" else result).to(dtype)
-
-
-def _tree(combine: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The first half is as large a power of two as leaves something for the second."""
-    if len(values) == 1:
-        return values[0]
-    half = 1 << (len(values) - 1).bit_length() - 1
-    return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
-
-
-def _reduced_integers(tensors: Sequence[torch.Tensor], op_name: str) -> torch.Tensor:
-    """Wraps as C's unsigned arithmetic does; a mean is truncated toward zero."""
-    arrays = [tensor.reshape(-1).numpy() for tensor in tensors]
-    if op_name == "PREMUL_SUM":
-        arrays = [array * array.dtype.type(PREMUL_FACTOR) for array in arrays]
-    combine = {
-        "PRODUCT": np.multiply,
-        "MIN": np.minimum,
-        "MAX": np.maximum,
-        "BAND": np.bitwise_and,
-        "BOR": np.bitwise_or,
-        "BXOR": np.bitwise_xor,
-    }.get(op_name, np.add)
-    result = functools.reduce(combine, arrays)
     if op_name == "AVG":
-        total = result.astype(np.int64)
-        result = (np.sign(total) * (abs(total) // len(arrays))).astype(result.dtype)
-    return torch.from_numpy(np.array(result)).reshape(tensors[0].shape)
+        return reductions.reduced(tensors, "SUM", divisor=len(tensors))
+    if op_name == "PREMUL_SUM":
+        return reductions.reduced(tensors, "SUM", PREMUL_FACTOR)
+    return reductions.reduced(tensors, "PROD" if op_name == "PRODUCT" else op_name)
 
 
 def same_bytes(actual: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import inside
 import pytest
+import torch
 import torch.distributed as dist
 from patience import patient
 
@@ -58,6 +59,12 @@ def new_group(ranks: list[int] | None, timeout: timedelta = GROUP_TIMEOUT, **opt
     if timeout < GROUP_TIMEOUT and group != dist.GroupMember.NON_GROUP_MEMBER:
         inside.set_timeout(group, timeout)
     return group
+
+
+def assert_usable(group: Any = None) -> None:
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [dist.get_world_size(group)] * 3
 
 
 @contextmanager

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from groups import on_gloo
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmpi_plugin import torch_operators
+
 Results = list[torch.Tensor]
+needs_operators = pytest.mark.skipif(
+    not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
+)
 #: From torch 2.15 on it goes to a backend in C++, and no kernel of ours stands in front.
 LEFT_TO_THE_BACKEND = {"c10d::monitored_barrier_"} if torch.__version__ >= "2.15" else set()
 #: Of torch 2.14 and later; gloo has none, and before 2.12 no all_to_all of lists.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+import pytest
+from groups import Group
 
 from torchmpi_plugin import Options
 from torchmpi_plugin.communicator import choice
@@ -15,17 +17,24 @@ ORDERED = ("one node", "two nodes")
 A_NODE_EACH = "a node each"
 #: And by MPI's own collectives; and as on so many nodes that what is not short is MPI's.
 PLACEMENTS = (*ORDERED, "MPI", "many nodes")
+Placed = Callable[[str], Group]
 
 
-def group_placed(placement: str, rank: int, new_group: Callable[..., Any], monkeypatch: Any) -> Any:
-    """Through the fixtures of a test."""
-    monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
-    if placement != "MPI":
-        host = {"one node": 0, A_NODE_EACH: rank}.get(placement, rank % 2)
-        monkeypatch.setattr(node, "identity", lambda: f"node {host}")
-        monkeypatch.setattr(choice, "MOST_NODES", 1 if placement == "many nodes" else 2)
-    group = new_group(None, pg_options=Options(collectives="own" if placement in (*ORDERED, A_NODE_EACH) else "auto"))
-    assert group.communicator.choice.own == (placement != "MPI")
-    is_mixed = placement == "many nodes" and group.size() > 1
-    assert group.communicator.choice.own_for_all == (placement != "MPI" and not is_mixed)
-    return group
+@pytest.fixture
+def placed(world: Group, new_group: Callable, monkeypatch: pytest.MonkeyPatch) -> Placed:
+    """Makes a group of all ranks that is placed so."""
+
+    def make(placement: str) -> Group:
+        monkeypatch.setenv("MPIPLUS_COLLECTIVES", "mpi-only" if placement == "MPI" else "auto")
+        if placement != "MPI":
+            host = {"one node": 0, A_NODE_EACH: world.rank}.get(placement, world.rank % 2)
+            monkeypatch.setattr(node, "identity", lambda: f"node {host}")
+            monkeypatch.setattr(choice, "MOST_NODES", 1 if placement == "many nodes" else 2)
+        is_own = placement in (*ORDERED, A_NODE_EACH)
+        group = new_group(None, pg_options=Options(collectives="own" if is_own else "auto"))
+        assert group.communicator.choice.own == (placement != "MPI")
+        is_mixed = placement == "many nodes" and group.size() > 1
+        assert group.communicator.choice.own_for_all == (placement != "MPI" and not is_mixed)
+        return Group(placement, group, world.ranks, world.rank)
+
+    return make

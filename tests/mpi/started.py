@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import Case, gaps_untouched
-from expected import as_bytes, difference
+from expected import as_bytes, difference, makes_sense
 from groups import API_MODE
-from patience import patient
+from patience import patient, wait_until
 from sampling import FULL, is_in_share, number
 from torch.distributed import DistBackendError
 
@@ -66,6 +65,12 @@ class Operation:
 
     def __str__(self) -> str:
         return self.name
+
+    def takes(self, case: Case) -> bool:
+        """Whether it is defined for the case's group, dtype and operation."""
+        if case.size < self.min_size or (self.dtypes and case.dtype not in self.dtypes):
+            return False
+        return self.kind != "reduction" or makes_sense(case.dtype, case.op_name)
 
 
 @dataclass
@@ -180,13 +185,9 @@ def as_future(work: Any) -> torch._C.Future:
 
 def poll(works: Sequence[Any]) -> None:
     """Wait until works are complete by themselves, without a call that could push them."""
-    give_up = time.monotonic() + COMPLETION_SECONDS
     for work in works:
         done = work.done if isinstance(work, torch._C.Future) else work.is_completed
-        while not done():
-            if time.monotonic() > give_up:
-                raise AssertionError(f"{work} did not complete by itself")
-            time.sleep(0.0001)
+        wait_until(done, COMPLETION_SECONDS, f"{work} did not complete by itself", 0.0001)
 
 
 def future_problems(values: list[Any], outputs: list[torch.Tensor]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from expected import makes_sense
 from fake_cuda import DeviceCase, Driver, on_device
 from groups import Group
 from operation_table import TABLE
-from patience import patient
+from patience import patient, wait_until
 from started import Failures
 
 from torchmpi_plugin.communicator import cuda_path
@@ -88,12 +88,12 @@ def test_moves(refused: str, driver: Driver, new_group, world) -> None:
 @pytest.mark.parametrize("name", ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter"))
 @pytest.mark.parametrize("op_name", TABLE["all_reduce"].op_names)
 @BOTH
-def test_sums(path: cuda_path.Path, op_name: str, name: str, driver: Driver, new_group, world, monkeypatch) -> None:
+def test_sums(path, op_name: str, name: str, failures: Failures, driver: Driver, new_group, world, monkeypatch) -> None:
     """Reduced on the devices, of all dtypes that are, and in all modes; what is read there never comes to the host."""
     combine, combined = device_reductions.combine, []
     monkeypatch.setattr(device_reductions, "combine", lambda *given: (combined.append(1), combine(*given)))
     inside.sum_on_devices(monkeypatch)
-    failures, group, operation = Failures(), new_pair(new_group, world, path=path), TABLE[name]
+    group, operation = new_pair(new_group, world, path=path), TABLE[name]
     with driver.on_stream(kernel_us=100):
         try_reading(driver, group)
         for mode, (dtype, count) in itertools.product(operation.modes, LENGTHS.items()):
@@ -108,7 +108,6 @@ def test_sums(path: cuda_path.Path, op_name: str, name: str, driver: Driver, new
                 if path is IPC:
                     is_right = ("MemcpyHtoDAsync" not in copies) == (is_there or gets_no_result)
                     assert is_right or not copies, (str(case), copies)
-    failures.report()
 
 
 def long_tensor(driver: Driver, value: float, rows: int = 4) -> torch.Tensor:
@@ -203,10 +202,7 @@ def test_a_second_half_that_fails(path: cuda_path.Path, driver: Driver, new_grou
         with pytest.raises(dist.DistBackendError, match=words):
             work.wait()
     group.process_group.shutdown()
-    until = time.monotonic() + patient(5)
-    while lib.mpp_active_count() > active and time.monotonic() < until:
-        time.sleep(0.01)
-    assert lib.mpp_active_count() <= active
+    wait_until(lambda: lib.mpp_active_count() <= active, patient(5))
     dist.barrier()
 
 

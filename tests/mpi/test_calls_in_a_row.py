@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import moved_by
-from placements import A_NODE_EACH, ORDERED, PLACEMENTS, group_placed
+from placements import A_NODE_EACH, ORDERED, PLACEMENTS, Placed
 from sampling import count, dice
 
 LONG = 200_000  # of int64: 24 pieces
@@ -87,9 +87,9 @@ def filled(rank: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("movers")
 @pytest.mark.parametrize("placement", [*ORDERED, A_NODE_EACH])
-def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group, monkeypatch) -> None:
+def test_results_are_those_of_calls_one_by_one(placement: str, world, placed: Placed) -> None:
     """MPI's own nonblocking collectives, like gloo's, go on side by side: there a program has to wait in between."""
-    group, random_numbers = group_placed(placement, world.rank, new_group, monkeypatch), dice("calls in a row")
+    group, random_numbers = placed(placement).process_group, dice("calls in a row")
     for row in range(ROWS):
         calls = [random_call(random_numbers, world.size) for _ in range(8)]
         buffers = [filled(rank) for rank in range(world.size)]
@@ -107,9 +107,9 @@ def test_results_are_those_of_calls_one_by_one(placement: str, world, new_group,
 @pytest.mark.usefixtures("movers")
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_one_of_them_differs(placement: str, at: int, world, new_group, monkeypatch) -> None:
+def test_one_of_them_differs(placement: str, at: int, world, placed: Placed) -> None:
     """That one fails, on every rank and with the ranks' calls in the message; those before and behind it are right."""
-    group = group_placed(placement, world.rank, new_group, monkeypatch)
+    group = placed(placement).process_group
     tensors = [filled(world.rank)[:length].clone() for length in (LONG, 100, LONG, LONG // 2, 9_000)]
     works = []
     for number, tensor in enumerate(tensors):

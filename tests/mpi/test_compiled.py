@@ -9,11 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import on_gloo, only_up_to
-from operator_tables import Results, called, compare, compiled, functionals, operators_of, ramp
+from operator_tables import Results, called, compare, compiled, functionals, needs_operators, operators_of, ramp
 from sampling import FULL
 from torch import nn
-
-from torchmpi_plugin import torch_operators
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -21,9 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
-needs_operators = pytest.mark.skipif(
-    not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
-)
 
 
 def train(model: nn.Module, compiler: str) -> Results:

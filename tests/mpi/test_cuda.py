@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import fake_cuda
@@ -16,12 +15,13 @@ import inside
 import pytest
 import torch
 import torch.distributed as dist
-from cases import LAYOUTS, Case
-from expected import makes_sense
+from cases import LAYOUTS
 from fake_cuda import DeviceCase, Driver, on_device
 from groups import Group
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
+from operation_table import MOVEMENT, REDUCTION, TABLE, of_kind
+from patience import wait_until
 from started import Failures, Operation, in_flight
+from test_between_devices import MOVES
 
 import torchmpi_plugin
 from torchmpi_plugin.cli.info.worker import staging_on_node
@@ -32,11 +32,7 @@ PIECE = fake_cuda.STAGE_BYTES  # of an operation with one buffer
 CALLS = 100  # so many that, however busy the machine, one is moved by its own thread alone, and within a slice
 DTYPES = (torch.bfloat16, torch.uint8)
 SHAPES = ((), (0,), (5,), (70001,))
-ON_DEVICE = [
-    operation
-    for operation in OPERATIONS
-    if operation.kind in (MOVEMENT, REDUCTION) and operation.name != "sparse_all_reduce"
-]
+ON_DEVICE = [operation for operation in of_kind(MOVEMENT, REDUCTION) if operation.name != "sparse_all_reduce"]
 
 
 @pytest.fixture(autouse=True)
@@ -75,16 +71,9 @@ def pair(request, all_groups, over_mpi, monkeypatch) -> Iterator[list[Group]]:
     inside.let_mpi_reach_devices([group.process_group for group in found], False)
 
 
-def fits(operation: Operation, case: Case) -> bool:
-    if case.group.size < operation.min_size or (operation.dtypes and case.dtype not in operation.dtypes):
-        return False
-    return operation.kind != REDUCTION or makes_sense(case.dtype, case.op_name)
-
-
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("operation", ON_DEVICE, ids=str)
-def test_every_operation(operation: Operation, pair: list[Group], driver: Driver) -> None:
-    failures = Failures()
+def test_every_operation(operation: Operation, pair: list[Group], driver: Driver, failures: Failures) -> None:
     failures.cases += operation.min_size > pair[0].size
     with driver.on_stream(kernel_us=100):
         plain = [DeviceCase(pair[0], shape=shape) for shape in SHAPES]
@@ -92,28 +81,24 @@ def test_every_operation(operation: Operation, pair: list[Group], driver: Driver
         others += [DeviceCase(pair[1], shape=(3, 4), layout=layout) for layout in LAYOUTS[1:]]
         modes = operation.modes if pair[0].size <= 3 else operation.modes[-1:]  # for the sake of time
         for case, mode in [*itertools.product(plain, modes), *itertools.product(others, modes[:1])]:
-            if fits(operation, case):
+            if operation.takes(case):
                 failures.run(operation, case.with_(mode=mode))
-    failures.report()
 
 
-def test_while_a_graph_is_captured(pair: list[Group], driver: Driver, new_group, world) -> None:
+def test_while_a_graph_is_captured(pair: list[Group], driver: Driver, new_group, world, failures: Failures) -> None:
     """By another thread, of what else is done: neither it nor an operation fails. A new group has all still to make."""
     new = Group("new", new_group(list(world.ranks)), world.ranks, world.rank)
     runtime.shim().lib.mpp_cuda_release()
-    failures = Failures()
     with driver.on_stream(kernel_us=100), driver.capturing():
         for group, count in itertools.product((new, pair[0]), (5, 5 * PIECE)):
             for name in ("all_reduce", "broadcast", "isend_irecv"):
                 for layout in ("contiguous", "strided"):  # the other is copied behind it
                     failures.run(TABLE[name], DeviceCase(group, torch.float32, (count,), layout, TABLE[name].modes[-1]))
         new.process_group.shutdown()
-    failures.report()
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"])
-def test_every_reduction(name: str, pair: list[Group], driver: Driver) -> None:
-    failures = Failures()
+def test_every_reduction(name: str, pair: list[Group], driver: Driver, failures: Failures) -> None:
     operation = TABLE[name]
     with driver.on_stream(kernel_us=100):
         for op_name in operation.op_names:
@@ -121,34 +106,29 @@ def test_every_reduction(name: str, pair: list[Group], driver: Driver) -> None:
             for dtype in (torch.float64, torch.float16, torch.int8, torch.bool):
                 count = 300 if dtype is torch.float16 else 20001
                 case = DeviceCase(pair[0], dtype, (count,), op_name=op_name)
-                if fits(operation, case):
+                if operation.takes(case):
                     failures.run(operation, case)
-    failures.report()
 
 
 @pytest.mark.parametrize("name", ["broadcast", "all_reduce", "reduce", "all_gather_into_tensor", "isend_irecv"])
-def test_sizes_around_a_piece(name: str, pair: list[Group], driver: Driver) -> None:
+def test_sizes_around_a_piece(name: str, pair: list[Group], driver: Driver, failures: Failures) -> None:
     """The last piece full, one byte short, one byte long; fewer pieces than slots, as many, and more."""
-    failures = Failures()
     operation = TABLE[name]
     with driver.on_stream(kernel_us=0):
         for pieces, odd in itertools.product((1, 2, 4, 5, 9), (-1, 0, 1)):
             case = DeviceCase(pair[0], torch.uint8, (pieces * PIECE + odd,), mode=operation.modes[-1])
-            if fits(operation, case):
+            if operation.takes(case):
                 failures.run(operation, case)
-    failures.report()
 
 
 @pytest.mark.parametrize("pair", ["MPI", "direct"], indirect=True)  # shared memory knows no limit
-def test_with_a_low_limit_of_counts(pair: list[Group], driver: Driver) -> None:
+def test_with_a_low_limit_of_counts(pair: list[Group], driver: Driver, failures: Failures) -> None:
     """Several MPI messages for one tensor, as above 1 GiB."""
-    failures = Failures()
     with inside.chunk_limit(256), driver.on_stream(kernel_us=50):
         for operation, dtype in itertools.product(ON_DEVICE, (torch.float32, torch.bfloat16)):
             case = DeviceCase(pair[0], dtype, (1000,), mode=operation.modes[0])
-            if fits(operation, case):
+            if operation.takes(case):
                 failures.run(operation, case)
-    failures.report()
 
 
 def test_result_of_a_long_kernel(pair: list[Group], driver: Driver) -> None:
@@ -278,21 +258,15 @@ def reduce_by_address(group: Group, driver: Driver, device: int, count: int) -> 
 
 def test_two_devices_from_two_threads(pair: list[Group], driver: Driver) -> None:
     """Each with a group of its own, at the same time; threads that have no context of CUDA's yet."""
-    found: list[list[float]] = []
 
-    def work(device: int) -> None:
-        for count in (5, 70001, 5, 40001):
-            found.append(reduce_by_address(pair[device], driver, device, count))
+    def work(device: int) -> list[list[float]]:
+        return [reduce_by_address(pair[device], driver, device, count) for count in (5, 70001, 5, 40001)]
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[sum(range(1, pair[0].size + 1))]] * 8
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(work, range(2)))
+    assert found == [[[sum(range(1, pair[0].size + 1))]] * 4] * 2
 
 
-MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
 SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
 LONG = (9 << 18) + 5  # floats: more chunks of 1 MiB than there are slots
 
@@ -315,7 +289,7 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
             if count == 5 and name in SUMS and refused == "on no rank":
                 continue  # staged
             case = DeviceCase(group, torch.float32, (count,), mode=TABLE[name].modes[0])
-            if fits(TABLE[name], case):
+            if TABLE[name].takes(case):
                 failures.run(TABLE[name], case)
     driver.lib.fake_fail(None, 0, 0)
     failures.report()
@@ -352,14 +326,12 @@ def test_everything_is_given_back(driver: Driver, world) -> None:
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, async_op=True).wait()
     dist.barrier()
-    give_up = time.monotonic() + 5
-    while True:  # the last Work dies when the background thread lets go of it
-        lib.mpp_cuda_release()
-        more = [driver.lib.fake_live(what) - before[what] for what in range(3)]
-        if max(more) <= 0 or time.monotonic() > give_up:
-            break
-        time.sleep(0.01)
-    assert max(more) <= 0  # less, where an earlier test's Work has died meanwhile
+
+    def is_given_back() -> bool:
+        lib.mpp_cuda_release()  # less is left, where an earlier test's Work has died meanwhile
+        return all(driver.lib.fake_live(what) <= before[what] for what in range(3))
+
+    wait_until(is_given_back, 5)  # the last Work dies when the background thread lets go of it
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "send"])

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_cuda import DeviceTensor, Driver, on_device
-from groups import only_up_to
+from groups import assert_usable, only_up_to
 from patience import patient
-from placements import A_NODE_EACH, group_placed
+from placements import A_NODE_EACH
 from sampling import share
 from test_between_devices import COUNT as LONGER
 from test_between_devices import IPC, STAGED, new_pair, try_reading
@@ -121,9 +121,7 @@ IN_SLOTS = list(itertools.product(("in slots",), SUMS, (12 * LONGER,), (*CALLS[4
         *share("faults of sums on devices", IN_SLOTS),
     ],
 )
-def test_walk_of_failures(
-    placement: str, name: str, count: int, call: str, after: int, driver: Driver, new_group, world, monkeypatch
-) -> None:
+def test_walk_of_failures(placement, name, count, call, after, driver, new_group, placed, world, monkeypatch) -> None:
     """The n-th call of each of the driver's functions fails on rank 1: all are told so at once, or have the result.
 
     Where rank 1 had not come to send anything, the group goes on. Behind an illegal address all calls fail.
@@ -134,7 +132,7 @@ def test_walk_of_failures(
         try_reading(driver, group)
         group = group.process_group
     else:
-        group = group_placed(placement, world.rank, new_group, monkeypatch)
+        group = placed(placement).process_group
     begun = time.monotonic()
     source, result = (on_device(driver, torch.full((count,), world.rank + 1.0)) for _ in range(2))
     part = on_device(driver, torch.zeros(count // world.size))
@@ -167,8 +165,7 @@ def test_walk_of_failures(
     words = "on rank 1" if goes_on.item() else "make a new group"  # it has its result, or has been told
     dist.all_reduce(goes_on, dist.ReduceOp.MIN)
     if goes_on.item():
-        dist.all_reduce(after_it := torch.ones(5), group=group)
-        assert after_it.unique().tolist() == [world.size]
+        assert_usable(group)
     else:
         with pytest.raises(dist.DistBackendError, match=words):
             dist.all_reduce(torch.ones(5), group=group)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from collectives import COLLECTIVES
 from fake_cuda import DeviceTensor, Driver, on_device
 from groups import only_up_to
-from placements import PLACEMENTS, group_placed
+from placements import PLACEMENTS, Placed
 from sampling import count, dice
 
 import torchmpi_plugin
@@ -173,10 +173,10 @@ CALLS = count(600, 40)
 
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "MPI, by choice"])
-def test_every_difference_is_an_error_on_every_rank(placement: str, new_group, channel, monkeypatch) -> None:
+def test_every_difference_is_an_error_on_every_rank(placement: str, new_group, placed: Placed, channel) -> None:
     """Whoever moves the data."""
     if placement in PLACEMENTS:
-        group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
+        group = placed(placement).process_group
     else:
         group = new_group(None, pg_options=torchmpi_plugin.Options(collectives="mpi"))
     inside.set_timeout(group, timedelta(seconds=20))
@@ -244,9 +244,9 @@ def of_other_bytes(group: dist.ProcessGroup, odd: bool) -> dict[str, Callable[[]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_in_detail(placement: str, new_group, monkeypatch) -> None:
+def test_in_detail(placement: str, placed: Placed) -> None:
     """Wherever the ranks are and whoever moves the data; without DETAIL bytes are bytes."""
-    group = group_placed(placement, dist.get_rank(), new_group, monkeypatch)
+    group = placed(placement).process_group
     mismatches, odd = [], group.rank() == group.size() - 1
     alike = same_bytes(group, odd)
     for pattern, call in (alike | of_other_bytes(group, odd)).items():

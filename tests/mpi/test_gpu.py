@@ -8,18 +8,18 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import inside
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case
+from cases import LAYOUTS, Case
 from expected import REDUCE_OPS, difference, makes_sense
 from groups import Group
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION, TABLE
+from operation_table import MOVEMENT, REDUCTION, TABLE, of_kind
 from started import Failures, Operation, Started, resolve
 from test_training import needs_gpu, own_gpu
 from torch import nn
@@ -74,30 +74,20 @@ def on_gpu(operation: Operation) -> Operation:
     return replace(operation, start=lambda case: on_host(operation.start(case)))
 
 
-def rows() -> list:
-    wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION)]
-    return [pytest.param(operation, id=operation.name) for operation in wanted if not operation.shapes]
-
-
-@pytest.mark.parametrize("operation", rows())
-def test_every_operation(operation: Operation, all_groups) -> None:
-    failures = Failures()
+@pytest.mark.parametrize("operation", [each for each in of_kind(MOVEMENT, REDUCTION) if not each.shapes], ids=str)
+def test_every_operation(operation: Operation, all_groups, failures: Failures) -> None:
     modes = [mode for mode in operation.modes if mode != "future"]  # its values would have to be fetched as well
-    for family, dtype, shape, mode in itertools.product(("world", "reversed"), DTYPES, SHAPES, modes):
-        group = all_groups[family]
-        allowed = operation.kind != REDUCTION or makes_sense(dtype, "SUM")
-        if group.size >= operation.min_size and allowed:
-            failures.run(on_gpu(operation), GpuCase(group, dtype, shape, mode=mode))
-    for layout in ("strided", "transposed", "offset", "channels_last"):
-        if all_groups["world"].size >= operation.min_size:
-            case = GpuCase(all_groups["world"], torch.float32, (3, 4), layout, modes[0])
+    families = [all_groups[family] for family in ("world", "reversed")]
+    cases = [GpuCase(*how, "contiguous", mode) for *how, mode in itertools.product(families, DTYPES, SHAPES, modes)]
+    cases += [GpuCase(families[0], torch.float32, (3, 4), layout, modes[0]) for layout in LAYOUTS[1:]]
+    for case in cases:
+        if operation.takes(case):
             failures.run(on_gpu(operation), case)
     failures.cases += 1
-    failures.report()
 
 
 @pytest.mark.parametrize("is_read_there", [True, False])
-def test_between_devices(is_read_there: bool, world, new_group, monkeypatch) -> None:
+def test_between_devices(is_read_there: bool, world, new_group, failures: Failures, monkeypatch) -> None:
     """Ranks on one device, or on devices that reach each other, or their slots; what is freed has other tensors."""
     if world.size == 1 or world.process_group.communicator.node_count > 1 or "MPIPLUS_COLLECTIVES" in os.environ:
         pytest.skip("between ranks of one node that share slots")
@@ -105,14 +95,13 @@ def test_between_devices(is_read_there: bool, world, new_group, monkeypatch) -> 
     with cuda_path.taking(cuda_path.Path(False, "asked for", ipc=is_read_there)):
         made = new_group(list(world.ranks))
     inside.let_ranks_read_devices(made)
-    failures, group, lib = Failures(), Group("between devices", made, world.ranks, world.rank), runtime.shim().lib
+    group, lib = Group("between devices", made, world.ranks, world.rank), runtime.shim().lib
     names = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_reduce", "reduce", "reduce_scatter")
     for number, name, count in itertools.product(range(3), names, (5, 70_001, 3_000_001)):
         mode = TABLE[name].modes[0]
         failures.run(on_gpu(TABLE[name]), GpuCase(group, torch.float32, (count + number,), mode=mode))
         if count > 1 << 20:
             torch.cuda.empty_cache()
-    failures.report()
     reach = lib.MPP_BETWEEN_DEVICES if is_read_there else lib.MPP_ON_BUS
     why_not = f"the driver lets no rank read another one's device: {os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
     assert lib.mpp_group_reach(made._handle) == reach, why_not
@@ -230,21 +219,17 @@ def test_compiled(world, device: torch.device) -> None:
 
 def test_four_threads(world, device: torch.device, new_group) -> None:
     """Each with a group and a stream of its own."""
-    made, right, total = [new_group(list(world.ranks)) for _ in range(4)], [], sum(range(1, world.size + 1))
+    made, total = [new_group(list(world.ranks)) for _ in range(4)], sum(range(1, world.size + 1))
 
     def work(group: dist.ProcessGroup) -> None:
         with torch.cuda.stream(torch.cuda.Stream(device)):
             for count in (1, 70_001, 1_000_003) * 5:
                 tensor = torch.full((count,), world.rank + 1.0, device=device)
                 dist.all_reduce(tensor, group=group)
-                right.append(tensor.unique().tolist() == [total])
+                assert tensor.unique().tolist() == [total]
 
-    threads = [threading.Thread(target=work, args=(group,)) for group in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True] * 60
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, made))
 
 
 def test_more_bytes_than_an_int_counts(world, device: torch.device) -> None:

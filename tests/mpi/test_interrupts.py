@@ -93,17 +93,6 @@ class Interruption:
 # ---- what is interrupted ----
 
 
-class Starts:
-    """Counts the operations begun in a group: C counts each just before it starts it."""
-
-    def __init__(self, group: Any) -> None:
-        self._group, self._before = group, inside.count_of(group)
-
-    @property
-    def begun(self) -> int:
-        return inside.count_of(self._group) - self._before
-
-
 def full(value: float, *shape: int) -> torch.Tensor:
     return torch.full(shape or (COUNT,), float(value))
 
@@ -153,15 +142,15 @@ def interrupted_call(
     call: Callable[[Any, bool], Any], group: Any, asynchronous: bool, number: int
 ) -> tuple[bool, int, str]:
     """Whether the call was interrupted, how many operations it had begun by then, and what else it raised."""
-    starts = Starts(group)
+    before, interrupted, problem = inside.count_of(group), False, ""
     try:
         with Interruption(number):
             call(group, asynchronous)
-        return False, starts.begun, ""
     except Interrupted:
-        return True, starts.begun, ""
+        interrupted = True
     except Exception as error:  # not at once: rank 1 waits to hear what to do
-        return False, starts.begun, repr(error)
+        problem = repr(error)
+    return interrupted, inside.count_of(group) - before, problem
 
 
 def take_part(name: str, group: Any, begun: int) -> None:
@@ -284,14 +273,14 @@ def test_signals_at_random_moments(count: int, new_group, channel, alarm: Alarm)
     for turn in share(f"interrupts: signals in an all_reduce of {count}", range(40), 4):
         begun, poison = 1, []
         if rank == 0:
-            starts = Starts(group)
+            before = inside.count_of(group)
             with contextlib.suppress(Interrupted):  # the second one, which may come when the first is dealt with
                 try:
                     alarm.set(1e-6 + turn % 20 * 3e-3 * (turn % 4 > 0), 1 + turn % 2)
                     dist.all_reduce(full(1.0, count), group=group)
                 finally:
                     alarm.end()
-            begun = starts.begun
+            begun = inside.count_of(group) - before
             poison = [full(-1.0, count) for _ in range(4)]
         begun = channel.bcast(begun)
         if rank == 1 and begun:

@@ -15,12 +15,10 @@ from cases import Case
 from groups import Group, on_gloo
 from method_calls import FORMS, SEVERAL, is_left_to_newer_gloo, made
 from operation_table import MOVEMENT, REDUCTION, of_kind
-from operator_tables import boxed_sum, called, functionals, operators
+from operator_tables import boxed_sum, called, functionals, needs_operators, operators
 from patience import patient
 from sampling import share
 from started import MODES, run_case
-
-from torchmpi_plugin import torch_operators
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -39,9 +37,6 @@ AROUND: dict[str, Callable[[], Any]] = {"": nullcontext, "a mode": a_mode, "the 
 SOON = patient(5)
 #: Over gloo as well: it registers the Work of a send with a tensor that nobody can wait for.
 KEPT_BY_TORCH = {"isend, irecv"}
-needs_operators = pytest.mark.skipif(
-    not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
-)
 
 
 def others_than(known: Collection[int]) -> list[torch.Tensor]:

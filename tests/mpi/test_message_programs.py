@@ -19,7 +19,7 @@ import torch.distributed as dist
 from groups import API_MODE
 from message_model import ANY, COLLECTIVE, RECEIVE, SEND, WAIT, Program, Step, draw_complete
 from patience import patient
-from placements import PLACEMENTS, group_placed
+from placements import PLACEMENTS, Placed
 
 pytestmark = [pytest.mark.skipif(API_MODE != "direct", reason="asks the group itself"), pytest.mark.timeout(1800)]
 SEED = sampling.seed()
@@ -125,8 +125,8 @@ def failure_of(program: Program, group: Any, count: int, seed: str, channel: Any
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_random_programs(placement: str, world, new_group, channel, monkeypatch) -> None:
-    group = group_placed(placement, world.rank, new_group, monkeypatch)
+def test_random_programs(placement: str, world, placed: Placed, channel) -> None:
+    group = placed(placement).process_group
     inside.set_timeout(group, timedelta(seconds=SECONDS))
     for number in range(PROGRAMS):
         seed = f"{SEED} {world.size} {placement} {number}"
@@ -156,21 +156,21 @@ MUST: dict[str, Program] = {
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", MUST)
-def test_programs_that_hung(name: str, placement: str, world, new_group, channel, monkeypatch) -> None:
+def test_programs_that_hung(name: str, placement: str, world, placed: Placed, channel) -> None:
     program = MUST[name]
     if len(program) > world.size:
         pytest.skip("needs more ranks")
     others = tuple((A2A, W0) for _ in range(world.size - len(program))) if A2A in program[0] else ()
     program = (*program, *others, *(() for _ in range(world.size - len(program) - len(others))))
-    group = group_placed(placement, world.rank, new_group, monkeypatch)
+    group = placed(placement).process_group
     inside.set_timeout(group, timedelta(seconds=SECONDS))
     assert failure_of(program, group, 4, name, channel) == ""
 
 
 @pytest.mark.mpi(min_size=2)
-def test_more_exchanges_than_tags(world, new_group, channel, monkeypatch) -> None:
+def test_more_exchanges_than_tags(world, placed: Placed, channel) -> None:
     """Over MPI's own collectives two exchanges that are 511 apart have one tag, and must not take each other's data."""
-    group = group_placed("MPI", world.rank, new_group, monkeypatch)
+    group = placed("MPI").process_group
     numbers = range(700)
     outputs = [torch.zeros(world.size, dtype=torch.int64) for _ in numbers]
     works = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import RANKS, moved_by
-from placements import ORDERED, group_placed
+from placements import ORDERED, Placed
 
 from torchmpi_plugin.engine.work import Work
 
@@ -34,9 +34,9 @@ CALLS: dict[str, Callable[[torch.Tensor, Any], dist.Work]] = {
 @pytest.mark.skipif((os.cpu_count() or 1) < RANKS, reason="with more ranks than cores some always come too late")
 @pytest.mark.parametrize("placement", ORDERED)
 @pytest.mark.parametrize("name", CALLS)
-def test_complete_at_once(name: str, placement: str, world, new_group, channel, monkeypatch) -> None:
+def test_complete_at_once(name: str, placement: str, world, placed: Placed, channel) -> None:
     """Sooner or later on every rank: on a busy machine others may often come too late."""
-    group, seen = group_placed(placement, world.rank, new_group, monkeypatch), False
+    group, seen = placed(placement).process_group, False
     with moved_by("caller"):
         while not all(channel.allgather(seen)):
             work = CALLS[name](torch.ones(world.size, BLOCK), group)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from cases import DTYPES, LAYOUTS, SHAPES, Case
 from expected import FLOAT_OPS, REDUCE_OPS, as_bytes, difference, makes_sense, reduced, same_numbers
-from groups import Group
+from groups import Group, assert_usable
 from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
-from placements import A_NODE_EACH, PLACEMENTS, group_placed
+from placements import A_NODE_EACH, PLACEMENTS, Placed
 from started import Failures, Operation, in_flight
 
 import torchmpi_plugin
@@ -64,37 +64,30 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
-def test_dtypes(operation: Operation, all_groups) -> None:
-    failures = Failures()
+def test_dtypes(operation: Operation, all_groups, failures: Failures) -> None:
     for group in groups_for(operation, all_groups):
         for dtype, mode in itertools.product(dtypes_of(operation, "SUM"), operation.modes[:2]):
             failures.run(operation, Case(group, dtype, (5,), mode=mode))
-    failures.report()
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
-def test_shapes(operation: Operation, all_groups) -> None:
-    failures = Failures()
+def test_shapes(operation: Operation, all_groups, failures: Failures) -> None:
     for group in groups_for(operation, all_groups, *EVERY_CASE_TAKES):
         for shape, mode in itertools.product(shapes_of(operation), operation.modes):
             failures.run(operation, Case(group, torch.float32, shape, mode=mode))
-    failures.report()
 
 
 @pytest.mark.parametrize("operation", rows([operation for operation in TENSOR_OPERATIONS if not operation.shapes]))
-def test_long_ones_with_a_node_each(operation: Operation, world: Group, new_group, monkeypatch) -> None:
+def test_long_ones_with_a_node_each(operation: Operation, placed: Placed, failures: Failures) -> None:
     """There chunks may be longer than slots."""
-    group = group_placed(A_NODE_EACH, world.rank, new_group, monkeypatch)
-    placed, failures = Group("a node each", group, world.ranks, world.rank), Failures()
+    group = placed(A_NODE_EACH)
     for dtype, shape in ((torch.float32, (200_003,)), (torch.bfloat16, (350_001,)), (torch.uint8, (1_000_001,))):
         if dtype in dtypes_of(operation, "SUM"):
-            failures.run(operation, Case(placed, dtype, shape, mode=operation.modes[-1]))
-    failures.report()
+            failures.run(operation, Case(group, dtype, shape, mode=operation.modes[-1]))
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
-def test_layouts(operation: Operation, all_groups) -> None:
-    failures = Failures()
+def test_layouts(operation: Operation, all_groups, failures: Failures) -> None:
     for group in groups_for(operation, all_groups, "world", "reversed"):
         for dtype, layout, shape, mode in itertools.product(
             (torch.float32, torch.bfloat16, torch.complex64, torch.bool),
@@ -104,19 +97,16 @@ def test_layouts(operation: Operation, all_groups) -> None:
         ):
             if dtype in dtypes_of(operation, "SUM"):
                 failures.run(operation, Case(group, dtype, shape, layout, mode))
-    failures.report()
 
 
 @pytest.mark.parametrize("operation", rows(of_kind(REDUCTION)))
-def test_reduce_ops(operation: Operation, all_groups) -> None:
-    failures = Failures()
+def test_reduce_ops(operation: Operation, all_groups, failures: Failures) -> None:
     for group in groups_for(operation, all_groups, "world", "even_odd"):
         for op_name in operation.op_names:
             for dtype, shape, mode in itertools.product(
                 dtypes_of(operation, op_name), ((5,), (300,)), operation.modes[:2]
             ):
                 failures.run(operation, Case(group, dtype, shape, mode=mode, op_name=op_name))
-    failures.report()
 
 
 def test_where_the_next_number_will_do(monkeypatch) -> None:
@@ -138,19 +128,15 @@ def test_reductions_without_meaning_are_refused(op_name: str, all_groups) -> Non
                 continue  # only there does torch's front end see a complex tensor
             with pytest.raises((TypeError, ValueError, RuntimeError)):
                 TABLE[name].start(case.with_(op_name=op_name))
-    failures = Failures()
-    failures.run(TABLE["all_reduce"], Case(group))
-    failures.report()
+    assert_usable(group.process_group)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_prefixes_wherever_the_ranks_are(placement: str, world: Group, new_group, monkeypatch) -> None:
-    group = group_placed(placement, world.rank, new_group, monkeypatch)
-    placed, failures = Group(placement, group, world.ranks, world.rank), Failures()
+def test_prefixes_wherever_the_ranks_are(placement: str, placed: Placed, failures: Failures) -> None:
+    group = placed(placement)
     for name, dtype, shape in itertools.product(("scan", "exscan"), DTYPES, ((5,), (70_001,))):
         if makes_sense(dtype, "SUM"):
-            failures.run(TABLE[name], Case(placed, dtype, shape))
-    failures.report()
+            failures.run(TABLE[name], Case(group, dtype, shape))
 
 
 @pytest.mark.parametrize("name", ["scan", "exscan"])
@@ -162,9 +148,8 @@ def test_a_prefix_has_no_mean(name: str, all_groups) -> None:
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))
-def test_in_many_chunks(operation: Operation, all_groups) -> None:
+def test_in_many_chunks(operation: Operation, all_groups, failures: Failures) -> None:
     """The path of counts beyond 2^31-1, with the limit lowered to 256 bytes."""
-    failures = Failures()
     with inside.chunk_limit(256):
         for group in groups_for(operation, all_groups, "world", "reversed", "even_odd"):
             for dtype, shape, mode in itertools.product(
@@ -172,16 +157,13 @@ def test_in_many_chunks(operation: Operation, all_groups) -> None:
             ):
                 if dtype in dtypes_of(operation, "SUM"):
                     failures.run(operation, Case(group, dtype, shape, mode=mode))
-    failures.report()
 
 
 @pytest.mark.parametrize("operation", rows(of_kind(OBJECTS, BARRIER)))
-def test_objects_and_barriers(operation: Operation, all_groups) -> None:
-    failures = Failures()
+def test_objects_and_barriers(operation: Operation, all_groups, failures: Failures) -> None:
     for group in groups_for(operation, all_groups):
         for mode in operation.modes:
             failures.run(operation, Case(group, mode=mode))
-    failures.report()
 
 
 def test_everything_in_flight_at_once(all_groups) -> None:

@@ -23,19 +23,16 @@ from operator_tables import (
     compare,
     finished,
     functionals,
+    needs_operators,
     operators,
     operators_of,
     results_on_gloo,
     torch_has,
 )
 
-from torchmpi_plugin import torch_operators
-
 pytestmark = [
     pytest.mark.mpi(min_size=2),
-    pytest.mark.skipif(
-        not torch_operators.operators_tell_the_reduction(), reason="this torch does not tell operators' reductions"
-    ),
+    needs_operators,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from collectives import COLLECTIVES, Call, Collective, Everyone
 from groups import API_MODE
 from method_calls import options
-from placements import PLACEMENTS, group_placed
+from placements import PLACEMENTS, Placed
 from started import works_of
 from torch.distributed import distributed_c10d as c10d
 
@@ -151,8 +151,8 @@ def run_case(name: str, number: int, group: Any) -> str:
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", KINDS)
-def test_random_overlaps(name: str, placement: str, world, new_group, monkeypatch) -> None:
-    group = group_placed(placement, world.rank, new_group, monkeypatch)
+def test_random_overlaps(name: str, placement: str, placed: Placed) -> None:
+    group = placed(placement).process_group
     cases = CASES if placement == "one node" else CASES // 3
     problems = [problem for number in range(cases) if (problem := run_case(name, number, group))]
     assert not problems, f"{len(problems)} of {cases}: {problems[:3]}"

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from cases import Case
 from expected import difference
-from groups import RANKS
-from operation_table import MOVEMENT, OPERATIONS, REDUCTION
+from groups import RANKS, assert_usable
+from operation_table import MOVEMENT, REDUCTION, of_kind
 from started import Operation, Started, complete, resolve
 from tensor_kinds import CaseOfKind, OfNumbers
 from test_operations import rows
@@ -26,9 +26,7 @@ from test_operations import rows
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 SHAPE = (4,)
 #: Of dense tensors. In place: the one tensor is both read and written.
-DENSE = [
-    operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION) and "sparse" not in str(operation)
-]
+DENSE = [operation for operation in of_kind(MOVEMENT, REDUCTION) if "sparse" not in str(operation)]
 #: On one rank these have tensors of no elements, for which any memory will do: nothing to refuse.
 EMPTY_ALONE = ("all_to_all_uneven", "all_to_all_single_splits")
 REFUSING = [
@@ -53,12 +51,6 @@ def wrong_results(operation: Operation, started: Started) -> Iterator[str]:
             yield f"an input was changed: it {wrong}"
     if started.check:
         yield from started.check()
-
-
-def assert_usable(group: Any = None) -> None:
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [dist.get_world_size(group)] * 3
 
 
 def modes_of(operation: Operation) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 
 import inside
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from cases import DTYPES, movement_data
 from expected import as_bytes
 from groups import only_up_to
+from patience import wait_until
 from torch.distributed import DistBackendError
 from windows import HAS_WINDOWS, KINDS, SHARES, WHY_NOT, meet, memory, options
 
@@ -116,10 +116,7 @@ def test_who_is_written_to_need_not_call_anything(kind: str, group) -> None:
     elif group.rank() == 1:
         target = memory(group, kind, LARGE)
         window = group.new_window(target)
-        until = time.monotonic() + 20
-        while target[-1] != 1 and time.monotonic() < until:
-            time.sleep(0.001)
-        assert target[-1] == 1
+        wait_until(lambda: target[-1] == 1, 20)
     else:
         window = group.new_window(memory(group, kind, 1))
     window.tensor_deregister()

@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ import test_overlaps
 import torch
 import torch.distributed as dist
 from cases import Case
-from expected import makes_sense
 from message_model import draw_complete
 from operation_table import MOVEMENT, OPERATIONS, REDUCTION, of_kind
 from sampling import FULL, is_in_share
@@ -72,22 +72,19 @@ def table(all_groups: dict[str, groups.Group], failures: Failures) -> None:
         if group is None or group.size < operation.min_size:
             continue
         for (dtype, shape), mode in itertools.product(cases, operation.modes):
-            if fits(operation, dtype, shape):
-                failures.run(operation, Case(group, dtype, shape, mode=mode))
+            run_if_it_fits(operation, Case(group, dtype, shape, mode=mode), failures)
         with inside.chunk_limit(CHUNK_LIMIT):
             for dtype, mode in itertools.product((torch.float32, torch.bfloat16), operation.modes):
-                if fits(operation, dtype, (300,)):
-                    failures.run(operation, Case(group, dtype, (300,), mode=mode))
+                run_if_it_fits(operation, Case(group, dtype, (300,), mode=mode), failures)
 
 
-def fits(operation: Operation, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+def run_if_it_fits(operation: Operation, case: Case, failures: Failures) -> None:
     if operation.kind not in (MOVEMENT, REDUCTION):
-        return dtype == torch.float32 and shape == (5,)
-    if operation.dtypes and dtype not in operation.dtypes:
-        return False
-    if operation.shapes and 0 in shape:
-        return False  # a sparse tensor's rows
-    return operation.kind != REDUCTION or makes_sense(dtype, "SUM")
+        fits = case.dtype == torch.float32 and case.shape == (5,)
+    else:
+        fits = operation.takes(case) and not (operation.shapes and 0 in case.shape)  # a sparse tensor's rows
+    if fits:
+        failures.run(operation, case)
 
 
 def flying(kind: type[Case], group: groups.Group) -> Case:
@@ -98,7 +95,7 @@ def on_device(all_groups: dict[str, groups.Group], failures: Failures) -> None:
     """CUDA tensors over the stand-in for the driver, one after the other and all at once."""
     lib = runtime.shim().lib
     lib.mpp_set_stage_bytes(1 << 16)
-    wanted = [operation for operation in OPERATIONS if operation.kind in (MOVEMENT, REDUCTION) and not operation.shapes]
+    wanted = [operation for operation in of_kind(MOVEMENT, REDUCTION) if not operation.shapes]
     with fake_cuda.cuda_without_gpu(Path()) as driver, driver.on_stream(kernel_us=200):
         for operation, family, shape, direct in itertools.product(
             wanted, ("world", "even_odd"), ((5,), (100_003,)), (False, True)
@@ -154,12 +151,8 @@ def windows(failures: Failures) -> None:
         opened = [Window(group, number) for number in range(len(targets))]  # on every torch, past its own names
         for window, target in zip(opened, targets, strict=True):
             window.tensor_register(target)
-        with inside.chunk_limit(CHUNK_LIMIT):
-            talkers = [threading.Thread(target=talk, args=both) for both in zip(opened, targets, strict=True)]
-            for talker in talkers:
-                talker.start()
-            for talker in talkers:
-                talker.join()
+        with inside.chunk_limit(CHUNK_LIMIT), ThreadPoolExecutor() as pool:
+            list(pool.map(talk, opened, targets))
         for window in opened if deregister else ():
             window.tensor_deregister()
 

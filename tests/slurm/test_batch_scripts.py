@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
 from mpi_installations import Installation
-from patience import patient
+from patience import patient, wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "docs/batch"
 SECONDS = patient(100)
@@ -115,12 +113,12 @@ def test_scancel(slurm: Cluster, train: str, environment: dict[str, str], tmp_pa
     environment = {**environment, "MPIPLUS_STATUS_DIRECTORY": str(tmp_path / "sockets")}
     batch = slurm.start(SCRIPTS / f"slurm-{launcher}.sh", [train, "wait", str(tmp_path / "ready")], environment)
     files = [tmp_path / f"ready-{rank}" for rank in range(4)]
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
-    wait_for(lambda: "rank 0 is behind" in status(slurm, environment))
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files), SECONDS, pause=0.1)
+    wait_until(lambda: "rank 0 is behind" in status(slurm, environment), SECONDS, pause=0.1)
     slurm.run("scancel", batch.job)
     assert "JobState=CANCELLED" in slurm.wait(batch, SECONDS)
     processes = [Path("/proc") / file.read_text() for file in files]
-    wait_for(lambda: not any(process.exists() for process in processes))
+    wait_until(lambda: not any(process.exists() for process in processes), SECONDS, pause=0.1)
 
 
 def status(slurm: Cluster, environment: dict[str, str]) -> str:
@@ -128,13 +126,6 @@ def status(slurm: Cluster, environment: dict[str, str]) -> str:
     command = slurm.on(slurm.network.names[0], "mpiplus", "status")
     full = {**os.environ, **environment}
     return subprocess.run(command, env=full, check=False, capture_output=True, text=True, timeout=60).stdout
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < until, "it took too long"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("plug_in", ["none", "the other"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import cffi
 import numpy as np
 from plain_python import module_of
+from reduce_kernels import Reductions
 
 from torchmpi_plugin.communicator import choice
 
@@ -66,7 +67,7 @@ def build(folder):
     return module
 
 
-class Ranks:
+class Ranks(Reductions):
     """A group of ``size`` ranks; ``groups[rank]`` is what that rank passes to the C functions.
 
     ``node_of`` has the number of each rank's node, by their first ranks; None: all are on one.
@@ -168,9 +169,3 @@ class Ranks:
         for group in self.groups:
             assert self.lib.mpp_group_close(group) == 0
             self.lib.mpp_group_release(group)
-
-    def reduction(self, dtype, op="SUM", premul=None):
-        how = self.ffi.new("mpp_reduction *")
-        how.dtype, how.op, how.divisor = getattr(self.lib, f"MPP_{dtype}"), getattr(self.lib, f"MPP_{op}"), 1
-        how.has_premul, how.premul = premul is not None, premul or 0.0
-        return how

@@ -1,17 +1,16 @@
-"""The reduction kernels, compiled apart from the extension module, and plain torch and numpy arithmetic to
-compare them with."""
+"""The reduction kernels, compiled apart from the extension module, and what to compare them with."""
 
 import os
 import re
 import shlex
 import subprocess
-from functools import reduce
 from pathlib import Path
 
 import cffi
 import numpy as np
 import torch
 from plain_python import module_of
+from reductions import reduced
 
 C_SRC = Path(__file__).resolve().parents[2] / "c_src"
 ARITH = C_SRC / "arith"
@@ -32,6 +31,8 @@ NARROW = {
 REAL_FLOATS = {"F32": torch.float32, "F64": torch.float64} | {n: t for n, (t, _) in NARROW.items()}
 COMPLEX = {"CHALF": "F16", "CFLOAT": "F32", "CDOUBLE": "F64"}
 DTYPES = ["BOOL", *INTEGERS, *REAL_FLOATS, *COMPLEX]
+TORCH = {"BOOL": torch.bool, **{name: getattr(torch, kind.name) for name, kind in INTEGERS.items()}, **REAL_FLOATS,
+         "CHALF": torch.complex32, "CFLOAT": torch.complex64, "CDOUBLE": torch.complex128}  # fmt: skip
 CASES = [
     (dtype, op)
     for dtype in DTYPES
@@ -42,17 +43,21 @@ CASES = [
 ]
 
 
-class Kernels:
-    def __init__(self, module):
-        self.ffi, self.lib = module.ffi, module.lib
-        self.isas = [n for n in ("baseline", "avx2", "avx512") if self.lib.mpp_kernel_select(n.encode())]
-        self.lib.mpp_kernel_select(self.ffi.NULL)
+class Reductions:
+    """What has the C code as ``ffi`` and ``lib``, and passes reductions to it."""
 
     def reduction(self, dtype, op="SUM", premul=None, divisor=1):
         value = self.ffi.new("mpp_reduction *")
         value.dtype, value.op = getattr(self.lib, f"MPP_{dtype}"), getattr(self.lib, f"MPP_{op}")
         value.has_premul, value.premul, value.divisor = premul is not None, premul or 0.0, divisor
         return value
+
+
+class Kernels(Reductions):
+    def __init__(self, module):
+        self.ffi, self.lib = module.ffi, module.lib
+        self.isas = [n for n in ("baseline", "avx2", "avx512") if self.lib.mpp_kernel_select(n.encode())]
+        self.lib.mpp_kernel_select(self.ffi.NULL)
 
     def pointer(self, array, offset=0):
         return self.ffi.cast("char *", array.ctypes.data + offset)
@@ -105,67 +110,10 @@ def as_bytes(tensor):
     return tensor.contiguous().view(torch.uint8).numpy()
 
 
-def integer_reference(sources, op, premul, divisor):
-    kind = sources[0].dtype
-    with np.errstate(over="ignore"):
-        if premul is not None:
-            factor = np.array(int(premul) % (1 << 64), np.uint64).astype(kind)
-            sources = [s * factor for s in sources]
-        function = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
-                    "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}[op]  # fmt: skip
-        total = reduce(function, sources)
-    if divisor == 1:
-        return total
-    wide = total.astype(np.int64 if kind.kind == "i" else np.uint64)
-    quotient = wide // wide.dtype.type(divisor)
-    quotient += ((wide < 0) & (quotient * wide.dtype.type(divisor) != wide)).astype(wide.dtype)
-    return quotient.astype(kind)
-
-
-def bool_reference(sources, op):
-    function = {"SUM": np.logical_or, "MAX": np.logical_or, "BOR": np.logical_or,
-                "PROD": np.logical_and, "MIN": np.logical_and, "BAND": np.logical_and,
-                "BXOR": np.logical_xor}[op]  # fmt: skip
-    return reduce(function, sources).astype(np.uint8) if len(sources) > 1 else sources[0]
-
-
-def complex_product(a, b):
-    (ar, ai), (br, bi) = a.view(-1, 2).T, b.view(-1, 2).T
-    return torch.stack([ar * br - ai * bi, ar * bi + ai * br], dim=1).flatten()
-
-
-def tree(function, values):
-    """Halved at the largest power of two below their number, and the halves again."""
-    if len(values) == 1:
-        return values[0]
-    first = 1 << ((len(values) - 1).bit_length() - 1)
-    return function(tree(function, values[:first]), tree(function, values[first:]))
-
-
-def float_reference(sources, torch_type, op, premul, divisor, is_complex):
-    compute = torch.float64 if torch_type is torch.float64 else torch.float32
-    wide = [s.to(compute) for s in sources]
-    if premul is not None:
-        wide = [w * torch.tensor(premul, dtype=compute) for w in wide]
-    function = {"SUM": torch.add, "PROD": complex_product if is_complex else torch.mul,
-                "MIN": torch.minimum, "MAX": torch.maximum}[op]  # fmt: skip
-    total = tree(function, wide)
-    if divisor != 1:
-        total = total / torch.tensor(divisor, dtype=compute)
-    return total.to(torch_type)
-
-
 def expected(sources, dtype, op, premul, divisor):
     if sources[0].size == 0:  # which torch cannot view as another type
         return sources[0]
-    if dtype == "BOOL":
-        return bool_reference(sources, op)
-    if dtype in INTEGERS:
-        values = [s.view(INTEGERS[dtype]) for s in sources]
-        return integer_reference(values, op, premul, divisor).view(np.uint8)
-    torch_type = REAL_FLOATS[COMPLEX.get(dtype, dtype)]
-    values = [as_torch(s, torch_type) for s in sources]
-    return as_bytes(float_reference(values, torch_type, op, premul, divisor, dtype in COMPLEX))
+    return as_bytes(reduced([as_torch(source, TORCH[dtype]) for source in sources], op, premul, divisor))
 
 
 def check_equal(actual, wanted, dtype, op, context):

@@ -8,18 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from reduce_kernels import (
-    CASES,
-    DTYPES,
-    INTEGERS,
-    OPS,
-    REAL_FLOATS,
-    as_bytes,
-    as_torch,
-    check_equal,
-    expected,
-    random_bytes,
-)
+from reduce_kernels import CASES, DTYPES, OPS, TORCH, as_bytes, as_torch, check_equal, expected, random_bytes
 
 from torchmpi_plugin.group import device_reductions
 from torchmpi_plugin.mpi import cuda_aware
@@ -119,15 +108,8 @@ def test_no_driver(name: bytes, words: str) -> None:
     assert words in shim.ffi.string(message).decode()
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    if name in INTEGERS:
-        return getattr(torch, INTEGERS[name].name)
-    parts = {"CHALF": torch.complex32, "CFLOAT": torch.complex64, "CDOUBLE": torch.complex128}
-    return torch.bool if name == "BOOL" else (REAL_FLOATS | parts)[name]
-
-
 def suits(dtype: str, op: str, has_premul: int = 0) -> bool:
-    tensor = SimpleNamespace(is_cpu=False, dtype=torch_dtype(dtype))
+    tensor = SimpleNamespace(is_cpu=False, dtype=TORCH[dtype])
     how = SimpleNamespace(op=OPS.index(op), has_premul=has_premul)
     return device_reductions.suits(tensor, 65, how, 64)
 
@@ -135,7 +117,7 @@ def suits(dtype: str, op: str, has_premul: int = 0) -> bool:
 @pytest.mark.parametrize("dtype,op", [case for case in CASES if suits(*case)])
 def test_combine(dtype: str, op: str) -> None:
     rng = np.random.default_rng(DTYPES.index(dtype) * 10 + OPS.index(op))
-    kind = torch_dtype(dtype)
+    kind = TORCH[dtype]
     for ranks in (1, 2, 3, 5):
         sources = [random_bytes(rng, dtype, 1003, kind.itemsize) for _ in range(ranks)]
         for divisor in (1,) if dtype == "BOOL" else (1, 3):

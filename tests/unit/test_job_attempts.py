@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,8 +165,8 @@ def test_a_signal_as_a_restart_is_announced(number: int) -> None:
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def records(count: int = 3) -> list[RankRecord]:
-    return [RankRecord(rank, node=f"h{rank}") for rank in range(count)]
+def records(**of_each: Any) -> list[RankRecord]:
+    return [RankRecord(rank, node=f"h{rank}", **of_each) for rank in range(3)]
 
 
 def ending(found: list[RankRecord], order: list[int], **more) -> Ending:
@@ -174,9 +175,7 @@ def ending(found: list[RankRecord], order: list[int], **more) -> Ending:
 
 def test_an_abort_is_known_by_its_last_words() -> None:
     """mpirun has killed all; one of them had said why."""
-    found = records()
-    for record in found:
-        record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    found = records(code=137, signal=9, ended_by_mpi=True)
     found[1].heard(["Traceback (most recent call last)\n", "ValueError: no\n"], 5.0)
     found[0].heard(["Traceback (most recent call last)\n", "DistBackendError: rank 1 has gone\n"], 6.0)
     result = result_of(ending(found, [0, 1, 2], launcher_code=6), "mpirun")
@@ -188,9 +187,8 @@ def test_an_abort_is_known_by_its_last_words() -> None:
 
 def test_the_last_line_says_who_what_and_where() -> None:
     """Once, of all ranks that say the same; without the traceback, which stands above, unless that was not shown."""
-    found = records()
+    found = records(code=1)
     for record in found:
-        record.code = 1
         lines = [f"{TRACEBACK}:\n", '  File "a/train.py", line 5, in step\n', "    loss()\n"]
         lines += [
             '  File "/x/site-packages/torch/y.py", line 7, in all_reduce\n',
@@ -218,9 +216,7 @@ def test_who_is_late_is_to_blame() -> None:
 
 
 def test_nobody_to_blame() -> None:
-    found = records()
-    for record in found:
-        record.code, record.signal, record.ended_by_mpi = 137, 9, True
+    found = records(code=137, signal=9, ended_by_mpi=True)
     result = result_of(ending(found, [1, 0, 2], noise="a long story"), "mpirun")
     assert (result.returncode, result.failure) == (1, None)
     assert "a long story" in result.message

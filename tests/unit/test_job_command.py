@@ -6,11 +6,11 @@ import io
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import wait_until
 
 from torchmpi_plugin.jobs.formats import check_format
 from torchmpi_plugin.jobs.output import Stream, Terminal, destination
@@ -250,10 +250,7 @@ def test_a_session_is_killed_and_nobody_else() -> None:
     children = [psutil.Process(int(process.stdout.readline())) for process in (leader, other)]
     node.kill_session(leader.pid)
     assert leader.wait(20) == -signal.SIGKILL
-    until = time.monotonic() + 20
-    while children[0].is_running() and children[0].status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE, 20)
     assert children[1].is_running() and other.poll() is None
     node.kill_session(other.pid)
     for process in (leader, other):

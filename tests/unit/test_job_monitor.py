@@ -34,12 +34,15 @@ FOREVER = 1000.0
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.fixture
-def mpirun(tmp_path: Path) -> Launcher:
-    path = tmp_path / "mpirun"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {MPIRUN} "$@"\n')
+def launcher(path: Path, text: str) -> Launcher:
+    path.write_text(text)
     path.chmod(0o755)
     return Launcher(str(path), "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Launcher:
+    return launcher(tmp_path / "mpirun", f'#!/bin/sh\nexec {sys.executable} {MPIRUN} "$@"\n')
 
 
 def job(mpirun: Launcher, program: str, nproc: int = 1, **options: Any) -> tuple[JobResult, str]:
@@ -178,11 +181,9 @@ TOO_LATE, ENDED = "not all ranks have come up within 1 s", "the ranks did not co
     ],
 )
 def test_a_supervisor_that_says_half_a_word(tmp_path: Path, says: str, problem: str) -> None:
-    path, paths = tmp_path / "mpirun", [str(Path(__file__).parents[2]), *sys.path]
-    path.write_text(f"#!{sys.executable}\n{HALF_OPEN.format(path=paths, says=says)}")
-    path.chmod(0o755)
-    launcher = Launcher(str(path), "MPICH", "", Library("MPICH", "4", "MPICH 4", "mpich", "", ""))
-    result, out = job(launcher, "print('runs')", start_timeout=1.0 if problem is TOO_LATE else 60.0)
+    program = HALF_OPEN.format(path=[str(Path(__file__).parents[2]), *sys.path], says=says)
+    mpirun = launcher(tmp_path / "mpirun", f"#!{sys.executable}\n{program}")
+    result, out = job(mpirun, "print('runs')", start_timeout=1.0 if problem is TOO_LATE else 60.0)
     assert problem in result.message, result
     assert (out, bool(result.returncode)) == ("", True)
 

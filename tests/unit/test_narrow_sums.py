@@ -53,12 +53,7 @@ def whole(outs, kind):
 
 
 def usual(name, op="SUM", divisor=1, premul=None):
-    def how(ranks):
-        made = ranks.reduction(name, op, premul)
-        made.divisor = divisor
-        return made
-
-    return how
+    return lambda ranks: ranks.reduction(name, op, premul, divisor)
 
 
 @given(

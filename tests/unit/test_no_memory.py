@@ -1,5 +1,6 @@
 """A rank that has no memory for a call over shared memory: all ranks learn of it, and the next call is right."""
 
+import contextlib
 import functools
 import random
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torchmpi_plugin.tensors import dtypes
 SLOT = 4096
 KINDS = ("barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter")
 SCRATCH = np.zeros(16, np.uint8)
+NO_SIZES = 2**64 - 1, 2**64 - 1
 LARGE = 200, 1 << 20  # bytes of the record of an operation, and more than of that which reports a failure
 
 
@@ -20,40 +22,44 @@ LARGE = 200, 1 << 20  # bytes of the record of an operation, and more than of th
 def ranks(request, shim_of_all_ranks):
     made = Ranks(shim_of_all_ranks, request.param, 4, SLOT)
     yield made
-    shim_of_all_ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
     made.close()
+
+
+@contextlib.contextmanager
+def refusing(ranks, sizes):
+    """Allocations of so many bytes (from, to) fail; None: none does."""
+    ranks.lib.refuse_allocations(*(sizes or NO_SIZES))
+    try:
+        yield
+    finally:
+        ranks.lib.refuse_allocations(*NO_SIZES)
 
 
 def started(ranks, rank, kind, count, refused=None):
     """One rank's call, whose allocations of so many bytes (from, to) fail; the operation, its result, what that must
     be."""
-    lib, size, ffi = ranks.lib, ranks.size, ranks.ffi
+    size, how = ranks.size, ranks.reduction("I32")
     theirs = [np.arange(count, dtype=np.int32) + r for r in range(size)]
     mine, out, total = theirs[rank], np.full(count * size, -1, np.int32), sum(theirs)
-    blocks, counts = ffi.new("uintptr_t[]", [mine.ctypes.data] * size), ffi.new("size_t[]", [count] * size)
-    lists = ffi.new("uintptr_t[]", [out[r * count :].ctypes.data for r in range(size)])
-    lengths, how = ffi.new("size_t[]", [4 * count] * size), ranks.reduction("I32")
-    source, at = mine.ctypes.data, out.ctypes.data
+    source, at, lists = mine.ctypes.data, out.ctypes.data, [out[r * count :].ctypes.data for r in range(size)]
     begin = functools.partial(ranks.begin, group=ranks.groups[rank])
     call, wanted = {
         "barrier": (lambda: begin("barrier"), out.copy()),
         "broadcast": (lambda: begin("broadcast", input=source, output=source, count=4 * count, root=0), out.copy()),
         "all_reduce": (lambda: begin("allreduce", input=source, output=at, count=count, how=how), total),
         "all_gather": (
-            lambda: begin("allgather", input=source, outputs=lists, output_sizes=lengths),
+            lambda: begin("allgather", input=source, outputs=lists, output_sizes=[4 * count] * size),
             np.concatenate(theirs),
         ),
         "reduce_scatter": (
-            lambda: begin("reduce_scatter", inputs=blocks, output=at, input_sizes=counts, how=how),
+            lambda: begin("reduce_scatter", inputs=[source] * size, output=at, input_sizes=[count] * size, how=how),
             total,
         ),
     }[kind]
-    if refused:
-        lib.refuse_allocations(*refused)
-    op = call()
-    lib.refuse_allocations(2**64 - 1, 2**64 - 1)
+    with refusing(ranks, refused):
+        op = call()
     wanted = np.concatenate([wanted, out[len(wanted) :]])
-    return SimpleNamespace(op=op, out=out, wanted=wanted, keep=(mine, blocks, lists), rank=rank)
+    return SimpleNamespace(op=op, out=out, wanted=wanted, keep=mine, rank=rank)
 
 
 def check_failed(ranks, call, without):
@@ -144,17 +150,12 @@ def test_a_closed_group(shim_of_all_ranks):
 
 def exchange(ranks, rank, sent, refused=None):
     """One rank's exchange, in which all send to rank 0 what `sent` says, and rank 0 expects 8 bytes of each."""
-    ffi, none = ranks.ffi, [0] * ranks.size
-    buffers = ffi.new("uintptr_t[]", [SCRATCH.ctypes.data] * ranks.size)
-    lengths = [sent, *none[1:]], [8] * ranks.size if rank == 0 else none
-    lists = {"inputs": buffers, "outputs": buffers}
-    lists |= {"input_sizes": ffi.new("size_t[]", lengths[0]), "output_sizes": ffi.new("size_t[]", lengths[1])}
-    lists["input_sizes"][rank] = lists["output_sizes"][rank] = 0
-    if refused:
-        ranks.lib.refuse_allocations(*refused)
-    op = ranks.begin("exchange", ranks.groups[rank], **lists)
-    ranks.lib.refuse_allocations(2**64 - 1, 2**64 - 1)
-    return op
+    others = range(1, ranks.size)
+    buffers = [SCRATCH.ctypes.data] * ranks.size
+    sizes = [sent if rank else 0, *(0 for _ in others)], [0, *(8 if rank == 0 else 0 for _ in others)]
+    lists = {"inputs": buffers, "outputs": buffers, "input_sizes": sizes[0], "output_sizes": sizes[1]}
+    with refusing(ranks, refused):
+        return ranks.begin("exchange", ranks.groups[rank], **lists)
 
 
 def test_an_exchange_without_memory(ranks):

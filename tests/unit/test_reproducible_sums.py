@@ -109,10 +109,9 @@ def contributions(name, size, count):
 
 def reduced(ranks, kind, name, op, count, root):
     """One reduction on all ranks of a group; what came out on each."""
-    hows = [ranks.reduction(name, "PROD" if op == "PROD" else "SUM") for _ in range(ranks.size)]
-    for rank, how in enumerate(hows):
-        how.divisor = ranks.size if op == "AVG" else 1
-        how.has_premul, how.premul = op == "PREMUL", 0.3 + rank
+    factors = [0.3 + rank if op == "PREMUL" else None for rank in range(ranks.size)]
+    usual, divisor = "PROD" if op == "PROD" else "SUM", ranks.size if op == "AVG" else 1
+    hows = [ranks.reduction(name, usual, factor, divisor) for factor in factors]
     blocks = [count + rank % 3 for rank in range(ranks.size)] if kind == "reduce_scatter" else [count]
     inputs = contributions(name, ranks.size, sum(blocks))
     outs = [np.zeros(max(blocks) * inputs[0].nbytes // sum(blocks), np.uint8) for _ in inputs]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType, SimpleNamespace
@@ -15,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from patience import wait_until
 
 from torchmpi_plugin.engine import engine
 from torchmpi_plugin.engine import work as work_module
@@ -88,10 +88,7 @@ class Case:
         error = self.work.exception()
         said = {"" if error is None else str(error)}
         for future in [*self.futures, self.work.get_future()]:
-            until = time.monotonic() + 10
-            while not future.done() and time.monotonic() < until:
-                time.sleep(0.001)  # what C++ reads is set by a thread of torch's
-            assert future.done(), "nobody has set the future"
+            wait_until(future.done, 10, "nobody has set the future", 0.001)  # what C++ reads a thread of torch's sets
             try:
                 future.wait()
                 said.add("")

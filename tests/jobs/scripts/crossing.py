@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,13 @@ def all_of(*works: dist.Work | None) -> None:
         work.wait()
 
 
+def exchange(tag: int) -> None:
+    """On a thread for each tag; of one more either thread may be first."""
+    for _ in range(50):
+        for number, length in ((tag, 10 * tag), (6, 60)):
+            (dist.send if rank == 0 else dist.recv)(torch.ones(length), 1 - rank, tag=number)
+
+
 dist.init_process_group("mpiplus")
 rank, group = dist.get_rank(), dist.new_group([1, 0])
 for _ in range(20):
@@ -24,21 +31,8 @@ for _ in range(20):
     else:
         second, third, first = (torch.empty(length) for length in (20, 30, 10))
         all_of(dist.irecv(second, 0, tag=2), dist.irecv(third, 0, group, tag=1), dist.irecv(first, tag=1))
-threads = [  # two tags on a thread each; of one more either thread may be first
-    threading.Thread(
-        target=lambda tag: [
-            (dist.send if rank == 0 else dist.recv)(torch.ones(length), 1 - rank, tag=number)
-            for _ in range(50)
-            for number, length in ((tag, 10 * tag), (6, 60))
-        ],
-        args=(tag,),
-    )
-    for tag in (4, 5)
-]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with ThreadPoolExecutor() as threads:
+    list(threads.map(exchange, (4, 5)))
 dist.barrier()
 future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
 time.sleep(0.05)
