@@ -166,7 +166,7 @@ def main() -> None:
     for operation in ROWS if WANTED else WALKED:
         if WANTED and operation.name not in WANTED:
             continue
-        modes = [mode for mode in ("sync", "wait") if mode in operation.modes]
+        modes: list[str] = [mode for mode in ("sync", "wait") if mode in operation.modes]
         modes += [BY_CALLER] if "wait" in modes else []
         for mode in modes if operation.name in IN_ALL_MODES else modes[:1]:
             walk(operation, mode, faults)

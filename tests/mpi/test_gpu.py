@@ -78,7 +78,10 @@ def on_gpu(operation: Operation) -> Operation:
 def test_every_operation(operation: Operation, all_groups, failures: Failures) -> None:
     modes = [mode for mode in operation.modes if mode != "future"]  # its values would have to be fetched as well
     families = [all_groups[family] for family in ("world", "reversed")]
-    cases = [GpuCase(*how, "contiguous", mode) for *how, mode in itertools.product(families, DTYPES, SHAPES, modes)]
+    cases = [
+        GpuCase(group, dtype, shape, mode=mode)
+        for group, dtype, shape, mode in itertools.product(families, DTYPES, SHAPES, modes)
+    ]
     cases += [GpuCase(families[0], torch.float32, (3, 4), layout, modes[0]) for layout in LAYOUTS[1:]]
     for case in cases:
         if operation.takes(case):

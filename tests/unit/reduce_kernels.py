@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import cffi
 import numpy as np
@@ -44,7 +45,10 @@ CASES = [
 
 
 class Reductions:
-    """What has the C code as ``ffi`` and ``lib``, and passes reductions to it."""
+    """What has the C code, and passes reductions to it."""
+
+    ffi: Any
+    lib: Any
 
     def reduction(self, dtype, op="SUM", premul=None, divisor=1):
         value = self.ffi.new("mpp_reduction *")
