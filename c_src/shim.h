@@ -57,7 +57,6 @@ typedef struct mpp_call {
 } mpp_call;
 
 /* library */
-int mpp_handle_size(void);
 const char *mpp_load(const char *path); /* NULL, or why not */
 int mpp_set_constant(const char *name, int index, int64_t value);
 void mpp_own_mpi(int own);

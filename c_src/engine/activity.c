@@ -99,20 +99,10 @@ int mpp_record_of(uint64_t number, mpp_record *record) {
 
 /* ---- the counters of a group ---- */
 
-static inline int64_t get(const _Atomic int64_t *where) { return atomic_load_explicit(where, memory_order_relaxed); }
-
-static inline void put(_Atomic int64_t *where, int64_t value) {
-    atomic_store_explicit(where, value, memory_order_relaxed);
-}
-
-static inline void add(_Atomic uint64_t *where, uint64_t more) {
-    atomic_store_explicit(where, atomic_load_explicit(where, memory_order_relaxed) + more, memory_order_relaxed);
-}
-
 static void add_waiting(mpp_waiting *l, int64_t begun, int64_t until) {
     int64_t from = begun > l->until ? begun : l->until;
     if (until <= from) return;
-    put(&l->ns, get(&l->ns) + until - from);
+    SET(l->ns, NOW(l->ns) + until - from);
     l->until = until;
 }
 
@@ -139,15 +129,15 @@ void mpp_note_start(mpp_op *op) {
         r->peer = called.peer;
     }
     if (!a) return;
-    add(&a->calls[kind], 1);
-    add(&a->bytes[kind], called.bytes);
-    atomic_store_explicit(&a->kind, kind, memory_order_relaxed);
-    atomic_store_explicit(&a->peer, called.peer, memory_order_relaxed);
-    atomic_store_explicit(&a->length, called.bytes, memory_order_relaxed);
-    put(&a->begun, op->begun);
-    int others = atomic_load_explicit(&a->under_way, memory_order_relaxed);
-    if (!others) put(&a->busy_since, op->begun > get(&a->ended) ? op->begun : get(&a->ended));
-    atomic_store_explicit(&a->under_way, others + 1, memory_order_relaxed);
+    SET(a->calls[kind], NOW(a->calls[kind]) + 1);
+    SET(a->bytes[kind], NOW(a->bytes[kind]) + called.bytes);
+    SET(a->kind, kind);
+    SET(a->peer, called.peer);
+    SET(a->length, called.bytes);
+    SET(a->begun, op->begun);
+    int others = NOW(a->under_way);
+    if (!others) SET(a->busy_since, op->begun > NOW(a->ended) ? op->begun : NOW(a->ended));
+    SET(a->under_way, others + 1);
 }
 
 void mpp_note_hand_over(mpp_op *op) {
@@ -156,8 +146,7 @@ void mpp_note_hand_over(mpp_op *op) {
 }
 
 static void forget_missing(mpp_activity *a) {
-    for (int r = 0; a->has_missing && r < a->group->size; r++)
-        atomic_store_explicit(&a->of_rank[r].missing, 0, memory_order_relaxed);
+    for (int r = 0; a->has_missing && r < a->group->size; r++) SET(a->of_rank[r].missing, 0);
     a->has_missing = 0;
 }
 
@@ -182,10 +171,10 @@ void mpp_note_completion(mpp_op *op) {
     if (r) r->complete = now;
     if (r && op->source >= 0) r->peer = op->source;
     if (!a) return;
-    int left = atomic_load_explicit(&a->under_way, memory_order_relaxed) - 1;
-    put(&a->ended, now);
-    atomic_store_explicit(&a->under_way, left, memory_order_relaxed);
-    if (!left) put(&a->in_calls, get(&a->in_calls) + now - get(&a->busy_since));
+    int left = NOW(a->under_way) - 1;
+    SET(a->ended, now);
+    SET(a->under_way, left);
+    if (!left) SET(a->in_calls, NOW(a->in_calls) + now - NOW(a->busy_since));
     forget_missing(a);
 }
 
@@ -197,7 +186,7 @@ void mpp_note_missing(mpp_op *active, int64_t now) {
         forget_missing(a);
         for (int r = 0; r < a->group->size; r++) {
             if (r == a->group->rank || op->arrived(op, r) != 0) continue;
-            atomic_store_explicit(&a->of_rank[r].missing, 1, memory_order_relaxed);
+            SET(a->of_rank[r].missing, 1);
             a->has_missing = 1;
             add_waiting(&a->of_rank[r].late, op->begun, now);
             add_waiting(&a->waited, op->begun, now);

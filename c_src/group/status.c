@@ -18,9 +18,6 @@
 #include "engine/activity.h"
 #include "engine/pause.h"
 
-/* Of an activity, which other threads change meanwhile. */
-#define NOW(field) atomic_load_explicit(&(field), memory_order_relaxed)
-
 enum { CALLER_SECONDS = 2, PYTHON_SECONDS = 6, STACKS_LOOKS = 40, PAUSE_NS = 50000000 };
 
 static struct {

@@ -14,8 +14,6 @@
 
 mpi_api mpp_mpi;
 
-int mpp_handle_size(void) { return (int)sizeof(mpi_handle); }
-
 /* `path` names mpi4py's own extension module: looking symbols up through it finds the very MPI library
  * that mpi4py was linked to, whatever other MPI the process may have loaded. */
 const char *mpp_load(const char *path) {

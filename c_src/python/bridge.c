@@ -334,7 +334,7 @@ PyObject *mpp_call_operation(PyObject *self, PyObject *args, PyObject *named) {
     call c = {
         .self = all ? PyTuple_GetItem(all, 0) : NULL, .name = m->name, .method = m, .o = {.peer = NO_PEER, .root = -1}};
     int is_read =
-        all && (c.group = calls_of(c.self)) && !c.group->python_only && !has_modes() && mpp_read_call(&c, m, all);
+        all && (c.group = calls_of(c.self)) && !c.group->python_only && !has_modes() && mpp_read_call(&c, all);
     if (is_read) {
         work = run(&c);
         c.group->in_c += !c.is_special;
@@ -355,14 +355,14 @@ PyObject *mpp_start_plain(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!O!OOOO", bridge_state.method, &method, &PyTuple_Type, &operands, &c.finish, &c.keep,
                           &c.results, &c.lists))
         return NULL;
-    const mpp_method *m = c.method = (const mpp_method *)method;
+    c.method = (const mpp_method *)method;
     c.self = PyTuple_GetItem(operands, 0);
-    c.name = m->name;
+    c.name = c.method->name;
     c.finish = unless_none(c.finish);
     c.keep = unless_none(c.keep);
     c.results = unless_none(c.results);
     if (c.self && (c.group = calls_of(c.self)))
-        work = mpp_read_call(&c, m, operands) ? run(&c) : PyErr_Occurred() ? NULL : shared(Py_NotImplemented);
+        work = mpp_read_call(&c, operands) ? run(&c) : PyErr_Occurred() ? NULL : shared(Py_NotImplemented);
     if (work && c.results && work != Py_NotImplemented && !set(work, interned.lists, shared(c.lists))) Py_CLEAR(work);
     mpp_forget(&c);
     return work;

@@ -247,17 +247,14 @@ PyMODINIT_FUNC PyInit__bridge(void) {
     PyObject *types = module ? PyImport_ImportModule("types") : NULL;
     method_type_of_python = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
     Py_XDECREF(types);
-    PyObject *calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
-    PyObject *call = calls ? PyType_FromSpec(&call_spec) : NULL;
-    PyObject *method = call ? PyType_FromSpec(&method_spec) : NULL;
-    bridge_state.calls = calls;
-    bridge_state.call = call;
-    bridge_state.method = method;
-    if (!method || !add_constants(module) || PyModule_AddObject(module, "Method", method)) goto failed;
-    if (PyModule_AddObject(module, "Calls", shared(calls)) || PyModule_AddObject(module, "Call", shared(call)))
-        goto failed;
-    return module;
-failed:
+    bridge_state.calls = method_type_of_python ? PyType_FromSpec(&calls_spec) : NULL;
+    bridge_state.call = bridge_state.calls ? PyType_FromSpec(&call_spec) : NULL;
+    bridge_state.method = bridge_state.call ? PyType_FromSpec(&method_spec) : NULL;
+    if (bridge_state.method && add_constants(module) &&
+        !PyModule_AddObject(module, "Method", shared(bridge_state.method)) &&
+        !PyModule_AddObject(module, "Calls", shared(bridge_state.calls)) &&
+        !PyModule_AddObject(module, "Call", shared(bridge_state.call)))
+        return module;
     Py_XDECREF(module);
     return NULL;
 }

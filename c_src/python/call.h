@@ -188,7 +188,7 @@ enum { NO_OPTIONS = -1 };
  * call: tensors are not plain, or results lie where is read. */
 size_t mpp_find_starter(const char *name); /* in the engine's table; 0: there is none */
 int mpp_find_method(mpp_method *m, const char *start, const char *roles);
-int mpp_read_call(call *c, const mpp_method *m, PyObject *args);
+int mpp_read_call(call *c, PyObject *args);
 
 /* timeline.c: which of the program's calls this is, for the timeline; nothing without one. */
 PyObject *mpp_set_timeline(PyObject *module, PyObject *function);

@@ -248,7 +248,8 @@ int mpp_find_method(mpp_method *m, const char *start, const char *roles) {
     return m->start && m->read;
 }
 
-int mpp_read_call(call *c, const mpp_method *m, PyObject *args) {
+int mpp_read_call(call *c, PyObject *args) {
+    const mpp_method *m = c->method;
     c->start = m->start;
     c->o.of = c->group->handle;
     int is_read = (m->operands == NO_OPTIONS || mpp_read_options(c, args, m->operands + 1)) &&

@@ -106,7 +106,7 @@ PyObject *mpp_user_frames(void) {
 /* C's number of the reduction, or from OF_PYTHON on torch's, which is its hash. */
 static int op_of(const call *c) {
     if (!c->how.has_premul) return c->how.divisor > 1 ? AVERAGES + c->how.op : c->how.op;
-    PyObject *op = c->opts ? PyObject_GetAttrString(c->opts, "reduceOp") : NULL;
+    PyObject *op = c->opts ? PyObject_GetAttr(c->opts, interned.reduce_op) : NULL;
     Py_hash_t number = op ? PyObject_Hash(op) : -1;
     Py_XDECREF(op);
     PyErr_Clear();

@@ -20,7 +20,7 @@ from .job_monitor import JobMonitor
 from .loop import run
 from .outcome import ANY, Ending, JobResult, RankRecord, result_of
 from .output import Terminal, Writer, destination
-from .signals import ENDING, FORWARDED, caught
+from .signals import ENDING, caught
 from .spec import JobSpec
 
 #: A shell's codes for a program that cannot be run: another attempt will not find it either.
@@ -241,7 +241,7 @@ def pause(seconds: float, announce: Callable[[], None]) -> int:
             if number in ENDING and not came.done():
                 came.set_result(number)
 
-        with caught(FORWARDED, loop, hear):
+        with caught(loop, hear):
             announce()
             done, _ = await asyncio.wait([came], timeout=seconds)
         return came.result() if done else 0

@@ -23,7 +23,7 @@ from .launcher_process import LauncherProcess
 from .loop import Alarm, raise_into
 from .outcome import Ending, RankRecord
 from .output import Terminal, without_torchs_prefix
-from .signals import ENDING, FORWARDED, caught
+from .signals import ENDING, caught
 from .spec import JobSpec
 from .stderr import Tracebacks
 
@@ -99,7 +99,7 @@ class JobMonitor:
         contact = {"addresses": addresses, "port": self._listener.port, "secret": self._secret}
         contact["tells_of_deaths"] = self._tells_of_deaths
         try:
-            with caught(FORWARDED, self._loop, self._signalled):
+            with caught(self._loop, self._signalled):
                 await self._watch(argv, {**environment, settings.JOB: json.dumps(contact)})
         finally:
             self._listener.close()
@@ -380,5 +380,5 @@ class JobMonitor:
             self.ending.signalled = self.ending.signalled or number
             self._tracebacks.interrupted = self.ending.signalled == signal.SIGINT
             self._end(number, 0.0 if again else None)
-        elif number in FORWARDED:
+        else:
             self._send_signal(number)

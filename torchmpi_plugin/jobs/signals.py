@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,19 +26,17 @@ _LOOKS, _BETWEEN_LOOKS = 5, 0.02
 
 
 @contextlib.contextmanager
-def caught(
-    numbers: Sequence[signal.Signals], loop: asyncio.AbstractEventLoop, handle: Callable[[int], None]
-) -> Iterator[None]:
-    """Have a loop handle signals, where this is the main thread; elsewhere nobody can catch any.
+def caught(loop: asyncio.AbstractEventLoop, handle: Callable[[int], None]) -> Iterator[None]:
+    """Have a loop handle those of FORWARDED, where this is the main thread; elsewhere nobody can catch any.
 
     What was there before is there again afterwards: asyncio alone would restore Python's defaults.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in FORWARDED}
     wakeup = signal.set_wakeup_fd(-1)
-    for number in numbers:
+    for number in FORWARDED:
         loop.add_signal_handler(number, handle, number)
     try:
         yield
