@@ -1,5 +1,7 @@
 #include "collectives/collective.h"
 
+enum { LEAST_CHUNK = 64 << 10 };
+
 static size_t element_of(const mpp_operands *o) { return o->how ? mpp_dtype_size(o->how->dtype) : 1; }
 
 static const size_t *sizes_of(const mpp_operands *o) { return o->inputs ? o->input_sizes : o->output_sizes; }
@@ -62,6 +64,15 @@ static int prepare(shm_op *s, const mpp_operands *o, const mpp_ways *ways) {
     return !s->op.group->channel->internode || !ways->between_nodes || ways->between_nodes(s);
 }
 
+/* On a node slots are read while the next are written, and nobody waits for one: shorter chunks, as long as the ring
+ * takes them all. But a root whose device copies to a slot does so once, plan_bus. */
+static void split(shm_op *s, int kind) {
+    const mpp_channel *c = s->op.group->channel;
+    int is_copied = s->bus && s->root == s->op.group->rank;
+    if (c->internode || !(kind == MPP_REDUCE || (kind == MPP_BROADCAST && !is_copied))) return;
+    while (s->chunk_bytes > LEAST_CHUNK && s->bytes <= (size_t)c->ring * (s->chunk_bytes / 2)) s->chunk_bytes /= 2;
+}
+
 static uintptr_t start_over_shm(const mpp_operands *o, int kind, const mpp_ways *ways) {
     mpp_group *g = (mpp_group *)o->of;
     shm_op *s = mpp_new_shm_op(g, o->staging);
@@ -70,10 +81,12 @@ static uintptr_t start_over_shm(const mpp_operands *o, int kind, const mpp_ways 
         if (s) mpp_discard(&s->op);
         return mpp_shm_out_of_memory(g, o->wait_ns);
     }
+    size_t unit = s->chunk_bytes; /* of what is staged: it has whole chunks however they are split */
+    split(s, kind);
     mpp_sign(s, kind, o->root, s->bytes);
     if (o->staging) s->out_lane = add_lanes(&s->op, o, kind);
     if (s->bus) mpp_stage_on_bus(&s->op);
-    else if (o->staging) mpp_stage_begin(&s->op, mpp_piece_size(s->chunk_bytes, s->op.staging->lane_count));
+    else if (o->staging) mpp_stage_begin(&s->op, mpp_piece_size(unit, s->op.staging->lane_count));
     return mpp_enqueue_shm(s, o->wait_ns);
 }
 

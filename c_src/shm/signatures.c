@@ -129,6 +129,8 @@ static void plan_bus(shm_op *s, mpp_channel *c) {
         staged |= place == MPP_STAGED;
     }
     if (most < MPP_ON_BUS || (s->call.kind == MPP_EXCHANGE && !s->carries)) return;
+    int is_root_on_bus = s->call.kind == MPP_BROADCAST && mpp_call_of(s, c, s->root)->place >= MPP_ON_BUS;
+    if (is_root_on_bus) s->chunk_bytes = c->slot_bytes; /* which it has filled */
     uint64_t bytes = s->call.kind == MPP_EXCHANGE ? s->chunks * s->chunk_bytes : s->call.bytes;
     uint64_t chunks = 2, of_second = 0;
     s->between_devices = least == MPP_BETWEEN_DEVICES && mpp_is_worth_reading(c, bytes);
@@ -136,7 +138,7 @@ static void plan_bus(shm_op *s, mpp_channel *c) {
         mpp_look_for_peers(s, c);
         /* Pieces that are staged have chunks of the one length. */
         if (!staged && s->batches == 1) s->widening = c->widening;
-        chunks = s->widening > 1 ? mpp_chunk_count(bytes, s->chunk_bytes, s->chunk_bytes * s->widening) : s->chunks;
+        chunks = s->batches > 1 ? s->chunks : mpp_chunk_count(bytes, s->chunk_bytes, s->chunk_bytes * s->widening);
     }
     if (s->element && least >= MPP_TO_REDUCE) chunks = mpp_plan_halves(s, chunks, &of_second);
     else if (s->between_devices) s->wait_for = -1;

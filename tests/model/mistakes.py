@@ -9,6 +9,7 @@ _ALL_ARE_IN = 'yield from reached(c, "in", number + 1)'
 _ROOT_IS_IN = 'return (yield "load", s.wait_for(c.rank), "in", number + 1) > number'
 
 MISTAKES = {
+    "has chunks of its own where the root has one": ("1 if at_once else ", ""),
     "says that it has read a tensor before it has": (
         "is_loaded = s.done > 0 or s.written == 0 or not s.between_devices",
         "is_loaded = True",

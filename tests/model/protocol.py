@@ -29,6 +29,7 @@ class Call(NamedTuple):
         two_phase: reduced part by part, in place, between writing and reading.
         oom: there is no memory for it.
         bus: this rank's device copies to the slots: chunks are longer from the second one on, here of two.
+        at_once: the root of a broadcast on the bus has copied all to its first slot, for which the others have several.
         peers: besides it can read the tensors of the others where they are, and they its.
         halves: if all can, each reduces what it reads, and what comes of it is read by the others in a second half; if
             all are peers there, else in the slots.
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     two_phase: bool = False
     oom: bool = False
     bus: bool = False
+    at_once: bool = False
     peers: bool = False
     halves: bool = False
     withdrawn: bool = False
@@ -48,7 +50,8 @@ class Call(NamedTuple):
     def signature(self) -> Call:
         if self.withdrawn or self.oom:
             return OOM_PLACEHOLDER
-        return self._replace(chunks=0 if self.kind == "exchange" else self.chunks, bus=False, peers=False, halves=False)
+        compared = self._replace(bus=False, at_once=False, peers=False, halves=False)
+        return compared._replace(chunks=0) if self.kind == "exchange" else compared
 
 
 OOM_PLACEHOLDER = Call(NO_MEMORY)
@@ -74,7 +77,8 @@ class Op:
 
     @property
     def chunks(self) -> int:
-        return self.planned or (0 if self.is_second else 1 if self.call.kind == "exchange" else self.call.chunks)
+        is_one = self.call.kind == "exchange" or self.call.at_once
+        return self.planned or (0 if self.is_second else 1 if is_one else self.call.chunks)
 
     @property
     def two_phase(self) -> bool:
@@ -271,17 +275,18 @@ def plan_exchange(s: Op, c: Channel) -> Access:
 
 
 def plan_bus(s: Op, c: Channel) -> Access:
-    on_bus, peers, halves = False, True, True
+    on_bus, peers, halves, at_once = False, True, True, False
     for r in range(c.size):
         call = yield "signature", r, c.slot(s.first), s.position
         on_bus |= call.bus
         peers &= call.peers
         halves &= call.halves
+        at_once |= call.at_once
     if not on_bus:
         return
     s.between_devices, s.is_half = peers, halves
     s.in_parts = s.call.kind in ("all_reduce", "reduce")
-    chunks = 2 if peers else 1 + s.chunks // 2
+    chunks = 2 if peers else 1 if at_once else 1 + s.chunks // 2
     take_numbers(s, c, chunks)
     s.planned = chunks
     if halves:

@@ -23,7 +23,7 @@ TWO_PHASE_2, TWO_PHASE_3 = (Call("all_reduce", chunks, two_phase=True) for chunk
 BROADCAST, REDUCE, REDUCE_2_PHASE = Call("broadcast", 2), Call("reduce", 2), Call("reduce", 2, two_phase=True)
 BARRIER, OOM = Call("barrier"), Call(NO_MEMORY, oom=True)
 EXCHANGE, EXCHANGE_3 = Call("exchange"), Call("exchange", 3)  # which agree
-FLAT_3_BUS, BROADCAST_3_BUS = FLAT_3._replace(bus=True), Call("broadcast", 3, bus=True)
+FLAT_3_BUS, BROADCAST_3_BUS = FLAT_3._replace(bus=True), Call("broadcast", 3, bus=True, at_once=True)
 EXCHANGE_3_BUS, REDUCE_BUS = EXCHANGE_3._replace(bus=True), REDUCE._replace(bus=True)
 PEERS = [call._replace(bus=True, peers=True) for call in (Call("broadcast", 3), EXCHANGE_3)]
 HALVES = FLAT_3._replace(bus=True, peers=True, halves=True)
@@ -45,7 +45,7 @@ COMPARED = {
     "mpp_check_calls": "8833297aa2ff",
     "take_numbers": "f83bb7553324",
     "plan_exchange": "274c8cada704",
-    "plan_bus": "847e89b2a26c",
+    "plan_bus": "29ee061e2d10",
     "pass_over": "181547dfd32a",
     "move": "32dfabbf88eb",
     "step": "349f711562bb",
@@ -194,6 +194,7 @@ REVEALING = [
     ([[IN_SLOTS[1], FLAT]] * 2, 2),
     ([[IN_SLOTS[0], FLAT], [HALVES._replace(peers=False, halves=False), FLAT]], 1),
     ([PEERS, [call._replace(peers=False) for call in PEERS]], 1),
+    ([[BROADCAST_3_BUS, FLAT], [Call("broadcast", 3), FLAT]], 1),
 ]
 
 

@@ -296,6 +296,11 @@ def test_slots_that_are_registered(refused: str, driver: Driver, new_group, worl
     tensor = torch.ones(LONG) if world.rank else on_device(driver, torch.ones(LONG))
     dist.all_reduce(tensor, group=process_group)
     assert tensor.unique().tolist() == [world.size]
+    for root in range(world.size):
+        mine = torch.arange(70001.0) + world.rank
+        tensor = mine if world.rank else on_device(driver, mine)
+        dist.broadcast(tensor, root, group=process_group)
+        assert tensor.equal(torch.arange(70001.0) + root)
     if world.size > 1:
         assert driver.lib.fake_live(3) - before == (not is_refused)
     process_group.shutdown()
