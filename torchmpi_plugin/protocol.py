@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .names import describe_ranks
 
-PROTOCOL = 15
+PROTOCOL = 16
 #: Of a build that does not say, since it is older than the number.
 UNKNOWN = 0
 

@@ -1,6 +1,6 @@
 #include "collectives/collective.h"
 
-enum { LEAST_CHUNK = 64 << 10 };
+enum { LEAST_CHUNK = 64 << 10, MOST_CHUNKS = 16 };
 
 static size_t element_of(const mpp_operands *o) { return o->how ? mpp_dtype_size(o->how->dtype) : 1; }
 
@@ -64,13 +64,14 @@ static int prepare(shm_op *s, const mpp_operands *o, const mpp_ways *ways) {
     return !s->op.group->channel->internode || !ways->between_nodes || ways->between_nodes(s);
 }
 
-/* On a node slots are read while the next are written, and nobody waits for one: shorter chunks, as long as the ring
- * takes them all. But a root whose device copies to a slot does so once, plan_bus. */
+/* On a node with a core for each rank slots are read while the next are written: shorter chunks, unless there are many.
+ * But a root whose device copies to a slot does so once, plan_bus. */
 static void split(shm_op *s, int kind) {
-    const mpp_channel *c = s->op.group->channel;
-    int is_copied = s->bus && s->root == s->op.group->rank;
-    if (c->internode || !(kind == MPP_REDUCE || (kind == MPP_BROADCAST && !is_copied))) return;
-    while (s->chunk_bytes > LEAST_CHUNK && s->bytes <= (size_t)c->ring * (s->chunk_bytes / 2)) s->chunk_bytes /= 2;
+    const mpp_group *g = s->op.group;
+    int is_copied = kind == MPP_BROADCAST && s->bus && s->root == g->rank;
+    if (g->yield_early || g->channel->internode || is_copied) return;
+    if (kind != MPP_BROADCAST && kind != MPP_REDUCE && kind != MPP_ALL_REDUCE) return;
+    while (s->chunk_bytes > LEAST_CHUNK && s->bytes <= MOST_CHUNKS * (s->chunk_bytes / 2)) s->chunk_bytes /= 2;
 }
 
 static uintptr_t start_over_shm(const mpp_operands *o, int kind, const mpp_ways *ways) {

@@ -29,6 +29,7 @@ class Member(NamedTuple):
 
     process: processes.Process  # its process
     cpus: list[int]  # where that may run
+    crowded: bool  # whether it knows that its node has fewer cores than ranks
     compares: bool  # whether it was asked to compare the calls
     config: GroupConfig  # what else it was asked for
     tuning: str  # the file that "auto" follows; empty: none
@@ -85,7 +86,13 @@ class Communicator:
             file = settings.TUNING.value()
             everybody = steps.take(
                 lambda: Member(
-                    processes.this(), sorted(os.sched_getaffinity(0)), compares, config, file, secrets.token_hex(16)
+                    processes.this(),
+                    sorted(os.sched_getaffinity(0)),
+                    Communicator._crowded,
+                    compares,
+                    config,
+                    file,
+                    secrets.token_hex(16),
                 )  # within the step: an error here is told to all
             )
             nodes = [member.process.node for member in everybody]
@@ -137,8 +144,11 @@ class Communicator:
     def _make_group(self, everybody: Sequence[Member], choice: Choice) -> Share | None:
         """Make the C group; on the first rank of each node also a file for those there."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        here = everybody[rank].process.node
-        cpus_here = set().union(*(member.cpus for member in everybody if member.process.node == here))
+        here = [member for member in everybody if member.process.node == everybody[rank].process.node]
+        cpus_here = len(set().union(*(member.cpus for member in here)))
+        # Of the world, not of the group alone; and alike on all ranks here, as it decides how data is split.
+        crowded = any(member.crowded for member in here) or len(here) > cpus_here
+        Communicator._crowded |= crowded
         self.processes = [processes.if_visible(member.process) for member in everybody]
         self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
@@ -151,9 +161,9 @@ class Communicator:
             size,
             self.largest_tag + 1,
             self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS - 1,
-            self._is_crowded(len(cpus_here)),
+            crowded,
         )
-        self._set_inline_progress(len(cpus_here))
+        self._set_inline_progress(cpus_here)
         if not self.handle:
             raise MemoryError("no memory for a group")
         self._lib.mpp_group_tags_from(self.handle, self.tags.first)
@@ -178,11 +188,6 @@ class Communicator:
             f"no shared memory on this rank: {error}. Groups take MPI's collectives, which are slower on one node; see "
             f"'Small /dev/shm in containers' in docs/sharp-bits.md"
         )
-
-    def _is_crowded(self, cpus: int) -> bool:
-        """Return whether the node has fewer cores than ranks: those of the world, not of the group alone."""
-        Communicator._crowded = Communicator._crowded or self.place.local_size > cpus
-        return Communicator._crowded
 
     def _set_inline_progress(self, cpus: int) -> None:
         """Tell C how many cores a rank of this node has to itself, once: in the world, which has all ranks."""
