@@ -21,13 +21,10 @@ with tempfile.TemporaryDirectory() as folder:
     package = Path(folder, "torchmpi_plugin")
     if not compileall.compile_dir(package, quiet=1):
         sys.exit(f"not all of the package is Python {platform.python_version()}")
-    sizes = []
     for name in ("_bridge", "_shim_int", "_shim_ptr"):
         loader = ExtensionFileLoader(name, str(package / f"{name}.abi3.so"))
         module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
         loader.exec_module(module)
         if name != "_bridge":
-            sizes.append(module.lib.mpp_handle_size())
             assert module.lib.mpp_dtype_size(module.lib.MPP_BF16) == 2
-    assert sizes == [4, 8], sizes
 print(f"Python {platform.python_version()}: compiles, and the three extensions load")
