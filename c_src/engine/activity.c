@@ -102,7 +102,7 @@ int mpp_record_of(uint64_t number, mpp_record *record) {
 static void add_waiting(mpp_waiting *l, int64_t begun, int64_t until) {
     int64_t from = begun > l->until ? begun : l->until;
     if (until <= from) return;
-    SET(l->ns, NOW(l->ns) + until - from);
+    MPP_SET(l->ns, MPP_GET(l->ns) + until - from);
     l->until = until;
 }
 
@@ -129,15 +129,15 @@ void mpp_note_start(mpp_op *op) {
         r->peer = called.peer;
     }
     if (!a) return;
-    SET(a->calls[kind], NOW(a->calls[kind]) + 1);
-    SET(a->bytes[kind], NOW(a->bytes[kind]) + called.bytes);
-    SET(a->kind, kind);
-    SET(a->peer, called.peer);
-    SET(a->length, called.bytes);
-    SET(a->begun, op->begun);
-    int others = NOW(a->under_way);
-    if (!others) SET(a->busy_since, op->begun > NOW(a->ended) ? op->begun : NOW(a->ended));
-    SET(a->under_way, others + 1);
+    MPP_SET(a->calls[kind], MPP_GET(a->calls[kind]) + 1);
+    MPP_SET(a->bytes[kind], MPP_GET(a->bytes[kind]) + called.bytes);
+    MPP_SET(a->kind, kind);
+    MPP_SET(a->peer, called.peer);
+    MPP_SET(a->length, called.bytes);
+    MPP_SET(a->begun, op->begun);
+    int others = MPP_GET(a->under_way);
+    if (!others) MPP_SET(a->busy_since, op->begun > MPP_GET(a->ended) ? op->begun : MPP_GET(a->ended));
+    MPP_SET(a->under_way, others + 1);
 }
 
 void mpp_note_hand_over(mpp_op *op) {
@@ -146,7 +146,7 @@ void mpp_note_hand_over(mpp_op *op) {
 }
 
 static void forget_missing(mpp_activity *a) {
-    for (int r = 0; a->has_missing && r < a->group->size; r++) SET(a->of_rank[r].missing, 0);
+    for (int r = 0; a->has_missing && r < a->group->size; r++) MPP_SET(a->of_rank[r].missing, 0);
     a->has_missing = 0;
 }
 
@@ -171,10 +171,10 @@ void mpp_note_completion(mpp_op *op) {
     if (r) r->complete = now;
     if (r && op->source >= 0) r->peer = op->source;
     if (!a) return;
-    int left = NOW(a->under_way) - 1;
-    SET(a->ended, now);
-    SET(a->under_way, left);
-    if (!left) SET(a->in_calls, NOW(a->in_calls) + now - NOW(a->busy_since));
+    int left = MPP_GET(a->under_way) - 1;
+    MPP_SET(a->ended, now);
+    MPP_SET(a->under_way, left);
+    if (!left) MPP_SET(a->in_calls, MPP_GET(a->in_calls) + now - MPP_GET(a->busy_since));
     forget_missing(a);
 }
 
@@ -186,7 +186,7 @@ void mpp_note_missing(mpp_op *active, int64_t now) {
         forget_missing(a);
         for (int r = 0; r < a->group->size; r++) {
             if (r == a->group->rank || op->arrived(op, r) != 0) continue;
-            SET(a->of_rank[r].missing, 1);
+            MPP_SET(a->of_rank[r].missing, 1);
             a->has_missing = 1;
             add_waiting(&a->of_rank[r].late, op->begun, now);
             add_waiting(&a->waited, op->begun, now);

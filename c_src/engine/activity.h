@@ -40,8 +40,8 @@ struct mpp_activity {
 };
 
 /* A counter of these: other threads read it, or change it, meanwhile. */
-#define NOW(counter) atomic_load_explicit(&(counter), memory_order_relaxed)
-#define SET(counter, value) atomic_store_explicit(&(counter), value, memory_order_relaxed)
+#define MPP_GET(counter) atomic_load_explicit(&(counter), memory_order_relaxed)
+#define MPP_SET(counter, value) atomic_store_explicit(&(counter), value, memory_order_relaxed)
 
 /* Of the call that this thread is about to start. A function that calls another one of these is the one that counts. */
 void mpp_note(int kind, uint64_t bytes, int peer);

@@ -58,9 +58,9 @@ void mpp_group_hide(uintptr_t handle) {
 }
 
 static int64_t in_calls_of(const mpp_activity *a, int64_t now) {
-    int64_t ns = NOW(a->in_calls);
-    int under_way = NOW(a->under_way);
-    return under_way ? ns + now - NOW(a->busy_since) : ns;
+    int64_t ns = MPP_GET(a->in_calls);
+    int under_way = MPP_GET(a->under_way);
+    return under_way ? ns + now - MPP_GET(a->busy_since) : ns;
 }
 
 /* The figures of a group: of each kind of call the number, the bytes and the hand-overs, then ns in calls and ns of
@@ -69,13 +69,13 @@ int mpp_group_statistics(uintptr_t handle, uint64_t *figures, int64_t *late) {
     const mpp_activity *a = ((mpp_group *)handle)->activity;
     if (!a) return 0;
     for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
-        figures[3 * kind] = NOW(a->calls[kind]);
-        figures[3 * kind + 1] = NOW(a->bytes[kind]);
-        figures[3 * kind + 2] = NOW(a->hand_overs[kind]);
+        figures[3 * kind] = MPP_GET(a->calls[kind]);
+        figures[3 * kind + 1] = MPP_GET(a->bytes[kind]);
+        figures[3 * kind + 2] = MPP_GET(a->hand_overs[kind]);
     }
     figures[3 * MPP_CALL_KINDS] = (uint64_t)in_calls_of(a, now_ns());
-    figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)NOW(a->waited.ns);
-    for (int r = 0; r < a->group->size; r++) late[r] = NOW(a->of_rank[r].late.ns);
+    figures[3 * MPP_CALL_KINDS + 1] = (uint64_t)MPP_GET(a->waited.ns);
+    for (int r = 0; r < a->group->size; r++) late[r] = MPP_GET(a->of_rank[r].late.ns);
     return 1;
 }
 
@@ -85,33 +85,33 @@ static double seconds(int64_t ns) { return 1e-9 * (double)ns; }
 
 static void write_group(FILE *out, const mpp_activity *a, int64_t now) {
     uint64_t calls = 0, bytes = 0;
-    uint64_t messages = NOW(a->calls[MPP_SEND]) + NOW(a->calls[MPP_RECV]);
+    uint64_t messages = MPP_GET(a->calls[MPP_SEND]) + MPP_GET(a->calls[MPP_RECV]);
     for (int kind = 0; kind < MPP_CALL_KINDS; kind++) {
-        calls += NOW(a->calls[kind]);
-        bytes += NOW(a->bytes[kind]);
+        calls += MPP_GET(a->calls[kind]);
+        bytes += MPP_GET(a->bytes[kind]);
     }
-    int64_t begun = NOW(a->begun), ended = NOW(a->ended);
-    int under_way = NOW(a->under_way);
+    int64_t begun = MPP_GET(a->begun), ended = MPP_GET(a->ended);
+    int under_way = MPP_GET(a->under_way);
     fprintf(out, "{%s,\"rank\":%d,\"size\":%d,\"calls\":%llu,\"bytes\":%llu,\"number\":%llu", a->about, a->group->rank,
             a->group->size, (unsigned long long)calls, (unsigned long long)bytes,
             (unsigned long long)(calls - messages));
-    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", mpp_call_names[NOW(a->kind)],
-            NOW(a->peer), (unsigned long long)NOW(a->length), under_way ? "true" : "false");
+    fprintf(out, ",\"operation\":\"%s\",\"peer\":%d,\"length\":%llu,\"inside\":%s", mpp_call_names[MPP_GET(a->kind)],
+            MPP_GET(a->peer), (unsigned long long)MPP_GET(a->length), under_way ? "true" : "false");
     fprintf(out, ",\"pending\":%lld", (long long)(atomic_load(&a->group->active) & (MPP_CLOSED - 1)));
     fprintf(out, ",\"begun_ago\":%.6f,\"ended_ago\":%.6f", begun ? seconds(now - begun) : -1.0,
             ended ? seconds(now - ended) : -1.0);
     fprintf(out, ",\"in_calls\":%.6f,\"waited\":%.6f,\"missing\":[", seconds(in_calls_of(a, now)),
-            seconds(NOW(a->waited.ns)));
+            seconds(MPP_GET(a->waited.ns)));
     const char *comma = "";
     for (int r = 0; r < a->group->size; r++) {
-        if (!NOW(a->of_rank[r].missing)) continue;
+        if (!MPP_GET(a->of_rank[r].missing)) continue;
         fprintf(out, "%s%d", comma, r);
         comma = ",";
     }
     fputs("],\"late\":{", out);
     comma = "";
     for (int r = 0; r < a->group->size; r++) {
-        int64_t late = NOW(a->of_rank[r].late.ns);
+        int64_t late = MPP_GET(a->of_rank[r].late.ns);
         if (late) fprintf(out, "%s\"%d\":%.6f", comma, r, seconds(late));
         if (late) comma = ",";
     }
