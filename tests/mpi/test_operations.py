@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 import zlib
 
@@ -15,9 +16,10 @@ from expected import FLOAT_OPS, REDUCE_OPS, as_bytes, difference, makes_sense, r
 from groups import Group, assert_usable
 from operation_table import BARRIER, MOVEMENT, OBJECTS, OPERATIONS, REDUCTION, TABLE, of_kind
 from placements import A_NODE_EACH, PLACEMENTS, Placed
-from started import Failures, Operation, in_flight
+from started import Failures, Operation, in_flight, run_case
 
 import torchmpi_plugin
+from torchmpi_plugin.communicator.communicator import Communicator
 from torchmpi_plugin.operations import BY_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*ComplexHalf:UserWarning")
@@ -84,6 +86,16 @@ def test_long_ones_with_a_node_each(operation: Operation, placed: Placed, failur
     for dtype, shape in ((torch.float32, (200_003,)), (torch.bfloat16, (350_001,)), (torch.uint8, (1_000_001,))):
         if dtype in dtypes_of(operation, "SUM"):
             failures.run(operation, Case(group, dtype, shape, mode=operation.modes[-1]))
+
+
+@pytest.mark.parametrize("who_knows", ["nobody", "rank 0", "all"])
+def test_a_core_for_each_rank(who_knows: str, new_group, world, monkeypatch) -> None:
+    """Then chunks are shorter, on all ranks or on none: who knows that the node has fewer tells the others."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(Communicator, "crowded", who_knows == "all" or (who_knows == "rank 0" and world.rank == 0))
+    group = Group("made", new_group(list(world.ranks)), world.ranks, world.rank)
+    for name, count in itertools.product(("broadcast", "reduce", "all_reduce"), (32_769, 70_001, 300_001)):
+        assert list(run_case(TABLE[name], Case(group, torch.float32, (count,)))) == []
 
 
 @pytest.mark.parametrize("operation", rows(TENSOR_OPERATIONS))

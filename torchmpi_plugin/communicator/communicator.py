@@ -59,13 +59,14 @@ class Communicator:
         largest_tag: the largest tag a user may give.
         tags: those of its messages; it may share the communicator with other groups.
         may_be_sent_to: messages may come that nobody will take.
+        crowded: of the class: this process knows that its node has fewer cores than ranks.
         choice: which of its collectives are MPI's, and which ways the others go.
         freed: it is gone, but for the handle, which stays valid as long as this object.
     """
 
     handle = 0
     may_be_sent_to = False
-    _crowded = False
+    crowded = False
     choice = Choice(False)
     _share: float | None = None
     freed = False
@@ -88,7 +89,7 @@ class Communicator:
                 lambda: Member(
                     processes.this(),
                     sorted(os.sched_getaffinity(0)),
-                    Communicator._crowded,
+                    Communicator.crowded,
                     compares,
                     config,
                     file,
@@ -148,7 +149,7 @@ class Communicator:
         cpus_here = len(set().union(*(member.cpus for member in here)))
         # Of the world, not of the group alone; and alike on all ranks here, as it decides how data is split.
         crowded = any(member.crowded for member in here) or len(here) > cpus_here
-        Communicator._crowded |= crowded
+        Communicator.crowded |= crowded
         self.processes = [processes.if_visible(member.process) for member in everybody]
         self.secret = everybody[0].secret
         self.compares = any(member.compares for member in everybody)
